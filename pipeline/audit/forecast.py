@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from pipeline.audit.plan import BYTES_PER_TOKEN, Plan
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, ModelConfig, display_name
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
+from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import extent_of
-from pipeline.corpus.options import orders_of_rows
 from pipeline.detectors.registry import adapters_of, parse_detectors
 from pipeline.endpoint.client import Usage
 from pipeline.models.load import LanguageModel, open_made_up
@@ -36,6 +37,8 @@ from pipeline.selection.versions_collection import EXPECTED
 from pipeline.stages.registry import forward_passes, questions_of
 
 HALF = Fraction(1, 2)
+Allocated = tuple[list[dict[str, Any]], dict[str, int]]  # adapters, and known documents that calibrate by role
+SAMPLED = 100  # documents with versions that are read for the forecast
 TRAINING_COST = 3  # of a document in an epoch, in forward passes
 
 
@@ -55,13 +58,13 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     everything = sum(extent_of(entry).rows for entry in plan.inputs)
     average = plan.text_bytes() / BYTES_PER_TOKEN / max(1, everything)
     window = config.corpus.audit.window if config.corpus.audit is not None else 0
-    tokens = round(total * min(average * max(1, window), config.max_tokens) * orders_of_rows(window))
+    texts, length = _scored_texts(plan) or (1.0, min(average, config.max_tokens))
+    tokens = round(total * texts * length)
     passes = plan.passes()
     seconds = source = None
     if isinstance(config.model, ModelConfig) and model.get("parameters"):
-        reads = total * sum(forward_passes(entry) for entry in passes)
+        reads = total * texts * sum(forward_passes(entry) for entry in passes)
         reads += TRAINING_COST * sum(entry["documents"] * entry["epochs"] for entry in adapters)
-        length = tokens / max(1, total)
         statistics = frozenset(name for entry in passes if entry["kind"] == "forward" for name in entry["statistics"])
         pace = measure_pace(config.model, model["dtype"], model["parameters"], length, statistics)
         seconds, source = pace.seconds * length * reads, pace.source
@@ -78,27 +81,38 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         "endpoint": estimate_price(config, total, plan.text_bytes() / max(1, everything)),
         "estimated_seconds_one_worker": None if seconds is None else float(f"{seconds:.3g}"),
         "estimated_from": source,
-        "selections": _outlooks(config, roles, adapters, calibration),
+        "selections": outlooks(config, roles, (adapters, calibration)),
         **({"window": rows_that_fit(window, average, config.max_tokens)} if window else {}),
     }
 
 
-def outlooks(config: AuditConfig, roles: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _scored_texts(plan: Plan) -> tuple[float, float] | None:
+    """Texts that are scored of a document with versions, and tokens of a text, on average over the first documents.
+
+    None where the documents have no versions, or none of the first ones can be scored.
+    """
+    if plan.config.corpus.versions is None:
+        return None
+    first = itertools.islice(itertools.chain.from_iterable(map(read_shard, plan.shards)), SAMPLED)
+    scored = [document.texts for document in first if document.problem is None]
+    if not scored:
+        return None
+    lengths = [min(len(text.encode()) / BYTES_PER_TOKEN, plan.config.max_tokens) for text in itertools.chain(*scored)]
+    return len(lengths) / len(scored), fmean(lengths)
+
+
+def outlooks(config: AuditConfig, roles: Mapping[str, Any], allocated: Allocated | None = None) -> list[dict[str, Any]]:
     """The smallest possible selection of each question.
 
     Args:
         config: of the audit.
         roles: role -> "documents", their number, and "exact", whether it is no estimate.
+        allocated: from `_adapters`, where the caller has it.
 
     Raises:
         UserError: an adapter is to be trained on more known documents than there are.
     """
-    return _outlooks(config, roles, *_adapters(config, roles))
-
-
-def _outlooks(
-    config: AuditConfig, roles: Mapping[str, Any], adapters: Sequence[Mapping[str, Any]], calibration: Mapping[str, int]
-) -> list[dict[str, Any]]:
+    adapters, calibration = allocated or _adapters(config, roles)
     at_most = any(config.fsd.adapter(entry["name"]).group is not None for entry in adapters)
     if not config.selections:
         return []
@@ -118,7 +132,7 @@ def _outlook_by_versions(selection: SelectionConfig, m: int) -> dict[str, Any]:
     return {**facts, "minimum_selectable": least, "ok": least <= m, "sentence": sentence, "expected": expected}
 
 
-def _adapters(config: AuditConfig, roles: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def _adapters(config: AuditConfig, roles: Mapping[str, Any]) -> Allocated:
     """The adapters that would be trained, and the number of known documents of each role that would calibrate."""
     entries = []
     taken = Counter[str]()

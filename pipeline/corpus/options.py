@@ -7,7 +7,6 @@ rule that reads the published order would break the guarantee.
 from __future__ import annotations
 
 import itertools
-import math
 import re
 import string
 from collections import Counter
@@ -106,11 +105,6 @@ def why_left_out(options: Sequence[str]) -> Unreadable | None:
     if all(numbers) and (measures or len(set(others)) == 1):
         return Unreadable("options_ordered", "all options are numbers, dates or measures, which have an order")
     return None
-
-
-def orders_of_rows(window: int) -> int:
-    """Versions of a document that is a run of `window` rows; 1 of a document that is one row."""
-    return math.factorial(min(COLUMNS, window))
 
 
 def window_orders(

@@ -16,7 +16,7 @@ import yaml
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
+from pipeline.audit.plan import BYTES_PER_TOKEN, make_plan
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.audit.verdict import read_verdict
 from pipeline.audit.versions import version_part
@@ -322,12 +322,15 @@ def test_plan_states_the_shortest_list_and_what_to_expect(
     tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "audit.yaml"
-    path.write_text(yaml.safe_dump(settings(tmp_path, tiny_model_folder, rows_of(30))))
+    rows = rows_of(30)
+    path.write_text(yaml.safe_dump(settings(tmp_path, tiny_model_folder, rows)))
     assert command("plan", path) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "The shortest possible list of procedure versions has 2 documents." in printed
     assert "the shortest possible list of procedure bh has 3 of 30 documents" in printed
     assert "once 0%, 4 times 0%, 16 times 0% to 60%, 64 times 90%" in printed
+    tokens = sum(len(text.encode()) for row in rows for text in row["versions"]) / BYTES_PER_TOKEN
+    assert f"about {tokens:,.0f} tokens a pass" in printed  # of every version
 
 
 def test_a_shard_of_versions_survives_its_dictionary(tmp_path: Path, tiny_model_folder: Path) -> None:
