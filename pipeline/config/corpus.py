@@ -115,8 +115,8 @@ class VersionsConfig(Section):
         return self
 
     @property
-    def beside(self) -> tuple[str, ...]:
-        """The columns that are read beside versions or options: of the index and sites, or those of the template.
+    def companions(self) -> tuple[str, ...]:
+        """The columns that are read with versions or options: of the index and sites, or those of the template.
 
         Empty where the rows of a file are permuted.
         """
@@ -211,9 +211,9 @@ class SourceConfig(Section):
         return [self.path] if isinstance(self.path, str) else list(self.path or [])
 
     @property
-    def beside(self) -> tuple[str, ...]:
-        """The columns that are read beside a column of versions; empty where there are none."""
-        return () if self.versions is None else self.versions.beside
+    def companions(self) -> tuple[str, ...]:
+        """The columns that are read with a column of versions; empty where there are none."""
+        return () if self.versions is None else self.versions.companions
 
     @property
     def window(self) -> int:
@@ -234,7 +234,7 @@ class SourceConfig(Section):
     def columns(self) -> list[str]:
         """The columns that are read."""
         named = [column for column in (self.content, self.id, self.group, self.caption) if column is not None]
-        return [*named, *self.beside]
+        return [*named, *self.companions]
 
 
 def without_versions(source: SourceConfig) -> SourceConfig:

@@ -154,7 +154,7 @@ def _folder_of(shard: Shard) -> str:
     return shard.path.rstrip("/").rsplit("/", 1)[0] if "/" in shard.path else "."
 
 
-def _versions(shard: Shard, row: int, value: Any, beside: Any) -> TextVersions | Unreadable:
+def _versions(shard: Shard, row: int, value: Any, companions: Any) -> TextVersions | Unreadable:
     """The versions of a row as they are scored; why none is, if that is so. Raises UserError as `row_versions`."""
     if isinstance(value, Unreadable):
         return value
@@ -163,13 +163,13 @@ def _versions(shard: Shard, row: int, value: Any, beside: Any) -> TextVersions |
         permuted = window_orders(value, row, problem_of)
         if isinstance(permuted, Unreadable):
             return permuted
-        value, *beside = permuted
+        value, *companions = permuted
     if shard.template:
-        orders = orders_of(value, shard.text, dict(zip(shard.beside, beside, strict=True)), shard.template)
+        orders = orders_of(value, shard.text, dict(zip(shard.companions, companions, strict=True)), shard.template)
         if isinstance(orders, Unreadable):
             return orders
-        value, *beside = orders
-    versions = row_versions(where, value, beside, lambda text: _too_large(text, shard) or problem_of(text))
+        value, *companions = orders
+    versions = row_versions(where, value, companions, lambda text: _too_large(text, shard) or problem_of(text))
     if isinstance(versions, Unreadable):
         return versions
     versions = replace(versions, differing=shard.differing)

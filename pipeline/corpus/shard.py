@@ -57,7 +57,7 @@ class Shard:
     caption_column: str | None = None  # of their captions
     encoding: str = PLAIN.encoding
     delimiter: str = PLAIN.delimiter
-    beside: tuple[str, ...] = ()  # where `text` is the column of versions: those of `VersionsConfig.beside`
+    companions: tuple[str, ...] = ()  # where `text` is the column of versions: those of `VersionsConfig.companions`
     template: str = ""  # of the text of items whose options are `text`; empty where there are none
     window: int = 0  # rows of which a document is a run, whose orders are its versions; 0: a document is one row
     differing: bool = False  # whether only what differs between versions is scored
@@ -85,14 +85,14 @@ class Shard:
             "files": files,
             "transform": text_transform,
             "limits": limits,
-            "beside": tuple(value.get("beside", ())),
+            "companions": tuple(value.get("companions", ())),
         }
         return cls(**{**value, **shared, **given})
 
     @property
     def versioned(self) -> bool:
         """Whether its documents have versions."""
-        return bool(self.beside or self.window)
+        return bool(self.companions or self.window)
 
     @property
     def dialect(self) -> Dialect:
@@ -128,7 +128,7 @@ def whole_shard(
         caption_column=source.caption,
         encoding=entry.dialect.encoding,
         delimiter=entry.dialect.delimiter,
-        beside=source.beside,
+        companions=source.companions,
         template=source.template,
         window=source.window,
         differing=source.differing,
@@ -149,7 +149,7 @@ def place_of(shard_id: str, shards: Sequence[Shard]) -> int | None:
 
 _NAMES = tuple(entry.name for entry in fields(Shard))
 _DIALECT = ("encoding", "delimiter")
-_OF_VERSIONS = ("beside", "template", "window", "differing")
+_OF_VERSIONS = ("companions", "template", "window", "differing")
 
 OF_A_SHARD = frozenset({"rows", "columns", *_DIALECT})
 """Keys of a fingerprint that may differ between shards of one run."""
@@ -167,8 +167,8 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
     if shard.pictures:
         columns += ["captions", shard.caption_column]
         limited |= {"pixels": shard.limits.picture_pixels}
-    if shard.beside:
-        columns += ["versions", *shard.beside, *([shard.template] if shard.template else [])]
+    if shard.companions:
+        columns += ["versions", *shard.companions, *([shard.template] if shard.template else [])]
     if shard.window:
         columns += ["window", str(shard.window)]
     if shard.differing:

@@ -55,7 +55,7 @@ def plan_shards(
         check_labels(labels, labelled.label, ", ".join(entry.name for entry in files))
     if corpus.audit is not None and corpus.audit.window and limit is not None:  # of documents, not of rows
         limit *= corpus.audit.window
-    if corpus.audit is not None and corpus.audit.beside:  # an answer rests on every index
+    if corpus.audit is not None and corpus.audit.companions:  # an answer rests on every index
         for entry in inputs:
             for _ in read_shard(whole_shard(entry, corpus.audit, transform, limits)):
                 pass

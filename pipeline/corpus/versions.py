@@ -33,20 +33,20 @@ class TextVersions:
 
 
 def row_versions(
-    where: str, value: Any, beside: Sequence[Any], problem_of: Callable[[Any], Unreadable | None]
+    where: str, value: Any, companions: Sequence[Any], problem_of: Callable[[Any], Unreadable | None]
 ) -> TextVersions | Unreadable:
     """The versions of a row; why there are none, where a text of it cannot be scored: then none of them is.
 
     Args:
         where: file and row, for messages.
         value: of the column of versions.
-        beside: the values of `Shard.beside`: the index and, where they are given, kinds and forms.
+        companions: the values of `Shard.companions`: the index and, where they are given, kinds and forms.
         problem_of: why a text cannot be scored.
 
     Raises:
         UserError: fewer than two versions, equal ones, an index outside them, or forms that are not theirs.
     """
-    index, *sites = beside
+    index, *sites = companions
     if not isinstance(value, (list, tuple)):
         raise UserError(f"{where} has no list of versions, but {type(value).__name__}")
     if len(value) < 2:

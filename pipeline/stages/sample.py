@@ -1,6 +1,6 @@
 """Continuations of documents: a document is cut into what is given and what is compared, and a model draws the rest.
 
-Whoever draws them, the model at hand or an endpoint, a shard comes to one file: for each document the rest of its text
+A shard becomes one file, whether the local model or an endpoint draws them: for each document the rest of its text
 and what the model wrote instead, or why there is nothing. A draw that is in a file is never made again, nor stored
 again: a run that asks for more draws makes those that are missing, and its file holds them alone.
 """

@@ -223,7 +223,7 @@ def test_where_nothing_is_clean_there_is_no_accuracy_on_clean_items(
     assert {one["accuracy_clean"] for one in task["models"]} == {None}
     code, out, _ = command(capsys, "rank", results, *nothing)
     assert code == 0
-    assert "no accuracy on clean items can be told. Nothing can be selected at alpha 0.001" in " ".join(out.split())
+    assert "there is no accuracy on clean items. Nothing can be selected at alpha 0.001" in " ".join(out.split())
 
 
 def test_a_selection_that_a_check_contradicts_is_told_before_its_numbers(

@@ -96,7 +96,7 @@ def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> 
         UserError: one is set that applies to none.
     """
     present = {form.name: form for form in formats}
-    if source.beside and not all(form.lists for form in present.values()):
+    if source.companions and not all(form.lists for form in present.values()):
         lists = ", ".join(name for name, form in FORMATS.items() if form.lists)
         raise UserError(
             f"{key}.versions: a column of lists is read of {lists}, and these are {', '.join(sorted(present))}"

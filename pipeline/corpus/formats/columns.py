@@ -32,7 +32,7 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
         _check_picture_column(schema, source.image, name)
         return
     kind = schema.field(source.content).type
-    if source.beside:
+    if source.companions:
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not _is_text(kind.value_type):
             raise UserError(f"column {source.content!r} in {name} holds {kind}, not lists of texts")
         return
@@ -94,8 +94,8 @@ def table_rows(shard: Shard, batches: Iterable[tuple[int, pa.RecordBatch]], watc
         *names, caption = base.other_columns(shard)
         others = [batch.column(name).to_pylist() if name else itertools.repeat(None) for name in names]
         captions = _decoded(batch.column(caption), binary=False) if caption else itertools.repeat(None)
-        if shard.beside:
-            captions = zip(*(batch.column(name).to_pylist() for name in shard.beside), strict=True)
+        if shard.companions:
+            captions = zip(*(batch.column(name).to_pylist() for name in shard.companions), strict=True)
         for row, (text, *rest) in enumerate(zip(texts, *others, captions, strict=False), first):
             yield row, base.DEADLY if watch(row, False) else text, *rest
         given += len(batch)

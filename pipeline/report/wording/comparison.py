@@ -22,7 +22,7 @@ RANKING_INTERVALS = (
 )
 """What the intervals of a ranking are."""
 
-NOTHING_CLEAN = "nothing is selected as clean, so no accuracy on clean items can be told"
+NOTHING_CLEAN = "nothing is selected as clean, so there is no accuracy on clean items"
 TOO_FEW_CALIBRATED = "nothing can be selected at this alpha with so few calibration documents"
 
 GAINED_AMONG_SHARED = "documents are gained and lost among the shared ones alone"
