@@ -9,7 +9,8 @@ Of each model, measured in turn, medians over rounds:
 - tokens_per_s: of the documents' tokens without padding; of draws, new tokens. `bare` is `model(ids).logits` alone,
   `four` and `all` the statistics of four detectors and of all, with scores brought to the CPU; `one_at_a_time` one
   document after the other with separate softmaxes in float32, as published code has it.
-- ratio: of tokens/s over those of `bare`, on the same batches (gradients: on batches of their own size).
+- ratio: of tokens/s over those of `bare`, on the same batches (gradients: on batches of their own size). Batches hold
+  what a run gives them: `batch_tokens`, `gradient_tokens`, `cache_positions`.
 - ceiling_share: FLOP/s of the forward pass's matrix products over those of one large matrix product on this device.
 - idle: share of the time in which the device runs no kernel (on a CPU: no thread).
 - cpu_difference: largest difference of a score from the CPU's, with the same weights; scores are in nats and, the
@@ -46,6 +47,7 @@ from benchmarks.device import (
     scores,
 )
 from pipeline.models.opened import LanguageModel
+from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
 from pipeline.passes.forward import forward
 from pipeline.passes.generate import Prompt, continuations
 from pipeline.passes.gradient import coverage, gradient_norms
@@ -88,10 +90,11 @@ def one_at_a_time(lm: LanguageModel, ids: Sequence[list[int]]) -> Tensor:
     return torch.stack(rows)
 
 
-def draw(lm: LanguageModel, prompts: Sequence[list[int]], new_tokens: int) -> int:
+def draw(lm: LanguageModel, prompts: Sequence[list[int]], new_tokens: int, positions: int | None = None) -> int:
     """Sample ten continuations of each prompt; returns the number of new tokens."""
     requests = [Prompt((number,), ids, range(DRAWS)) for number, ids in enumerate(prompts)]
-    answers = continuations(lm, requests, Sampling(top_k=50, max_new_tokens=new_tokens), 0)
+    sampling = Sampling(top_k=50, max_new_tokens=new_tokens)
+    answers = continuations(lm, requests, sampling, 0, batch_tokens=positions)
     return sum(len(one.ids) for draws in answers for one in draws)
 
 
@@ -120,12 +123,23 @@ def cpu_difference(lm: LanguageModel, ids: Sequence[list[int]]) -> dict[str, dic
     return result
 
 
+def budget(lm: LanguageModel, arguments: argparse.Namespace) -> Budget:
+    """What a run gives a batch of each pass on this device, unless the command line states it."""
+    sizes = CPU_BUDGET
+    if lm.device.type == "cuda":
+        dtype = str(next(lm.model.parameters()).dtype).removeprefix("torch.")
+        sizes = budget_of(shape_of(lm.model.config, dtype), Card(torch.cuda.mem_get_info()[1]), arguments.longest)
+    forward_tokens, gradient_tokens = arguments.batch_tokens, arguments.gradient_tokens
+    return Budget(forward_tokens or sizes.forward, gradient_tokens or sizes.gradient, sizes.cache)
+
+
 def measure_model(shape: str, clock: Clock, ceiling: float, arguments: argparse.Namespace) -> dict[str, Any]:
     """All figures of one model."""
     dtype = torch.float32 if arguments.device == "cpu" else torch.bfloat16
     lm = random_model(shape, arguments.device, dtype)
     ids = documents(arguments.documents, arguments.longest, SHAPES[shape]["vocab_size"])
-    batches, small = list(batched(ids, arguments.batch_tokens)), list(batched(ids, arguments.gradient_tokens))
+    sizes = budget(lm, arguments)
+    batches, small = list(batched(ids, sizes.forward)), list(batched(ids, sizes.gradient))
     prompts = documents(arguments.prompts, 16, SHAPES[shape]["vocab_size"], seed=1)
     singles = ids[: -(-len(ids) // SINGLES)]
     method = coverage(lm.model)
@@ -134,7 +148,7 @@ def measure_model(shape: str, clock: Clock, ceiling: float, arguments: argparse.
         "four": lambda: score_batches(lm, batches, FOUR),
         "all": lambda: score_batches(lm, batches, STATISTICS),
         "gradient_norm": lambda: gradients(lm, small),
-        "draws": lambda: draw(lm, prompts, arguments.new_tokens),
+        "draws": lambda: draw(lm, prompts, arguments.new_tokens, sizes.cache),
         "one_at_a_time": lambda: one_at_a_time(lm, singles),
     }
     timings = clock.time_all(jobs, arguments.rounds)
@@ -142,6 +156,7 @@ def measure_model(shape: str, clock: Clock, ceiling: float, arguments: argparse.
     tokens = {name: sum(some) for name, some in lengths.items()}
     tokens["draws"] = len(prompts) * DRAWS * arguments.new_tokens
     result: dict[str, Any] = {"tokens": tokens["bare"], "documents": len(ids), "gradients": method.reason or "batched"}
+    result |= {"batch_tokens": sizes.forward, "gradient_tokens": sizes.gradient, "cache_positions": sizes.cache}
     rates = {name: tokens[name] / timing.seconds for name, timing in timings.items() if isinstance(timing, Timing)}
     for name, timing in timings.items():
         if not isinstance(timing, Timing):
@@ -178,8 +193,6 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         **facts(arguments.device),
         "dtype": str(dtype).removeprefix("torch."),
         "ceiling_tflops": float(f"{ceiling / 1e12:.3g}"),
-        "batch_tokens": arguments.batch_tokens,
-        "gradient_tokens": arguments.gradient_tokens,
         "models": models,
     }
 
@@ -189,10 +202,12 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     made.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     made.add_argument("--models", nargs="+", choices=sorted(SHAPES), default=["135m", "1b"])
-    made.add_argument("--documents", type=int, default=384)
+    made.add_argument("--documents", type=int, default=768)
     made.add_argument("--longest", type=int, default=1024, help="tokens of the longest document")
-    made.add_argument("--batch-tokens", type=int, default=16_384, help="padded tokens in a batch")
-    made.add_argument("--gradient-tokens", type=int, default=4096, help="padded tokens in a batch of gradients")
+    made.add_argument("--batch-tokens", type=int, help="padded tokens in a batch (default: as in a run)")
+    made.add_argument(
+        "--gradient-tokens", type=int, help="padded tokens in a batch of gradients (default: as in a run)"
+    )
     made.add_argument("--prompts", type=int, default=16, help="each with ten draws")
     made.add_argument("--new-tokens", type=int, default=64, help="of each draw")
     made.add_argument("--rounds", type=int, default=3)

@@ -18,7 +18,7 @@ from pipeline.models.opened import LanguageModel
 from pipeline.models.tail import Tail, agree, stated_tail
 from pipeline.passes.copying import PaddedBatch, pad, to_device
 from pipeline.passes.products import multiplies_into_float32
-from pipeline.passes.statistics import KERNEL_STATISTICS, MODIFIED_ORDERS, RENYI_ORDERS, STATISTICS
+from pipeline.passes.statistics import MODIFIED_ORDERS, RENYI_ORDERS, STATISTICS
 from pipeline.passes.sweep_kernel import proven_kernel
 
 HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits that exist at a time
@@ -318,7 +318,7 @@ def _sweep(logits: Tensor, targets: Tensor, statistics: frozenset[str]) -> dict[
     results["log_prob"] = log_prob = log_p.gather(1, targets[:, None]).squeeze(1)
     if not statistics - {"log_prob"}:
         return results
-    modified = statistics - KERNEL_STATISTICS
+    modified = [name for name in statistics if name.startswith("mod_renyi_")]
     best = log_p.argmax(1, keepdim=True) if modified or "m_entropy" in statistics else None
     log_p.clamp_min_(FLOOR)
     p = torch.exp(log_p, out=logits)

@@ -22,10 +22,15 @@ def inner(left: Tensor, right: Tensor) -> Tensor:
 
 def gram(rows: Tensor) -> Tensor:
     """Inner products of each document's rows: (documents, rows, features) -> (documents, rows, rows) float32."""
-    if rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16) and _gives_float32():
-        return torch.bmm(rows, rows.mT, out_dtype=torch.float32)
-    rows = rows.float()
-    return torch.bmm(rows, rows.mT)
+    return _product(rows, rows.mT)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Products of each document's matrices, in float32: a GPU multiplies those in 16 bits as they are."""
+    halves = left.is_cuda and left.dtype == right.dtype and left.dtype in (torch.bfloat16, torch.float16)
+    if halves and _gives_float32():
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return torch.bmm(left.float(), right.float())
 
 
 def _gives_float32() -> bool:
@@ -41,15 +46,19 @@ def gram_is_cheaper(rows: int, inputs: int, outputs: int) -> bool:
 def product_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
     """Squared norm of outputs' inputs for each document: (documents, rows, *) twice -> (documents,) float64.
 
-    Computed one document at a time, and a large product one band at a time.
+    A large product is computed one band at a time; on a CPU so is each document, whose product stays in its cache.
     """
-    inputs, outputs = inputs.float(), outputs.float()
-    bands = -(-inputs.shape[2] * outputs.shape[2] // PRODUCT_ELEMENTS)
+    size = inputs.shape[2] * outputs.shape[2]
+    together = max(1, PRODUCT_ELEMENTS // size) if inputs.is_cuda else 1
+    bands = -(-size // PRODUCT_ELEMENTS)
     squares = [
-        sum(torch.linalg.vector_norm(band.T @ a).double() ** 2 for band in b.tensor_split(bands, dim=1))
-        for a, b in zip(inputs, outputs, strict=True)
+        sum(
+            torch.linalg.vector_norm(_product(band.mT, a).flatten(1), dim=1).double().square()
+            for band in b.tensor_split(bands, dim=2)
+        )
+        for a, b in zip(inputs.split(together), outputs.split(together), strict=True)
     ]
-    return torch.stack([torch.as_tensor(value) for value in squares])
+    return torch.cat([torch.as_tensor(value) for value in squares])
 
 
 @cache

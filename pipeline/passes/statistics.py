@@ -23,6 +23,3 @@ STATISTICS = frozenset(
     }
 )
 """Of a forward pass: the fields of `forward.TokenStatistics`, and its Renyi entropies by order."""
-
-KERNEL_STATISTICS = frozenset(name for name in STATISTICS if not name.startswith("mod_renyi_"))
-"""Those that the kernel of a GPU computes; with others beside them, PyTorch computes all."""

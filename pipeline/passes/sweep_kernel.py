@@ -9,8 +9,6 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from pipeline.passes.statistics import KERNEL_STATISTICS
-
 fused: Callable[[Tensor, Tensor, frozenset[str], float, float | None], dict[str, Tensor]] | None = None
 interpreted = False
 with suppress(ImportError):  # Triton comes with torch's builds for CUDA alone
@@ -46,12 +44,12 @@ def proven_kernel(
         exact: gives the same statistics in float64, from logits such as these and targets.
 
     Returns:
-        The kernel; None on a CPU, for statistics that it does not know, and where the log has a line that says why not.
+        The kernel; None on a CPU, and where the log has a line that says why not.
 
     Raises:
         torch.OutOfMemoryError: the device has no room for a few rows, which says nothing of the kernel.
     """
-    if (logits.device.type != "cuda" and not interpreted) or not statistics <= KERNEL_STATISTICS:
+    if logits.device.type != "cuda" and not interpreted:
         return None
     key = (logits.device, logits.dtype, logits.shape[1], statistics, factor, softcap)
     if key not in _proofs:

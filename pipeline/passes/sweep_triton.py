@@ -1,7 +1,7 @@
 """The sweep over the vocabulary as one kernel for GPUs; needs Triton, which comes with torch's builds for CUDA.
 
 Each row of logits is read once, in blocks: its maximum, and about it the sums of exp and of its first two moments, all
-scaled down whenever a block has a larger maximum. Only `m_entropy` needs the normaliser first, and a second reading.
+scaled down whenever a block has a larger maximum. Modified entropies need the normaliser first, and a second reading.
 Nothing but the statistics is written. Sums are float32, whatever the logits are.
 """
 
@@ -19,7 +19,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 BLOCK = 4096
 ROWS = {name: row for row, name in enumerate(("log_prob", "mean", "variance", "renyi_0.5", "renyi_2", "renyi_inf"))}
-ROWS["m_entropy"] = len(ROWS)
+ROWS |= {name: len(ROWS) + place for place, name in enumerate(("m_entropy", "mod_renyi_0.5", "mod_renyi_2"))}
 """Where the kernel writes each statistic; that of `renyi_1` is the mean's."""
 
 _LOWEST = tl.constexpr(-3e38)  # below every logit, and finite: no -inf - -inf
@@ -60,19 +60,48 @@ def _surprise_of_not(p: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _entropy_of_membership(
-    row: tl.tensor, columns: tl.tensor, factor: tl.tensor, softcap: tl.tensor, peak: tl.tensor, log_sum: tl.tensor,
-    logit: tl.tensor, log_prob: tl.tensor, SCALED: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """`m_entropy` of one row, from a second reading: -(1-p_y) ln p_y - sum over i != y of p_i ln(1-p_i).
+def _of_sure(p: tl.tensor, others: tl.tensor, log_p: tl.tensor, HALF: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """The terms p ((1-p)^q - 1) and (1-p) (p^q - 1) with 1 - p given as `others`, q = 1/2 or 1."""
+    if HALF:
+        return p * (tl.sqrt(others) - 1.0), others * (tl.exp(0.5 * log_p) - 1.0)
+    return p * (others - 1.0), others * (tl.exp(log_p) - 1.0)
 
-    The likeliest tokens are counted, not summed: 1 - p of one is the sum of the others, which float32 holds where
-    1 - p is 0. Every other token has p <= 1/2.
+
+@triton.jit
+def _of_other(p: tl.tensor, HALF: tl.constexpr) -> tl.tensor:
+    """The term p ((1-p)^q - 1) for p in [0, 1/2], q = 1/2 or 1."""
+    return -p * p / (1.0 + tl.sqrt(1.0 - p)) if HALF else -p * p
+
+
+@triton.jit
+def _modified(
+    terms: tl.tensor, p: tl.tensor, log_prob: tl.tensor, others: tl.tensor, log_top: tl.tensor, certain: tl.tensor,
+    HALF: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """`mod_renyi` of one row, of order 1/2 (q = 1/2) or 2 (q = 1), from the terms of all but one likeliest token."""
+    of_top, sure = _of_sure(tl.exp(log_top), others, log_top, HALF)
+    unlikely = _of_sure(p, 1.0 - p, log_prob, HALF)[1] + terms - _of_other(p, HALF) + of_top
+    total = tl.where(certain, sure + terms, unlikely)
+    return -2.0 * total if HALF else -total
+
+
+@triton.jit
+def _modified_entropies(
+    row: tl.tensor, columns: tl.tensor, factor: tl.tensor, softcap: tl.tensor, peak: tl.tensor, log_sum: tl.tensor,
+    logit: tl.tensor, log_prob: tl.tensor, SCALED: tl.constexpr, CAPPED: tl.constexpr, ENTROPY: tl.constexpr,
+    MODIFIED: tl.constexpr, BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """`m_entropy` of one row, and `mod_renyi` of orders 1/2 and 2, from a second reading.
+
+    The first is -(1-p_y) ln p_y - sum over i != y of p_i ln(1-p_i). The likeliest tokens are counted, not summed: 1 - p
+    of one is the sum of the others, which float32 holds where 1 - p is 0. Every other token has p <= 1/2.
     """
     lanes = tl.arange(0, BLOCK)
     likeliest = 0.0
     others = 0.0
     terms = 0.0
+    halves = 0.0
+    squares = 0.0
     for start in range(0, columns, BLOCK):
         inside = start + lanes < columns
         x = _finished(tl.load(row + start + lanes, mask=inside, other=0.0), factor, softcap, SCALED, CAPPED)
@@ -81,21 +110,33 @@ def _entropy_of_membership(
         p = tl.where(top, 0.0, tl.exp((x - peak) - log_sum))
         likeliest += tl.sum(tl.where(top, 1.0, 0.0), 0)
         others += tl.sum(p, 0)
-        terms += tl.sum(p * _surprise_of_not(p), 0)
+        if ENTROPY:
+            terms += tl.sum(p * _surprise_of_not(p), 0)
+        if MODIFIED:
+            halves += tl.sum(_of_other(p, True), 0)
+            squares += tl.sum(_of_other(p, False), 0)
     p_top = tl.exp(-log_sum)
-    others += (likeliest - 1.0) * p_top  # of two tokens as likely as each other, each has p <= 1/2
-    terms += (likeliest - 1.0) * p_top * _surprise_of_not(p_top)
+    ties = likeliest - 1.0  # of two tokens as likely as each other, each has p <= 1/2
+    tied = tl.where(ties > 0, p_top, 0.0)
+    others += ties * p_top
+    terms += ties * tied * _surprise_of_not(tied)
+    halves += ties * _of_other(tied, True)
+    squares += ties * _of_other(tied, False)
     p = tl.exp(log_prob)
+    certain = logit == peak
     of_top = -p_top * tl.maximum(tl.log(others), log_prob)  # y is one of the others, whatever underflows
     unlikely = (1.0 - p) * -log_prob + terms - p * _surprise_of_not(p) + of_top
-    return tl.where(logit == peak, others * -log_prob + terms, unlikely)
+    entropy = tl.where(certain, others * -log_prob + terms, unlikely)
+    half = _modified(halves, p, log_prob, others, -log_sum, certain, True)
+    two = _modified(squares, p, log_prob, others, -log_sum, certain, False)
+    return entropy, half, two
 
 
 @triton.jit
 def _sweep_row(
     logits: tl.tensor, targets: tl.tensor, results: tl.tensor, rows: tl.tensor, columns: tl.tensor, stride: tl.tensor,
     factor: tl.tensor, softcap: tl.tensor, SCALED: tl.constexpr, CAPPED: tl.constexpr, MOMENTS: tl.constexpr,
-    HALF: tl.constexpr, TWO: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+    HALF: tl.constexpr, TWO: tl.constexpr, ENTROPY: tl.constexpr, MODIFIED: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Statistics of one row of logits (rows, columns), to its column of `results`."""
     index = tl.program_id(0).to(tl.int64)
@@ -142,17 +183,19 @@ def _sweep_row(
     if TWO:
         tl.store(results + 4 * rows + index, _at_least(2.0 * log_sum - tl.log(squares), 0.0))
     tl.store(results + 5 * rows + index, log_sum)
-    if ENTROPY:
-        entropy = _entropy_of_membership(
-            row, columns, factor, softcap, peak, log_sum, logit, log_prob, SCALED, CAPPED, BLOCK
+    if ENTROPY or MODIFIED:
+        entropy, half, two = _modified_entropies(
+            row, columns, factor, softcap, peak, log_sum, logit, log_prob, SCALED, CAPPED, ENTROPY, MODIFIED, BLOCK
         )
         tl.store(results + 6 * rows + index, entropy)
+        tl.store(results + 7 * rows + index, half)
+        tl.store(results + 8 * rows + index, two)
 
 
 def fused_sweep(
     logits: Tensor, targets: Tensor, statistics: frozenset[str], factor: float = 1.0, softcap: float | None = None
 ) -> dict[str, Tensor]:
-    """Statistics of each row of logits, read once, or twice where `m_entropy` is one of them.
+    """Statistics of each row of logits, read once, or twice where a modified entropy is one of them.
 
     Args:
         logits: (rows, vocabulary) float32, bfloat16 or float16, as the head gives them. They are left as they are.
@@ -175,6 +218,7 @@ def fused_sweep(
         "renyi_0.5" in statistics,
         "renyi_2" in statistics,
         "m_entropy" in statistics,
+        bool(statistics & {"mod_renyi_0.5", "mod_renyi_2"}),
     )
     if rows:
         with torch.cuda.device_of(logits):  # Triton launches on the current device

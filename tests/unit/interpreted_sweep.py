@@ -22,7 +22,7 @@ from pipeline.models.tail import Tail
 from pipeline.passes import forward as module
 from pipeline.passes import sweep_kernel
 from pipeline.passes.forward import forward
-from pipeline.passes.statistics import KERNEL_STATISTICS
+from pipeline.passes.statistics import MODIFIED_ORDERS, STATISTICS
 from pipeline.passes.sweep_triton import BLOCK, fused_sweep
 
 ROUNDING = 2.0**-24
@@ -37,7 +37,7 @@ def exact_and_bounds(logits: Tensor, targets: Tensor, tail: Tail) -> tuple[dict[
     and its sum. So a sum is off by 3 m_(k+1) + K m_k, with K = 24 + 6 blocks and m_k the mean of |u|^k weighted by e^u.
     """
     finished = tail.finish(logits.double())
-    expected = module._sweep(finished.clone(), targets, KERNEL_STATISTICS)
+    expected = module._sweep(finished.clone(), targets, STATISTICS)
     u = finished - finished.amax(1, keepdim=True)
     p, size = u.softmax(1), u.clamp_min(-200).abs()
     m = [(p * size**k).sum(1) for k in range(4)]
@@ -57,6 +57,7 @@ def exact_and_bounds(logits: Tensor, targets: Tensor, tail: Tail) -> tuple[dict[
         "renyi_2": 4 * sums[0],
         "renyi_inf": sums[0],
         "m_entropy": 3 * (1 + y + expected["renyi_1"]) * (sums[0] + terms + 2 * y),
+        **{f"mod_renyi_{order}": 12 * (sums[0] + terms + y) for order in MODIFIED_ORDERS},
     }
     of_float64 = 2.0**-52 * terms * (1 + expected["renyi_1"] ** 2)  # it takes a square off a square
     return expected, {name: bound * ROUNDING + of_float64 for name, bound in bounds.items()}
@@ -64,10 +65,10 @@ def exact_and_bounds(logits: Tensor, targets: Tensor, tail: Tail) -> tuple[dict[
 
 def check(logits: Tensor, targets: Tensor, tail: Tail = IDENTITY) -> None:
     before = logits.clone()
-    swept = fused_sweep(logits, targets, KERNEL_STATISTICS, tail.factor, tail.softcap)
+    swept = fused_sweep(logits, targets, STATISTICS, tail.factor, tail.softcap)
     torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)
     expected, bounds = exact_and_bounds(logits, targets, tail)
-    assert swept.keys() == KERNEL_STATISTICS
+    assert swept.keys() == STATISTICS
     for name, values in swept.items():
         assert values.dtype == torch.float32
         off = torch.where(values.isinf(), 0, (values - expected[name]).abs())
@@ -109,7 +110,7 @@ def test_tokens_that_a_model_masks_have_no_weight():
     logits[4, 5] = logits[5, 5] = -math.inf
     targets[:] = torch.tensor([1, BLOCK, 0, 0, 5, 6])  # the fifth is masked itself
     check(logits, targets)
-    assert fused_sweep(logits, targets, KERNEL_STATISTICS)["log_prob"][4] == -math.inf
+    assert fused_sweep(logits, targets, STATISTICS)["log_prob"][4] == -math.inf
 
 
 @pytest.mark.parametrize("likeliest", [1, 2, 3, 5000])
@@ -122,7 +123,7 @@ def test_ties_for_the_first_place_are_all_counted(likeliest):
 
 
 def test_logits_that_are_all_equal_are_a_uniform_distribution():
-    swept = fused_sweep(torch.full((1, 8192), -7.5), torch.tensor([8191]), KERNEL_STATISTICS)
+    swept = fused_sweep(torch.full((1, 8192), -7.5), torch.tensor([8191]), STATISTICS)
     for name in ("renyi_0.5", "renyi_1", "renyi_2", "renyi_inf"):
         assert swept[name].item() == pytest.approx(math.log(8192), rel=1e-6)
     assert swept["variance"].item() == 0
@@ -133,7 +134,7 @@ def test_certainty_loses_nothing():
     logits[:, 7] = 25.0
     targets = torch.tensor([7, 8, 9])
     check(logits, targets)
-    entropy = fused_sweep(logits, targets, KERNEL_STATISTICS)["m_entropy"]
+    entropy = fused_sweep(logits, targets, STATISTICS)["m_entropy"]
     assert entropy[1].item() == pytest.approx(100.0 - math.log(VOCABULARY - 1), rel=1e-6)
 
 
@@ -157,7 +158,7 @@ def test_nan_and_inf_give_nan_in_their_row_alone():
     logits, targets = noise(5, 4200)
     logits[1, 0] = logits[2, 4199] = math.nan
     logits[3, 0] = logits[4, 4199] = math.inf
-    for name, values in fused_sweep(logits, targets, KERNEL_STATISTICS).items():
+    for name, values in fused_sweep(logits, targets, STATISTICS).items():
         assert values.isnan().tolist() == [False, True, True, True, True], name
 
 
@@ -165,20 +166,20 @@ def test_a_row_without_any_token_and_an_id_without_a_row_give_nan():
     logits, targets = noise(3, 50)
     logits[0] = -math.inf
     targets[1:] = torch.tensor([50, -1])
-    swept = fused_sweep(logits, targets, KERNEL_STATISTICS)
+    swept = fused_sweep(logits, targets, STATISTICS)
     assert swept["log_prob"].isnan().all()
     assert all(values[0].isnan() for values in swept.values())
 
 
 def test_no_row_is_no_row():
-    assert all(len(v) == 0 for v in fused_sweep(torch.zeros(0, 9), torch.zeros(0).long(), KERNEL_STATISTICS).values())
+    assert all(len(v) == 0 for v in fused_sweep(torch.zeros(0, 9), torch.zeros(0).long(), STATISTICS).values())
 
 
-@pytest.mark.parametrize("name", ["mean", "m_entropy", "renyi_0.5", "renyi_2"])
+@pytest.mark.parametrize("name", ["mean", "m_entropy", "renyi_0.5", "renyi_2", "mod_renyi_0.5"])
 def test_a_statistic_does_not_depend_on_which_others_are_computed(name):
     logits, targets = noise(2, 900)
     alone = fused_sweep(logits, targets, frozenset({name}))
-    together = fused_sweep(logits, targets, KERNEL_STATISTICS)
+    together = fused_sweep(logits, targets, STATISTICS)
     assert alone.keys() == {"log_prob", name}
     assert all(torch.equal(alone[key], together[key]) for key in alone)
 
@@ -203,15 +204,17 @@ def test_a_forward_pass_with_the_kernel_is_that_without_it(kind, monkeypatch, ca
     kernel = sweep_kernel.fused
     monkeypatch.setattr(sweep_kernel, "_proofs", {})
     monkeypatch.setattr(sweep_kernel, "fused", lambda *given: calls.append(given) or kernel(*given))
-    fused = forward(lm, ids, KERNEL_STATISTICS)
+    fused = forward(lm, ids, STATISTICS)
     assert len(calls) >= 2  # the proof, and the pass
     assert not caplog.records
     monkeypatch.setattr(sweep_kernel, "interpreted", False)
-    plain = forward(lm, ids, KERNEL_STATISTICS)
+    plain = forward(lm, ids, STATISTICS)
     for name in ("log_prob", "mean", "variance", "m_entropy"):
         torch.testing.assert_close(getattr(fused, name), getattr(plain, name), rtol=1e-5, atol=1e-5)
     for order in plain.renyi:
         torch.testing.assert_close(fused.renyi[order], plain.renyi[order], rtol=1e-5, atol=1e-5)
+    for order in plain.mod_renyi:
+        torch.testing.assert_close(fused.mod_renyi[order], plain.mod_renyi[order], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("fault", ["wrong by .1%", "fails", "is not there", "has no memory"])
@@ -231,12 +234,12 @@ def test_a_kernel_that_does_not_prove_itself_is_left_out_with_a_line_in_the_log(
     lm = LanguageModel(LlamaForCausalLM(LlamaConfig(**LLAMA)).eval(), None, torch.device("cpu"), None)
     if fault == "has no memory":
         with pytest.raises(torch.OutOfMemoryError):
-            forward(lm, [[1, 2, 3]], KERNEL_STATISTICS)
+            forward(lm, [[1, 2, 3]], STATISTICS)
         assert sweep_kernel._proofs == {}
         return
-    statistics = [forward(lm, [[1, 2, 3]], KERNEL_STATISTICS) for _ in range(2)]
+    statistics = [forward(lm, [[1, 2, 3]], STATISTICS) for _ in range(2)]
     monkeypatch.setattr(sweep_kernel, "interpreted", False)
-    plain = forward(lm, [[1, 2, 3]], KERNEL_STATISTICS)
+    plain = forward(lm, [[1, 2, 3]], STATISTICS)
     assert all(torch.equal(each.variance, plain.variance) for each in statistics)
     expected = {
         "wrong by .1%": "it gives another variance than PyTorch",

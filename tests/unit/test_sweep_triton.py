@@ -50,8 +50,8 @@ def test_the_kernel_compiles_for_a_gpu_reads_128_bits_at_a_time_and_spills_nothi
     from pipeline.passes.sweep_triton import BLOCK, _sweep_row
 
     names = _sweep_row.arg_names
-    kinds = [f"*{dtype}", "*i64", "*fp32", *["i32"] * 3, *["fp32"] * 2, *["constexpr"] * 7]
-    constants = {(at,): value for at, value in enumerate([True] * 6 + [BLOCK], start=8)}
+    kinds = [f"*{dtype}", "*i64", "*fp32", *["i32"] * 3, *["fp32"] * 2, *["constexpr"] * 8]
+    constants = {(at,): value for at, value in enumerate([True] * 7 + [BLOCK], start=8)}
     aligned = {(at,): [["tt.divisibility", 16]] for at in (0, 1, 2, 4, 5)}  # pointers, columns and stride
     source = ASTSource(_sweep_row, dict(zip(names, kinds, strict=True)), constants, aligned)
     compiled = compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
