@@ -49,7 +49,7 @@ BUDGETS = {
     "pipeline.models": 2_660,
     "pipeline.training": 1_490,
     "pipeline.endpoint": 770,
-    "pipeline.passes": 2_950,
+    "pipeline.passes": 2_990,
     "pipeline.detectors": 1_400,
     "pipeline.stages": 3_350,
     "pipeline.selection": 5_890,
