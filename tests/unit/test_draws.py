@@ -121,7 +121,8 @@ def test_one_drawing_serves_all_that_sample_alike():
     assert (scores["coverage(draws=1)"], scores["coverage(draws=5)"]) == (2 / 4, 3.0)
     assert scores["cdd(draws=4)"] == 1 / 4  # words, cut to those of the rest, where no tokenizer is known
     letters = Evidence([""], {}, continuations=given, tokens=list)
-    assert parse_detectors([{"cdd": {"draws": 4, "alpha": 0.3}}])[0].score(letters).item() == 3 / 4  # two edits of seven letters
+    (wide,) = parse_detectors([{"cdd": {"draws": 4, "alpha": 0.3}}])
+    assert (wide.score(evidence).item(), wide.score(letters).item()) == (1 / 4, 3 / 4)  # two edits of seven letters
     for wrong in ({"cdd": {"temperature": 0}}, {"coverage": {"draws": 0}}, {"pac": {"copies": 0}}):
         with pytest.raises(UserError, match=r"temperature|draws|copies"):
             parse_detectors([wrong])
