@@ -101,7 +101,7 @@ def _pass_in_words(entry: dict[str, Any]) -> str:
         )
     more = f" and {entry['paraphrases']} paraphrases of it" if entry["paraphrases"] else ""
     on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
-    read = f"{entry['text']} text" if entry["text"] in ("plain", "lowercase") else entry["text"]
+    read = f"{entry['text']} text" if entry["text"].startswith(("plain", "lowercase", "swapped")) else entry["text"]
     return f"{entry['kind']}: {entry['model']} model{on}, {read}{more}"
 
 

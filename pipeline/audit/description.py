@@ -178,7 +178,8 @@ def _check_selections(config: AuditConfig, columns: Mapping[str, Detector]) -> N
             )
 
 
-FROM_LOG_PROBS = ("loss", "zlib", "lowercase", "reference", "min_k")
+FROM_TEXT = ("samia", "samia_zlib", "coverage", "cdd")
+FROM_LOG_PROBS = ("loss", "zlib", "lowercase", "reference", "min_k", "pac")
 
 
 def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
@@ -190,13 +191,13 @@ def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
         if needed.kind == "gradient" or needed.draw or needed.adapter or statistics - {"log_prob"}:
             raise UserError(
                 f"detector {detector.column} needs the weights of a model, and {model.name} is an endpoint: there are "
-                f"samia and samia_zlib, and where it tells prompt log-probabilities {listed(FROM_LOG_PROBS)}"
+                f"{listed(FROM_TEXT)}, and where it tells prompt log-probabilities {listed(FROM_LOG_PROBS)}"
             )
         if model.log_probs == "none" or model.api == "chat":
             key, value = ("api", "chat") if model.api == "chat" else ("log_probs", "none")
             raise UserError(
                 f"detector {detector.column} needs prompt log-probabilities, and endpoint {model.name} with {key}: "
-                f"{value} does not return them; samia and samia_zlib work without them"
+                f"{value} does not return them; {listed(FROM_TEXT)} work without them"
             )
 
 

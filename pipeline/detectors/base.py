@@ -40,7 +40,7 @@ class Pass:
 
     kind: Literal["forward", "gradient", "generate"]
     model: Literal["target", "reference"] = "target"
-    text: Literal["plain", "lowercase"] = "plain"
+    text: str = "plain"  # or lowercase, or swapped1, swapped2, ...: copies with words exchanged (`passes.swaps`)
     draw: int = 0  # 0: the document; i: its i-th paraphrase
     adapter: str = ""  # "": the target as it is; otherwise the name of the adapter that is switched on over it
     continued: Continued | None = None  # of a generate pass, whose statistics are numbers of draws
@@ -103,6 +103,9 @@ class Evidence:
     draw: int = 0  # which variant of the documents is read, here and in the passes
     adapter: str = ""  # which adapter of the target is on in the passes that are read
     continuations: Mapping[Continued, Sequence[Continuations]] = field(default_factory=dict)  # one a document
+    tokens: Callable[[str], Sequence[Any]] = (
+        str.split
+    )  # of a continuation: the target's, or words where none knows them
 
     def __getitem__(self, needed: Pass) -> TokenStatistics:
         """The statistics of one forward pass."""

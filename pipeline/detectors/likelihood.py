@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pipeline.detectors.arguments import Count, Share
 from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, WrittenNeeds, detector
 from pipeline.passes.statistics import RENYI_ORDERS, Part
+from pipeline.passes.swaps import SWAPPED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -245,3 +246,27 @@ def renyi(
     """
     t = evidence[forward_of(part, caption)]
     return mean_of_lowest(-t.renyi[order], t.mask, k)
+
+
+def _copies(copies: int) -> list[Pass]:
+    return [Pass("forward", text=f"{SWAPPED}{copy}") for copy in range(1, copies + 1)]
+
+
+def _pac_needs(copies: int) -> WrittenNeeds:
+    return {needed: ["log_prob"] for needed in (FORWARD, *_copies(copies))}
+
+
+@detector(needs=_pac_needs)
+def pac(evidence: Evidence, copies: Count = 5, k_high: Share = 0.05, k_low: Share = 0.3) -> Tensor:
+    """How much more polarised the text's log-probabilities are than those of copies with words exchanged, any sign.
+
+    PD(x) less the mean of PD over the copies; PD is the mean of the largest k_high of the token log-probabilities less
+    the mean of the lowest k_low, >= 0 (PAC, arXiv 2405.11930).
+    """
+
+    def polarised(needed: Pass) -> Tensor:
+        t = evidence[needed]
+        return -mean_of_lowest(-t.log_prob, t.mask, k_high) - mean_of_lowest(t.log_prob, t.mask, k_low)
+
+    swapped = [polarised(needed) for needed in _copies(copies)]
+    return polarised(FORWARD) - sum(swapped[1:], swapped[0]) / copies

@@ -99,7 +99,7 @@ def prefix_and_reference(text: str, ratio: float = 0.5) -> tuple[str, str]:
     return text[:end].strip(), text[end:].strip()
 
 
-def _needs(
+def continuation_needs(
     draws: int,
     prefix_ratio: float,
     candidate_words: CandidateWords,
@@ -107,11 +107,12 @@ def _needs(
     top_k: int | None,
     top_p: float,
 ) -> WrittenNeeds:
+    """The continuations of a detector with these arguments; what is equal is drawn once for all detectors."""
     continued = Continued(prefix_ratio, candidate_words, temperature, top_k, top_p)
-    return {Pass("generate", continued=continued): str(draws)}
+    return {Pass("generate", continued=continued): [str(draws)]}
 
 
-@detector(needs=_needs, also={"samia_zlib": {"compressed": True}})
+@detector(needs=continuation_needs, also={"samia_zlib": {"compressed": True}})
 def samia(
     evidence: Evidence,
     draws: Count = 10,

@@ -74,6 +74,12 @@ def _encode(tokenizer: Any, max_tokens: int, texts: list[str]) -> list[Tokens]:
     return tokens
 
 
+def plain_ids(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text without any that the tokenizer adds."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return ids
+
+
 def count_words(texts: Sequence[str], max_tokens: int) -> list[Tokens]:
     """`tokenize` for a model without a tokenizer at hand: each word counts as one token, and all ids are 0."""
     tokens = []

@@ -53,7 +53,7 @@ def gradient_norms(lm: LanguageModel, ids: Sequence[Sequence[int]]) -> Tensor:
     """
     if not ids:
         return torch.zeros(0, dtype=torch.float64, device=lm.device)
-    model_coverage = coverage(lm.model)
+    model_coverage = coverage_of(lm.model)
     if model_coverage.method == "batched":
         squares = list(_batched(lm.model, ids, lm.device).values())
         return torch.stack(squares).sum(0).sqrt()
@@ -67,7 +67,7 @@ def gradient_norms(lm: LanguageModel, ids: Sequence[Sequence[int]]) -> Tensor:
 _coverages: weakref.WeakKeyDictionary[nn.Module, Coverage] = weakref.WeakKeyDictionary()
 
 
-def coverage(model: nn.Module) -> Coverage:
+def coverage_of(model: nn.Module) -> Coverage:
     """Whether the batched method fits a model, and which parameters count; tested once for each model."""
     if model not in _coverages:
         _coverages[model] = result = _examine(model)

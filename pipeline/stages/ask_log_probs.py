@@ -19,6 +19,7 @@ from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, prompt_tokens
 from pipeline.errors import ExitCode, StopError
 from pipeline.models.tokens import count_words
+from pipeline.passes.swaps import text_read
 from pipeline.stages.base import Output, Placement, Stage, rows_schema
 from pipeline.stages.record import Questions, StageKind, Wanted
 from pipeline.store.files import Store
@@ -85,7 +86,7 @@ class EndpointReader:
     async def ask(self, document: Document, output: Output, answers: Answers, endpoint: Endpoint) -> None:
         """Ask for the log-probabilities of a document."""
         text = document.text[: count_words([document.text], self.settings.max_tokens)[0].kept]
-        text = text.lower() if self.settings.forward.text == "lowercase" else text
+        text = text_read(text, self.settings.forward.text, self.stage.seed)
         assert self._way is not None
         question, values = answers.ask(), list[float]()
         try:

@@ -24,11 +24,12 @@ from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, pl
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.switching import Adapters
-from pipeline.models.tokens import count_words, open_tokenizer, tokenize
+from pipeline.models.tokens import count_words, open_tokenizer, plain_ids, tokenize
 from pipeline.passes.copying import in_one_copy
 from pipeline.passes.forward import TokenStatistics, from_log_probs, restricted
-from pipeline.passes.gradient import coverage
+from pipeline.passes.gradient import coverage_of
 from pipeline.passes.parts import PassSizes, forward_in_parts, gradients_in_parts, versions_in_parts
+from pipeline.passes.swaps import text_read
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
 from pipeline.stages.process import read_rows
 from pipeline.store.files import Store
@@ -141,7 +142,7 @@ class Scorer:
         settings: ScoreSettings = stage.settings
         if settings.plugins is not None:
             load_plugins(settings.plugins.plugins)
-        self.detectors = settings.detectors.parse()
+        self.detectors, self.seed = settings.detectors.parse(), stage.seed
         self.adapter_keys = settings.adapters or {}
         self.paraphrase = next(iter(stage.reading("paraphrases")), None)
         self.samples = {earlier.settings.continued: earlier for earlier in stage.reading("continuations")}
@@ -166,7 +167,7 @@ class Scorer:
         self.adapters: Adapters | None = None  # of the run, whose folder is known with the first shard
         self.gradient_tokens = settings.gradient_tokens
         self.parts: defaultdict[str, PassSizes] = defaultdict(PassSizes)  # by the kind of pass and the model
-        self.gradient = asdict(coverage(self.models["target"].model)) if gradient else None
+        self.gradient = asdict(coverage_of(self.models["target"].model)) if gradient else None
         self.rows = {name: embedding_rows(lm.model) for name, lm in self.models.items()}
         limits = [m.max_tokens for m in self.models.values() if m.max_tokens is not None]
         self.max_tokens = min([settings.max_tokens, *limits])
@@ -249,7 +250,7 @@ class Scorer:
             same = replace(needed, kind="forward", adapter="")
             if same not in ids:
                 texts = kept[needed.draw]
-                texts = [text.lower() for text in texts] if needed.text == "lowercase" else texts
+                texts = [text_read(text, needed.text, self.seed) for text in texts]
                 tokens = tokenize(self.models[needed.model].tokenizer, texts, self.max_tokens)
                 ids[same] = [entry.ids for entry in tokens]
             ids[needed] = ids[same]
@@ -280,7 +281,8 @@ class Scorer:
                         statistics[needed] = restricted(statistics[needed], keep)
         texts, *paraphrases = ([entry.texts[draw] for entry in batch] for draw in range(self.draws + 1))
         continuations = {continued: [e.continuations[continued] for e in batch] for continued in self.samples}
-        evidence = Evidence(texts, statistics, norms, paraphrases, continuations=continuations)
+        tokens = str.split if self.tokenizer is None else partial(plain_ids, self.tokenizer)
+        evidence = Evidence(texts, statistics, norms, paraphrases, continuations=continuations, tokens=tokens)
         return in_one_copy([detector.score(evidence) for detector in self.detectors])
 
 

@@ -24,7 +24,7 @@ from pipeline.models.pictures import picture_prompt
 from pipeline.passes import gradient
 from pipeline.passes.forward import forward, tail_of
 from pipeline.passes.generate import Prompt, continuations
-from pipeline.passes.gradient import coverage, gradient_norms
+from pipeline.passes.gradient import coverage_of, gradient_norms
 from pipeline.passes.pictures import describe, forward_pictures
 from pipeline.passes.sampling import Sampling
 from pipeline.passes.statistics import PARTS
@@ -116,7 +116,7 @@ def test_the_forward_pass_over_two_devices_agrees_with_the_cpu(pair: Any) -> Non
 
 def test_the_gradient_pass_over_two_devices_agrees_with_the_cpu(pair: Any) -> None:
     plain, spread, _ = pair
-    assert coverage(spread.model).method == "batched"
+    assert coverage_of(spread.model).method == "batched"
     norms = gradient_norms(spread, IDS)
     assert norms.device == torch.device(FIRST)
     torch.testing.assert_close(real(norms), gradient_norms(plain, IDS), rtol=1e-6, atol=0)

@@ -42,7 +42,7 @@ from pipeline.detectors.base import GRADIENT, Evidence
 from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.models.load import LanguageModel
 from pipeline.passes import gradient_head
-from pipeline.passes.gradient import coverage, gradient_norms
+from pipeline.passes.gradient import coverage_of, gradient_norms
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
@@ -154,7 +154,7 @@ def close(found: Tensor, expected: Tensor, relative: float = 1e-5) -> None:
 @pytest.mark.parametrize("kind", COVERED)
 def test_a_batch_has_the_norms_of_autograd_one_at_a_time(kind, lengths):
     lm, ids = make(kind), documents(lengths)
-    assert coverage(lm.model).method == "batched", coverage(lm.model).reason
+    assert coverage_of(lm.model).method == "batched", coverage_of(lm.model).reason
     found = gradient_norms(lm, ids)
     assert found.dtype == torch.float64
     close(found, autograd(lm, ids))
@@ -168,7 +168,7 @@ def test_a_model_that_the_rules_do_not_fit_goes_one_at_a_time_and_says_why_once(
             close(gradient_norms(lm, ids), autograd(lm, ids))
     (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("pipeline")]
     assert UNCOVERED[kind][1] in message
-    assert coverage(lm.model).method == "one at a time"
+    assert coverage_of(lm.model).method == "one at a time"
 
 
 @pytest.mark.parametrize("kind", ["llama, tied", "gpt2", "opt", "strange parameter"])
@@ -237,7 +237,7 @@ def test_bfloat16_weights_go_in_batches_and_come_near_float32(kind):
     lm, ids = make(kind), documents()
     rounded = wrap(copy.deepcopy(lm.model).bfloat16())
     found = gradient_norms(rounded, ids)
-    assert coverage(rounded.model).method == "batched", coverage(rounded.model).reason
+    assert coverage_of(rounded.model).method == "batched", coverage_of(rounded.model).reason
     close(found, autograd(rounded, ids), relative=0.1)
 
 
@@ -267,7 +267,7 @@ def test_quantised_weights_are_left_out_and_counted():
         for name, old in list(layer.mlp.named_children()):
             if isinstance(old, nn.Linear):
                 setattr(layer.mlp, name, Int8Linear(old))
-    found = coverage(lm.model)
+    found = coverage_of(lm.model)
     assert (found.method, found.quantised) == ("batched", 6)
     assert found.differentiable == len(list(lm.model.parameters())) - 6
     close(gradient_norms(lm, ids), autograd(lm, ids))
@@ -305,7 +305,7 @@ def test_a_run_with_nothing_but_gradient_norm_scores_and_its_receipts_say_how(co
         table = pq.read_table(Path(config.run) / receipt.data).to_pylist()
         assert len(table) == 9
         assert all(row["gradient_norm"] < 0 and row["n_tokens"] > 2 for row in table)
-        assert receipt.gradient == asdict(coverage(scorer.models["target"].model))
+        assert receipt.gradient == asdict(coverage_of(scorer.models["target"].model))
         assert receipt.gradient["method"] == "batched"
 
 

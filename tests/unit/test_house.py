@@ -46,7 +46,7 @@ BUDGETS = {
     "pipeline.config": 1_720,
     "pipeline.corpus": 5_460,
     "pipeline.store": 1_970,
-    "pipeline.models": 2_660,
+    "pipeline.models": 2_670,
     "pipeline.training": 1_490,
     "pipeline.endpoint": 770,
     "pipeline.passes": 2_990,

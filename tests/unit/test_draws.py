@@ -1,0 +1,195 @@
+"""`coverage`, `cdd` and `pac` are their formulas, whatever the batch and whichever other detectors are scored."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+
+import pytest
+
+from benchmarks.plain_loop import process
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.config.models import ModelConfig
+from pipeline.detectors.base import FORWARD, Continuations, Continued, Evidence, Pass
+from pipeline.detectors.draws import cdd_score, coverage_score, within_edits
+from pipeline.detectors.registry import parse_detectors, sampled_of
+from pipeline.errors import UserError
+from pipeline.models.load import open_model
+from pipeline.models.tokens import tokenize
+from pipeline.passes.forward import forward
+from pipeline.passes.swaps import swapped_words, text_read
+from pipeline.stages.base import Placement
+from pipeline.stages.process import read_rows
+from pipeline.stages.registry import stages_of
+from pipeline.store.files import Store
+
+LETTERS = random.Random(5)
+GREEDY = Continued(temperature=0.0, top_k=None)
+COPIES = [Pass("forward", text=f"swapped{copy}") for copy in range(1, 6)]
+
+
+def words(count: int, kinds: str = "abc") -> str:
+    return " ".join(LETTERS.choice(kinds) for _ in range(count))
+
+
+def covered(candidate: str, reference: str) -> float:
+    """Section 11 of the methods, word by word."""
+    given, expected, total = candidate.split(), reference.split(), 0.0
+    for length in range(2, 13):
+        runs = [given[i : i + length] for i in range(len(given) - length + 1)]
+        hit = set()
+        for i in range(len(expected) - length + 1):
+            if expected[i : i + length] in runs:
+                hit |= set(range(i, i + length))
+        total += len(hit) / len(expected)
+    return total
+
+
+def distance(one, other) -> int:
+    table = {(i, 0): i for i in range(len(one) + 1)} | {(0, j): j for j in range(len(other) + 1)}
+    for i in range(1, len(one) + 1):
+        for j in range(1, len(other) + 1):
+            changed = table[i - 1, j - 1] + (one[i - 1] != other[j - 1])
+            table[i, j] = min(changed, table[i - 1, j] + 1, table[i, j - 1] + 1)
+    return table[len(one), len(other)]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "expected"),
+    [
+        ("a b c d", 4 / 4 + 4 / 4 + 4 / 4),  # L = 2, 3, 4: no run is longer than the text
+        ("a b x c d", 2 / 4),  # cut to four words: of these only "a b" is a run
+        ("x b c y", 2 / 4),
+        ("d c b a", 0.0),
+        ("A b c d", 3 / 4 + 3 / 4),  # case matters
+        ("", 0.0),
+    ],
+)
+def test_coverage_worked_by_hand(candidate, expected):
+    assert coverage_score([candidate], "a b c d") == expected
+    assert coverage_score(["no", candidate], "a b c d") == expected  # the largest of the draws
+    assert coverage_score(["a b c d"], "a") == 0.0  # one word has no run of two
+
+
+def test_coverage_is_its_definition_on_random_texts():
+    for size in (2, 5, 13, 40, 60):
+        reference, candidates = words(size), [words(size) for _ in range(4)]
+        candidates.append(" ".join(["x", *reference.split()[1:20]]))
+        expected = max(covered(" ".join(text.split()[:size]), reference) for text in candidates)
+        assert coverage_score(candidates, reference) == pytest.approx(expected, rel=1e-12)
+    text = words(30)
+    assert coverage_score([text], text) == 11.0
+    assert coverage_score([f"{'x ' * 30}{text}"], text) == 0.0
+    assert coverage_score([f"{'x ' * 30}{text}"], text, "all") == 11.0
+
+
+def test_the_band_decides_as_the_whole_table_of_edits():
+    verdicts = set()
+    for _ in range(300):
+        one, other = (words(LETTERS.randrange(12), "ab").split() for _ in range(2))
+        for most in range(6):
+            verdicts.add(within_edits(one, other, most))
+            assert within_edits(one, other, most) == (distance(one, other) <= most), (one, other, most)
+    assert verdicts == {True, False}
+
+
+def test_cdd_worked_by_hand_and_by_its_definition():
+    greedy = list(range(20))
+    near, far, longer = [99, *greedy[1:]], [99, 98, *greedy[2:]], [*greedy, *range(50, 90)]
+    assert cdd_score([greedy, near, far], greedy) == 2 / 3  # .05 * 20 is one edit
+    assert cdd_score([greedy, near, far, longer], greedy) == 3 / 4  # of 60 tokens three
+    assert cdd_score([[*range(100), 7, 8, 9]], [*range(100), 1, 2]) == 1.0  # the first 100 tokens count
+    assert cdd_score([[-1] * 7 + list(range(7, 100))], range(100), alpha=0.07) == 1.0
+    assert cdd_score([[1]], [2]) == 0.0
+    assert cdd_score([[1]], [1]) == 1.0  # of one draw a score is 0 or 1
+    for alpha in (0.05, 0.3, 1.0):
+        centre, draws = words(130, "ab").split(), [words(n, "ab").split() for n in (3, 70, 110, 140)]
+        longest = max(len(tokens[:100]) for tokens in (centre, *draws))
+        expected = [distance(tokens[:100], centre[:100]) <= alpha * longest for tokens in draws]
+        assert cdd_score(draws, centre, alpha) == sum(expected) / 4
+
+
+def test_one_drawing_serves_all_that_sample_alike():
+    detectors = parse_detectors([{"samia": {"draws": 3}}, {"coverage": {"draws": [1, 5]}}, {"cdd": {"draws": 4}}])
+    assert sampled_of(detectors) == {Continued(): 5, GREEDY: 1}
+    drawn = Continuations("a b c d", ["x b c y", "a b x x", "a b c d", "no", "a b c d"])
+    given = {Continued(): [drawn], GREEDY: [Continuations("a b c d", ["a b c d e"])]}
+    evidence = Evidence([""], {}, continuations=given)
+    scores = {detector.column: detector.score(evidence).item() for detector in detectors}
+    assert (scores["coverage(draws=1)"], scores["coverage(draws=5)"]) == (2 / 4, 3.0)
+    assert scores["cdd(draws=4)"] == 1 / 4  # words, cut to those of the rest, where no tokenizer is known
+    letters = Evidence([""], {}, continuations=given, tokens=list)
+    (wide,) = parse_detectors([{"cdd": {"draws": 4, "alpha": 0.3}}])
+    assert (wide.score(evidence).item(), wide.score(letters).item()) == (1 / 4, 3 / 4)  # two edits of seven letters
+    for wrong in ({"cdd": {"temperature": 0}}, {"coverage": {"draws": 0}}, {"pac": {"copies": 0}}):
+        with pytest.raises(UserError, match=r"temperature|draws|copies"):
+            parse_detectors([wrong])
+
+
+def test_copies_exchange_pairs_of_words_by_text_copy_and_seed_alone():
+    text = "  " + "  ".join(f"w{i}" for i in range(41)) + "\n"
+    copy = swapped_words(text, 1, 0)
+    moved = [i for i, (a, b) in enumerate(zip(text.split(), copy.split(), strict=True)) if a != b]
+    assert len(moved) == 12  # int(.3 * 41) words
+    assert (sorted(copy.split()), len(copy)) == (sorted(text.split()), len(text))
+    assert [i for i, c in enumerate(copy) if c.isspace()][:2] == [0, 1]
+    others = {swapped_words(text, 2, 0), swapped_words(text, 1, 1), swapped_words(text[:-1], 1, 0) + "\n"}
+    assert len(others | {copy}) == 4
+    assert copy == text_read(text, "swapped1", 0)
+    assert swapped_words("one two", 1, 0) == "two one"
+    assert [swapped_words(short, 1, 0) for short in ("", " ", "one", " one ")] == ["", " ", "one", " one "]
+
+
+def test_pac_is_its_formula_in_every_batch(tiny_model_folder):
+    lm = open_model(ModelConfig(path=str(tiny_model_folder)))
+    texts = [words(LETTERS.randrange(3, 60), "abcdefghij") for _ in range(32)]
+
+    def read(some: list[str], needed: Pass):
+        ids = tokenize(lm.tokenizer, [text_read(text, needed.text, 7) for text in some], 512)
+        return forward(lm, [entry.ids for entry in ids], frozenset())
+
+    def polarised(text: str, needed: Pass) -> float:
+        lp = sorted(read([text], needed).log_prob[0].tolist())
+        high, low = max(1, int(0.05 * len(lp))), max(1, int(0.3 * len(lp)))
+        return sum(lp[-high:]) / high - sum(lp[:low]) / low
+
+    expected = [polarised(t, FORWARD) - sum(polarised(t, copy) for copy in COPIES) / 5 for t in texts]
+    assert max(map(abs, expected)) > 0.01
+    (detector,) = parse_detectors(["pac"])
+    for size in (1, 7, 32):
+        parts = [texts[start : start + size] for start in range(0, 32, size)]
+        scores = [detector.score(Evidence(p, {n: read(p, n) for n in detector.needs})).tolist() for p in parts]
+        assert [s for part in scores for s in part] == pytest.approx(expected, abs=1e-4)
+
+
+def score(folder, name: str, model: str, detectors: list, batch_tokens: int) -> tuple[list[dict], list[list[str]]]:
+    rows = [{"text": " ".join(f"{a}{i}" for a in "abcdefghijklmnop"[: 4 + i])} for i in range(9)]
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": "one"}]))
+    corpus = {"audit": {"path": str(folder / "a.jsonl")}}
+    resources = {"batch_tokens": batch_tokens}
+    described = {"run": str(folder / name), "model": {"path": model}, "corpus": corpus, "resources": resources}
+    config = build_config({**described, "detectors": detectors, "selections": []})
+    plan, store = make_plan(config), Store(config.run)
+    stages = stages_of(config)
+    for stage in stages:
+        worker = stage.make(stage, Placement())
+        for shard in plan.shards:
+            process(stage, worker, shard, store)
+    return [r for shard in plan.shards for r in read_rows(stages[-1], shard, store).values()], [
+        stage.name for stage in stages
+    ]
+
+
+def test_scores_of_a_run_do_not_depend_on_batches_or_other_detectors(tmp_path, tiny_model_folder):
+    mine = [{"coverage": {"draws": 2}}, {"cdd": {"draws": 3, "alpha": 0.5}}, "pac"]
+    of = partial(score, tmp_path, model=str(tiny_model_folder))
+    rows, names = of("all", detectors=["loss", {"samia": {"draws": 4}}, *mine], batch_tokens=4096)
+    assert names == ["sample/ratio0.5_t1_k50_p1_reference/4", "sample/ratio0.5_t0_kall_p1_reference/1", "score"]
+    assert len(rows) == 9  # one word has no two parts
+    for number, detector in enumerate(mine):
+        column = parse_detectors([detector])[0].column
+        alone, _ = of(f"alone{number}", detectors=[detector], batch_tokens=64)
+        by_row = {row["row"]: row[column] for row in alone}
+        assert [by_row[row["row"]] for row in rows] == pytest.approx([row[column] for row in rows], abs=1e-4)
