@@ -24,5 +24,8 @@ STATISTICS = frozenset(
 )
 """Of a forward pass: the fields of `forward.TokenStatistics`, and its Renyi entropies by order."""
 
+GIVEN = frozenset({"token"})
+"""What a forward pass hands on without computing it: the token itself, which no endpoint tells."""
+
 KERNEL_STATISTICS = frozenset(name for name in STATISTICS if not name.startswith("mod_renyi_"))
 """Those that the kernel of a GPU computes; with others beside them, PyTorch computes all."""

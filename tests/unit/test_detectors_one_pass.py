@@ -1,0 +1,88 @@
+"""Detectors of 2024 to 2026 that read one forward pass are their papers' formulas, whatever else is in the batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.small_model import WORDS
+from pipeline.config.models import ModelConfig
+from pipeline.detectors.base import FORWARD, Evidence
+from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.errors import UserError
+from pipeline.models.load import LanguageModel, open_model
+from pipeline.models.tokens import tokenize
+from pipeline.passes.forward import forward
+
+TEXTS = [" ".join(WORDS[(7 * i + 3 * j * j) % len(WORDS)] for j in range(2 + 5 * i % 61)) for i in range(32)]
+ENTRIES = [
+    {"etd": {"beta": [0, 0.5, 2]}},
+    {"min_k": {"k": 0.3, "window": [1, 4, 1000]}},
+    {"min_k_plus_plus": {"k": 0.3, "window": [1, 4, 1000]}},
+    {"gap_k": {"k": 0.3, "window": [4, 1000]}},
+]
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model_folder: Path) -> LanguageModel:
+    opened = open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
+    opened.model.get_output_embeddings().weight.data.mul_(30)  # surer than by chance: else float32 has no variance
+    return opened
+
+
+def ids_of(lm: LanguageModel, texts: list[str]) -> list[list[int]]:
+    return [entry.ids for entry in tokenize(lm.tokenizer, texts, 256)]
+
+
+def scores(lm: LanguageModel, texts: list[str]) -> torch.Tensor:
+    detectors = parse_detectors(ENTRIES)
+    passes = {needed: forward(lm, ids_of(lm, texts), names) for needed, names in plan_passes(detectors).items()}
+    return torch.stack([one.score(Evidence(texts, passes)) for one in detectors], 1)
+
+
+def transcribed(lm: LanguageModel, text: str) -> list[float]:
+    """The scores of one text by the formulas, from all its logits in float64."""
+    (ids,) = ids_of(lm, [text])
+    with torch.inference_mode():
+        log_p = lm.model(input_ids=torch.tensor([ids])).logits[0, :-1].double().log_softmax(1)
+    lp, p = log_p[range(len(ids) - 1), ids[1:]], log_p.exp()
+    mu, h = (p * log_p).sum(1), -(p * log_p).sum(1)
+    sd = ((p * log_p.square()).sum(1) - mu.square()).sqrt()
+    first = [at for at, token in enumerate(ids[1:]) if token not in ids[1 : at + 1]]
+    out = [(lp + beta * h)[first].mean() for beta in (0, 0.5, 2)]
+    for values, windows in ((lp, (1, 4, 1000)), ((lp - mu) / sd, (1, 4, 1000)), ((lp - log_p.amax(1)) / sd, (4, 1000))):
+        for w in windows:
+            moving = values.unfold(0, w, 1).mean(1) if w <= len(values) else values
+            out.append(moving.sort().values[: max(1, int(0.3 * len(moving)))].mean())
+    return [float(value) for value in out]
+
+
+def test_each_is_its_formula_and_batches_change_nothing(lm):
+    expected = torch.tensor([transcribed(lm, text) for text in TEXTS], dtype=torch.float64)
+    lengths = [len(ids) for ids in ids_of(lm, TEXTS)]
+    assert min(lengths) - 1 < 4 < max(lengths) - 1  # texts below and above the window
+    for size in (1, 7, 32):
+        rows = [scores(lm, TEXTS[at : at + size]) for at in range(0, len(TEXTS), size)]
+        torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_computed_that_no_detector_reads():
+    assert parse_detectors(["etd"])[0].needs == {FORWARD: frozenset({"log_prob", "mean", "token"})}
+    both = plan_passes(parse_detectors(["etd", "min_k_plus_plus"]))
+    assert both == {FORWARD: frozenset({"log_prob", "mean", "variance", "token"})}
+    assert "token" not in plan_passes(parse_detectors(["min_k_plus_plus", "gap_k"]))[FORWARD]
+
+
+@pytest.mark.parametrize(
+    ("entry", "match"),
+    [
+        ({"min_k": {"window": 0}}, "window .*1.* got 0"),
+        ({"min_k_plus_plus": {"window": 2.5}}, "window .* got 2.5"),
+        ({"etd": {"beta": -1}}, "beta .*0.* got -1"),
+    ],
+)
+def test_mistakes_are_named(entry, match):
+    with pytest.raises(UserError, match=match):
+        parse_detectors([entry])
