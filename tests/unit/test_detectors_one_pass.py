@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -10,10 +13,11 @@ import torch
 from benchmarks.small_model import WORDS
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, Evidence
+from pipeline.detectors.camia import REPEATED, Signal
 from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, open_model
-from pipeline.models.tokens import tokenize
+from pipeline.models.tokens import repeated, tokenize
 from pipeline.passes.forward import forward
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j * j) % len(WORDS)] for j in range(2 + 5 * i % 61)) for i in range(32)]
@@ -80,9 +84,69 @@ def test_nothing_is_computed_that_no_detector_reads():
     [
         ({"min_k": {"window": 0}}, "window .*1.* got 0"),
         ({"min_k_plus_plus": {"window": 2.5}}, "window .* got 2.5"),
+        ({"camia": {"signal": "median"}}, "signal .* got 'median'"),
         ({"etd": {"beta": -1}}, "beta .*0.* got -1"),
     ],
 )
 def test_mistakes_are_named(entry, match):
     with pytest.raises(UserError, match=match):
         parse_detectors([entry])
+
+
+def camia_scores(lm: LanguageModel, texts: list[str], mark: list[int]) -> torch.Tensor:
+    ids = [repeated([*mark, *ids], 900, 1) for ids in ids_of(lm, texts)]
+    evidence = Evidence(texts, {REPEATED: forward(lm, ids, frozenset({"log_prob"}))})
+    detectors = parse_detectors([{"camia": {"signal": list(get_args(Signal)), "of": ["first", "difference"]}}])
+    return torch.stack([one.score(evidence) for one in detectors], 1)
+
+
+def signals(lp: list[float]) -> list[float]:
+    """All signals of one copy, as their definitions are written down."""
+    n, out = len(lp), [math.fsum(lp) / len(lp)]
+    middle = (n - 1) / 2
+    out.append(sum((i - middle) * v for i, v in enumerate(lp)) / (sum((i - middle) ** 2 for i in range(n)) or 1))
+    out += [sum(v >= -level for v in lp[:200]) / len(lp[:200]) for level in (1, 2, 3)]
+    out.append(sum(lp[i] > math.fsum(lp[:i]) / i for i in range(1, n)) / max(1, n - 1))
+    for bins in (3, 4, 5):
+        width, phrases, phrase = (max(lp) - min(lp)) / bins or 1.0, set(), ""
+        for v in lp:
+            phrase += str(max(0, math.ceil((v - min(lp)) / width - 1e-9) - 1))
+            if phrase not in phrases:
+                phrases.add(phrase)
+                phrase = ""
+        out.append(len(phrases) / n)
+    for most in (200, 300):
+        some = lp[:most]
+        radius = 0.8 * statistics.pstdev(some)
+
+        def phi(m: int, some: list[float] = some, radius: float = radius) -> float:
+            runs = torch.tensor([some[i : i + m] for i in range(len(some) - m + 1)], dtype=torch.float64)
+            close = (runs[:, None] - runs).abs().amax(2) <= radius
+            return float(close.double().mean(1).log().mean())
+
+        out.append(abs(phi(8) - phi(9)) if len(some) > 9 else 0.0)
+    return out
+
+
+@pytest.mark.parametrize("mark", [[], [1]])
+def test_camia_measures_the_first_copy_and_what_the_last_one_adds(lm, mark):
+    long = [" ".join([*TEXTS[at].split(), *TEXTS[at + 1].split()] * 9)[:1500] for at in (5, 9)]
+    texts = [*TEXTS[1:31], *long]
+    expected = []
+    for ids in ids_of(lm, texts):
+        kept = ids[: (900 - len(mark)) // 3]
+        with torch.inference_mode():
+            log_p = lm.model(input_ids=torch.tensor([[*mark, *kept * 3]])).logits[0, :-1].log_softmax(1)
+        lp = log_p[range(len(log_p)), [*mark, *kept * 3][1:]].double().tolist()
+        first = lp[: len(kept) - 1 + len(mark)]
+        once, again = signals(first), signals(lp[-len(first) :])
+        expected.append([v for a, b in zip(once, again, strict=True) for v in (a, a - b)])
+    for size in (1, 7, 32):
+        rows = [camia_scores(lm, texts[at : at + size], mark) for at in range(0, len(texts), size)]
+        torch.testing.assert_close(torch.cat(rows), torch.tensor(expected).double(), rtol=1e-4, atol=1e-4)
+
+
+def test_copies_stay_within_the_tokens_that_are_kept_and_the_beginning_is_marked_once():
+    assert repeated([1, 5, 6], 100, 1) == [1, 5, 6, 5, 6, 5, 6]
+    assert repeated([5, 6, 7, 8], 7, None) == [5, 6] * 3
+    assert repeated([1, 5, 6], 6, 1) == [1, 5, 5, 5]
