@@ -188,7 +188,8 @@ def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
         model = config.model if needed.model == "target" else config.reference_model
         if not isinstance(model, EndpointConfig) or needed.kind == "generate":
             continue
-        if needed.kind == "gradient" or needed.draw or needed.adapter or statistics - {"log_prob"}:
+        other = needed.draw or needed.adapter or needed.text == "repeated"
+        if needed.kind == "gradient" or other or statistics - {"log_prob"}:
             raise UserError(
                 f"detector {detector.column} needs the weights of a model, and {model.name} is an endpoint: there are "
                 f"{listed(FROM_TEXT)}, and where it tells prompt log-probabilities {listed(FROM_LOG_PROBS)}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pipeline.detectors.arguments import Argument, Check, arguments_of
 from pipeline.detectors.plugins import Registry, display_module
 from pipeline.errors import UserError, nearest
-from pipeline.passes.statistics import STATISTICS
+from pipeline.passes.statistics import GIVEN, STATISTICS
 
 if TYPE_CHECKING:  # torch costs seconds, and a configuration is checked in one
     from torch import Tensor
@@ -40,7 +40,7 @@ class Pass:
 
     kind: Literal["forward", "gradient", "generate"]
     model: Literal["target", "reference"] = "target"
-    text: str = "plain"  # or lowercase, or swapped1, swapped2, ...: copies with words exchanged (`passes.swaps`)
+    text: str = "plain"  # lowercase; repeated: three times over, within max_tokens; swapped1, ...: `passes.swaps`
     draw: int = 0  # 0: the document; i: its i-th paraphrase
     adapter: str = ""  # "": the target as it is; otherwise the name of the adapter that is switched on over it
     continued: Continued | None = None  # of a generate pass, whose statistics are numbers of draws
@@ -180,7 +180,8 @@ def detector(
 
     Args:
         needs: The statistics that it reads of each pass, or a function of its arguments that says so. A forward pass
-            measures `STATISTICS`; a gradient pass `norm`; of a generate pass it is the number of draws.
+            measures `STATISTICS` and hands on `GIVEN`; a gradient pass `norm`; of a generate pass it is the number
+            of draws.
         checks: For an argument, a function that returns the value to use, or raises ValueError with the limit. Only
             for what an annotation cannot say.
         signed: Whether its scores have both signs, which `ktd` needs.
@@ -230,7 +231,7 @@ def _statistics(needed: Pass, names: Iterable[str], who: str) -> frozenset[str]:
             if needed.continued is None or not str(name).isdecimal() or int(name) < 1:
                 raise UserError(f"{who}: needs of a generate pass must be a number of draws, got {name!r}")
             continue
-        known = sorted(STATISTICS) if needed.kind == "forward" else ["norm"]
+        known = sorted(STATISTICS | GIVEN) if needed.kind == "forward" else ["norm"]
         if name not in known:
             raise UserError(
                 f"{who}: a {needed.kind} pass measures no {name!r}; {nearest(str(name), known, 'it measures')}"

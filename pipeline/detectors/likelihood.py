@@ -10,7 +10,7 @@ import math
 import zlib as compression
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.detectors.arguments import Count, Share
+from pipeline.detectors.arguments import Count, NonNegative, Share
 from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, WrittenNeeds, detector
 from pipeline.passes.statistics import RENYI_ORDERS, Part
 from pipeline.passes.swaps import SWAPPED
@@ -143,19 +143,37 @@ def reference(evidence: Evidence) -> Tensor:
 
 
 @detector(needs=_log_prob_needs)
-def min_k(evidence: Evidence, k: Share = 0.2, part: WordsPart | None = None, caption: Caption = "generated") -> Tensor:
-    """Mean of the lowest k share of token log-probabilities, <= 0 (Shi et al. 2024, eq. 1)."""
+def min_k(
+    evidence: Evidence,
+    k: Share = 0.2,
+    window: Count = 1,
+    part: WordsPart | None = None,
+    caption: Caption = "generated",
+) -> Tensor:
+    """Mean of the lowest k share of token log-probabilities, <= 0 (Shi et al. 2024, eq. 1).
+
+    With a window the lowest of moving averages are taken (arXiv 2508.01268); a shorter text is read without one.
+    """
     t = evidence[forward_of(part, caption)]
-    return mean_of_lowest(t.log_prob, t.mask, k)
+    values, mask = moving_average(t.log_prob, t.mask, window)
+    return mean_of_lowest(values, mask, k)
 
 
 @detector(needs=_moment_needs, signed=True)
 def min_k_plus_plus(
-    evidence: Evidence, k: Share = 0.2, part: WordsPart | None = None, caption: Caption = "generated"
+    evidence: Evidence,
+    k: Share = 0.2,
+    window: Count = 1,
+    part: WordsPart | None = None,
+    caption: Caption = "generated",
 ) -> Tensor:
-    """Mean of the lowest k share of standardised token log-probabilities (Zhang et al. 2025, eq. 4)."""
+    """Mean of the lowest k share of standardised token log-probabilities (Zhang et al. 2025, eq. 4).
+
+    A window is as of `min_k`.
+    """
     t = evidence[forward_of(part, caption)]
-    return mean_of_lowest(standardised(t), t.mask, k)
+    values, mask = moving_average(standardised(t), t.mask, window)
+    return mean_of_lowest(values, mask, k)
 
 
 def _gap_needs(part: str | None, caption: Caption) -> WrittenNeeds:
@@ -200,6 +218,32 @@ def moving_average(values: Tensor, mask: Tensor, window: int) -> tuple[Tensor, T
     whole = torch.nn.functional.pad(mask[:, window - 1 :], (0, window - 1))
     short = (mask.sum(1) < window)[:, None]
     return means.where(~short, values), torch.where(short, mask, whole)
+
+
+def first_occurrences(statistics: TokenStatistics) -> Tensor:
+    """Whether no earlier token of its row, from the second of the text on, is the same: (documents, tokens - 1) bool.
+
+    Args:
+        statistics: with `token`.
+    """
+    import torch
+
+    assert statistics.token is not None
+    tokens = statistics.token.masked_fill(~statistics.mask, -1)
+    ordered, order = tokens.sort(dim=1, stable=True)  # of equal tokens the first in the text comes first
+    new = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)
+    return torch.zeros_like(statistics.mask).scatter(1, order, new) & statistics.mask
+
+
+@detector(needs={FORWARD: ["log_prob", "mean", "token"]}, signed=True)
+def etd(evidence: Evidence, beta: NonNegative = 1.0) -> Tensor:
+    """Mean of ln p + beta H over the first occurrence of each token (arXiv 2609.21888).
+
+    H is the entropy of the distribution that the token came from. The paper's beta is not known here.
+    """
+    t = evidence[FORWARD]
+    assert t.mean is not None
+    return mean_of_all(t.log_prob.double() - beta * t.mean.double(), first_occurrences(t))
 
 
 def _entropy_needs(part: str | None, caption: Caption) -> WrittenNeeds:

@@ -99,6 +99,19 @@ def _encode_slowly(tokenizer: Any, max_tokens: int, text: str) -> Tokens:
     return Tokens(ids[:max_tokens], True, min(len(text), len(decoded)))
 
 
+def repeated(ids: Sequence[int], max_tokens: int, beginning: int | None, copies: int = 3) -> list[int]:
+    """The ids of a text several times over, of its first tokens where all copies would be more than `max_tokens`.
+
+    Args:
+        ids: of the text.
+        max_tokens: most ids of all copies together.
+        beginning: the id that marks the beginning of a text, kept before the first copy alone; None: there is none.
+        copies: how many.
+    """
+    mark = int(bool(ids) and ids[0] == beginning)
+    return [*ids[:mark], *list(ids[mark : mark + max(1, (max_tokens - mark) // copies)]) * copies]
+
+
 def load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:
     """Load the tokenizer of a checkpoint.
 

@@ -18,7 +18,7 @@ from pipeline.models.opened import LanguageModel
 from pipeline.models.tail import Tail, agree, stated_tail
 from pipeline.passes.copying import PaddedBatch, pad, to_device
 from pipeline.passes.products import multiplies_into_float32
-from pipeline.passes.statistics import MODIFIED_ORDERS, RENYI_ORDERS, STATISTICS
+from pipeline.passes.statistics import GIVEN, MODIFIED_ORDERS, RENYI_ORDERS, STATISTICS
 from pipeline.passes.sweep_kernel import proven_kernel
 
 HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits that exist at a time
@@ -44,6 +44,7 @@ class TokenStatistics:
     m_entropy: Tensor | None = None  # -(1-p_y) ln p_y - sum over i != y of p_i ln(1-p_i), >= 0 (Song & Mittal 2021)
     renyi: dict[str, Tensor] = field(default_factory=dict)  # entropy by order, >= 0
     mod_renyi: dict[str, Tensor] = field(default_factory=dict)  # modified entropy by order, >= 0 (Li et al. 2024)
+    token: Tensor | None = None  # int64, its id in the model's vocabulary
 
     def per_document(self, values: Sequence[float]) -> Tensor:
         """One number a document that the CPU knows, (documents,) float64, where the statistics are."""
@@ -80,6 +81,7 @@ def restricted(statistics: TokenStatistics, keep: Sequence[Sequence[bool]]) -> T
         m_entropy=moved(statistics.m_entropy),
         renyi=all_moved(statistics.renyi),
         mod_renyi=all_moved(statistics.mod_renyi),
+        token=moved(statistics.token),
     )
 
 
@@ -89,7 +91,7 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
     Args:
         lm: The model.
         ids: Token ids of each document. Lengths may differ; the batch is padded on the right.
-        statistics: Which of `STATISTICS` to compute; `log_prob` always is.
+        statistics: Which of `STATISTICS` to compute and of `GIVEN` to hand on; `log_prob` always is.
 
     Returns:
         The statistics, on the model's device. They do not depend on what else is in the batch, up to rounding.
@@ -97,8 +99,8 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
     Raises:
         ValueError: an unknown statistic.
     """
-    if unknown := statistics - STATISTICS:
-        raise ValueError(f"unknown statistics {sorted(unknown)}; known: {sorted(STATISTICS)}")
+    if unknown := statistics - STATISTICS - GIVEN:
+        raise ValueError(f"unknown statistics {sorted(unknown)}; known: {sorted(STATISTICS | GIVEN)}")
     batch = pad(ids, lm.device)
     mask = batch.mask
     with torch.inference_mode():
@@ -109,7 +111,7 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
 def sweep_rows(
     chunks: Iterable[tuple[Tensor, Tail | None]], targets: Tensor, statistics: frozenset[str]
 ) -> dict[str, Tensor]:
-    """Statistics of rows of logits, each (rows,) float32.
+    """Statistics of rows of logits, each (rows,) float32; tokens are int64.
 
     Args:
         chunks: the logits (some rows, vocabulary) in their order, each with the model's tail; they are overwritten.
@@ -122,7 +124,9 @@ def sweep_rows(
         some = targets[at : at + len(logits)].to(logits.device)
         if OWN_BEST in statistics:
             some = torch.where(some < 0, logits.argmax(1), some)
-        swept.append(_swept(logits, some, statistics - {OWN_BEST}, tail))
+        swept.append(_swept(logits, some, statistics - {OWN_BEST} - GIVEN, tail))
+        if "token" in statistics:
+            swept[-1]["token"] = some
         at += len(logits)
     return {name: torch.cat([piece[name].to(targets.device) for piece in swept]) for name in swept[0]} if swept else {}
 
@@ -139,8 +143,8 @@ def statistics_at(
         statistics: which.
     """
 
-    def table(name: str) -> Tensor:
-        values = torch.zeros(mask.numel(), dtype=torch.float32, device=mask.device)
+    def table(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        values = torch.zeros(mask.numel(), dtype=dtype, device=mask.device)
         if swept:
             values.index_copy_(0, cells, swept[name].to(mask.device))
         return values.view(mask.shape)
@@ -156,6 +160,7 @@ def statistics_at(
         m_entropy=moments.get("m_entropy"),
         renyi=renyi,
         mod_renyi={order: table(f"mod_renyi_{order}") for order in modified},
+        token=table("token", torch.int64) if "token" in statistics else None,
     )
 
 

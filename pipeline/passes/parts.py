@@ -122,6 +122,7 @@ def joined_statistics(parts: Sequence[TokenStatistics]) -> TokenStatistics:
         m_entropy=optional([part.m_entropy for part in parts]),
         renyi={order: table([part.renyi[order] for part in parts]) for order in parts[0].renyi},
         mod_renyi={order: table([part.mod_renyi[order] for part in parts]) for order in parts[0].mod_renyi},
+        token=optional([part.token for part in parts]),
     )
 
 

@@ -23,3 +23,6 @@ STATISTICS = frozenset(
     }
 )
 """Of a forward pass: the fields of `forward.TokenStatistics`, and its Renyi entropies by order."""
+
+GIVEN = frozenset({"token"})
+"""What a forward pass hands on without computing it: the token itself, which no endpoint tells."""

@@ -21,12 +21,12 @@ def text_read(text: str, kind: str, seed: int) -> str:
 
     Args:
         text: the part of a document that max_tokens keeps.
-        kind: `Pass.text`: plain, lowercase or swapped1, swapped2, ...
+        kind: `Pass.text`.
         seed: of the run.
     """
     if kind == "lowercase":
         return text.lower()
-    return text if kind == "plain" else swapped_words(text, int(kind.removeprefix(SWAPPED)), seed)
+    return swapped_words(text, int(kind.removeprefix(SWAPPED)), seed) if kind.startswith(SWAPPED) else text
 
 
 def swapped_words(text: str, copy: int, seed: int) -> str:

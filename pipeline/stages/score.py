@@ -24,7 +24,7 @@ from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, pl
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.switching import Adapters
-from pipeline.models.tokens import count_words, open_tokenizer, plain_ids, tokenize
+from pipeline.models.tokens import count_words, open_tokenizer, plain_ids, repeated, tokenize
 from pipeline.passes.copying import in_one_copy
 from pipeline.passes.forward import TokenStatistics, from_log_probs, restricted
 from pipeline.passes.gradient import coverage_of
@@ -251,8 +251,11 @@ class Scorer:
             if same not in ids:
                 texts = kept[needed.draw]
                 texts = [text_read(text, needed.text, self.seed) for text in texts]
-                tokens = tokenize(self.models[needed.model].tokenizer, texts, self.max_tokens)
+                tokenizer = self.models[needed.model].tokenizer
+                tokens = tokenize(tokenizer, texts, self.max_tokens)
                 ids[same] = [entry.ids for entry in tokens]
+                if needed.text == "repeated":
+                    ids[same] = [repeated(one, self.max_tokens, tokenizer.bos_token_id) for one in ids[same]]
             ids[needed] = ids[same]
 
     def scores(self, batch: Sequence[_Prepared], versions: bool = False) -> torch.Tensor:

@@ -13,6 +13,7 @@ from pipeline.config.training import AdapterConfig
 from pipeline.corpus.near_copies import SKETCH_KIND
 from pipeline.corpus.pictures import PICTURE_SKETCH_KIND
 from pipeline.detectors.base import Pass
+from pipeline.detectors.camia import COPIES
 from pipeline.detectors.registry import DetectorChoice, adapters_of, plugin_code
 from pipeline.passes.budget import Budget
 from pipeline.stages import SCORE_FOLDER, SCORING
@@ -86,7 +87,7 @@ def _serves(needed: Pass, config: AuditConfig) -> bool:
 
 
 def _forward(entry: Mapping[str, Any]) -> float:
-    return 1.0 + float(entry["paraphrases"])
+    return (COPIES if entry.get("text") == "repeated" else 1.0) * (1 + float(entry["paraphrases"]))
 
 
 def _gradient(entry: Mapping[str, Any]) -> float:

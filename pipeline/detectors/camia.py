@@ -1,0 +1,115 @@
+"""How the log-probabilities of a text run, and how they change when it is read again (CAMIA, arXiv 2409.13745)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from pipeline.detectors.base import Evidence, Pass, detector
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REPEATED = Pass("forward", text="repeated")
+COPIES = 3
+"""Of a text in `REPEATED`, one behind the other; what marks the beginning of a text stands before the first alone."""
+
+SHARED = 200  # tokens of which the shares above a level are taken
+LENGTH = 8  # tokens of a pattern of approximate entropy
+RADIUS = 0.8  # at which two patterns are alike, in standard deviations
+
+Signal = Literal[
+    "mean",
+    "slope",
+    "share_1",
+    "share_2",
+    "share_3",
+    "above_running_mean",
+    "phrases_3",
+    "phrases_4",
+    "phrases_5",
+    "entropy_200",
+    "entropy_300",
+]
+
+
+@detector(needs={REPEATED: ["log_prob"]}, signed=True)
+def camia(evidence: Evidence, signal: Signal = "mean", of: Literal["first", "difference"] = "first") -> Tensor:
+    """A signal of the log-probabilities of the first copy of a text, or that less the same of its last copy.
+
+    An input of `adadetect`: alone it need not be higher for members. A text without a second token gives NaN.
+    """
+    t = evidence[REPEATED]
+    values: list[float] = []
+    for row, count in zip(t.log_prob.double().cpu().numpy(), t.mask.sum(1).tolist(), strict=True):
+        size = (count + 1) // COPIES  # tokens of a copy, whether up to 2 marks stand before the first or none
+        first = row[: count - (COPIES - 1) * size]
+        values.append(_measured(first, signal))
+        if of == "difference":
+            values[-1] -= _measured(row[count - min(size, len(first)) : count], signal)
+    return t.per_document(values)
+
+
+def _measured(log_probs: np.ndarray, signal: Signal) -> float:
+    if not len(log_probs) or not np.isfinite(log_probs).all():
+        return float("nan")
+    name, _, number = signal.rpartition("_")
+    if name in _NUMBERED:
+        return _NUMBERED[name](log_probs, int(number))
+    if signal == "mean":
+        return float(log_probs.mean())
+    return _slope(log_probs) if signal == "slope" else _above_running_mean(log_probs)
+
+
+def _slope(values: np.ndarray) -> float:
+    """Of the least-squares line, a token; 0 of a single value."""
+    places = np.arange(len(values)) - (len(values) - 1) / 2
+    return float(places @ values / max(1.0, places @ places))
+
+
+def _above_running_mean(values: np.ndarray) -> float:
+    """Share of the values from the second on that exceed the mean of all before them; 0 of a single value."""
+    before = values.cumsum()[:-1] / np.arange(1, len(values))
+    return float((values[1:] > before).sum() / max(1, len(before)))
+
+
+def _share(values: np.ndarray, level: int) -> float:
+    """Share of the first values that are at least minus the level."""
+    return float((values[:SHARED] >= -level).mean())
+
+
+def _phrases(values: np.ndarray, bins: int) -> float:
+    """Phrases of Lempel and Ziv (1978) a value, each cut to one of so many bins of equal width."""
+    edges = np.linspace(values.min(), values.max(), bins + 1)[1:-1]
+    letters = bytes(np.searchsorted(edges, values).tolist())
+    phrases: set[bytes] = set()
+    start = 0
+    for stop in range(1, len(letters) + 1):
+        if letters[start:stop] not in phrases:
+            phrases.add(letters[start:stop])
+            start = stop
+    return len(phrases) / len(letters)
+
+
+def _entropy(values: np.ndarray, most: int) -> float:
+    """Approximate entropy of the first values (Pincus 1991), >= 0; 0 where they are too few for a pattern."""
+    values = values[:most]
+    count = len(values)
+    if count <= LENGTH + 1:
+        return 0.0
+    close = np.abs(values[:, None] - values) <= RADIUS * values.std()
+    alike = np.ones((count - LENGTH + 1,) * 2, dtype=bool)
+    for step in range(LENGTH):
+        alike &= close[step : step + len(alike), step : step + len(alike)]
+    longer = alike[:-1, :-1] & close[LENGTH:, LENGTH:]
+    shorter_phi, longer_phi = (float(np.log(some.mean(1)).mean()) for some in (alike, longer))
+    return abs(shorter_phi - longer_phi)
+
+
+_NUMBERED: dict[str, Callable[[np.ndarray, int], float]] = {
+    "share": _share,
+    "phrases": _phrases,
+    "entropy": _entropy,
+}

@@ -1,0 +1,185 @@
+"""Detectors of 2024 to 2026 that read one forward pass are their papers' formulas, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import get_args
+
+import pyarrow as pa
+import pytest
+import torch
+
+from benchmarks.small_model import WORDS
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.config.models import ModelConfig
+from pipeline.detectors.base import FORWARD, Evidence
+from pipeline.detectors.camia import REPEATED, Signal
+from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.errors import UserError
+from pipeline.models.load import LanguageModel, open_model
+from pipeline.models.tokens import repeated, tokenize
+from pipeline.passes.forward import forward
+from pipeline.stages.local import finish_shards
+from pipeline.stages.registry import forward_passes, stages_of
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
+
+TEXTS = [" ".join(WORDS[(7 * i + 3 * j * j) % len(WORDS)] for j in range(2 + 5 * i % 61)) for i in range(32)]
+ENTRIES = [
+    {"etd": {"beta": [0, 0.5, 2]}},
+    {"min_k": {"k": 0.3, "window": [1, 4, 1000]}},
+    {"min_k_plus_plus": {"k": 0.3, "window": [1, 4, 1000]}},
+    {"gap_k": {"k": 0.3, "window": [4, 1000]}},
+]
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model_folder: Path) -> LanguageModel:
+    opened = open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
+    opened.model.get_output_embeddings().weight.data.mul_(30)  # surer than by chance: else float32 has no variance
+    return opened
+
+
+def ids_of(lm: LanguageModel, texts: list[str]) -> list[list[int]]:
+    return [entry.ids for entry in tokenize(lm.tokenizer, texts, 256)]
+
+
+def scores(lm: LanguageModel, texts: list[str]) -> torch.Tensor:
+    detectors = parse_detectors(ENTRIES)
+    passes = {needed: forward(lm, ids_of(lm, texts), names) for needed, names in plan_passes(detectors).items()}
+    return torch.stack([one.score(Evidence(texts, passes)) for one in detectors], 1)
+
+
+def transcribed(lm: LanguageModel, text: str) -> list[float]:
+    """The scores of one text by the formulas, from all its logits in float64."""
+    (ids,) = ids_of(lm, [text])
+    with torch.inference_mode():
+        log_p = lm.model(input_ids=torch.tensor([ids])).logits[0, :-1].double().log_softmax(1)
+    lp, p = log_p[range(len(ids) - 1), ids[1:]], log_p.exp()
+    mu, h = (p * log_p).sum(1), -(p * log_p).sum(1)
+    sd = ((p * log_p.square()).sum(1) - mu.square()).sqrt()
+    first = [at for at, token in enumerate(ids[1:]) if token not in ids[1 : at + 1]]
+    out = [(lp + beta * h)[first].mean() for beta in (0, 0.5, 2)]
+    for values, windows in ((lp, (1, 4, 1000)), ((lp - mu) / sd, (1, 4, 1000)), ((lp - log_p.amax(1)) / sd, (4, 1000))):
+        for w in windows:
+            moving = values.unfold(0, w, 1).mean(1) if w <= len(values) else values
+            out.append(moving.sort().values[: max(1, int(0.3 * len(moving)))].mean())
+    return [float(value) for value in out]
+
+
+def test_each_is_its_formula_and_batches_change_nothing(lm):
+    expected = torch.tensor([transcribed(lm, text) for text in TEXTS], dtype=torch.float64)
+    lengths = [len(ids) for ids in ids_of(lm, TEXTS)]
+    assert min(lengths) - 1 < 4 < max(lengths) - 1  # texts below and above the window
+    for size in (1, 7, 32):
+        rows = [scores(lm, TEXTS[at : at + size]) for at in range(0, len(TEXTS), size)]
+        torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_computed_that_no_detector_reads():
+    assert parse_detectors(["etd"])[0].needs == {FORWARD: frozenset({"log_prob", "mean", "token"})}
+    both = plan_passes(parse_detectors(["etd", "min_k_plus_plus"]))
+    assert both == {FORWARD: frozenset({"log_prob", "mean", "variance", "token"})}
+    assert "token" not in plan_passes(parse_detectors(["min_k_plus_plus", "gap_k"]))[FORWARD]
+
+
+@pytest.mark.parametrize(
+    ("entry", "match"),
+    [
+        ({"min_k": {"window": 0}}, "window .*1.* got 0"),
+        ({"min_k_plus_plus": {"window": 2.5}}, "window .* got 2.5"),
+        ({"camia": {"signal": "median"}}, "signal .* got 'median'"),
+        ({"etd": {"beta": -1}}, "beta .*0.* got -1"),
+    ],
+)
+def test_mistakes_are_named(entry, match):
+    with pytest.raises(UserError, match=match):
+        parse_detectors([entry])
+
+
+def camia_scores(lm: LanguageModel, texts: list[str], mark: list[int]) -> torch.Tensor:
+    ids = [repeated([*mark, *ids], 900, 1) for ids in ids_of(lm, texts)]
+    evidence = Evidence(texts, {REPEATED: forward(lm, ids, frozenset({"log_prob"}))})
+    detectors = parse_detectors([{"camia": {"signal": list(get_args(Signal)), "of": ["first", "difference"]}}])
+    return torch.stack([one.score(evidence) for one in detectors], 1)
+
+
+def signals(lp: list[float]) -> list[float]:
+    """All signals of one copy, as their definitions are written down."""
+    n, out = len(lp), [math.fsum(lp) / len(lp)]
+    middle = (n - 1) / 2
+    out.append(sum((i - middle) * v for i, v in enumerate(lp)) / (sum((i - middle) ** 2 for i in range(n)) or 1))
+    out += [sum(v >= -level for v in lp[:200]) / len(lp[:200]) for level in (1, 2, 3)]
+    out.append(sum(lp[i] > math.fsum(lp[:i]) / i for i in range(1, n)) / max(1, n - 1))
+    for bins in (3, 4, 5):
+        width, phrases, phrase = (max(lp) - min(lp)) / bins or 1.0, set(), ""
+        for v in lp:
+            phrase += str(max(0, math.ceil((v - min(lp)) / width - 1e-9) - 1))
+            if phrase not in phrases:
+                phrases.add(phrase)
+                phrase = ""
+        out.append(len(phrases) / n)
+    for most in (200, 300):
+        some = lp[:most]
+        radius = 0.8 * statistics.pstdev(some)
+
+        def phi(m: int, some: list[float] = some, radius: float = radius) -> float:
+            runs = torch.tensor([some[i : i + m] for i in range(len(some) - m + 1)], dtype=torch.float64)
+            close = (runs[:, None] - runs).abs().amax(2) <= radius
+            return float(close.double().mean(1).log().mean())
+
+        out.append(abs(phi(8) - phi(9)) if len(some) > 9 else 0.0)
+    return out
+
+
+@pytest.mark.parametrize("mark", [[], [1]])
+def test_camia_measures_the_first_copy_and_what_the_last_one_adds(lm, mark):
+    long = [" ".join([*TEXTS[at].split(), *TEXTS[at + 1].split()] * 9)[:1500] for at in (5, 9)]
+    texts = [*TEXTS[1:31], *long]
+    expected = []
+    for ids in ids_of(lm, texts):
+        kept = ids[: (900 - len(mark)) // 3]
+        with torch.inference_mode():
+            log_p = lm.model(input_ids=torch.tensor([[*mark, *kept * 3]])).logits[0, :-1].log_softmax(1)
+        lp = log_p[range(len(log_p)), [*mark, *kept * 3][1:]].double().tolist()
+        first = lp[: len(kept) - 1 + len(mark)]
+        once, again = signals(first), signals(lp[-len(first) :])
+        expected.append([v for a, b in zip(once, again, strict=True) for v in (a, a - b)])
+    for size in (1, 7, 32):
+        rows = [camia_scores(lm, texts[at : at + size], mark) for at in range(0, len(texts), size)]
+        torch.testing.assert_close(torch.cat(rows), torch.tensor(expected).double(), rtol=1e-4, atol=1e-4)
+
+
+def test_copies_stay_within_the_tokens_that_are_kept_and_the_beginning_is_marked_once():
+    assert repeated([1, 5, 6], 100, 1) == [1, 5, 6, 5, 6, 5, 6]
+    assert repeated([5, 6, 7, 8], 7, None) == [5, 6] * 3
+    assert repeated([1, 5, 6], 6, 1) == [1, 5, 5, 5]
+
+
+def test_a_worker_writes_the_columns_of_both_passes(lm, tiny_model_folder, tmp_path):
+    path = tmp_path / "audit.jsonl"
+    path.write_text("".join(json.dumps({"id": str(at), "text": text}) + "\n" for at, text in enumerate(TEXTS)))
+    config = build_config(
+        {
+            "run": str(tmp_path / "run"),
+            "model": {"path": str(tiny_model_folder), "dtype": "float32"},
+            "corpus": {"audit": {"path": str(path), "id": "id"}},
+            "detectors": ["etd", "loss", {"camia": {"signal": "mean", "of": ["first", "difference"]}}],
+            "resources": {"batch_tokens": 64},
+        }
+    )
+    (stage,), shards, store = stages_of(config), make_plan(config).shards, Store(config.run)
+    receipts = [event for event in finish_shards(stage, shards, store, 1) if isinstance(event, Receipt)]
+    table = pa.concat_tables([store.read_table(receipt.data) for receipt in receipts])
+    assert table.num_rows == len(TEXTS)
+    assert table["camia(signal=mean, of=first)"].to_pylist() == pytest.approx(table["loss"].to_pylist(), abs=1e-4)
+    opened = open_model(config.model)
+    t = forward(opened, ids_of(opened, TEXTS), frozenset({"log_prob", "mean", "token"}))
+    expected = parse_detectors(["etd"])[0].score(Evidence(TEXTS, {FORWARD: t})).tolist()
+    of_document = dict(zip(table["doc_id"].to_pylist(), table["etd"].to_pylist(), strict=True))
+    assert [of_document[str(at)] for at in range(len(TEXTS))] == pytest.approx(expected, abs=1e-4)
+    assert [forward_passes(entry) for entry in make_plan(config).passes()] == [1, 3]
