@@ -221,12 +221,16 @@ def _planned(config: str, overrides: list[str] | None, limit: int | None, labell
     from pipeline.audit.machine import may_need_cluster
     from pipeline.audit.plan import check_model_files, make_plan
     from pipeline.endpoint.keys import withdraw_keys
+    from pipeline.mark.mark import check_scored
 
     audit = (load_evaluation if labelled else load_config)(config, overrides or ())
     withdraw_keys(audit.models)
     heartbeat.phase("listing the inputs")
     planned = make_plan(audit, limit)
     heartbeat.phase("reading documents before scoring")
+    if audit.corpus.versions is not None:
+        for entry in planned.inputs:
+            check_scored(entry.path)
     check_model_files(planned.config)
     supervisor.supervise(may_need_cluster(audit.resources, planned) or _runs_foreign_code(audit))
     return planned

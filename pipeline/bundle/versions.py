@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import fsspec
@@ -139,7 +139,8 @@ class BundledVersions:
         """The scores of all versions by these detectors, as `version_part` reads them of a run."""
         renamed = self.table.select(["id", VERSIONS]).rename_columns(["doc_id", VERSIONS])
         if tuple(columns) not in self.parts:
-            self.parts[tuple(columns)] = version_part(renamed, self.config, columns)
+            first = next(iter(self.parts.values()), None)
+            self.parts[tuple(columns)] = replace(version_part(renamed, self.config, columns), like=first)
         return self.parts[tuple(columns)]
 
     def answer(self, selection: SelectionConfig, quarantined: int) -> Verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import difflib
+import hashlib
 import heapq
 import itertools
 import os
@@ -28,7 +29,14 @@ from pipeline.corpus.inputs import InputFile, find_inputs
 from pipeline.corpus.shard import Shard, whole_shard
 from pipeline.errors import UserError
 from pipeline.export.sources import source_place
-from pipeline.mark.commitment import leaf_digest, merkle_root, read_committed, version_digest
+from pipeline.mark.commitment import (
+    CommittedDocument,
+    leaf_digest,
+    merkle_root,
+    read_committed,
+    text_digests,
+    version_digest,
+)
 from pipeline.mark.rules import RULES_VERSION, rules_of
 from pipeline.mark.versions import MOST_SEED, MOST_VERSIONS, Versions, derived, drawn_index, versions_of
 from pipeline.store.files import HashedFile, Store
@@ -273,20 +281,51 @@ def check_private(folder: str) -> None:
     """Check that the private versions of a folder are those that its commitment was made of.
 
     Raises:
-        UserError: a file is missing, or the root that follows from the versions is another one.
+        UserError: a file is missing, or the root that follows from the versions is another one; it names what differs.
     """
     store = Store(folder)
     for name in (COMMITMENT_FILE, VERSIONS_FILE):
         if not store.exists(name):
             raise UserError(f"{folder} holds no {name}: seenset mark writes it")
-    with pq.ParquetFile(pa.BufferReader(store.read(VERSIONS_FILE))) as parquet:
-        leaves = [(one.id, one.leaf) for one in read_committed(parquet)]
-    root, stated = merkle_root([leaf for _, leaf in sorted(leaves)]).hex(), store.read_json(COMMITMENT_FILE)["root"]
-    if root != stated:
+    data, commitment = store.read(VERSIONS_FILE), store.read_json(COMMITMENT_FILE)
+    if hashlib.sha256(data).hexdigest() == commitment["private"][VERSIONS_FILE]:
+        return
+    table = pq.read_table(pa.BufferReader(data))
+    if missing := [name for name in ("id", "versions", "index", "salt") if name not in table.column_names]:
+        raise UserError(f"{folder}/{VERSIONS_FILE} does not match {COMMITMENT_FILE}: it has no column {missing[0]}")
+    with pq.ParquetFile(pa.BufferReader(data)) as parquet:
+        documents = list(read_committed(parquet))
+    root = merkle_root([leaf for _, leaf in sorted((one.id, one.leaf) for one in documents)]).hex()
+    if root != commitment["root"]:
+        firsts = [texts[0] for texts in table["versions"].to_pylist()]
         raise UserError(
             f"{folder}/{VERSIONS_FILE} does not match {COMMITMENT_FILE}: its root is {root[:16]}..., and "
-            f"{stated[:16]}... was committed to"
+            f"{commitment['root'][:16]}... was committed to; {_differing(documents, firsts, commitment, store)}"
         )
+
+
+def _differing(documents: list[CommittedDocument], firsts: list[str], commitment: Any, store: Store) -> str:
+    """What of the private files is not what their seed gives, or not what was committed to."""
+    if len(documents) != commitment["documents"]:
+        return f"it holds {len(documents):,} documents, and {commitment['documents']:,} were committed to"
+    seed, rules = int(store.read_json(SEED_FILE)["seed"]), rules_of(commitment["language"] or "en")
+    for one, first in zip(documents, firsts, strict=True):
+        k = len(one.digests) // 32
+        if one.salt != derived(seed, "salt", one.id):
+            return f"document {one.id!r} has a salt that {SEED_FILE} does not give"
+        if one.index != (drawn := drawn_index(seed, one.id, k)):
+            return f"document {one.id!r} has index {one.index}, and {SEED_FILE} gives {drawn}"
+        made = None if commitment["model"] else versions_of(first, one.id, k, seed, rules)
+        if made is not None and (isinstance(made, str) or text_digests(made.texts) != one.texts):
+            return f"document {one.id!r} has versions that {SEED_FILE} does not give"
+    return f"{PRIVATE}/ is of another collection" + (" or has an edited version" if commitment["model"] else "")
+
+
+def check_scored(path: str) -> None:
+    """`check_private` of the folder of an input, where that is the private file of a folder with a commitment."""
+    folder = path.removesuffix(f"/{VERSIONS_FILE}")
+    if folder != path and Store(folder).exists(COMMITMENT_FILE):
+        check_private(folder)
 
 
 def shown_edits(before: str, after: str) -> list[tuple[str, str]]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from hashlib import sha256
@@ -85,11 +86,20 @@ class VersionPart:
     scores: VersionScores  # without forms
     kinds: pa.Array  # lists of text: of the sites of each document; empty where they are not known
     forms: pa.Array  # lists of bytes: of each version of each document, a byte for each site
+    like: VersionPart | None = None  # the same documents under other scores: what scores do not enter is its
 
     @cached_property
     def residuals(self) -> VersionScores:
         """As `residuals_of` this part alone; computed once."""
-        return preference_residuals(joined_versions([self]))
+        joined, rows, preference = (self.like or self)._masked
+        return preference.residuals(replace(joined, scores=self.scores.scores[rows]))
+
+    @cached_property
+    def _masked(self) -> tuple[VersionScores, np.ndarray, Preference]:
+        """The documents in their order, the row of each version here, and the preference of their forms."""
+        numbered = replace(self.scores, scores=np.arange(self.scores.scores.size, dtype=np.float64))
+        joined = joined_versions([replace(self, scores=numbered)])
+        return joined, joined.scores.astype(np.int64), Preference.of(joined)
 
 
 def residuals_of(parts: Sequence[VersionPart]) -> VersionScores:
@@ -335,28 +345,51 @@ def preference_residuals(scores: VersionScores) -> VersionScores:
     Args:
         scores: returned unchanged if they have no forms, or none that varies enough.
     """
-    if scores.forms is None or not scores.sizes.size or not scores.forms.shape[1]:
-        return scores
-    from scipy.sparse import csr_array
+    return Preference.of(scores).residuals(scores)
 
-    centred, squares = _centred(scores.scores, scores.offsets)
-    forms = csr_array(scores.forms, dtype=np.float64)  # small integers would overflow in products
-    of_document = csr_array(
-        (np.ones(centred.size), np.arange(centred.size), scores.offsets), shape=(scores.sizes.size, centred.size)
-    )
-    sums = of_document @ forms
-    varies = (of_document @ forms.multiply(forms)).multiply(scores.sizes[:, None]) - sums.multiply(sums)
-    kept = np.flatnonzero((varies > 0).sum(axis=0) >= LEAST_DOCUMENTS)
-    if not kept.size or not squares.any():
-        return scores
-    forms, sums = forms[:, kept], sums[:, kept]
-    gram = (forms.T @ forms).toarray() - (sums.T @ sums.multiply(1 / scores.sizes[:, None])).toarray()
-    sd = np.sqrt(np.diag(gram) / centred.size)
-    penalised = gram / np.outer(sd, sd) + np.eye(kept.size)
-    weights = np.linalg.solve(penalised, (forms.T @ centred) / sd) / sd
-    explained, _ = _centred(forms @ weights, scores.offsets)
-    pooled = math.sqrt(squares.sum() / int((scores.sizes - 1).sum()))
-    return replace(scores, scores=np.round((centred - explained) / pooled, 10))
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Preference:
+    """The part of `preference_residuals` that no score enters: columns of forms that vary, and their products."""
+
+    forms: csr_array | None = None  # (versions, columns); None where scores stay as they are
+    sd: np.ndarray = field(default_factory=lambda: np.empty(0))  # (columns,)
+    penalised: np.ndarray = field(default_factory=lambda: np.empty(0))  # (columns, columns)
+
+    @classmethod
+    def of(cls, scores: VersionScores) -> Preference:
+        """That of the forms of some versions. Two threads multiply; counts are whole, so that their sums are exact."""
+        if scores.forms is None or not scores.sizes.size or not scores.forms.shape[1]:
+            return cls()
+        from scipy.sparse import csr_array
+
+        size = scores.scores.size
+        forms = csr_array(scores.forms, dtype=np.float64)  # small integers would overflow in products
+        of_document = csr_array((np.ones(size), np.arange(size), scores.offsets), shape=(scores.sizes.size, size))
+        sums = of_document @ forms
+        varies = (of_document @ forms.multiply(forms)).multiply(scores.sizes[:, None]) - sums.multiply(sums)
+        kept = np.flatnonzero((varies > 0).sum(axis=0) >= LEAST_DOCUMENTS)
+        if not kept.size:
+            return cls()
+        forms, sums = forms[:, kept], sums[:, kept]
+        pairs = [(half, half) for half in (forms[: size // 2], forms[size // 2 :])]
+        with ThreadPoolExecutor(2) as pool:  # products of scipy.sparse release the interpreter
+            *halves, within = pool.map(
+                lambda pair: (pair[0].T @ pair[1]).toarray(), [*pairs, (sums, sums.multiply(1 / scores.sizes[:, None]))]
+            )
+        gram = sum(halves) - within
+        sd = np.sqrt(np.diag(gram) / size)
+        return cls(forms, sd, gram / np.outer(sd, sd) + np.eye(kept.size))
+
+    def residuals(self, scores: VersionScores) -> VersionScores:
+        """`preference_residuals` of scores of the same versions."""
+        centred, squares = _centred(scores.scores, scores.offsets)
+        if self.forms is None or not squares.any():
+            return scores
+        weights = np.linalg.solve(self.penalised, (self.forms.T @ centred) / self.sd) / self.sd
+        explained, _ = _centred(self.forms @ weights, scores.offsets)
+        pooled = math.sqrt(squares.sum() / int((scores.sizes - 1).sum()))
+        return replace(scores, scores=np.round((centred - explained) / pooled, 10))
 
 
 def rank_step_up(ranks: np.ndarray, sizes: np.ndarray, q: Fraction) -> np.ndarray:

@@ -57,7 +57,7 @@ BUDGETS = {
     "pipeline.report": 4_910,
     "pipeline.compare": 2_060,
     "pipeline.export": 1_270,
-    "pipeline.mark": 1_110,
+    "pipeline.mark": 1_150,
     "pipeline.bundle": 1_160,
     "pipeline.series": 1_480,
     "pipeline.trial": 2_700,

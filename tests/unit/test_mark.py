@@ -8,14 +8,19 @@ import hashlib
 import json
 import os
 import random
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from marked_runs import write_audit
 
 from pipeline.errors import UserError
-from pipeline.mark.mark import Marked, MarkRequest, check_private, mark_documents, shown_edits
+from pipeline.mark.mark import Marked, MarkRequest, check_private, check_scored, mark_documents, shown_edits
 from pipeline.mark.versions import Versions, derived
 from ray_jobs.cli import main
 
@@ -228,6 +233,58 @@ def test_private_files_that_do_not_match_the_commitment_are_refused(tmp_path: Pa
     path.unlink()
     with pytest.raises(UserError, match=r"holds no private/versions\.parquet"):
         check_private(str(tmp_path / "out"))
+
+
+def first_changed(column: str, change: Callable[[Any], Any]) -> Callable[[pa.Table], pa.Table]:
+    def changed(table: pa.Table) -> pa.Table:
+        first, *others = table[column].to_pylist()
+        place = table.schema.get_field_index(column)
+        field = table.schema.field(place)
+        return table.set_column(place, field, pa.array([change(first), *others], field.type))
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (first_changed("index", lambda index: (index + 1) % 8), r"document 'd0' has index \d, and private/seed.json g"),
+        (
+            first_changed("versions", lambda v: [f"{v[0]} More.", *v[1:]]),
+            "document 'd0' has versions that private/seed",
+        ),
+        (
+            first_changed("versions", lambda v: [*v[:7], f"{v[7]} More."]),
+            "document 'd0' has versions that private/seed",
+        ),
+        (first_changed("salt", lambda salt: salt[::-1]), "document 'd0' has a salt that private/seed.json does not"),
+        (lambda table: table.slice(1), "it holds 4 documents, and 5 were committed to"),
+        (lambda table: table.drop_columns(["salt"]), "it has no column salt"),
+        (None, "private/ is of another collection"),
+    ],
+)
+def test_a_run_over_private_files_that_do_not_match_names_what_differs(
+    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str], change: Any, words: str
+) -> None:
+    """The private file of a run with a changed value; None: the private folder of another collection."""
+    write_jsonl(tmp_path / "a.jsonl", texts())
+    mark_file(tmp_path / "a.jsonl", tmp_path / "marked")
+    path = tmp_path / "marked/private/versions.parquet"
+    pq.write_table(pq.read_table(path), path, compression="none")
+    check_scored(str(path))  # other bytes of the same versions
+    if change is None:
+        write_jsonl(tmp_path / "a.jsonl", [f"{text} Indeed." for text in texts()])
+        mark_file(tmp_path / "a.jsonl", tmp_path / "other", seed=8)
+        shutil.rmtree(tmp_path / "marked/private")
+        shutil.copytree(tmp_path / "other/private", tmp_path / "marked/private")
+    else:
+        pq.write_table(change(pq.read_table(path)), path)
+    with pytest.raises(SystemExit) as end:
+        main(["run", str(write_audit(tmp_path, "run", tiny_model_folder))])
+    error = capsys.readouterr().err
+    assert end.value.code == 2
+    assert re.search(rf"versions\.parquet does not match commitment\.json: .*{words}", error.replace("\n", " "))
+    assert not (tmp_path / "runs/run").exists()
 
 
 @pytest.mark.parametrize(
