@@ -146,7 +146,7 @@ def test_scores_of_a_run_do_not_depend_on_batches(tmp_path: Path, tiny_model_fol
     best = [(-one.renyi["inf"][0]).double().tolist() for one in alone[0]]
     expected = np.transpose([list(map(ez_of, target, other, best)), list(map(wbc_of, target, other))])
     assert len(np.unique(expected[:, 1])) > 5
-    assert 0 < (expected[:, 0] == LARGEST).sum() < len(TEXTS) / 2
+    assert len(np.unique(expected[:, 0])) > 5
 
     for size in (1, 7, 32):
         made = []
