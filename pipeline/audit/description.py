@@ -184,6 +184,12 @@ FROM_LOG_PROBS = ("loss", "zlib", "lowercase", "reference", "min_k", "pac")
 
 def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
     """What a detector reads of an endpoint must be something that an endpoint can say."""
+    for model in (config.model, config.reference_model):
+        if detector.same_tokens and isinstance(model, EndpointConfig):
+            raise UserError(
+                f"detector {detector.column} compares two models token by token, and {model.name} is an endpoint, "
+                "whose tokens and their ranks are not read: give weights of both models, or take detector reference"
+            )
     for needed, statistics in detector.needs.items():
         model = config.model if needed.model == "target" else config.reference_model
         if not isinstance(model, EndpointConfig) or needed.kind == "generate":

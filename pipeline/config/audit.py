@@ -129,7 +129,7 @@ class AuditConfig(Section):
 
     run: Annotated[str, Place.RUN] = Field(description="Run directory: a local path or an fsspec URL.")
     model: AnyModel = Field(description="The audited model: weights, or an endpoint.")
-    reference_model: AnyModel | None = Field(None, description="Model for the `reference` detector.")
+    reference_model: AnyModel | None = Field(None, description="Model for detectors `reference`, `ez`, `wbc`.")
     paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
     corpus: CorpusConfig
     detectors: list[DetectorEntry] = Field(

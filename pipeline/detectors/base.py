@@ -137,6 +137,7 @@ class Detector:
     needs: Needs
     function: Score
     signed: bool  # whether it has both signs: a difference, of which 0 means nothing
+    same_tokens: bool = False  # whether it compares the target and the reference token by token
 
     def __str__(self) -> str:
         return self.column
@@ -162,6 +163,7 @@ class _Entry:
     needs: Needs | Callable[..., WrittenNeeds]
     arguments: Mapping[str, Argument]
     signed: bool
+    same_tokens: bool
 
 
 _registry: Registry[_Entry] = Registry("detector")
@@ -172,6 +174,7 @@ def detector(
     checks: Mapping[str, Check] | None = None,
     signed: bool = False,
     also: Mapping[str, Mapping[str, Any]] | None = None,
+    same_tokens: bool = False,
 ) -> Callable[[Score], Score]:
     """Make a function a detector that a config can name.
 
@@ -186,6 +189,7 @@ def detector(
             for what an annotation cannot say.
         signed: Whether its scores have both signs, which `ktd` needs.
         also: Further detectors of the same function: name -> values of arguments that no configuration sets.
+        same_tokens: Whether it compares the two models token by token, so that their tokenizers must agree.
 
     Raises:
         UserError: a statistic that its pass does not measure, an argument that cannot be checked, or a name that is
@@ -201,7 +205,7 @@ def detector(
             if name in COLUMNS:
                 raise UserError(f"detector {name}: score files have a column of that name; rename the function")
             read = needs if callable(needs) else measurable(needs, f"detector {name}")
-            entry = _Entry(partial(function, **values) if values else function, read, arguments, signed)
+            entry = _Entry(partial(function, **values) if values else function, read, arguments, signed, same_tokens)
             _registry.register(name, entry, function.__module__)
         return function
 
@@ -314,7 +318,8 @@ def _detector(name: str, known: _Entry, values: Mapping[str, Any]) -> Detector:
     assignments = ", ".join(f"{argument}={value}" for argument, value in settings.items())
     column = f"{name}({assignments})" if assignments else name
     needs = _needs_of(name, known.needs, arguments) if callable(known.needs) else known.needs
-    return Detector(column, name, arguments, needs, known.function, known.signed)
+    same = known.same_tokens or any(getattr(value, "same_tokens", False) for value in arguments.values())
+    return Detector(column, name, arguments, needs, known.function, known.signed, same)
 
 
 def _checked(name: str, argument: str, known: _Entry, value: Any) -> Any:

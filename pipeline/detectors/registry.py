@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.detectors import camia, deviation, draws, gradient, knockoff, likelihood, samia
+from pipeline.detectors import camia, deviation, draws, gradient, knockoff, likelihood, pairs, samia
 from pipeline.detectors.base import Continued, Detector, Pass, is_detector, modules_of, parse
 from pipeline.detectors.plugins import (
     Plugin,
@@ -19,7 +19,7 @@ from pipeline.detectors.plugins import (
     load_installed,
 )
 
-FAMILIES = (likelihood, gradient, knockoff, deviation, samia, draws, camia)
+FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, samia, draws, camia)
 
 
 def parse_detectors(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector, ...]:

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from pipeline.config.models import ModelConfig
+from pipeline.errors import UserError
 from pipeline.models.beginnings import Tokens, first_length, settled, vocabulary_of
 from pipeline.models.checkpoints import (
     Checkpoint,
@@ -25,6 +26,9 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 _WORD = re.compile(r"\S+")
+
+PROBE = "Été 2024: two models, one text."
+"""What two tokenizers are compared on: a BOS or a rule of splitting shows in no vocabulary."""
 
 
 def open_tokenizer(config: ModelConfig) -> Any:
@@ -78,6 +82,34 @@ def plain_ids(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a text without any that the tokenizer adds."""
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return ids
+
+
+def check_same_tokens(first: Any, second: Any, models: tuple[str, str], reader: str) -> None:
+    """Make sure that two tokenizers have one vocabulary, with the same ids.
+
+    Args:
+        first: a tokenizer of a model of transformers.
+        second: the other model's.
+        models: names of the two, for the error.
+        reader: the detector that compares them token by token.
+
+    Raises:
+        UserError: the vocabularies, or what they make of a sentence, differ.
+    """
+    one, two = first.get_vocab(), second.get_vocab()
+    probes = [tokenizer(PROBE, verbose=False)["input_ids"] for tokenizer in (first, second)]
+    if one != two:
+        ids = {token: (one.get(token, "none"), two.get(token, "none")) for token in one.keys() | two.keys()}
+        token = min(token for token, (here, there) in ids.items() if here != there)
+        differs = f"of {len(one)} and {len(two)} tokens, {token!r} has id {ids[token][0]} and {ids[token][1]}"
+    elif probes[0] != probes[1]:
+        differs = f"of {PROBE!r} they make ids {probes[0]} and {probes[1]}"
+    else:
+        return
+    raise UserError(
+        f"detector {reader} compares model {models[0]} and reference_model {models[1]} token by token, and their "
+        f"tokenizers differ: {differs}; take a reference_model of the same family, or detector reference"
+    )
 
 
 def count_words(texts: Sequence[str], max_tokens: int) -> list[Tokens]:

@@ -24,7 +24,14 @@ from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, pl
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.switching import Adapters
-from pipeline.models.tokens import count_words, open_tokenizer, plain_ids, repeated, tokenize
+from pipeline.models.tokens import (
+    check_same_tokens,
+    count_words,
+    open_tokenizer,
+    plain_ids,
+    repeated,
+    tokenize,
+)
 from pipeline.passes.copying import in_one_copy
 from pipeline.passes.forward import TokenStatistics, from_log_probs, restricted
 from pipeline.passes.gradient import coverage_of
@@ -162,6 +169,11 @@ class Scorer:
         if any(p.model == "reference" for p in self.passes):
             assert isinstance(settings.reference_model, ModelConfig)
             self.models["reference"] = placement.open(open_model, settings.reference_model)
+        self.pair = next((detector.column for detector in self.detectors if detector.same_tokens), None)
+        if self.pair is not None:
+            assert settings.reference_model is not None
+            names = (display_name(settings.model), display_name(settings.reference_model))
+            check_same_tokens(self.tokenizer, self.models["reference"].tokenizer, names, self.pair)
         self.base = stage.fingerprint["model"]
         self.shown = display_name(settings.model)
         self.adapters: Adapters | None = None  # of the run, whose folder is known with the first shard
@@ -239,8 +251,12 @@ class Scorer:
         file_scores(self.detectors, batch, self.scores([entry.work for entry in batch]), output)
 
     def _unknown_id(self, ids: Mapping[Pass, list[list[int]]], index: int) -> str | None:
-        """What is wrong with the token ids of a document, if a model has no row for one of them."""
+        """What is wrong with the token ids of a document: a model has no row for one, or a pair reads other ones."""
         read = {(p.model, id(ids[p])): ids[p][index] for p in self.passes}  # several passes share a list
+        if self.pair is not None and any(
+            ids[p][index] != ids[replace(p, model="target")][index] for p in self.passes if p.model == "reference"
+        ):
+            return f"detector {self.pair}: the two models read other tokens of the text"
         problems = (unknown_id(sequence, self.rows[model]) for (model, _), sequence in read.items())
         return next((problem for problem in problems if problem is not None), None)
 

@@ -8,13 +8,15 @@ from typing import Any
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import CorpusConfig
+from pipeline.config.models import ModelConfig
 from pipeline.config.paths import written
 from pipeline.config.training import AdapterConfig
 from pipeline.corpus.near_copies import SKETCH_KIND
 from pipeline.corpus.pictures import PICTURE_SKETCH_KIND
 from pipeline.detectors.base import Pass
 from pipeline.detectors.camia import COPIES
-from pipeline.detectors.registry import DetectorChoice, adapters_of, plugin_code
+from pipeline.detectors.registry import DetectorChoice, adapters_of, parse_detectors, plugin_code
+from pipeline.models.tokens import check_same_tokens, open_tokenizer
 from pipeline.passes.budget import Budget
 from pipeline.stages import SCORE_FOLDER, SCORING
 from pipeline.stages.base import Placement, Stage, Worker
@@ -94,4 +96,14 @@ def _gradient(entry: Mapping[str, Any]) -> float:
     return _GRADIENT_COST * (1 + entry["paraphrases"])
 
 
-KIND = StageKind(SCORING, SCORE_FOLDER, _serves, _stages, costs={"forward": _forward, "gradient": _gradient})
+def _check(config: AuditConfig) -> None:
+    """Compare the tokenizers of the two models that a detector compares token by token. Raises UserError."""
+    pair = next((one.column for one in parse_detectors(config.detectors) if one.same_tokens), None)
+    if pair is not None:
+        assert isinstance(config.model, ModelConfig)
+        assert isinstance(config.reference_model, ModelConfig)
+        models = (config.model, config.reference_model)
+        check_same_tokens(*map(open_tokenizer, models), (models[0].shown, models[1].shown), pair)
+
+
+KIND = StageKind(SCORING, SCORE_FOLDER, _serves, _stages, _check, costs={"forward": _forward, "gradient": _gradient})

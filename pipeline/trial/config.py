@@ -88,7 +88,7 @@ class TrialConfig(Section):
         None, description="Folder of contaminated models and their audits, which trials may share; by default `run`."
     )
     model: ModelConfig = Field(description="A model that has not seen the documents.")
-    reference_model: ModelConfig | None = Field(None, description="Model for the `reference` detector.")
+    reference_model: ModelConfig | None = Field(None, description="Model for detectors `reference`, `ez`, `wbc`.")
     paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
     fsd: FsdConfig = Field(default=FsdConfig(), description="Adapters of the `fsd` detector, as in an audit.")
     text_transform: TransformConfig | None = Field(None, description="What the audits change in every text.")

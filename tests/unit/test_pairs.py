@@ -1,0 +1,207 @@
+"""Detectors of the target and its reference are their formulas, and want the same tokens of both models."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import normalizers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.config.models import ModelConfig
+from pipeline.detectors.base import FORWARD, REFERENCE, Evidence
+from pipeline.detectors.pairs import LARGEST
+from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.errors import UserError
+from pipeline.models.load import open_model
+from pipeline.passes.forward import TokenStatistics, forward
+from pipeline.stages.local import finish_shards
+from pipeline.stages.registry import check_stages, stages_of
+from pipeline.store.files import Store
+from pipeline.store.tables import read_filed
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "of", "the", "model", "text"]
+TEXTS = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 2 + i * 3 % 61)) for i in range(1, 41)]
+STATISTICS = frozenset({"log_prob", "renyi_inf"})
+PAIRS = ("ez", "wbc")
+
+
+def ez_of(target: list[float], other: list[float], best: list[float]) -> float:
+    """A transcription of arXiv 2601.12104."""
+    gained = lost = 0.0
+    for t, r, top in zip(target, other, best, strict=True):
+        if t < top:
+            gained, lost = gained + max(t - r, 0), lost + max(r - t, 0)
+    return gained / (lost + 1e-12) if lost else LARGEST
+
+
+def wbc_of(target: list[float], other: list[float]) -> float:
+    """A transcription of arXiv 2601.02751."""
+    shares = []
+    for window in (2, 3, 4, 6, 9, 13, 18, 25, 32, 40):
+        w = min(window, len(target))
+        starts = range(len(target) - w + 1)
+        above = [math.fsum(target[i : i + w]) > math.fsum(other[i : i + w]) for i in starts]
+        shares.append(sum(above) / len(above))
+    return sum(shares) / len(shares)
+
+
+def evidence_of(targets: list[list[float]], others: list[list[float]], bests: list[list[float]]) -> Evidence:
+    longest = max(map(len, targets))
+    mask = torch.arange(longest) < torch.tensor([[len(row)] for row in targets])
+
+    def table(rows: list[list[float]]) -> torch.Tensor:
+        return torch.tensor([[*row, *[math.nan] * (longest - len(row))] for row in rows])  # padding is never read
+
+    target = TokenStatistics(table(targets), mask, renyi={"inf": -table(bests)})
+    return Evidence(["text"] * len(targets), {FORWARD: target, REFERENCE: TokenStatistics(table(others), mask)})
+
+
+def scores_of(evidence: Evidence) -> list[list[float]]:
+    return [one.score(evidence).tolist() for one in parse_detectors(list(PAIRS))]
+
+
+def test_values_worked_by_hand() -> None:
+    targets = [[-1.0, -2.0, -0.5, -3.0], [-1.0, -2.0], [-0.5, -0.25], [-4.0]]
+    others = [[-2.0, -1.5, -9.0, -2.5], [-2.0, -2.0], [-9.0, -0.125], [-4.0]]
+    bests = [[-0.75, -1.0, -0.5, -1.0], [-0.5, -1.0], [-0.5, -0.25], [-1.0]]
+    ez, wbc = scores_of(evidence_of(targets, others, bests))
+    # d = 1, -.5, (8.5, the likeliest), -.5; no d-; no position (both the likeliest); d = 0: neither gain nor loss
+    assert ez == pytest.approx([1.0, LARGEST, LARGEST, LARGEST])
+    # windows of 2: .5, 8, 8; all longer ones are positive too. Equal sums are not above.
+    assert wbc == [1.0, 1.0, 1.0, 0.0]
+
+
+def test_they_are_their_transcriptions() -> None:
+    generator = np.random.default_rng(3)
+    # Eighths: sums are exact, and windows tie.
+    drawn = [-generator.integers(0, 40, (3, n)) / 8 for n in (1, 2, 3, 5, 11, 39, 40, 41, 90)]
+    targets, others = ([row[i].tolist() for row in drawn] for i in (0, 1))
+    bests = [np.maximum(row[0], row[2]).tolist() for row in drawn]
+    ez, wbc = scores_of(evidence_of(targets, others, bests))
+    assert ez == pytest.approx(list(map(ez_of, targets, others, bests)))
+    assert wbc == pytest.approx(list(map(wbc_of, targets, others)))
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_is_no_number_is_nan_in_its_document_alone(bad: float, place: int) -> None:
+    given = [[[-1.0, -2.0], [-1.0, -2.0]], [[-2.0, -1.0], [-2.0, -1.0]]]
+    given[place][1][0] = bad
+    for scores in scores_of(evidence_of(given[0], given[1], [[-0.5, -0.5]] * 2)):
+        assert [math.isnan(score) for score in scores] == [False, True]
+
+
+def test_other_numbers_of_tokens_are_never_compared() -> None:
+    passes = evidence_of([[-1.0, -2.0]], [[-1.0, -2.0]], [[-1.0, -1.0]]).passes
+    shorter = evidence_of([[-1.0]], [[-1.0]], [[-1.0]]).passes
+    with pytest.raises(ValueError, match="different numbers of tokens"):
+        scores_of(Evidence(["text"], {FORWARD: passes[FORWARD], REFERENCE: shorter[REFERENCE]}))
+
+
+def test_they_share_the_passes_of_loss_and_reference() -> None:
+    passes = plan_passes(parse_detectors(["loss", "reference", *PAIRS]))
+    assert passes == {FORWARD: STATISTICS, REFERENCE: frozenset({"log_prob"})}
+
+
+@pytest.fixture(scope="module")
+def other_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with other weights."""
+    folder = tmp_path_factory.mktemp("pairs") / "other"
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
+    torch.manual_seed(5)
+    for parameter in model.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model_folder).save_pretrained(folder)
+    return folder
+
+
+def described(tmp_path: Path, model: Path, other: Path | None, **settings: Any) -> dict[str, Any]:
+    lines = [json.dumps({"id": str(i), "text": text}) for i, text in enumerate(TEXTS)]
+    (tmp_path / "audit.jsonl").write_text("\n".join(lines))
+    reference = {} if other is None else {"reference_model": {"path": str(other), "dtype": "float32"}}
+    return {
+        "run": str(tmp_path / f"run{settings.pop('run', '')}"),
+        "model": {"path": str(model), "dtype": "float32"},
+        **reference,
+        "corpus": {"audit": {"path": str(tmp_path / "audit.jsonl"), "id": "id"}},
+        "detectors": list(PAIRS),
+        **settings,
+    }
+
+
+def test_scores_of_a_run_do_not_depend_on_batches(tmp_path: Path, tiny_model_folder: Path, other_folder: Path) -> None:
+    models = [open_model(ModelConfig(path=str(path), dtype="float32")) for path in (tiny_model_folder, other_folder)]
+    alone = [[forward(lm, [lm.tokenizer(text)["input_ids"]], STATISTICS) for text in TEXTS] for lm in models]
+    target, other = ([one.log_prob[0].double().tolist() for one in row] for row in alone)
+    best = [(-one.renyi["inf"][0]).double().tolist() for one in alone[0]]
+    expected = np.transpose([list(map(ez_of, target, other, best)), list(map(wbc_of, target, other))])
+    assert len(np.unique(expected[:, 1])) > 5
+    assert len(np.unique(expected[:, 0])) > 5
+
+    for size in (1, 7, 32):
+        made = []
+        for start in range(0, len(TEXTS), size):
+            ids = [[int(i) for i in models[0].tokenizer(text)["input_ids"]] for text in TEXTS[start : start + size]]
+            passes = {p: forward(lm, ids, STATISTICS) for p, lm in zip((FORWARD, REFERENCE), models, strict=True)}
+            made += np.transpose(scores_of(Evidence(TEXTS[start : start + size], passes))).tolist()
+        np.testing.assert_allclose(made, expected, rtol=1e-4)
+
+    for tokens in (1, 4096):
+        resources = {"batch_tokens": tokens}
+        config = build_config(described(tmp_path, tiny_model_folder, other_folder, run=tokens, resources=resources))
+        check_stages(config)
+        (shard,), store = make_plan(config).shards, Store(config.run)
+        (receipt,) = finish_shards(stages_of(config)[-1], [shard], store, workers=1)
+        rows = read_filed(store, receipt).sort_by("row")
+        np.testing.assert_allclose(np.transpose([rows[name].to_numpy() for name in PAIRS]), expected, rtol=1e-4)
+
+
+def _with_a_token(tokenizer: Any) -> None:
+    tokenizer.add_tokens(["zzz"])
+
+
+def _lowercased(tokenizer: Any) -> None:
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"), [(_with_a_token, "'zzz' has id none and "), (_lowercased, "they make ids")]
+)
+def test_other_tokenizers_are_refused_before_and_in_a_worker(
+    change: Callable[[Any], None], differs: str, tmp_path: Path, tiny_model_folder: Path, other_folder: Path
+) -> None:
+    folder = tmp_path / "changed"
+    AutoModelForCausalLM.from_pretrained(other_folder).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(other_folder)
+    change(tokenizer)
+    tokenizer.save_pretrained(folder)
+    config = build_config(described(tmp_path, tiny_model_folder, folder, detectors=["loss", "wbc"]))
+    stage, shards = stages_of(config)[-1], make_plan(config).shards
+    for check in (lambda: check_stages(config), lambda: list(finish_shards(stage, shards, Store(config.run), 1))):
+        with pytest.raises(UserError, match=differs) as raised:
+            check()
+        message = str(raised.value)
+        assert message.startswith("detector wbc compares model ")
+        assert str(tiny_model_folder) in message
+        assert str(folder) in message
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_cannot_be_compared_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"detector {name} needs reference_model, which is not given"):
+        build_config(described(tmp_path, tmp_path / "model", None, detectors=[name]))
+    endpoint = {"endpoint": "http://localhost:1/v1", "name": "served"}
+    for key in ("model", "reference_model"):
+        with pytest.raises(UserError, match=f"detector {name} compares two .*served is an endpoint, whose tokens"):
+            build_config({**described(tmp_path, tmp_path / "m", tmp_path / "o", detectors=[name]), key: endpoint})
