@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pyarrow as pa
 import torch
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -26,6 +27,7 @@ from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import check_stages, stages_of
 from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
 from pipeline.store.tables import read_filed
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "of", "the", "model", "text"]
@@ -160,9 +162,11 @@ def test_scores_of_a_run_do_not_depend_on_batches(tmp_path: Path, tiny_model_fol
         resources = {"batch_tokens": tokens}
         config = build_config(described(tmp_path, tiny_model_folder, other_folder, run=tokens, resources=resources))
         check_stages(config)
-        (shard,), store = make_plan(config).shards, Store(config.run)
-        (receipt,) = finish_shards(stages_of(config)[-1], [shard], store, workers=1)
-        rows = read_filed(store, receipt).sort_by("row")
+        shards, store = make_plan(config).shards, Store(config.run)
+        events = finish_shards(stages_of(config)[-1], shards, store, workers=1)
+        receipts = [event for event in events if isinstance(event, Receipt)]
+        rows = pa.concat_tables([read_filed(store, receipt) for receipt in receipts])
+        rows = rows.sort_by("row")
         np.testing.assert_allclose(np.transpose([rows[name].to_numpy() for name in PAIRS]), expected, rtol=1e-4)
 
 
