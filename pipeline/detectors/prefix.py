@@ -49,7 +49,7 @@ def _con_recall_needs(shots: int) -> Needs:
     return {**_recall_needs(shots), behind(Prefix("seen", shots)): _READ}
 
 
-@detector(needs=_con_recall_needs, signed=True)
+@detector(needs=_con_recall_needs)
 def con_recall(evidence: Evidence, shots: Count = SHOTS, gamma: Annotated[float, Field(ge=0, le=1)] = 0.5) -> Tensor:
     """Mean log-probability behind unseen less gamma times that behind seen documents, over that without any.
 
@@ -64,7 +64,7 @@ def _codec_needs(shots: int) -> Needs:
     return {FORWARD: _READ, behind(Prefix("unseen", shots, joined=False)): _READ}
 
 
-@detector(needs=_codec_needs, signed=True)
+@detector(needs=_codec_needs)
 def codec(evidence: Evidence, shots: Count = SHOTS) -> Tensor:
     """Mean token log-probability less that behind one other document (CoDeC, arXiv 2510.27055).
 

@@ -141,7 +141,7 @@ def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_copy() -> 
 
 
 def keys_of(texts: list[str]) -> Keys:
-    return Keys.of([Document(str(i), text, None, i) for i, text in enumerate(texts)])
+    return Keys.of([Document(i, str(i), text, None) for i, text in enumerate(texts)])
 
 
 def write(folder: Path, model: Path, detectors: list[Any], texts: dict[str, list[str]], **settings: Any) -> Path:
@@ -174,7 +174,7 @@ ALL = [{"recall": {"shots": 4}}, {"con_recall": {"shots": 3}}, {"codec": {"shots
 
 
 @given(seed=st.integers(0, 1000), copies=st.integers(1, 4), shots=st.integers(1, 9))
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_shot_and_no_near_copy_of_one_calibrates(
     seed: int, copies: int, shots: int, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
