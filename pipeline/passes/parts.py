@@ -190,9 +190,9 @@ def behind_in_parts(
         some, order = [ids[row] for row in rows], [*order, *rows]
         work = partial(forward_behind, lm, prefix, statistics=frozenset({"log_prob"}))
         measured += parts.run(work, some, [len(prefix) + len(one) for one in some], tokens)
-    found = joined_statistics(measured)
-    back = to_device(torch.tensor(order).argsort(), found.mask.device)
-    return TokenStatistics(found.log_prob.index_select(0, back), found.mask.index_select(0, back))
+    joined = joined_statistics(measured)
+    back = to_device(torch.tensor(order).argsort(), joined.mask.device)
+    return TokenStatistics(joined.log_prob.index_select(0, back), joined.mask.index_select(0, back))
 
 
 def gradients_in_parts(lm: LanguageModel, ids: Sequence[Sequence[int]], tokens: int, parts: PassSizes) -> Tensor:
