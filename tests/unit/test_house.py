@@ -53,7 +53,7 @@ BUDGETS = {
     "pipeline.detectors": 1_500,
     "pipeline.stages": 3_470,
     "pipeline.selection": 5_890,
-    "pipeline.audit": 10_810,
+    "pipeline.audit": 10_820,
     "pipeline.report": 4_910,
     "pipeline.compare": 2_060,
     "pipeline.export": 1_270,
