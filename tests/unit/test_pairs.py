@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import pyarrow as pa
+import pytest
 import torch
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
