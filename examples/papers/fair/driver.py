@@ -72,8 +72,8 @@ class Specification(Section):
 
 def specification(name: str, settings: Sequence[str] = ()) -> Specification:
     """The specification of a benchmark, with those `a.b=c` settings that are its own."""
-    own = [one for one in settings if one.split(".")[0].split("=")[0] in Specification.model_fields]
-    return build(Specification, read_mapping(str(FOLDER / f"{name}.yaml"), Specification), own)
+    described = [one for one in settings if one.split(".")[0].split("=")[0] in Specification.model_fields]
+    return build(Specification, read_mapping(str(FOLDER / f"{name}.yaml"), Specification), described)
 
 
 def prepare(name: str, work: Path, dataset: str | None = None, settings: Sequence[str] = ()) -> dict[str, int]:
