@@ -33,7 +33,7 @@ from pipeline.trial.documents import read_documents
 from seenset import score
 
 NAME = "negative_control"
-SPLITS = 1000
+SPLITS = 400
 ALPHA = Fraction(1, 100)
 DETECTORS = ("loss", "zlib", "lowercase", "min_k", "min_k_plus_plus")
 """The last one is that of procedures that take a single detector."""
