@@ -52,7 +52,6 @@ def part_benchmark(name: str, rows: Iterable[Mapping[str, Any]], folder: Path, s
         UserError: a column is missing, or a label is neither 0 nor 1.
     """
     benchmark = BENCHMARKS[name]
-    parts: dict[str, list[dict[str, Any]]] = {"audit": [], "unseen": [], "seen": []}
     of_label: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
     for number, row in enumerate(rows):
         for column in (benchmark.text, benchmark.label):
@@ -63,11 +62,21 @@ def part_benchmark(name: str, rows: Iterable[Mapping[str, Any]], folder: Path, s
             raise UserError(f"row {number} of {benchmark.dataset}: {benchmark.label} must be 0 or 1, got {label!r}")
         entry = {"id": f"{name}-{number}", "text": row[benchmark.text], "member": int(label)}
         of_label[int(label)].append(entry)
-    for label, known in ((0, "unseen"), (1, "seen")):
-        random.Random(seed).shuffle(of_label[label])
-        half = len(of_label[label]) // 2
-        parts["audit"] += of_label[label][:half]
-        parts[known] += of_label[label][half:]
+    return write_parts(of_label.items(), folder, seed)
+
+
+def write_parts(kinds: Iterable[tuple[int, list[dict[str, Any]]]], folder: Path, seed: int = 0) -> dict[str, int]:
+    """Write half of the entries of each kind to audit.jsonl, and the others to unseen.jsonl or seen.jsonl by its label.
+
+    Returns:
+        Documents by file.
+    """
+    parts: dict[str, list[dict[str, Any]]] = {"audit": [], "unseen": [], "seen": []}
+    for label, entries in kinds:
+        random.Random(seed).shuffle(entries)
+        half = len(entries) // 2
+        parts["audit"] += entries[:half]
+        parts["seen" if label else "unseen"] += entries[half:]
     folder.mkdir(parents=True, exist_ok=True)
     for part, entries in parts.items():
         lines = (json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)

@@ -21,6 +21,8 @@ from examples.demo.demo import ensure_passages, seenset
 from examples.models import HUB_NAME, smollm2
 from examples.trials.benchmark import PUPILS, answer_all, make_benchmark, read_items
 from examples.trials.family import make_family
+from examples.trials.negative_control import NAME as CONTROL
+from examples.trials.negative_control import SPLITS, run_negative_control
 from examples.trials.pictures import make_model, make_pictures
 from examples.trials.systems import run_systems
 from examples.trials.versions import TRIALS, run_trial_of_versions
@@ -120,15 +122,28 @@ def answer(config: TrialConfig) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line and run; an error that the user can mend is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m examples.trials.run", description=__doc__.splitlines()[0])
-    known = (*NAMES, *TRIALS)
+    known = (*NAMES, *TRIALS, CONTROL)
     parser.add_argument("names", nargs="+", metavar="NAME", choices=[*known, "all"], help=f"all, {', '.join(known)}")
     parser.add_argument("--documents", type=int, default=DOCUMENTS, help="of the trials versions and options")
+    control = parser.add_argument_group(CONTROL)
+    control.add_argument("--unseen", metavar="FILE", help="your own unseen documents, instead of passages")
+    control.add_argument("--id", default="id", metavar="COLUMN", help="of their ids (default: %(default)s)")
+    control.add_argument("--text", default="text", metavar="COLUMN", help="of their texts (default: %(default)s)")
+    control.add_argument("--model", metavar="PATH", help="that has not seen them, instead of SmolLM2-135M")
+    control.add_argument("--splits", type=int, default=SPLITS, help="of each size (default: %(default)s)")
     given = parser.parse_args(arguments)
     for name in known if "all" in given.names else given.names:
         start = time.monotonic()
         try:
-            of_versions = name in TRIALS
-            code = run_trial_of_versions(name, WORK, smollm2(), given.documents) if of_versions else run_trial(name)
+            if name == CONTROL:
+                source = given.unseen and {"path": given.unseen, "id": given.id, "text": given.text}
+                model = {"path": given.model} if given.model else smollm2()
+                folder = WORK / (f"{CONTROL}-own" if given.unseen else CONTROL)
+                code = run_negative_control(folder, model, PASSAGES, source, given.splits)
+            elif name in TRIALS:
+                code = run_trial_of_versions(name, WORK, smollm2(), given.documents)
+            else:
+                code = run_trial(name)
         except UserError as error:
             print(f"trials: {error}", file=sys.stderr)
             return int(ExitCode.USER_ERROR)

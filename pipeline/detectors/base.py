@@ -262,6 +262,11 @@ def is_detector(name: str) -> bool:
     return name in _registry
 
 
+def detector_names() -> list[str]:
+    """The names of all registered detectors, in the order of registration."""
+    return list(_registry)
+
+
 def modules_of(detectors: Iterable[Detector]) -> dict[str, str]:
     """Detector -> module of its function, also of the detectors that others build on."""
     modules: dict[str, str] = {}

@@ -50,7 +50,7 @@ BUDGETS = {
     "pipeline.training": 1_490,
     "pipeline.endpoint": 770,
     "pipeline.passes": 3_120,
-    "pipeline.detectors": 1_920,
+    "pipeline.detectors": 1_930,
     "pipeline.stages": 3_500,
     "pipeline.selection": 5_920,
     "pipeline.audit": 10_820,

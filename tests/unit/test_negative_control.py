@@ -1,0 +1,96 @@
+"""The negative control: false alarms over splits of unseen documents are counted, and come as often as is allowed."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up import sentence, write_jsonl
+
+from examples.trials import run
+from examples.trials.negative_control import VERDICT, control_selections, count_alarms, exact_size
+from pipeline.config.selection import SelectionConfig
+from pipeline.errors import UserError
+from pipeline.selection.in_memory import Scores
+from pipeline.selection.procedures import PROCEDURES
+from pipeline.selection.shares import clopper_pearson
+
+BH = [SelectionConfig(name="bh", detectors=["loss"], procedure="bh", alpha=0.1, confidence=0.9)]
+
+
+def scores_of(documents: int, seed: int = 0) -> Scores:
+    values = np.random.default_rng(seed).normal(size=documents)
+    return Scores({"loss": values}, np.arange(documents, dtype=np.int64))
+
+
+def test_every_registered_procedure_runs_or_is_named_as_one_that_cannot() -> None:
+    selections, others = control_selections(("loss", "min_k"), Fraction(1, 100))
+    assert {selection.procedure for selection in selections}.isdisjoint(others)
+    assert {selection.procedure for selection in selections} | set(others) == set(PROCEDURES)
+    assert {"td4eval", "td4eval_reconformal", "adadetect_storey"} <= {selection.name for selection in selections}
+    assert {selection.alpha for selection in selections} == {0.01}
+    assert others == ["ptdi_known_members", "known_members", "ktd", "versions"]
+
+
+@pytest.mark.parametrize("documents", [100, 101, 600, 5000])
+def test_the_exact_size_is_the_largest_at_which_alpha_is_a_ratio_of_ranks(documents: int) -> None:
+    def taken(audited: int) -> int:
+        return audited + 100 * audited - 1
+
+    audited = exact_size(documents, Fraction(1, 100))
+    assert taken(audited) <= documents < taken(audited + 1)
+
+
+def test_alarms_are_those_of_bh_written_out() -> None:
+    scores, alpha, splits = scores_of(98), 0.1, 200
+    expected = 0
+    for number in range(splits):
+        order = np.random.default_rng([3, number]).permutation(98)
+        audited, unseen = (scores.columns["loss"][part] for part in (order[:9], order[9:]))
+        p = np.sort([(1 + (unseen >= one).sum()) / 90 for one in audited])
+        expected += bool((p <= alpha * np.arange(1, 10) / 9 + 1e-12).any())
+    row, verdict = count_alarms(scores, BH, 9, 89, splits, seed=3)
+    assert (row.name, row.lists, row.splits) == ("bh", expected, splits)
+    assert (verdict.name, verdict.verdicts) == (VERDICT, None), "nine documents are too few for the permutation test"
+
+
+def test_bh_alarms_falsely_at_the_rate_alpha_where_the_ranks_allow_it() -> None:
+    (row, _) = count_alarms(scores_of(98), BH, exact_size(98, Fraction(1, 10)), 89, 1000)
+    assert row.lists is not None
+    low, high = clopper_pearson(row.lists, 1000, 0.0005)
+    assert low <= 0.1 <= high
+
+
+def test_the_permutation_test_is_counted_and_shows_no_more_than_chance() -> None:
+    *_, verdict = count_alarms(scores_of(60), BH, 30, 30, 100)
+    assert verdict.verdicts is not None
+    assert clopper_pearson(verdict.verdicts, 100, 0.0005)[0] <= 0.01
+
+
+def test_a_split_of_more_documents_than_there_are_is_refused() -> None:
+    with pytest.raises(UserError, match="a split takes 60 documents, got 59"):
+        count_alarms(scores_of(59), BH, 30, 30, 1)
+
+
+def test_a_users_own_unseen_documents_are_scored_once_and_split(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = write_jsonl(tmp_path / "own.jsonl", [sentence(i) for i in range(120)])
+    monkeypatch.chdir(tmp_path)
+    call = ["negative_control", "--unseen", own, "--model", str(tiny_model_folder), "--splits", "5"]
+    assert run.main(call) == 0
+    shown = capsys.readouterr().out
+    assert "5 splits of 120 unseen documents: 60 audited, 60 calibrate" in shown
+    assert "5 splits of 120 unseen documents: 1 audited, 99 calibrate" in shown
+    assert "Not run, as unseen documents do not suffice: ptdi_known_members, known_members, ktd, versions." in shown
+    stored = tmp_path / run.WORK / "negative_control-own" / "scores.parquet"
+    before = stored.stat().st_mtime_ns
+    assert run.main(call) == 0
+    assert stored.stat().st_mtime_ns == before
+    assert run.main([*call[:-1], "0"]) == 2
+    assert "--splits must be at least 1, got 0" in capsys.readouterr().err
+    write_jsonl(tmp_path / "own.jsonl", [sentence(i) for i in range(60)])
+    assert run.main(call) == 2
+    assert "takes at least 100 unseen documents, got 60" in capsys.readouterr().err
