@@ -104,7 +104,8 @@ def _check(config: AuditConfig) -> None:
         assert isinstance(config.model, ModelConfig)
         assert isinstance(config.reference_model, ModelConfig)
         models = (config.model, config.reference_model)
-        check_same_tokens(*map(open_tokenizer, models), (models[0].shown, models[1].shown), pair)
+        first, second = map(open_tokenizer, models)
+        check_same_tokens(first, second, (models[0].shown, models[1].shown), pair)
 
 
 KIND = StageKind(SCORING, SCORE_FOLDER, _serves, _stages, _check, costs={"forward": _forward, "gradient": _gradient})
