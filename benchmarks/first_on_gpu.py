@@ -21,7 +21,7 @@ from pipeline.models.libraries import cap_memory
 from pipeline.models.opened import LanguageModel
 from pipeline.passes.forward import forward
 from pipeline.passes.generate import Prompt, continuations
-from pipeline.passes.gradient import coverage, gradient_norms
+from pipeline.passes.gradient import coverage_of, gradient_norms
 from pipeline.passes.sampling import Sampling
 from pipeline.passes.statistics import STATISTICS
 
@@ -119,7 +119,7 @@ def ignores_neighbours(device: str) -> Finding:
 def differentiates(device: str) -> Finding:
     """Gradient norms by the batched method against the CPU's, which was held against autograd."""
     ids, lm, there = texts(), small(device), small("cpu")
-    method = coverage(lm.model)
+    method = coverage_of(lm.model)
     norms, expected = gradient_norms(lm, ids).cpu(), gradient_norms(there, ids)
     largest = float(((norms - expected) / expected).abs().max())
     return method.method == "batched" and largest < 1e-3, f"{method.method}, {largest:.1e} {method.reason}"

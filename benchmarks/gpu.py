@@ -50,7 +50,7 @@ from pipeline.models.opened import LanguageModel
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
 from pipeline.passes.forward import forward
 from pipeline.passes.generate import Prompt, continuations
-from pipeline.passes.gradient import coverage, gradient_norms
+from pipeline.passes.gradient import coverage_of, gradient_norms
 from pipeline.passes.sampling import Sampling
 from pipeline.passes.statistics import STATISTICS
 
@@ -142,7 +142,7 @@ def measure_model(shape: str, clock: Clock, ceiling: float, arguments: argparse.
     batches, small = list(batched(ids, sizes.forward)), list(batched(ids, sizes.gradient))
     prompts = documents(arguments.prompts, 16, SHAPES[shape]["vocab_size"], seed=1)
     singles = ids[: -(-len(ids) // SINGLES)]
-    method = coverage(lm.model)
+    method = coverage_of(lm.model)
     jobs: dict[str, Callable[[], Any]] = {
         "bare": lambda: bare(lm, batches),
         "four": lambda: score_batches(lm, batches, FOUR),
