@@ -32,7 +32,8 @@ def reviewed_assumption(assumption: str, n_removed: int) -> str:
         n_removed: documents that the review removed.
     """
     removed = "The removed document was" if n_removed == 1 else f"Each of the {n_removed:,} removed documents was"
-    return f"{removed} trained on, and apart from a share e of documents that were trained on too: {assumption}"
+    rest = "apart from the share e of calibration documents that were trained on too"
+    return f"{removed} trained on; and, {rest}, {assumption[0].lower()}{assumption[1:]}"
 
 
 def reviewed_promise(alpha: float, n_calibration: int, proved: bool) -> str:
