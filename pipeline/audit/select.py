@@ -372,7 +372,7 @@ class _Question:
             weighting = weighting_diagnostic(answer.effective, answer.n_calibration, role, before, after)
             checks |= {"blind": after, "weighting": weighting, "tail": None}
         diagnostics = diagnostics.model_copy(update=checks)
-        review = None if self.scored.review is None else self.scored.review.review
+        review = self.scored.review.review if self.scored.review is not None and role == "unseen" else None
         removed = review is not None and review.n_removed > 0
         alone = self.weights is None and not removed and not diagnostics.failures()
         audited, calibrating = copies["audit"], copies[role]
