@@ -43,7 +43,7 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_720,
+    "pipeline.config": 1_770,
     "pipeline.corpus": 5_460,
     "pipeline.store": 1_970,
     "pipeline.models": 2_660,
@@ -53,15 +53,15 @@ BUDGETS = {
     "pipeline.detectors": 1_400,
     "pipeline.stages": 3_350,
     "pipeline.selection": 5_890,
-    "pipeline.audit": 10_750,
-    "pipeline.report": 4_910,
+    "pipeline.audit": 11_080,
+    "pipeline.report": 4_970,
     "pipeline.compare": 2_060,
     "pipeline.export": 1_270,
     "pipeline.mark": 1_110,
     "pipeline.bundle": 1_160,
     "pipeline.series": 1_480,
     "pipeline.trial": 2_700,
-    "ray_jobs": 4_710,
+    "ray_jobs": 4_770,
     "cluster": 1_290,
     "seenset": 950,
 }
