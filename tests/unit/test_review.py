@@ -224,6 +224,22 @@ def test_the_number_is_fixed_before_the_first_score(
     assert "overwrites nothing" in refused(capsys, "review", audit / "run", audit / "review.csv")
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["corpus.audit.review_count=3"], "review and review_count are of unseen documents"),
+        (["corpus.unseen.review_count=null", "corpus.unseen.review=x.csv"], "review goes with review_count"),
+        (["series.ledger=ledger", "series.horizon=4"], "holds for no reviewed scan"),
+        (["corpus.unseen.review_count=0"], "greater than or equal to 1"),
+    ],
+)
+def test_a_review_is_of_unseen_documents_with_a_number_and_outside_schedules(
+    base: Path, capsys: pytest.CaptureFixture[str], settings: list[str], expected: str
+) -> None:
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    assert expected in refused(capsys, "plan", base / "audit.yaml", *overrides)
+
+
 def test_a_run_that_listed_nothing_takes_no_file(base: Path, audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(capsys, "select", base / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
     assert "has listed no documents" in line
