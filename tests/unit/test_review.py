@@ -32,10 +32,10 @@ Change = Callable[[list[dict[str, str]]], list[dict[str, str]]]
 def base(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """A folder with a finished run, four of whose unseen documents score as members do, and its audit.yaml."""
     folder = tmp_path_factory.mktemp("review")
-    numbers = {"audit": 80, "unseen": N_UNSEEN}
+    numbers = {"audit": 80, "unseen": N_UNSEEN, "seen": 40}
     corpus: dict[str, Any] = {role: {"path": str(folder / f"{role}.jsonl"), "id": "id"} for role in numbers}
     corpus["unseen"]["review_count"] = COUNT
-    selections = asked("members", "storey", "learnt")
+    selections = asked("members", "storey", "learnt", "clean")
     path = write_audit(folder, tiny_model_folder, corpus=corpus, selections=selections, detectors=["loss", "min_k"])
     for first, (role, number) in enumerate(numbers.items()):
         rows = [{"id": f"{role}-{i}", "text": sentence(1000 * first + i)} for i in range(number)]
@@ -45,9 +45,9 @@ def base(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> P
 
     def changed(table: pa.Table, receipt: Receipt) -> pa.Table:
         rows = table["row"].to_numpy()
-        higher = rows % 2 == 0 if receipt.role == "audit" else np.isin(rows, SEEN_AFTER_ALL)
+        by_role = {"audit": rows % 2 == 0, "unseen": np.isin(rows, SEEN_AFTER_ALL), "seen": rows >= 0}
         for name in ("loss", "min_k"):
-            table = with_column(table, name, pa.array(rng.normal(size=len(table)) + 6.0 * higher))
+            table = with_column(table, name, pa.array(rng.normal(size=len(table)) + 6.0 * by_role[receipt.role]))
         return table
 
     refile(folder / "run", changed)
@@ -155,6 +155,14 @@ def test_confirmed_documents_do_not_calibrate_and_the_answer_is_approximate(
     assert answer(audit, "members")["n_calibration"] == N_UNSEEN - 3
     assert answer(audit, "members")["n_selected"] > before["members"]["n_selected"]
     assert answer(audit, "members")["promise"] in page
+
+
+def test_answers_that_seen_documents_calibrate_stay_as_they_are(audit: Path) -> None:
+    before = answer(audit, "clean")
+    assert before["guarantee"] == "finite-sample"
+    write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
+    assert select(audit) == 0
+    assert answer(audit, "clean") == before
 
 
 def test_without_the_file_the_next_selection_counts_all_documents_again(audit: Path) -> None:
