@@ -25,7 +25,8 @@ from pipeline.audit.reconcile import check_inputs_since, note_gradient, reconcil
 from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.repair import withdraw_damaged
 from pipeline.audit.retry import check_reasons, count_refused, withdraw_refused
-from pipeline.audit.scored import Scored, check_budget, read_scored
+from pipeline.audit.review import read_review
+from pipeline.audit.scored import Scored, check_budget, note_review, read_scored
 from pipeline.audit.select import Answering, Each, select_all
 from pipeline.audit.status import Counts, RunState, Status, StatusFile, read_status
 from pipeline.audit.strongest import Reread
@@ -140,11 +141,13 @@ def run_plan(
     if earlier is not None:
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
         return Outcome(earlier.status, earlier.report)
+    review = read_review(store, plan.config)
     with scoring(plan, reporter, retried) as (scored, status, fold, reread):
         types = read_arithmetic(store)
         config = plan.config if types is None else with_types(plan.config, types.types)
         reporter.say("selecting")
         heartbeat.phase("selecting")
+        scored = note_review(scored, review)
         claim = claim_of(config, scored, plan.limit, reporter.say)
         how = Answering(texts=texts, reread=reread, say=reporter.say, claim=claim)
         summaries = select_all(config, scored, plan.limit, fold, how)

@@ -24,6 +24,7 @@ OUTPUT_HELP = "Folder of what is written, of its own: local path or fsspec URL."
 INPUT_HELP = "File or folder with the documents: Parquet, JSONL (.gz, .zst), CSV, .txt."
 OUT_HELP = "Folder to write, of its own: public/, private/ and commitment.json. Nothing is overwritten."
 BUNDLE_HELP = "File to write: local path or fsspec URL. By default RUN.bundle; nothing is overwritten."
+REVIEW_HELP = "CSV file to write: local path or fsspec URL. By default RUN-review.csv; nothing is overwritten."
 COMMITMENT_HELP = "commitment.json of seenset mark, whose root the indices and versions must lead to."
 TEXTS_HELP = "Put the texts of the scored documents into the bundle."
 SEED_HELP = "Secret number below 2**256 that all draws follow from; by default drawn and written to private/seed.json."
@@ -140,6 +141,20 @@ def verdict(
     terminal.show(json_, answer.plain(), terminal.print_verdict, answer)
     if fail_if_trained and answer.exit_code:
         raise typer.Exit(int(answer.exit_code))
+
+
+def review(
+    run: RunPath,
+    out: Annotated[str | None, typer.Argument(metavar="[OUT]", help=REVIEW_HELP)] = None,
+    json_: AsJson = False,
+    no_text: NoText = False,
+) -> None:
+    """Write the unseen documents with the highest scores to a file, to fill in whether each was trained on."""
+    _check_run(run)
+    from ray_jobs.select import write_review_file
+
+    facts = write_review_file(run, out, not no_text)
+    terminal.show(json_, facts, terminal.print_review, facts)
 
 
 def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None:
@@ -444,5 +459,5 @@ def _check_run(run: str, overrides: list[str] | None = None) -> None:
     supervise(may_need_cluster(manifest.config.resources))
 
 
-COMMANDS = (retry, status, select, verdict, report, export, compare, joint, rank, series, mark, pack, verify)
+COMMANDS = (retry, status, select, verdict, review, report, export, compare, joint, rank, series, mark, pack, verify)
 """In the order of the help."""

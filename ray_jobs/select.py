@@ -12,11 +12,13 @@ from typing import Any
 from pipeline.audit.answers import check_training_keys
 from pipeline.audit.description import build_config
 from pipeline.audit.finished import forget_finished
+from pipeline.audit.for_review import list_for_review
 from pipeline.audit.history import answer_names
 from pipeline.audit.judge import judge_collection
 from pipeline.audit.manifest import read_run
 from pipeline.audit.records import MANIFEST_FILE
-from pipeline.audit.scored import Each, Scored, check_budget, read_scored
+from pipeline.audit.review import read_review
+from pipeline.audit.scored import Each, Scored, check_budget, note_review, read_scored
 from pipeline.audit.select import Answering, select_all
 from pipeline.audit.shard_table import SHARDS_FILE
 from pipeline.audit.status import made_answer
@@ -28,6 +30,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import UserError
 from pipeline.report.page import rewrite_report, write_report
+from pipeline.report.wording.review import NO_VERDICT
 from pipeline.series.claims import claim_of, file_result
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
@@ -50,11 +53,15 @@ def select_again(
     manifest, shards = read_run(store)
     config = build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides)
     changed = {key for key in AuditConfig.model_fields if getattr(config, key) != getattr(manifest.config, key)}
+    if config.corpus.unreviewed() == manifest.config.corpus.unreviewed():
+        changed.discard("corpus")
     refused = sorted(changed - {"selections", "overlap", "error_budget"})
     if refused:
         raise UserError(
-            f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
+            "seenset select takes selections, overlap, error_budget and corpus.unseen.review; "
+            f"{', '.join(refused)} needs seenset run"
         )
+    review = read_review(store, config)
     if manifest.shard_table is None:
         _log.warning(
             "%s is of version 0.9.0 or an earlier one, which wrote no digests: whether %s and %s are as they were "
@@ -70,6 +77,7 @@ def select_again(
         check_training_keys(store)
         scored = read_scored(store, shards, config.near_copies)
         check_budget(config, scored)
+        scored = note_review(scored, review)
         claim = claim_of(config, scored, manifest.limit, say)
         fold = fold_of(store, True)
         how = Answering("select", texts, say=say, claim=claim)
@@ -92,6 +100,8 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
             them.
     """
     with _answered(run) as (config, scored, limit):
+        if scored.review is not None and scored.review.documents:
+            raise UserError(NO_VERDICT)
         check_budget(config, scored)
         verdict = write_verdict(scored.store, _judge(config, scored, limit, fold_of(scored.store, True), blocks))
         rewrite_report(scored.store)
@@ -112,19 +122,50 @@ def write_bundle(run: str, out: str | None, texts: bool) -> dict[str, Any]:
     Raises:
         UserError: as `give_verdict` for the run, a file that is there, or an answer that no bundle can hold.
     """
-    name = out or f"{os.path.basename(Store(run).root) or 'run'}.bundle"
+    with _new_file(run, out, ".bundle", "bundle") as (name, write), _answered(run) as (config, scored, _):
+        data = pack_run(config, scored, fold_of(scored.store, True), texts)
+        write(data)
+    return {"bundle": name, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+def write_review_file(run: str, out: str | None, texts: bool) -> dict[str, Any]:
+    """List the unseen documents of a finished run with the highest scores in a file for a review.
+
+    Args:
+        run: the run directory, a local path or an fsspec URL.
+        out: the file; by default the name of the run with `-review.csv`.
+        texts: whether it shows how the documents start.
+
+    Returns:
+        file, count of documents and detector of the list.
+
+    Raises:
+        UserError: not a finished run, no review_count, too few documents, another list than before, or a file that is
+            there.
+    """
+    with _new_file(run, out, "-review.csv", "review") as (name, write), _answered(run) as (config, scored, _):
+        listed, rows = list_for_review(config, scored, fold_of(scored.store, True), texts)
+        write(rows)
+    return {"file": name, "count": listed.count, "detector": listed.detector}
+
+
+@contextmanager
+def _new_file(run: str, out: str | None, ending: str, kind: str) -> Iterator[tuple[str, Callable[[bytes], None]]]:
+    """The name of a file that is not there, and what writes it."""
+    name = out or f"{os.path.basename(Store(run).root) or 'run'}{ending}"
     folder, base = os.path.split(name)
     if not base:
-        raise UserError(f"{name} is a folder: name the file of the bundle")
+        raise UserError(f"{name} is a folder: name the file of the {kind}")
     place = Store(folder or ".")
-    taken = f"{name} is there already, and a bundle overwrites nothing: name another file"
+    taken = f"{name} is there already, and a {kind} overwrites nothing: name another file"
     if place.exists(base):
         raise UserError(taken)
-    with _answered(run) as (config, scored, _):
-        data = pack_run(config, scored, fold_of(scored.store, True), texts)
-    if not place.create(base, data, last_may_win=False):
-        raise UserError(taken)
-    return {"bundle": name, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+    def write(data: bytes) -> None:
+        if not place.create(base, data, last_may_win=False):
+            raise UserError(taken)
+
+    yield name, write
 
 
 @contextmanager

@@ -387,6 +387,12 @@ def print_bundle(facts: dict[str, Any]) -> None:
     print_line(f"next: seenset verify {facts['bundle']}")
 
 
+def print_review(facts: dict[str, Any]) -> None:
+    """The file that `seenset review` wrote, and what to do next."""
+    print_line(f"review: {facts['file']} ({facts['count']:,} unseen documents with the highest {facts['detector']})")
+    print_line("next: fill in trained_on with yes, no or unsure, and name the file in corpus.unseen.review")
+
+
 def print_verification(verification: BundleVerification) -> None:
     """What came of checking a bundle, a line for each statement."""
     for finding in verification.findings:

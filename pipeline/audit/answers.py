@@ -8,6 +8,7 @@ from pipeline.audit.diagnostics import blind_file
 from pipeline.audit.digests import changed_file, check_answer, digests_of, read_digests, write_digests
 from pipeline.audit.history import HISTORY_FILE
 from pipeline.audit.records import JUDGED_RECORD, KEYS_FILE, MANIFEST_FILE, write_record
+from pipeline.audit.review import REVIEWED_FILE
 from pipeline.audit.score_shards import DUPLICATES
 from pipeline.audit.shard_table import SHARDS_FILE
 from pipeline.audit.summary import Summary, summary_file
@@ -25,6 +26,7 @@ _OF_RUN = (
     JUDGED_RECORD,
     KEYS_FILE,
     DUPLICATES,
+    REVIEWED_FILE,
     *(blind_file(role) for role in ROLES if role != "audit"),
     *(weights_record_file(role) for role in ROLES if role != "audit"),
 )

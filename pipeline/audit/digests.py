@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from pipeline.audit.records import JUDGED_RECORD, KEYS_FILE, MANIFEST_FILE, VersionedRecord, read_record, write_record
+from pipeline.audit.review import REVIEWED_FILE
 from pipeline.audit.score_shards import DUPLICATES
 from pipeline.audit.shard_table import SHARDS_FILE
 from pipeline.config.selection import HISTORY
@@ -37,7 +38,7 @@ _OF_RUN = {MANIFEST_FILE: REWRITTEN, SHARDS_FILE: REWRITTEN, KEYS_FILE: REWRITTE
 """Files of which answers are made and that `seenset select` does not write, with what helps."""
 
 
-_MAY_BE_MISSING = (DUPLICATES,)
+_MAY_BE_MISSING = (DUPLICATES, REVIEWED_FILE)
 """Files of the run that a reader reads only where they are there."""
 
 

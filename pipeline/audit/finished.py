@@ -14,6 +14,7 @@ from pipeline.audit.known import FINISHED_FILE, KnownInput, known_record
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import VersionedRecord, opened, write_record
+from pipeline.audit.review import content_of_review
 from pipeline.audit.scored import Scored
 from pipeline.audit.status import Status
 from pipeline.config.yaml import build
@@ -108,7 +109,9 @@ def _question(plan: Plan, flags: Sequence[bool]) -> str:
     shards = [{key: value for key, value in shard.to_dict().items() if key != "first_row"} for shard in plan.shards]
     config = plan.config.model_dump(mode="json", by_alias=True)
     stamps = [entry.stamp for entry in plan.inputs]
-    return _digest([config, plan.limit, list(flags), versions(), shards, stamps])
+    content = content_of_review(plan.config)
+    review = [] if content is None else [hashlib.sha256(content).hexdigest()]
+    return _digest([config, plan.limit, list(flags), versions(), shards, stamps, *review])
 
 
 def _digest(value: Any) -> str:

@@ -153,6 +153,12 @@ def _check_layout(plan: Plan, before: Manifest, store: Store) -> None:
     if before.limit != plan.limit:
         extent = wording.extent(before.limit)
         raise UserError(f"run {store.url} was planned for {extent}; use the same --limit or another run directory")
+    counts = [config.corpus.review[0] for config in (before.config, plan.config)]
+    if counts[0] != counts[1]:
+        raise UserError(
+            f"run {store.url} was started with corpus.unseen.review_count {counts[0]}, now {counts[1]}: it is fixed "
+            "before the first score; use another run directory"
+        )
     for key in ("shard_bytes", "shard_documents"):
         was, now = getattr(before.config.resources, key), getattr(plan.config.resources, key)
         if was != now:

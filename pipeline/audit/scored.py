@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.audit.allocation import KEYS_SCHEMA
 from pipeline.audit.overlap import KnownTexts, RoleNames, SharedTexts, find_shared, shared_error
-from pipeline.audit.records import KEYS_FILE
+from pipeline.audit.records import KEYS_FILE, read_record, write_record
 from pipeline.audit.repeated_ids import repeated_ids
+from pipeline.audit.review import REVIEWED_FILE, Reviewed
 from pipeline.audit.score_shards import DUPLICATES, Span, scores_of, span_of
 from pipeline.audit.summary import OverlapDiagnostic
 from pipeline.config.audit import AuditConfig
@@ -26,7 +28,7 @@ from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
 from pipeline.errors import IncompleteError, UserError
 from pipeline.report.wording.documents import LEFT_OUT
-from pipeline.report.wording.files import REPEATED_ID
+from pipeline.report.wording.files import REPEATED_ID, answered_by
 from pipeline.selection.passes import Batch
 from pipeline.selection.procedures import procedure_of
 from pipeline.stages import SCORING
@@ -74,15 +76,19 @@ class Scored:
     shards: dict[str, Shard]
     duplicates: dict[str, np.ndarray]  # shard -> positions in its score file of rows that repeat an id
     finetuned: dict[str, np.ndarray]  # shard of a known role -> positions of what adapters were trained on
+    review: Reviewed | None = None
+    reviewed: dict[str, np.ndarray] = field(default_factory=dict)
+    """Shard of unseen documents -> positions of those that the review confirmed as trained on."""
 
     def of(self, role: str) -> list[Receipt]:
         """The receipts of one role, in order."""
         return [receipt for receipt in self.receipts if receipt.role == role]
 
     def table(self, receipt: Receipt, columns: Sequence[str], finetuned: bool = False) -> pa.Table:
-        """A score shard without the rows that repeat an id, and without those of fine-tuning unless asked for."""
+        """A score shard without rows that repeat an id or that a review removed, nor fine-tuning's unless asked for."""
         table = _read(self.store, receipt, columns)
         dropped = [self.duplicates.get(receipt.shard), None if finetuned else self.finetuned.get(receipt.shard)]
+        dropped.append(self.reviewed.get(receipt.shard))
         keep = np.ones(len(table), dtype=bool)
         for rows in dropped:
             if rows is not None:
@@ -204,7 +210,27 @@ def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR
         duplicates.update(_duplicates(store, scored.of(role)))
     scored = replace(scored, duplicates=duplicates)
     _write_duplicates(scored)
-    return scored
+    return without_reviewed(scored, read_record(store, REVIEWED_FILE, Reviewed, answered_by(store.url)))
+
+
+def without_reviewed(scored: Scored, review: Reviewed | None) -> Scored:
+    """The same score shards without the unseen documents that a review removes, and no others."""
+    positions = {}
+    if review is not None and review.documents:
+        removed = pa.array(review.documents, pa.string())
+        for receipt in scored.of("unseen"):
+            ids = read_filed(scored.store, receipt, ["doc_id"])["doc_id"].cast(pa.string())
+            positions[receipt.shard] = np.flatnonzero(pc.is_in(ids, value_set=removed).to_numpy())
+    return replace(scored, review=review, reviewed=positions)
+
+
+def note_review(scored: Scored, review: Reviewed | None) -> Scored:
+    """Note in the run directory what a review removes from calibration; the score shards without these documents."""
+    if review is None:
+        scored.store.remove(REVIEWED_FILE)
+    else:
+        write_record(scored.store, REVIEWED_FILE, review)
+    return without_reviewed(scored, review)
 
 
 def _finetuned(store: Store, receipts: Sequence[Receipt], near_copies: float) -> dict[str, np.ndarray]:

@@ -372,13 +372,16 @@ class _Question:
             weighting = weighting_diagnostic(answer.effective, answer.n_calibration, role, before, after)
             checks |= {"blind": after, "weighting": weighting, "tail": None}
         diagnostics = diagnostics.model_copy(update=checks)
-        alone = self.weights is None and not diagnostics.failures()
+        review = self.scored.review.review if self.scored.review is not None and role == "unseen" else None
+        removed = review is not None and review.n_removed > 0
+        alone = self.weights is None and not removed and not diagnostics.failures()
         audited, calibrating = copies["audit"], copies[role]
         near = near_copies_diagnostic(selection.procedure, answer.n_bh, role, audited, calibrating, alone)
         diagnostics = diagnostics.model_copy(update={"near_copies": near})
         place = None if self.slot is None or self.config.series is None else series_place(self.slot, self.config.series)
         made = make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit).placed(place)
-        return made.without_bound(GROUPED) if breaks_bounds(audited, calibrating) or groups is not None else made
+        dependent = breaks_bounds(audited, calibrating) or groups is not None
+        return (made.without_bound(GROUPED) if dependent else made).after_review(review)
 
     def write(self, summary: Summary, answer: Answer, judged: Total) -> dict[str, str]:
         """Write the selected and what the report draws; SHA-256 of all files but the summary, by name."""

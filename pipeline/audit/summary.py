@@ -6,18 +6,20 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from pipeline.audit.conclusion import Bounded, Conclusion, bound_condition, conclude, supported_of
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.digests import check_answer, no_digests
 from pipeline.audit.records import Record, VersionedRecord, read_record
+from pipeline.audit.review import Review
 from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction, SelectionConfig
 from pipeline.config.series import Rule, SeriesConfig
 from pipeline.errors import ExitCode
 from pipeline.report.wording import conclusion as wording
 from pipeline.report.wording.files import answered_by
+from pipeline.report.wording.review import NOT_BOUNDED, reviewed_assumption, reviewed_promise
 from pipeline.selection.passes import Answer
 from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.selection.schedule import Slot
@@ -305,6 +307,17 @@ class Summary(Bounded, VersionedRecord):
     diagnostics: Diagnostics = Field(description="Checks of the documents at hand.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
     series: SeriesPlace | None = Field(None, description="Place in a schedule of scans; null where there is none.")
+    review: Review | None = Field(
+        None, description="The review of the calibration documents; left out where there was none."
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_review(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The answer, without the key of the review where there was none."""
+        values: dict[str, Any] = plain(self)
+        if self.review is None:
+            values.pop("review", None)
+        return values
 
     @property
     def checked(self) -> bool:
@@ -326,11 +339,43 @@ class Summary(Bounded, VersionedRecord):
         """What a reader of the numbers must know of the promise, a line each; empty where nothing contradicts it."""
         weighting = self.diagnostics.weighting
         weighed = [] if weighting is None or weighting.ok is False else [wording.unproved(weighting.sentence)]
+        if self.review is not None:
+            promised = self.was_reviewed and self.conclusion != "contradicted"
+            weighed += [f"{self.review.sentence} {self.promise}" if promised else self.review.sentence]
         if self.conclusion == "contradicted":
             return [*(f"{wording.WARNING}: {reason}" for reason in self.reasons), *weighed]
         if self.conclusion == "supported":
             return weighed
         return [unsettled(self.diagnostics.blind), *weighed]
+
+    @property
+    def was_reviewed(self) -> bool:
+        """Whether a review removed calibration documents."""
+        return self.review is not None and self.review.n_removed > 0
+
+    @property
+    def guarantee_of_procedure(self) -> Guarantee:
+        """What the procedure guarantees, whatever a review removed."""
+        return self.guarantee if self.review is None else self.review.guarantee
+
+    def after_review(self, review: Review | None) -> Summary:
+        """The same answer with a review; if it removed documents, without a bound and with an approximate promise.
+
+        Bashari, Sesia and Romano 2025.
+        """
+        if review is None:
+            return self
+        made = self.model_copy(update={"review": review.model_copy(update={"guarantee": self.guarantee})})
+        if not made.was_reviewed:
+            return made
+        return made.without_bound(NOT_BOUNDED).model_copy(
+            update={
+                "guarantee": "heuristic",
+                "assumption": reviewed_assumption(self.assumption, review.n_removed),
+                "promise": reviewed_promise(self.alpha, self.n_calibration, self.guarantee == "finite-sample"),
+                "strict": replace(self.strict, guarantee="heuristic"),
+            }
+        )
 
     def placed(self, place: SeriesPlace | None) -> Summary:
         """The same answer with the place of its scan in a schedule."""

@@ -20,6 +20,7 @@ from pipeline.audit.diagnostics import diagnose_scores
 from pipeline.audit.judge import Setting, audited_model, judge_scores
 from pipeline.audit.manifest import Manifest
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE, opened
+from pipeline.audit.review import Review
 from pipeline.audit.summary import BlindDiagnostic, Diagnostics, Summary, make_summary, series_place
 from pipeline.audit.versions_verdict import judge_parts
 from pipeline.audit.weighing import weighting_diagnostic
@@ -207,6 +208,8 @@ class _Bundle:
                 yield Checked("stated", f"{about}, check {name}", f"by the run, not recomputed: {diagnostic.sentence}")
         if summary.bound_withheld is not None:
             yield Checked("stated", f"{about}, bound", summary.bound_withheld)
+        if summary.review is not None:
+            yield Checked("stated", f"{about}, review", summary.review.sentence)
 
     def _answer(self, selection: SelectionConfig, slot: Slot | None) -> Verdict:
         """The answer of a selection from the scores."""
@@ -325,7 +328,8 @@ class _Bundle:
         counts = int(recomputed.selected.sum()), self.audit.size - self.roles["audit"].size
         made = make_summary(selection, answer, diagnostics, *counts, self.manifest.limit).placed(place)
         withheld = stated.get("bound_withheld")
-        return made if withheld is None else made.without_bound(str(withheld))
+        made = made if withheld is None else made.without_bound(str(withheld))
+        return made if stated.get("review") is None else made.after_review(build(Review, dict(stated["review"])))
 
     def _slot(self, stated: dict[str, Any]) -> Slot | None:
         """The place of a scan in its schedule; how much was selected before it, only the ledger can tell."""

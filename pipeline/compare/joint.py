@@ -27,6 +27,7 @@ from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.report.wording import comparison as wording
 from pipeline.report.wording.conclusion import WARNING
+from pipeline.report.wording.review import NO_JOINT
 from pipeline.selection.calibrations import Calibration, calibration_of
 from pipeline.selection.joint import (
     JointCut,
@@ -161,6 +162,8 @@ def _check_selections(runs: Sequence[FinishedRun], summaries: Sequence[Summary])
                 f"{where} has calibration {summary.calibration}: a joint selection takes pooled or by_group, whose "
                 "p-values are valid on average over calibration sets"
             )
+        if summary.was_reviewed:
+            raise UserError(f"{where} {NO_JOINT}")
         if not procedure_of(summary.procedure).is_valid(reconformal=summary.guarantee == "finite-sample"):
             raise UserError(f"{where} is {summary.procedure}, whose p-values are not valid: set reconformal: true")
 

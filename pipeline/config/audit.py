@@ -165,6 +165,12 @@ class AuditConfig(Section):
     import_: Imports = Field(default=[])
     seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of all that is random.")
 
+    @model_validator(mode="after")
+    def _review_outside_schedules(self) -> AuditConfig:
+        if self.series is not None and self.corpus.review[0] is not None:
+            raise ValueError("corpus.unseen.review and series: the error rate of a schedule holds for no reviewed scan")
+        return self
+
     @property
     def models(self) -> tuple[ModelConfig | EndpointConfig, ...]:
         """The audited model, and the one that it is compared with."""

@@ -160,6 +160,22 @@ class SourceConfig(Section):
         description="Of audited documents: each has versions, of which one, drawn at random, was published, so that no "
         "unseen documents are needed. They take the place of `text`.",
     )
+    review_count: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="Of unseen documents: how many of those with the highest scores `seenset review` lists. It is "
+        "fixed before the first score.",
+    )
+    review: Annotated[str | None, Place.INPUT] = Field(
+        None,
+        description="Of unseen documents: the file that `seenset review` wrote, filled in. Documents that it confirms "
+        "as trained on do not calibrate.",
+    )
+
+    @model_validator(mode="after")
+    def _review_with_count(self) -> SourceConfig:
+        if self.review is not None and self.review_count is None:
+            raise ValueError("review goes with review_count, the number of documents that were listed for it")
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> SourceConfig:
@@ -187,10 +203,11 @@ class SourceConfig(Section):
 
     @model_serializer(mode="wrap")
     def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The settings, without the key of versions where documents have none."""
+        """The settings, without the keys of versions and of a review where documents have none."""
         values: dict[str, Any] = plain(self)
-        if self.versions is None:
-            values.pop("versions", None)
+        for name in ("versions", "review_count", "review"):
+            if getattr(self, name) is None:
+                values.pop(name, None)
         return values
 
     @property
@@ -248,8 +265,22 @@ def without_versions(source: SourceConfig) -> SourceConfig:
     return source
 
 
-PlainSource = Annotated[SourceConfig, AfterValidator(without_versions)]
-"""A source of documents without versions."""
+def without_review(source: SourceConfig) -> SourceConfig:
+    """The same source, if it has no review.
+
+    Raises:
+        ValueError: it has.
+    """
+    if source.review_count is not None:
+        raise ValueError("review and review_count are of unseen documents, under corpus.unseen: leave them out here")
+    return source
+
+
+UnseenSource = Annotated[SourceConfig, AfterValidator(without_versions)]
+"""A source of documents without versions, which may have been reviewed."""
+
+PlainSource = Annotated[UnseenSource, AfterValidator(without_review)]
+"""A source of documents without versions and without a review."""
 
 
 class LabelledConfig(SourceConfig):
@@ -268,13 +299,16 @@ class LabelledConfig(SourceConfig):
 class CorpusConfig(Section):
     """The documents: those to be judged and those whose membership is known."""
 
-    audit: SourceConfig | None = Field(
+    audit: Annotated[SourceConfig, AfterValidator(without_review)] | None = Field(
         None, description="Documents to be judged; every command but `evaluate` needs them."
     )
-    unseen: PlainSource | None = Field(None, description="Documents known not to be in the training data.")
+    unseen: UnseenSource | None = Field(None, description="Documents known not to be in the training data.")
     seen: PlainSource | None = Field(None, description="Documents known to be in the training data.")
-    labelled: Annotated[LabelledConfig, AfterValidator(without_versions)] | None = Field(
-        None, description="Both kinds in one source, for `evaluate`: a label says which; instead of the other three."
+    labelled: Annotated[LabelledConfig, AfterValidator(without_versions), AfterValidator(without_review)] | None = (
+        Field(
+            None,
+            description="Both kinds in one source, for `evaluate`: a label says which; instead of the other three.",
+        )
     )
 
     @model_validator(mode="after")
@@ -301,6 +335,16 @@ class CorpusConfig(Section):
     def versions(self) -> VersionsConfig | None:
         """The columns of versions of the audited documents; None where they have none."""
         return None if self.audit is None else self.audit.versions
+
+    @property
+    def review(self) -> tuple[int | None, str | None]:
+        """How many unseen documents are listed for a review, and the file with its result; None where not given."""
+        return (None, None) if self.unseen is None else (self.unseen.review_count, self.unseen.review)
+
+    def unreviewed(self) -> CorpusConfig:
+        """The same documents without the result of a review."""
+        unseen = None if self.unseen is None else self.unseen.model_copy(update={"review": None})
+        return self.model_copy(update={"unseen": unseen})
 
     @property
     def has_pictures(self) -> bool:

@@ -43,7 +43,7 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_720,
+    "pipeline.config": 1_770,
     "pipeline.corpus": 5_460,
     "pipeline.store": 1_970,
     "pipeline.models": 2_710,
@@ -61,7 +61,7 @@ BUDGETS = {
     "pipeline.bundle": 1_160,
     "pipeline.series": 1_480,
     "pipeline.trial": 2_700,
-    "ray_jobs": 4_710,
+    "ray_jobs": 4_770,
     "cluster": 1_290,
     "seenset": 950,
 }

@@ -32,7 +32,7 @@ def applied_in(summary: Summary) -> tuple[Procedure, bool]:
     """The procedure that decided on ranks in the end, and whether only half of the known documents calibrated."""
     options = Options(
         "storey" if "lambda" in summary.details else "bh",
-        summary.guarantee == "finite-sample",
+        summary.guarantee_of_procedure == "finite-sample",
         len(summary.detectors),
         "known_members" in summary.details,
     )

@@ -46,6 +46,8 @@ def _proof_clause(summary: Summary) -> str:
     """What the first sentence says of a selection whose share of wrong documents nothing bounds."""
     if summary.guarantee in ("finite-sample", "asymptotic") or not summary.n_selected:
         return ""
+    if summary.was_reviewed:
+        return ", with an error rate that is approximate at most"
     return ", by a procedure for which no guarantee is proved"
 
 
@@ -68,6 +70,8 @@ def _terms(summary: Summary) -> str:
     share = f"the share of wrong documents (in truth {wrong} the training data) in such a selection"
     if summary.conclusion == "contradicted":
         return _void_terms(summary, share)
+    if summary.was_reviewed:
+        return f"{summary.promise} It rests on this: {summary.assumption}"
     own_words = calibration_of(summary.calibration).conditional or procedure_of(summary.procedure).per_list
     if summary.guarantee == "finite-sample" and own_words:
         return f"{summary.promise} It rests on this: {summary.assumption}"
@@ -151,7 +155,8 @@ def _empty_answer(summary: Summary) -> str:
             f" With {documents(summary.n_calibration)} for calibration the shortest possible list{_at_share(summary)} "
             f"has {documents(least)}: fewer could not have been selected, however strong the evidence."
         )
-    return text if summary.guarantee == "finite-sample" else f"{text} {_strict_sentence(summary)}"
+    plain = summary.guarantee == "finite-sample" or summary.was_reviewed
+    return text if plain else f"{text} {_strict_sentence(summary)}"
 
 
 def _at_share(summary: Summary) -> str:
@@ -195,7 +200,7 @@ def _doubts(summary: Summary) -> list[str]:
 
 def _cautions(selection: SelectionFacts) -> list[str]:
     summary = selection.summary
-    cautions = []
+    cautions = [] if summary.review is None else [summary.review.sentence]
     if (summary.n_selected or summary.bound) and not is_tested(summary):
         cautions.append(untested(summary))
     if summary.n_quarantined:

@@ -1,0 +1,151 @@
+"""A review of unseen documents: which were listed for it, and which of them its file confirms as trained on."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+from collections import Counter
+
+from pydantic import Field
+
+from pipeline.audit.records import Record, VersionedRecord, read_record
+from pipeline.config.audit import AuditConfig
+from pipeline.config.paths import written
+from pipeline.errors import UserError, nearest
+from pipeline.report.wording.files import answered_by
+from pipeline.report.wording.review import review_sentence
+from pipeline.selection.promises import Guarantee
+from pipeline.store.files import Store
+
+LISTED_FILE = "review.json"
+"""Which documents of a run were listed for a review: written once."""
+
+REVIEWED_FILE = "reviewed.json"
+"""Which documents the review removed from the calibration of the answers."""
+
+COLUMNS = ("doc_id", "source", "row", "excerpt", "review", "trained_on")
+ANSWERS = ("yes", "no", "unsure", "")
+"""In `trained_on`: only yes removes a document; an empty value is of a document that was not reviewed."""
+
+
+class ListedForReview(VersionedRecord):
+    """The unseen documents with the highest scores, as `seenset review` listed them: `review.json`."""
+
+    sealed = True
+    always_sealed = True
+
+    review: str = Field(description="Digest of the unseen documents' scores, of the count and of the detector.")
+    count: int = Field(description="Documents that are listed: corpus.unseen.review_count.")
+    detector: str = Field(description="Score column that orders the documents.")
+    documents: list[str] = Field(description="Their ids, in the order of the inputs.")
+
+
+class Review(Record):
+    """What an answer states of a review of its calibration documents."""
+
+    n_listed: int = Field(description="Calibration documents with the highest scores that were listed for a review.")
+    n_reviewed: int = Field(description="Of these, those with yes, no or unsure.")
+    n_removed: int = Field(
+        description="Of these, those confirmed as trained on, which do not calibrate. From 1 on no promise is more "
+        "than approximate."
+    )
+    detector: str = Field(description="Score column that ordered the documents.")
+    guarantee: Guarantee = Field("heuristic", description="What the procedure guarantees without a review.")
+
+    @property
+    def sentence(self) -> str:
+        """The review in one sentence."""
+        return review_sentence(self.n_listed, self.n_reviewed, self.n_removed, self.detector)
+
+
+class Reviewed(VersionedRecord):
+    """What a review removed from calibration: `reviewed.json`."""
+
+    sealed = True
+    always_sealed = True
+
+    file: str = Field(description="SHA-256 of the file of the review.")
+    documents: list[str] = Field(description="Ids of the documents that were confirmed as trained on.")
+    review: Review = Field(description="How many documents were listed, reviewed and removed.")
+
+
+def read_listed_for_review(store: Store) -> ListedForReview | None:
+    """Which documents of a run were listed; None where none were.
+
+    Raises:
+        DamagedError: the file is not as it was written.
+    """
+    return read_record(store, LISTED_FILE, ListedForReview, answered_by(store.url))
+
+
+def content_of_review(config: AuditConfig) -> bytes | None:
+    """The bytes of the file of the review; None where the configuration names none, or it is not there."""
+    _, path = config.corpus.review
+    if path is None:
+        return None
+    folder, name = os.path.split(path)
+    return Store(folder or ".").find(name) if name else None
+
+
+def read_review(store: Store, config: AuditConfig) -> Reviewed | None:
+    """What the review removes that the configuration names; None where it names none.
+
+    Raises:
+        UserError: in one line, no documents were listed, or the file is missing or not that of this run, lacks or adds
+            a document, or holds an unknown answer.
+    """
+    count, path = config.corpus.review
+    if path is None:
+        return None
+    where, data = f"corpus.unseen.review: {written(path)}", content_of_review(config)
+    if data is None:
+        raise UserError(f"{where} is no file")
+    listed = read_listed_for_review(store)
+    if listed is None:
+        raise UserError(f"{where}: {store.url} has listed no documents: seenset review writes the file to fill in")
+    rows = _rows(data, where)
+    for row in rows:
+        if row["review"] != listed.review or listed.count != count:
+            raise UserError(
+                f"{where} is of another run or another review_count: document {row['doc_id']!r} has review "
+                f"{row['review']!r}, and this run has {listed.review}, with {listed.count} documents"
+            )
+    known, times = set(listed.documents), Counter(row["doc_id"] for row in rows)
+    for name, number in times.items():
+        if name not in known:
+            raise UserError(f"{where}: document {name!r} is none of the {len(known)} that were listed")
+        if number > 1:
+            raise UserError(f"{where}: document {name!r} has {number} rows")
+    for name in listed.documents:
+        if name not in times:
+            raise UserError(f"{where}: document {name!r} has no row; leave trained_on empty where nothing is known")
+    answers = {row["doc_id"]: row["trained_on"].strip().lower() for row in rows}
+    for name, answer in answers.items():
+        if answer not in ANSWERS:
+            hint = nearest(answer, ANSWERS[:3], "it takes")
+            raise UserError(f"{where}: trained_on of document {name!r} is {answer!r}; {hint}, or is empty")
+    removed = [name for name in listed.documents if answers[name] == "yes"]
+    review = Review(
+        n_listed=len(rows),
+        n_reviewed=sum(answer != "" for answer in answers.values()),
+        n_removed=len(removed),
+        detector=listed.detector,
+    )
+    return Reviewed(file=hashlib.sha256(data).hexdigest(), documents=removed, review=review)
+
+
+def _rows(data: bytes, where: str) -> list[dict[str, str]]:
+    """The rows of a file of a review.
+
+    Raises:
+        UserError: no CSV file with its columns.
+    """
+    try:
+        reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+        if missing := [name for name in ("doc_id", "review", "trained_on") if name not in (reader.fieldnames or [])]:
+            raise UserError(f"{where} has no column {missing[0]}; seenset review writes {', '.join(COLUMNS)}")
+        return [{name: row[name] or "" for name in ("doc_id", "review", "trained_on")} for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{where} is no CSV file in UTF-8: {error}") from None

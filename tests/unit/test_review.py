@@ -1,0 +1,266 @@
+"""A review removes confirmed documents from calibration, and no answer then claims more than an approximation."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from bundle_runs import ALIKE, asked
+from finished import refile, run, with_column
+from made_up import sentence, write_audit
+from signed import file_blind_test
+
+from pipeline.audit.review import COLUMNS
+from pipeline.bundle.verify import verify_bundle
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt
+from ray_jobs.cli import main
+
+N_UNSEEN, SEEN_AFTER_ALL, COUNT = 60, (3, 17, 40, 41), 6
+Change = Callable[[list[dict[str, str]]], list[dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """A folder with a finished run, four of whose unseen documents score as members do, and its audit.yaml."""
+    folder = tmp_path_factory.mktemp("review")
+    numbers = {"audit": 80, "unseen": N_UNSEEN, "seen": 40}
+    corpus: dict[str, Any] = {role: {"path": str(folder / f"{role}.jsonl"), "id": "id"} for role in numbers}
+    corpus["unseen"]["review_count"] = COUNT
+    selections = asked("members", "storey", "learnt", "clean")
+    path = write_audit(folder, tiny_model_folder, corpus=corpus, selections=selections, detectors=["loss", "min_k"])
+    for first, (role, number) in enumerate(numbers.items()):
+        rows = [{"id": f"{role}-{i}", "text": sentence(1000 * first + i)} for i in range(number)]
+        (folder / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(path)
+    rng = np.random.default_rng(0)
+
+    def changed(table: pa.Table, receipt: Receipt) -> pa.Table:
+        rows = table["row"].to_numpy()
+        by_role = {"audit": rows % 2 == 0, "unseen": np.isin(rows, SEEN_AFTER_ALL), "seen": rows >= 0}
+        for name in ("loss", "min_k"):
+            table = with_column(table, name, pa.array(rng.normal(size=len(table)) + 6.0 * by_role[receipt.role]))
+        return table
+
+    refile(folder / "run", changed)
+    file_blind_test(Store(str(folder / "run")), ALIKE)
+    assert ended("select", folder / "run", "--no-text") == 0
+    return folder
+
+
+@pytest.fixture
+def audit(base: Path, tmp_path: Path) -> Path:
+    """A copy of the run with the list of its review beside it."""
+    shutil.copytree(base / "run", tmp_path / "run")
+    assert ended("review", tmp_path / "run", tmp_path / "review.csv") == 0
+    return tmp_path
+
+
+def ended(*arguments: str | Path) -> int:
+    """The exit code of a command in this process."""
+    with pytest.raises(SystemExit) as end:
+        main([*map(str, arguments)])
+    return int(end.value.code or 0)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one line of a command that ends with a user error."""
+    capsys.readouterr()
+    assert ended(*arguments) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("seenset: ")]
+    return line
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def confirmed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The truth of all rows but two: one is unsure, and one was not reviewed."""
+    seen = {f"unseen-{i}" for i in SEEN_AFTER_ALL[:3]}
+    answers = {row["doc_id"]: "Yes" if row["doc_id"] in seen else "no" for row in rows}
+    answers[f"unseen-{SEEN_AFTER_ALL[3]}"] = "unsure"
+    left = next(name for name, answer in answers.items() if answer == "no")
+    return [{**row, "trained_on": "" if row["doc_id"] == left else answers[row["doc_id"]]} for row in rows]
+
+
+def answer(folder: Path, name: str) -> dict[str, Any]:
+    return json.loads((folder / "run" / "selection" / name / "summary.json").read_text())
+
+
+def select(folder: Path) -> int:
+    return ended("select", folder / "run", "--set", f"corpus.unseen.review={folder / 'review.csv'}")
+
+
+def test_the_list_holds_the_highest_scores_and_shows_none(audit: Path) -> None:
+    rows = rows_of(audit / "review.csv")
+    tables = [Store(str(audit / "run")).read_table(str(path.relative_to(audit / "run"))) for path in _scores(audit)]
+    scores = {
+        name: value
+        for one in tables
+        for name, value in zip(*(one[c].to_pylist() for c in ("doc_id", "loss")), strict=True)
+    }
+    unseen = sorted((name for name in scores if name.startswith("unseen")), key=lambda name: -scores[name])
+    assert {row["doc_id"] for row in rows} == set(unseen[:COUNT])
+    assert [int(row["row"]) for row in rows] == sorted(int(row["row"]) for row in rows)
+    assert tuple(rows[0]) == COLUMNS
+    assert all(row["trained_on"] == "" and row["excerpt"].startswith("“") for row in rows)
+    again = audit / "again.csv"
+    assert ended("review", audit / "run", again) == 0
+    assert again.read_bytes() == (audit / "review.csv").read_bytes()
+
+
+def _scores(audit: Path) -> list[Path]:
+    return sorted((audit / "run" / "scores").rglob("*.parquet"))
+
+
+def test_confirmed_documents_do_not_calibrate_and_the_answer_is_approximate(
+    audit: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {name: answer(audit, name) for name in ("members", "storey", "learnt")}
+    assert before["members"]["guarantee"] == "finite-sample"
+    assert before["members"]["bound"] is not None
+    assert "review" not in before["members"]
+    write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
+    capsys.readouterr()
+    assert select(audit) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    sentence = "Of the 6 calibration documents with the highest scores (loss), 5 were reviewed and 3 removed"
+    assert sentence in shown
+    page = " ".join((audit / "run" / "report" / "report.html").read_text(encoding="utf-8").split())
+    assert sentence in page
+    for name, earlier in before.items():
+        now = answer(audit, name)
+        assert now["n_calibration"] < earlier["n_calibration"]
+        assert now["guarantee"] == now["strict"]["guarantee"] == "heuristic"
+        assert "alpha / (1 - e)" in now["promise"]
+        assert now["bound"] is None
+        assert (now["review"]["n_listed"], now["review"]["n_reviewed"], now["review"]["n_removed"]) == (6, 5, 3)
+        assert now["review"]["guarantee"] == earlier["guarantee"]
+    assert answer(audit, "members")["n_calibration"] == N_UNSEEN - 3
+    assert answer(audit, "members")["n_selected"] > before["members"]["n_selected"]
+    assert answer(audit, "members")["promise"] in page
+
+
+def test_answers_that_seen_documents_calibrate_stay_as_they_are(audit: Path) -> None:
+    before = answer(audit, "clean")
+    assert before["guarantee"] == "finite-sample"
+    write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
+    assert select(audit) == 0
+    assert answer(audit, "clean") == before
+
+
+def test_without_the_file_the_next_selection_counts_all_documents_again(audit: Path) -> None:
+    before = answer(audit, "members")
+    write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
+    assert select(audit) == 0
+    assert ended("select", audit / "run") == 0
+    assert answer(audit, "members") == before
+
+
+def test_a_review_that_confirms_nothing_takes_nothing_from_the_promise(audit: Path) -> None:
+    before = answer(audit, "members")
+    assert select(audit) == 0
+    now = answer(audit, "members")
+    assert now.pop("review")["n_removed"] == 0
+    assert now == before
+
+
+def test_a_bundle_of_a_reviewed_run_holds_and_no_verdict_or_joint_answer_is_given(
+    audit: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
+    assert select(audit) == 0
+    assert ended("pack", audit / "run", audit / "run.bundle") == 0
+    verified = verify_bundle((audit / "run.bundle").read_bytes(), "run.bundle")
+    assert verified.holds
+    assert any(one.about == "selection members, review" and "3 removed" in one.sentence for one in verified.findings)
+    assert "no stated level" in refused(capsys, "verdict", audit / "run")
+    shutil.copytree(audit / "run", audit / "other")
+    line = refused(capsys, "joint", audit / "run", audit / "other", "--selection", "members", "--output", audit / "j")
+    assert "removed calibration documents after a review" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda rows: rows[1:], "has no row; leave trained_on empty"),
+        (lambda rows: [*rows, {**rows[0], "doc_id": "unseen-none"}], "'unseen-none' is none of the 6 that were listed"),
+        (lambda rows: [*rows, rows[0]], "has 2 rows"),
+        (lambda rows: [{**rows[0], "trained_on": "yess"}, *rows[1:]], "is 'yess'; did you mean 'yes'?"),
+        (lambda rows: [{**row, "review": "0" * 16} for row in rows], "is of another run or another review_count"),
+        (lambda rows: [{k: v for k, v in row.items() if k != "trained_on"} for row in rows], "no column trained_on"),
+        (lambda rows: [], "has no row"),
+    ],
+    ids=["row removed", "row added", "row repeated", "unknown value", "another run", "no column", "empty"],
+)
+def test_a_file_that_is_not_the_filled_in_list_is_refused_and_the_answers_stay(
+    audit: Path, capsys: pytest.CaptureFixture[str], change: Change, expected: str
+) -> None:
+    before = answer(audit, "members")
+    write(audit / "review.csv", change(rows_of(audit / "review.csv")))
+    line = refused(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
+    assert expected in line
+    assert ended("status", audit / "run") == 0
+    assert answer(audit, "members") == before
+
+
+def test_the_number_is_fixed_before_the_first_score(
+    base: Path, audit: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, "run", base / "audit.yaml", "--set", "corpus.unseen.review_count=7")
+    assert "was started with corpus.unseen.review_count 6, now 7" in line
+    line = refused(capsys, "select", audit / "run", "--set", "corpus.unseen.review_count=7")
+    assert "corpus needs seenset run" in line
+    missing = refused(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'none.csv'}")
+    assert "none.csv is no file" in missing
+    assert "overwrites nothing" in refused(capsys, "review", audit / "run", audit / "review.csv")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["corpus.audit.review_count=3"], "review and review_count are of unseen documents"),
+        (["corpus.unseen.review_count=null", "corpus.unseen.review=x.csv"], "review goes with review_count"),
+        (["series.ledger=ledger", "series.horizon=4"], "holds for no reviewed scan"),
+        (["corpus.unseen.review_count=0"], "greater than or equal to 1"),
+    ],
+)
+def test_a_review_is_of_unseen_documents_with_a_number_and_outside_schedules(
+    base: Path, capsys: pytest.CaptureFixture[str], settings: list[str], expected: str
+) -> None:
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    assert expected in refused(capsys, "plan", base / "audit.yaml", *overrides)
+
+
+def test_a_run_that_listed_nothing_takes_no_file(base: Path, audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(capsys, "select", base / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
+    assert "has listed no documents" in line
+
+
+def test_a_file_that_was_changed_after_an_answer_makes_the_run_answer_anew(base: Path, audit: Path) -> None:
+    shutil.copytree(base, audit / "whole")
+    config = audit / "whole" / "audit.yaml"
+    config.write_text(config.read_text().replace(str(base), str(audit / "whole")))
+    path = audit / "whole" / "review.csv"
+    assert ended("review", audit / "whole" / "run", path) == 0
+    assert ended("run", config, "--set", f"corpus.unseen.review={path}") == 0
+    assert answer(audit / "whole", "members")["review"]["n_removed"] == 0
+    write(path, confirmed(rows_of(path)))
+    assert ended("run", config, "--set", f"corpus.unseen.review={path}") == 0
+    assert answer(audit / "whole", "members")["review"]["n_removed"] == 3
