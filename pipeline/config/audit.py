@@ -6,8 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ByteSize, ConfigDict, Field, model_validator
 
-from pipeline.config.corpus import LIMITS, NEAR_COPIES, CorpusConfig, LimitsConfig, NearCopies, TransformConfig
-from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ParaphraserConfig
+from pipeline.config.corpus import (
+    LIMITS,
+    NEAR_COPIES,
+    CorpusConfig,
+    LimitsConfig,
+    NearCopies,
+    TransformConfig,
+)
+from pipeline.config.models import AnyModel, ParaphraserConfig, ScoredModel
 from pipeline.config.paths import Place
 from pipeline.config.selection import SelectionConfig
 from pipeline.config.series import SeriesConfig
@@ -128,7 +135,9 @@ class AuditConfig(Section):
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)  # `import` is no name in Python
 
     run: Annotated[str, Place.RUN] = Field(description="Run directory: a local path or an fsspec URL.")
-    model: AnyModel = Field(description="The audited model: weights, or an endpoint.")
+    model: AnyModel = Field(
+        description="The audited model: weights, or an endpoint; with scores from elsewhere its name, or nothing.",
+    )
     reference_model: AnyModel | None = Field(None, description="Model for the `reference` detector.")
     paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
     corpus: CorpusConfig
@@ -165,7 +174,45 @@ class AuditConfig(Section):
     import_: Imports = Field(default=[])
     seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of all that is random.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _scores_are_detectors(cls, value: Any) -> Any:
+        """Fill in the model and the detectors where every document has scores from elsewhere."""
+        corpus = value.get("corpus") if isinstance(value, dict) else None
+        sources = corpus.values() if isinstance(corpus, dict) else ()
+        scores = next((source["scores"] for source in sources if isinstance(source, dict) and "scores" in source), None)
+        if not isinstance(scores, list):
+            return value
+        detectors = []
+        for entry in scores:
+            name, how = next(iter(entry.items()), ("", {})) if isinstance(entry, dict) else (entry, {})
+            detectors.append({"from_column": {"column": name, **(how if isinstance(how, dict) else {})}})
+        return {"model": {"name": "the model"}, "detectors": detectors, **value}
+
+    @model_validator(mode="after")
+    def _scores_alone(self) -> AuditConfig:
+        scores, named = self.corpus.scores, isinstance(self.model, ScoredModel)
+        if named and scores is None:
+            raise ValueError("model.name alone is of a model that scored the documents elsewhere: add model.path")
+        reading = [isinstance(entry, dict) and "from_column" in entry for entry in self.detectors]
+        if scores is None and (True in reading or "from_column" in self.detectors):
+            raise ValueError("detector from_column reads scores from elsewhere: give corpus.*.scores, and no detectors")
+        if scores is None:
+            return self
+        given = {"reference_model": self.reference_model, "paraphraser": self.paraphraser, "model": not named or None}
+        if asked := [key for key, value in given.items() if value is not None]:
+            raise ValueError(
+                f"corpus.*.scores come from a file, and no model is asked: leave out {', '.join(asked)}; the model may "
+                "be named as model: {name: NAME}"
+            )
+        if not all(reading):
+            raise ValueError(
+                f"detector {self.detectors[reading.index(False)]!r} needs a model, and corpus.*.scores come from a "
+                "file: their columns are the detectors, so leave detectors out"
+            )
+        return self
+
     @property
-    def models(self) -> tuple[ModelConfig | EndpointConfig, ...]:
+    def models(self) -> tuple[AnyModel, ...]:
         """The audited model, and the one that it is compared with."""
         return (self.model,) if self.reference_model is None else (self.model, self.reference_model)

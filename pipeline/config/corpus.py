@@ -29,6 +29,29 @@ ROLE_DOCUMENTS: dict[Role, str] = {
 """What the documents of each role are, for messages."""
 
 
+ScoreEntry = str | dict[str, dict[Literal["higher"], Literal["member", "nonmember"]]]
+"""A column of scores, or {column: {higher: nonmember}} where the higher ones are of documents not trained on."""
+
+
+def column_of_scores(entry: ScoreEntry) -> str:
+    """The column that an entry names."""
+    return entry if isinstance(entry, str) else next(iter(entry))
+
+
+def _checked_scores(entries: list[ScoreEntry]) -> list[ScoreEntry]:
+    """The entries, each of one column, and none of a column that another names.
+
+    Raises:
+        ValueError: an entry of several columns, or a column twice.
+    """
+    if any(isinstance(entry, dict) and len(entry) != 1 for entry in entries):
+        raise ValueError("one column an entry: {COLUMN: {higher: nonmember}}")
+    columns = [column_of_scores(entry) for entry in entries]
+    if twice := [column for column in columns if columns.count(column) > 1]:
+        raise ValueError(f"column {twice[0]!r} is named twice")
+    return entries
+
+
 NEAR_COPIES = 0.8
 
 NearCopies = Annotated[float, Field(ge=0.5, le=1)]
@@ -161,6 +184,18 @@ class SourceConfig(Section):
         "unseen documents are needed. They take the place of `text`.",
     )
 
+    scores: Annotated[list[ScoreEntry], Field(min_length=1), AfterValidator(_checked_scores)] | None = Field(
+        None,
+        description="Columns with scores of a model that is not asked, in the place of `model` and `detectors`; higher "
+        "is more member-like, else {COLUMN: {higher: nonmember}}. `text` is then read only where it is given.",
+    )
+
+    @model_validator(mode="after")
+    def _scores_of_texts(self) -> SourceConfig:
+        if self.scores is not None and (self.image is not None or self.versions is not None):
+            raise ValueError("scores are of texts: leave out image and versions")
+        return self
+
     @model_validator(mode="after")
     def _one_source(self) -> SourceConfig:
         if (self.path is None) == (self.dataset is None):
@@ -187,18 +222,33 @@ class SourceConfig(Section):
 
     @model_serializer(mode="wrap")
     def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The settings, without the key of versions where documents have none."""
+        """The settings, without the keys of versions and scores where documents have none, or of a text not given."""
         values: dict[str, Any] = plain(self)
-        if self.versions is None:
-            values.pop("versions", None)
+        for key in ("versions", "scores"):
+            if getattr(self, key) is None:
+                values.pop(key, None)
+        if not self.has_text:
+            values.pop("text", None)
         return values
 
     @property
     def content(self) -> str:
-        """The column that holds the documents themselves: versions, texts or pictures."""
+        """The column that holds the documents themselves: versions, texts, pictures, or scores without texts."""
+        if not self.has_text:
+            return self.score_columns[0]
         if self.versions is not None and not self.window:
             return self.versions.permute or self.versions.column
         return self.text if self.image is None else self.image
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the documents are read themselves, and not their scores alone."""
+        return self.scores is None or "text" in self.model_fields_set
+
+    @property
+    def score_columns(self) -> tuple[str, ...]:
+        """The columns of scores that a model gave elsewhere; empty where there are none."""
+        return tuple(map(column_of_scores, self.scores or ()))
 
     @property
     def dialect(self) -> Dialect:
@@ -234,7 +284,7 @@ class SourceConfig(Section):
     def columns(self) -> list[str]:
         """The columns that are read."""
         named = [column for column in (self.content, self.id, self.group, self.caption) if column is not None]
-        return [*named, *self.companions]
+        return list(dict.fromkeys([*named, *self.companions, *self.score_columns]))
 
 
 def without_versions(source: SourceConfig) -> SourceConfig:
@@ -296,6 +346,26 @@ class CorpusConfig(Section):
             without = ", ".join(self.key(role) for role, source in self.roles() if source.image is None)
             raise ValueError(f"all documents are pictures or none: no image is given for {without}")
         return self
+
+    @model_validator(mode="after")
+    def _scores_of_all(self) -> CorpusConfig:
+        named = {self.key(role): (source.scores, source.has_text) for role, source in self.roles()}
+        for key, (scores, has_text) in named.items():
+            if scores != self.scores:
+                raise ValueError(f"{' and '.join(named)} need the same scores: {key} has others, or none")
+            if has_text != self.has_text:
+                raise ValueError(f"give text for all of {', '.join(named)}, or for none")
+        return self
+
+    @property
+    def scores(self) -> list[ScoreEntry] | None:
+        """The columns of scores of all documents; None where a model scores them."""
+        return next((source.scores for _, source in self.roles()), None)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the documents are read themselves, and not their scores alone."""
+        return all(source.has_text for _, source in self.roles())
 
     @property
     def versions(self) -> VersionsConfig | None:

@@ -31,7 +31,8 @@ def notices(evaluated: Evaluated) -> Iterator[str]:
     evaluation = evaluated.evaluation
     if evaluation.limit is not None:
         yield sample_of(evaluation.limit)
-    yield about_words(evaluation.rows[0])
+    yield about_words(evaluation.rows[0]) if evaluated.has_text else NO_WORDS
+    yield from _against_labels(evaluated)
     yield from _about_sample(evaluation)
     if evaluation.n_shared:
         yield (
@@ -50,6 +51,19 @@ def notices(evaluated: Evaluated) -> Iterator[str]:
     yield from _about_intervals(evaluated, seen + unseen)
     if evaluated.n_groups_left_out:
         yield f"{evaluated.n_groups_left_out:,} smaller groups are left out of the table."
+
+
+NO_WORDS = "Whether a classifier tells seen from unseen documents by their words was not checked: there are no texts."
+
+
+def _against_labels(evaluated: Evaluated) -> Iterator[str]:
+    """Which columns of scores from elsewhere have a direction that the labels contradict."""
+    for row in evaluated.evaluation.rows:
+        if row.detector in evaluated.given and row.group is None and row.auc.value is not None and row.auc.value < 0.5:
+            yield (
+                f"Warning: column {row.detector!r} is lower for seen than for unseen documents (AUC "
+                f"{row.auc.value:.3f}): if its higher scores mean not trained on, write {{{row.detector}: {{higher: nonmember}}}}."
+            )
 
 
 def _about_sample(evaluation: Evaluation) -> Iterator[str]:
