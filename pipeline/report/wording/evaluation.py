@@ -59,10 +59,11 @@ NO_WORDS = "Whether a classifier tells seen from unseen documents by their words
 def _against_labels(evaluated: Evaluated) -> Iterator[str]:
     """Which columns of scores from elsewhere have a direction that the labels contradict."""
     for row in evaluated.evaluation.rows:
-        if row.detector in evaluated.given and row.group is None and row.auc.value is not None and row.auc.value < 0.5:
+        column, auc = row.detector, row.auc.value
+        if column in evaluated.given and row.group is None and auc is not None and auc < 0.5:
             yield (
-                f"Warning: column {row.detector!r} is lower for seen than for unseen documents (AUC "
-                f"{row.auc.value:.3f}): if its higher scores mean not trained on, write {{{row.detector}: {{higher: nonmember}}}}."
+                f"Warning: column {column!r} is lower for seen than for unseen documents (AUC {auc:.3f}): if its higher "
+                f"scores mean not trained on, write {{{column}: {{higher: nonmember}}}}."
             )
 
 
