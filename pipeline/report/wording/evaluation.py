@@ -62,8 +62,8 @@ def _against_labels(evaluated: Evaluated) -> Iterator[str]:
         column, auc = row.detector, row.auc.value
         if column in evaluated.given and row.group is None and auc is not None and auc < 0.5:
             yield (
-                f"Warning: column {column!r} is lower for seen than for unseen documents (AUC {auc:.3f}): if its higher "
-                f"scores mean not trained on, write {{{column}: {{higher: nonmember}}}}."
+                f"Warning: column {column!r} is lower for seen than for unseen documents (AUC {auc:.3f}): if its "
+                f"higher scores mean not trained on, write {{{column}: {{higher: nonmember}}}}."
             )
 
 
