@@ -6,14 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ByteSize, ConfigDict, Field, model_validator
 
-from pipeline.config.corpus import (
-    LIMITS,
-    NEAR_COPIES,
-    CorpusConfig,
-    LimitsConfig,
-    NearCopies,
-    TransformConfig,
-)
+from pipeline.config.corpus import LIMITS, NEAR_COPIES, CorpusConfig, LimitsConfig, NearCopies, TransformConfig
 from pipeline.config.models import AnyModel, ParaphraserConfig, ScoredModel
 from pipeline.config.paths import Place
 from pipeline.config.selection import SelectionConfig
@@ -177,38 +170,37 @@ class AuditConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _scores_are_detectors(cls, value: Any) -> Any:
-        """Fill in the model and the detectors where every document has scores from elsewhere."""
+        """Fill in the model and the detectors of documents with scores from elsewhere."""
         corpus = value.get("corpus") if isinstance(value, dict) else None
         sources = corpus.values() if isinstance(corpus, dict) else ()
         scores = next((source["scores"] for source in sources if isinstance(source, dict) and "scores" in source), None)
         if not isinstance(scores, list):
             return value
-        detectors = []
-        for entry in scores:
-            name, how = next(iter(entry.items()), ("", {})) if isinstance(entry, dict) else (entry, {})
-            detectors.append({"from_column": {"column": name, **(how if isinstance(how, dict) else {})}})
-        return {"model": {"name": "the model"}, "detectors": detectors, **value}
+        detectors = [{"from_column": {"column": entry} if isinstance(entry, str) else entry} for entry in scores]
+        given = value.get("detectors", [])
+        if not isinstance(given, list) or not all("from_column" in str(entry) for entry in given):
+            return {"model": {"name": "the model"}, **value}
+        return {"model": {"name": "the model"}, **value, "detectors": detectors}
 
     @model_validator(mode="after")
     def _scores_alone(self) -> AuditConfig:
-        scores, named = self.corpus.scores, isinstance(self.model, ScoredModel)
-        if named and scores is None:
-            raise ValueError("model.name alone is of a model that scored the documents elsewhere: add model.path")
-        reading = [isinstance(entry, dict) and "from_column" in entry for entry in self.detectors]
-        if scores is None and (True in reading or "from_column" in self.detectors):
-            raise ValueError("detector from_column reads scores from elsewhere: give corpus.*.scores, and no detectors")
-        if scores is None:
+        reading = ["from_column" in entry for entry in self.detectors]
+        if self.corpus.scores is None:
+            if any(reading) or any(isinstance(model, ScoredModel) for model in self.models):
+                raise ValueError(
+                    "a model's name alone and from_column are of scores from elsewhere: add corpus.*.scores"
+                )
             return self
-        given = {"reference_model": self.reference_model, "paraphraser": self.paraphraser, "model": not named or None}
-        if asked := [key for key, value in given.items() if value is not None]:
+        asked = [key for key in ("reference_model", "paraphraser") if getattr(self, key) is not None]
+        asked += [
+            key
+            for key, fits in (("model", isinstance(self.model, ScoredModel)), ("detectors", all(reading)))
+            if not fits
+        ]
+        if asked:
             raise ValueError(
-                f"corpus.*.scores come from a file, and no model is asked: leave out {', '.join(asked)}; the model may "
-                "be named as model: {name: NAME}"
-            )
-        if not all(reading):
-            raise ValueError(
-                f"detector {self.detectors[reading.index(False)]!r} needs a model, and corpus.*.scores come from a "
-                "file: their columns are the detectors, so leave detectors out"
+                f"corpus.*.scores come from a file, their columns are the detectors and no model is asked: leave out "
+                f"{', '.join(asked)}; model: {{name: NAME}} names the model"
             )
         return self
 

@@ -29,27 +29,17 @@ ROLE_DOCUMENTS: dict[Role, str] = {
 """What the documents of each role are, for messages."""
 
 
-ScoreEntry = str | dict[str, dict[Literal["higher"], Literal["member", "nonmember"]]]
-"""A column of scores, or {column: {higher: nonmember}} where the higher ones are of documents not trained on."""
+LM_EVAL, LM_EVAL_TARGET = "filtered_resps", "target"
+"""Columns of lm-eval's sample files: log-likelihoods of the answers, and the right one among several."""
 
 
-def column_of_scores(entry: ScoreEntry) -> str:
-    """The column that an entry names."""
-    return entry if isinstance(entry, str) else next(iter(entry))
+class ScoreConfig(Section):
+    """A column of scores that a model gave elsewhere."""
 
-
-def _checked_scores(entries: list[ScoreEntry]) -> list[ScoreEntry]:
-    """The entries, each of one column, and none of a column that another names.
-
-    Raises:
-        ValueError: an entry of several columns, or a column twice.
-    """
-    if any(isinstance(entry, dict) and len(entry) != 1 for entry in entries):
-        raise ValueError("one column an entry: {COLUMN: {higher: nonmember}}")
-    columns = [column_of_scores(entry) for entry in entries]
-    if twice := [column for column in columns if columns.count(column) > 1]:
-        raise ValueError(f"column {twice[0]!r} is named twice")
-    return entries
+    column: str = Field(description="Name of the column.")
+    higher: Literal["member", "nonmember"] = Field(
+        "member", description="Which documents have the higher scores: those trained on, or the others."
+    )
 
 
 NEAR_COPIES = 0.8
@@ -184,17 +174,11 @@ class SourceConfig(Section):
         "unseen documents are needed. They take the place of `text`.",
     )
 
-    scores: Annotated[list[ScoreEntry], Field(min_length=1), AfterValidator(_checked_scores)] | None = Field(
+    scores: Annotated[list[ScoreConfig | str], Field(min_length=1)] | None = Field(
         None,
-        description="Columns with scores of a model that is not asked, in the place of `model` and `detectors`; higher "
-        "is more member-like, else {COLUMN: {higher: nonmember}}. `text` is then read only where it is given.",
+        description="Columns of scores from elsewhere, in the place of `model` and `detectors`, by name where higher "
+        "is more member-like. `text` is then read only where it is given.",
     )
-
-    @model_validator(mode="after")
-    def _scores_of_texts(self) -> SourceConfig:
-        if self.scores is not None and (self.image is not None or self.versions is not None):
-            raise ValueError("scores are of texts: leave out image and versions")
-        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> SourceConfig:
@@ -208,6 +192,8 @@ class SourceConfig(Section):
     def _text_or_picture(self) -> SourceConfig:
         if self.image is None and self.caption is not None:
             raise ValueError("caption goes with image, the column of the pictures, and only with it")
+        if self.scores is not None and (self.image is not None or self.versions is not None):
+            raise ValueError("scores are of texts: leave out image and versions")
         if self.image is not None and "text" in self.model_fields_set and self.text != "text":
             raise ValueError("text and image: a document is one or the other; the text of a picture is its caption")
         return self
@@ -248,7 +234,12 @@ class SourceConfig(Section):
     @property
     def score_columns(self) -> tuple[str, ...]:
         """The columns of scores that a model gave elsewhere; empty where there are none."""
-        return tuple(map(column_of_scores, self.scores or ()))
+        return tuple(entry if isinstance(entry, str) else entry.column for entry in self.scores or ())
+
+    @property
+    def score_companions(self) -> tuple[str, ...]:
+        """The columns that are read for scores: theirs, and last the target of lm-eval's answers."""
+        return (*self.score_columns, *([LM_EVAL_TARGET] if LM_EVAL in self.score_columns else []))
 
     @property
     def dialect(self) -> Dialect:
@@ -284,7 +275,7 @@ class SourceConfig(Section):
     def columns(self) -> list[str]:
         """The columns that are read."""
         named = [column for column in (self.content, self.id, self.group, self.caption) if column is not None]
-        return list(dict.fromkeys([*named, *self.companions, *self.score_columns]))
+        return list(dict.fromkeys([*named, *self.companions, *self.score_companions]))
 
 
 def without_versions(source: SourceConfig) -> SourceConfig:
@@ -350,15 +341,12 @@ class CorpusConfig(Section):
     @model_validator(mode="after")
     def _scores_of_all(self) -> CorpusConfig:
         named = {self.key(role): (source.scores, source.has_text) for role, source in self.roles()}
-        for key, (scores, has_text) in named.items():
-            if scores != self.scores:
-                raise ValueError(f"{' and '.join(named)} need the same scores: {key} has others, or none")
-            if has_text != self.has_text:
-                raise ValueError(f"give text for all of {', '.join(named)}, or for none")
+        if any(given != next(iter(named.values())) for given in named.values()):
+            raise ValueError(f"{' and '.join(named)} need the same scores, and text in all of them or in none")
         return self
 
     @property
-    def scores(self) -> list[ScoreEntry] | None:
+    def scores(self) -> list[ScoreConfig | str] | None:
         """The columns of scores of all documents; None where a model scores them."""
         return next((source.scores for _, source in self.roles()), None)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.config.corpus import LM_EVAL, LM_EVAL_TARGET
 from pipeline.corpus.content import ContentDigest
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, overlong, unwatched
@@ -224,9 +225,11 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
 
 
 def read_scores(columns: Sequence[str], values: Sequence[Any]) -> tuple[float, ...] | Unreadable:
-    """The scores of a row, all finite; why there are none, where a value is no finite number."""
-    scores = []
-    for column, value in zip(columns, values, strict=True):
+    """The scores of a row, all finite, of `Shard.scores`; why there are none, where a value is no finite number."""
+    scores, given = [], dict(zip(columns, values, strict=True))
+    if LM_EVAL in given:
+        given[LM_EVAL] = _answer_score(given[LM_EVAL], given.pop(LM_EVAL_TARGET))
+    for column, value in given.items():
         try:
             score = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError, OverflowError):
@@ -235,6 +238,15 @@ def read_scores(columns: Sequence[str], values: Sequence[Any]) -> tuple[float, .
             return Unreadable("non_finite_score", f"column {column!r} holds {value!r:.40}, not a finite number")
         scores.append(score)
     return tuple(scores)
+
+
+def _answer_score(answers: Any, target: Any) -> Any:
+    """The log-likelihood of the right one of lm-eval's answers, or of the only one; without one the answers."""
+    if not isinstance(answers, list) or not answers:
+        return answers
+    place = 0 if len(answers) == 1 else int(target) if str(target).isdecimal() else len(answers)
+    answer = answers[place] if place < len(answers) else answers
+    return answer[0] if isinstance(answer, list) and answer else answer
 
 
 def _too_large(text: Any, shard: Shard) -> Unreadable | None:

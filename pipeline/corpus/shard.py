@@ -61,7 +61,7 @@ class Shard:
     template: str = ""  # of the text of items whose options are `text`; empty where there are none
     window: int = 0  # rows of which a document is a run, whose orders are its versions; 0: a document is one row
     differing: bool = False  # whether only what differs between versions is scored
-    scores: tuple[str, ...] = ()  # columns of scores from elsewhere; empty where a model scores the documents
+    scores: tuple[str, ...] = ()  # of `SourceConfig.score_companions`; empty where a model scores the documents
 
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
@@ -144,7 +144,7 @@ def whole_shard(
         template=source.template,
         window=source.window,
         differing=source.differing,
-        scores=source.score_columns,
+        scores=source.score_companions,
     )
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.keys import Keys
@@ -27,7 +23,7 @@ class _Prepared:
     role: str
     text_key: int
     sketch: bytes
-    scores: tuple[float, ...]  # of `Shard.scores`
+    scores: tuple[float, ...]  # of the detectors
     truncated: bool = False
 
 
@@ -54,18 +50,18 @@ class ColumnScorer:
             names = [f"{inputs.role} {document.doc_id}" for document in documents]
             made = zip(map(id_key, names), map(_sketch_of_name, names), [0] * len(names), strict=True)
         return [
-            Entry(document, words, (inputs.scores, _Prepared(inputs.role, key, sketch, document.scores)))
+            Entry(document, words, _Prepared(inputs.role, key, sketch, document.scores))
             for document, (key, sketch, words) in zip(documents, made, strict=True)
         ]
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Note the scores of a batch."""
-        columns: Sequence[str] = batch[0].work[0]
-        batch = [Entry(entry.document, entry.tokens, entry.work[1]) for entry in batch]
-        values: Any = zip(*(entry.work.scores for entry in batch), strict=True)
-        texts = [entry.document.text for entry in batch]
-        evidence = Evidence(texts, {}, columns=dict(zip(columns, values, strict=True)))
-        scores: torch.Tensor = in_one_copy([detector.score(evidence) for detector in self.detectors])
+        columns = [detector.arguments["column"] for detector in self.detectors]
+        values = zip(*(entry.work.scores for entry in batch), strict=True)
+        evidence = Evidence(
+            [entry.document.text for entry in batch], {}, columns=dict(zip(columns, values, strict=True))
+        )
+        scores = in_one_copy([detector.score(evidence) for detector in self.detectors])
         file_scores(self.detectors, batch, scores, output)
 
 

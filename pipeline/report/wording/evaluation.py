@@ -63,7 +63,7 @@ def _against_labels(evaluated: Evaluated) -> Iterator[str]:
         if column in evaluated.given and row.group is None and auc is not None and auc < 0.5:
             yield (
                 f"Warning: column {column!r} is lower for seen than for unseen documents (AUC {auc:.3f}): if its "
-                f"higher scores mean not trained on, write {{{column}: {{higher: nonmember}}}}."
+                f"higher scores mean not trained on, write {{column: {column}, higher: nonmember}}."
             )
 
 
