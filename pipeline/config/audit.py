@@ -187,20 +187,15 @@ class AuditConfig(Section):
         reading = ["from_column" in entry for entry in self.detectors]
         if self.corpus.scores is None:
             if any(reading) or any(isinstance(model, ScoredModel) for model in self.models):
-                raise ValueError(
-                    "a model's name alone and from_column are of scores from elsewhere: add corpus.*.scores"
-                )
+                raise ValueError("a model by its name alone, and from_column, need scores: add corpus.*.scores")
             return self
-        asked = [key for key in ("reference_model", "paraphraser") if getattr(self, key) is not None]
-        asked += [
-            key
-            for key, fits in (("model", isinstance(self.model, ScoredModel)), ("detectors", all(reading)))
-            if not fits
-        ]
-        if asked:
+        others = [key for key in ("reference_model", "paraphraser") if getattr(self, key) is not None]
+        others += [] if isinstance(self.model, ScoredModel) else ["model"]
+        others += [] if all(reading) else ["detectors"]
+        if others:
             raise ValueError(
                 f"corpus.*.scores come from a file, their columns are the detectors and no model is asked: leave out "
-                f"{', '.join(asked)}; model: {{name: NAME}} names the model"
+                f"{', '.join(others)}; model: {{name: NAME}} names the model"
             )
         return self
 
