@@ -27,9 +27,9 @@ Row = dict[str, Any]
 ROLES = ("audit", "unseen", "seen")
 COLUMNS = ["loss", "min_k(k=0.5)"]
 SELECTIONS = [
-    {"name": "bh", "detectors": ["loss"], "procedure": "bh", "alpha": 0.5},
-    {"name": "fused", "detectors": COLUMNS, "procedure": "td4eval", "alpha": 0.5},
-    {"name": "storey", "detectors": ["min_k(k=0.5)"], "procedure": "storey", "alpha": 0.6},
+    {"name": "bh", "detectors": ["loss"], "procedure": "bh", "alpha": 0.95},
+    {"name": "fused", "detectors": COLUMNS, "procedure": "td4eval", "alpha": 0.95},
+    {"name": "storey", "detectors": ["min_k(k=0.5)"], "procedure": "storey", "alpha": 0.95},
 ]
 
 
@@ -57,6 +57,11 @@ def corpus(folder: Path, rows: Mapping[str, Sequence[Row]], **settings: Any) -> 
     return {role: {"path": write(folder / f"{role}.jsonl", of), "id": "id", **settings} for role, of in rows.items()}
 
 
+def score_rows(folder: Path) -> list[Row]:
+    store = Store(str(folder))
+    return [row for one in read_receipts(store, "score") for row in store.read_table(one.data).to_pylist()]
+
+
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """The folder of a run by a model, of the files of its documents, and of these with its scores: scored-ROLE."""
@@ -69,11 +74,8 @@ def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
         "detectors": ["loss", {"min_k": {"k": 0.5}}],
         "selections": SELECTIONS,
     }
-    store = Store(str(run(folder, "first", given)))
+    held = {row["doc_id"]: row for row in score_rows(run(folder, "first", given))}
     assert command("verdict", folder / "first") == 0
-    held = {
-        row["doc_id"]: row for one in read_receipts(store, "score") for row in store.read_table(one.data).to_pylist()
-    }
     for role, of in rows.items():
         write(folder / f"scored-{role}.jsonl", [{**row, **{c: held[row["id"]][c] for c in COLUMNS}} for row in of])
     return folder
@@ -115,23 +117,20 @@ def test_imported_scores_give_the_answers_of_their_run_to_the_byte(scored: Path)
         first, other = (read_verdict(Store(str(one))) for one in (scored / "first", folder))
         assert first is not None
         assert other is not None
+        assert any(answer_of(folder, str(selection["name"])).n_selected for selection in SELECTIONS)
         assert (other.counts, other.test) == (first.counts, first.test)
 
 
 def test_checks_that_need_texts_are_not_made_without_them(scored: Path) -> None:
     summary = answer_of(run(scored, "lights", imported(scored)), "bh")
     diagnostics = summary.diagnostics
-    assert (summary.conclusion, diagnostics.blind.ok, diagnostics.blind.outcome) == (
-        "inconclusive",
-        None,
-        "not tested",
-    )
+    assert (summary.conclusion, diagnostics.blind.ok) == ("inconclusive", None)
+    assert diagnostics.blind.outcome == "not tested"
     assert diagnostics.near_copies is not None
     assert diagnostics.near_copies.ok is None
     assert diagnostics.near_copies.sentence.startswith("Near-duplicates were not checked")
     assert (diagnostics.overlap.ok, diagnostics.truncated.ok) == (None, None)
-    page = (scored / "lights/report/report.html").read_text()
-    assert "Near-duplicates were not checked" in page
+    assert "Near-duplicates were not checked" in (scored / "lights/report/report.html").read_text()
 
 
 def rows_of(count: int, name: str = "d", above: float = 0.0) -> list[Row]:
@@ -142,12 +141,8 @@ def rows_of(count: int, name: str = "d", above: float = 0.0) -> list[Row]:
 def small(folder: Path, audit: Sequence[Row], scores: Sequence[Any] = ("loss",), **changed: Any) -> dict[str, Any]:
     rows = {"audit": audit, "unseen": rows_of(30, "unseen")}
     selections = [{"name": "bh", "detectors": ["loss"], "procedure": "bh", "alpha": 0.2}]
-    return {
-        "run": str(folder / "run"),
-        "corpus": corpus(folder, rows, scores=list(scores)),
-        "selections": selections,
-        **changed,
-    }
+    plain = {"run": str(folder / "run"), "corpus": corpus(folder, rows, scores=list(scores)), "selections": selections}
+    return {**plain, **changed}
 
 
 def test_a_document_without_a_finite_score_is_quarantined_and_counts(tmp_path: Path) -> None:
@@ -185,10 +180,8 @@ def test_higher_nonmember_changes_the_sign(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("above", "warned"), [(-1.0, True), (1.0, False)])
 def test_evaluate_warns_of_a_direction_that_the_labels_contradict(tmp_path: Path, above: float, warned: bool) -> None:
-    rows = [
-        *({**row, "label": 0} for row in rows_of(40, "n")),
-        *({**row, "label": 1} for row in rows_of(40, "mm", above)),
-    ]
+    kinds = rows_of(40, "n"), rows_of(40, "mm", above)
+    rows = [{**row, "label": label} for label, of in enumerate(kinds) for row in of]
     source = {"path": write(tmp_path / "rows.jsonl", rows), "id": "id", "label": "label", "scores": ["loss"]}
     folder = run(tmp_path, "run", {"corpus": {"labelled": source}}, "evaluate")
     notices = json.loads((folder / "evaluation/evaluation.json").read_text())["notices"]
@@ -210,8 +203,7 @@ def test_samples_of_lm_eval_are_scored_by_the_likelihood_of_the_right_answer(tmp
     unseen = [{"doc_id": n, "target": "x", "filtered_resps": [-float(n)]} for n in range(30)]
     for role, rows in (("audit", audit), ("unseen", unseen)):
         given["corpus"][role] |= {"path": write(tmp_path / f"samples_{role}.jsonl", rows), "id": "doc_id"}
-    store = Store(str(run(tmp_path, "run", given)))
-    rows = [row for one in read_receipts(store, "score") for row in store.read_table(one.data).to_pylist()]
+    rows = score_rows(run(tmp_path, "run", given))
     scores = {row["doc_id"]: row["filtered_resps"] for row in rows if row["role"] == "audit"}
     assert scores == {"0": -1.25, "1": -3.5, "2": -7.0, "3": -8.0}
 
