@@ -41,6 +41,8 @@ SECTION_HEADS = {"audit": "Audit", "trial": "Trial"}
 NOUNS = {
     "ModelConfig": "weights",
     "EndpointConfig": "an endpoint",
+    "ScoredModel": "a name",
+    "ScoreConfig": "scores",
     "SourceConfig": "source",
     "LabelledConfig": "labelled source",
 }

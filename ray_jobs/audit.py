@@ -537,7 +537,8 @@ def _events(
     shards = sorted(shards, key=lambda shard: -sizes[shard.id])
     if machine is not None:
         many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""
-        reporter.say(f"{stage.name}: loading the model, in this process{many}")
+        doing = "loading the model" if plan.passes() else "reading the scores of the files"
+        reporter.say(f"{stage.name}: {doing}, in this process{many}")
         models = driver.models if is_scoring(stage.name) else None
         placement = Placement(machine.gpus, machine.threads, models)
         return finish_shards(stage, shards, store, machine.workers, placement)

@@ -203,6 +203,8 @@ def write_matched(plan: Plan, folder: str) -> list[Matched]:
         UserError: fewer than 20 readable documents of a role, a file that is gone or damaged, a folder that cannot be
             written.
     """
+    if not plan.config.corpus.has_text:
+        raise UserError("documents are matched by their words, and no text is given: add text: COLUMN to every role")
     if plan.config.corpus.has_pictures:
         raise UserError("documents are matched by their words, and these are pictures: choose others by hand")
     return [_write_role(plan, role, folder) for role in calibrating(plan.config)]

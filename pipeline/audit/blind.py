@@ -19,7 +19,8 @@ from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.keys import Keys, keyed
 from pipeline.corpus.near_copies import near_families
 from pipeline.corpus.shard import Shard
-from pipeline.report.wording.blind import OF_CAPTIONED, OF_PICTURES, WORDS, blind_sentence
+from pipeline.errors import UserError
+from pipeline.report.wording.blind import OF_CAPTIONED, OF_PICTURES, ONLY_SCORES, WORDS, blind_sentence
 
 SAMPLED_TEXTS = 5_000
 SAMPLED_SHARDS = 25
@@ -178,8 +179,10 @@ def blind_test(shards: Sequence[Shard], role: str, config: AuditConfig, texts: i
         texts: most texts of each side.
 
     Raises:
-        UserError: a file is gone or damaged.
+        UserError: a file is gone or damaged, or documents are scores without texts.
     """
+    if not config.corpus.has_text:
+        raise UserError(ONLY_SCORES)
     sample = draw_sample(shards, role, config.near_copies, texts)
     held = hold_out(sample.shown, sample.compared, config.seed)
     diagnostic = blind_diagnostic(None if held is None else blind_of(held), role, known_of(shards, role))

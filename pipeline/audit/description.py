@@ -302,6 +302,8 @@ def check_kind(config: AuditConfig, detectors: Sequence[Detector]) -> None:
     _check_versions(config, detectors)
     for detector in detectors:
         _check_reads(config, detector)
+    if not config.corpus.has_text:
+        _check_textless(config)
     if not config.corpus.has_pictures:
         return
     if isinstance(config.model, EndpointConfig):
@@ -316,11 +318,21 @@ def check_kind(config: AuditConfig, detectors: Sequence[Detector]) -> None:
             )
 
 
+def _check_textless(config: AuditConfig) -> None:
+    """Scores without texts take no setting that reads texts."""
+    weighted = any(calibration_of(selection.calibration).weighted for selection in config.selections)
+    given = {"against": config.against, "text_transform": config.text_transform, "calibration weighted": weighted}
+    if reading := [key for key, value in given.items() if value]:
+        raise UserError(
+            f"{reading[0]} reads texts, and no text is given: leave it out, or add text: COLUMN to every role"
+        )
+
+
 def _check_reads(config: AuditConfig, detector: Detector) -> None:
     """What a detector reads must be what the documents are."""
     parts = {needed.part for needed in detector.needs}
     if not config.corpus.has_pictures:
-        if parts != {""}:
+        if parts - {""}:
             raise UserError(
                 f"detector {detector.column} reads part {max(parts)} of a picture, and the documents are texts: leave "
                 "out part, or name the column of the pictures as corpus.audit.image"

@@ -75,6 +75,14 @@ def diagnose_scores(answer: Answer, role: str) -> Diagnostics:
     )
 
 
+def without_texts(diagnostics: Diagnostics, role: str) -> Diagnostics:
+    """The checks of documents that are scores without texts, of which those that compare texts were not made."""
+    overlap = OverlapDiagnostic(ok=None, sentence=wording.untested_overlap(role), n_calibration=0, n_audit=0)
+    near, unchecked = diagnostics.near_copies, {"ok": None, "sentence": wording.UNCHECKED_COPIES}
+    near = None if near is None else near.model_copy(update=unchecked)
+    return diagnostics.model_copy(update={"overlap": overlap, "near_copies": near, "families": None})
+
+
 def blind_file(role: str) -> str:
     """Where a run directory keeps the blind test of a role."""
     return f"diagnostics/blind-{role}.json"
@@ -119,6 +127,8 @@ def _duplicates_diagnostic(scored: Scored) -> CountDiagnostic:
 
 
 def _truncated_diagnostic(scored: Scored) -> ShareDiagnostic:
+    if any(shard.scores for shard in scored.shards.values()):
+        return ShareDiagnostic(ok=None, sentence=wording.UNKNOWN_LENGTHS, share=0.0)
     total = sum(receipt.n_scored for receipt in scored.receipts)
     truncated = sum(receipt.n_truncated for receipt in scored.receipts)
     share = truncated / total if total else 0.0

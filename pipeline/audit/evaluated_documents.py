@@ -91,8 +91,10 @@ def words_alone(scored: Scored, kinds: ByRole, blocks: Numbers, seed: int) -> Wo
         seed: of the halves.
 
     Returns:
-        None with fewer than `LEAST` documents or `halvings.LEAST_BLOCKS` blocks of a role.
+        None with fewer than `LEAST` documents or `halvings.LEAST_BLOCKS` blocks of a role, or without texts.
     """
+    if not all(shard.has_text for shard in scored.shards.values()):
+        return None
     places: dict[Role, list[int]] = {}
     texts: dict[Role, list[Shown]] = {}
     for role, kind in kinds.items():

@@ -90,6 +90,8 @@ class Evaluated:
     n_independent: int  # unseen documents that the TPR counts
     shares_groups: bool  # whether a group has documents of both roles
     n_groups_left_out: int  # of the table
+    given: tuple[str, ...] = ()  # columns of scores from elsewhere
+    has_text: bool = True  # whether texts were read, and not scores alone
 
 
 def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> Evaluated:
@@ -140,6 +142,8 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
         n_independent=_sample(kinds, columns[0], None, blocks).independent[1].size,
         shares_groups=bool({*kinds["seen"].groups.tolist()} & {*kinds["unseen"].groups.tolist()} - {None}),
         n_groups_left_out=dropped,
+        given=tuple(columns) if config.corpus.scores else (),
+        has_text=config.corpus.has_text,
     )
 
 

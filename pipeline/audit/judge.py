@@ -15,7 +15,7 @@ from pipeline.audit.scored import Each, Scored
 from pipeline.audit.summary import BlindDiagnostic, Diagnostic, Summary, unsettled
 from pipeline.audit.verdict import LEVEL, BlockKind, BlockTest, CollectionVerdict, MemberCount, Statement
 from pipeline.config.audit import AuditConfig
-from pipeline.config.models import EndpointConfig, display_name
+from pipeline.config.models import ModelConfig, display_name
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.wording import verdict as wording
 from pipeline.report.wording.conclusion import CONTRADICTED
@@ -198,7 +198,7 @@ def _test_record(result: PermutationTest, collection: Collection, made: Blocks) 
 def audited_model(config: AuditConfig) -> str:
     """The audited model, with its adapter."""
     model = config.model
-    adapter = None if isinstance(model, EndpointConfig) or not model.adapter else model.adapter_shown
+    adapter = model.adapter_shown if isinstance(model, ModelConfig) and model.adapter else None
     return wording.model_with_adapter(display_name(model), adapter)
 
 

@@ -65,6 +65,8 @@ def runs_locally(plan: Plan, ray_address: bool, gpus: int) -> bool:
         raise UserError(f"resources.{key} is {getattr(resources, key)}, which needs resources.cluster: ray")
     if resources.cluster != "auto":
         return resources.cluster == "local"
+    if not plan.passes():  # no model is asked
+        return True
     if ray_address or several or gpus > 1:
         return False
     if not _is_large(plan, gpus):

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.audit.known import read_known
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
-from pipeline.config.models import EndpointConfig, ModelConfig
+from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
 from pipeline.config.paths import check_run_folder, irregular_kind, written
 from pipeline.corpus.formats import by_bytes, extent_of, format_named
 from pipeline.corpus.inputs import find_inputs
@@ -170,13 +170,15 @@ def check_model_files(config: AuditConfig) -> None:
         check_files(model)
 
 
-def describe_model(model: ModelConfig | EndpointConfig, pictures: bool = False) -> dict[str, Any]:
+def describe_model(model: AnyModel, pictures: bool = False) -> dict[str, Any]:
     """Check without loading weights that a model can be used: `check_model` or `check_endpoint`.
 
     Args:
         model: of the audit.
         pictures: whether the documents are pictures.
     """
+    if isinstance(model, ScoredModel):
+        return {"architecture": "not asked", "dtype": "none", "max_tokens": None, "parameters": None}
     if isinstance(model, EndpointConfig):
         return check_endpoint(model)
     return check_model(model, "pictures" if pictures else "causal")

@@ -112,7 +112,9 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
     """
     config = plan.config
     roles = [role for role, _ in config.corpus.roles()]
-    known = [role for role in roles if role != "audit"] if "audit" in roles else []  # to be compared with the audited
+    known = (
+        [role for role in roles if role != "audit"] if "audit" in roles and config.corpus.has_text else []
+    )  # to be compared with the audited
     damaged: list[str] = []
     quarter = effort.characters // 4
     amounts = {role: effort.characters - (len(roles) - 1) * quarter if role == "audit" else quarter for role in roles}
@@ -128,7 +130,7 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
         documents={role: len(sample.keys) for role, sample in read.items()},
         whole=all(keys.whole for keys in read.values()),
         overlap={role: _overlap(read[role], read["audit"], role, config.near_copies) for role in known},
-        copies={role: _copies(keys, config.near_copies) for role, keys in read.items()},
+        copies={role: _copies(keys, config.near_copies) for role, keys in read.items() if config.corpus.has_text},
         duplicates=_duplicates(list(read.values()), config),
         blind=blind_tests,
         damaged=sorted(set(damaged))[:EXAMPLES],

@@ -15,7 +15,7 @@ from pipeline.audit.answers import damaged_answers, run_digests, write_answer
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.dependence import breaks_bounds, finding_beside, near_copies_diagnostic, read_sketches
-from pipeline.audit.diagnostics import diagnose, run_blind_test
+from pipeline.audit.diagnostics import diagnose, run_blind_test, without_texts
 from pipeline.audit.digests import digests_file, scores_digest, verdicts_file
 from pipeline.audit.drawn import GroupTally, alpha_curve
 from pipeline.audit.group_sizes import GroupSizes, group_diagnostic
@@ -378,6 +378,8 @@ class _Question:
         audited, calibrating = copies["audit"], copies[role]
         near = near_copies_diagnostic(selection.procedure, answer.n_bh, role, audited, calibrating, alone)
         diagnostics = diagnostics.model_copy(update={"near_copies": near})
+        if not self.config.corpus.has_text:
+            diagnostics = without_texts(diagnostics, role)
         place = None if self.slot is None or self.config.series is None else series_place(self.slot, self.config.series)
         made = make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit).placed(place)
         dependent = breaks_bounds(audited, calibrating) or groups is not None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ByteSize, ConfigDict, Field, model_validator
 
 from pipeline.config.corpus import LIMITS, NEAR_COPIES, CorpusConfig, LimitsConfig, NearCopies, TransformConfig
-from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ParaphraserConfig
+from pipeline.config.models import AnyModel, ParaphraserConfig, ScoredModel
 from pipeline.config.paths import Place
 from pipeline.config.selection import SelectionConfig
 from pipeline.config.series import SeriesConfig
@@ -128,7 +128,9 @@ class AuditConfig(Section):
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)  # `import` is no name in Python
 
     run: Annotated[str, Place.RUN] = Field(description="Run directory: a local path or an fsspec URL.")
-    model: AnyModel = Field(description="The audited model: weights, or an endpoint.")
+    model: AnyModel = Field(
+        description="The audited model: weights, or an endpoint; with scores from elsewhere its name, or nothing.",
+    )
     reference_model: AnyModel | None = Field(None, description="Model for detectors `reference`, `ez`, `wbc`.")
     paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
     corpus: CorpusConfig
@@ -171,7 +173,39 @@ class AuditConfig(Section):
             raise ValueError("corpus.unseen.review and series: the error rate of a schedule holds for no reviewed scan")
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _scores_are_detectors(cls, value: Any) -> Any:
+        """Fill in the model and the detectors of documents with scores from elsewhere."""
+        corpus = value.get("corpus") if isinstance(value, dict) else None
+        sources = corpus.values() if isinstance(corpus, dict) else ()
+        scores = next((source["scores"] for source in sources if isinstance(source, dict) and "scores" in source), None)
+        if not isinstance(scores, list):
+            return value
+        detectors = [{"from_column": {"column": entry} if isinstance(entry, str) else entry} for entry in scores]
+        given = value.get("detectors", [])
+        if not isinstance(given, list) or not all("from_column" in str(entry) for entry in given):
+            return {"model": {"name": "the model"}, **value}
+        return {"model": {"name": "the model"}, **value, "detectors": detectors}
+
+    @model_validator(mode="after")
+    def _scores_alone(self) -> AuditConfig:
+        reading = ["from_column" in entry for entry in self.detectors]
+        if self.corpus.scores is None:
+            if any(reading) or any(isinstance(model, ScoredModel) for model in self.models):
+                raise ValueError("a model by its name alone, and from_column, need scores: add corpus.*.scores")
+            return self
+        others = [key for key in ("reference_model", "paraphraser") if getattr(self, key) is not None]
+        others += [] if isinstance(self.model, ScoredModel) else ["model"]
+        others += [] if all(reading) else ["detectors"]
+        if others:
+            raise ValueError(
+                f"corpus.*.scores come from a file, their columns are the detectors and no model is asked: leave out "
+                f"{', '.join(others)}; model: {{name: NAME}} names the model"
+            )
+        return self
+
     @property
-    def models(self) -> tuple[ModelConfig | EndpointConfig, ...]:
+    def models(self) -> tuple[AnyModel, ...]:
         """The audited model, and the one that it is compared with."""
         return (self.model,) if self.reference_model is None else (self.model, self.reference_model)

@@ -29,6 +29,19 @@ ROLE_DOCUMENTS: dict[Role, str] = {
 """What the documents of each role are, for messages."""
 
 
+LM_EVAL, LM_EVAL_TARGET = "filtered_resps", "target"
+"""Columns of lm-eval's sample files: log-likelihoods of the answers, and the right one among several."""
+
+
+class ScoreConfig(Section):
+    """A column of scores that a model gave elsewhere."""
+
+    column: str = Field(description="Name of the column.")
+    higher: Literal["member", "nonmember"] = Field(
+        "member", description="Which documents have the higher scores: those trained on, or the others."
+    )
+
+
 NEAR_COPIES = 0.8
 
 NearCopies = Annotated[float, Field(ge=0.5, le=1)]
@@ -177,6 +190,12 @@ class SourceConfig(Section):
             raise ValueError("review goes with review_count, the number of documents that were listed for it")
         return self
 
+    scores: Annotated[list[ScoreConfig | str], Field(min_length=1)] | None = Field(
+        None,
+        description="Columns of scores from elsewhere, in the place of `model` and `detectors`, by name where higher "
+        "is more member-like. `text` is then read only where it is given.",
+    )
+
     @model_validator(mode="after")
     def _one_source(self) -> SourceConfig:
         if (self.path is None) == (self.dataset is None):
@@ -189,6 +208,8 @@ class SourceConfig(Section):
     def _text_or_picture(self) -> SourceConfig:
         if self.image is None and self.caption is not None:
             raise ValueError("caption goes with image, the column of the pictures, and only with it")
+        if self.scores is not None and (self.image is not None or self.versions is not None):
+            raise ValueError("scores are of texts: leave out image and versions")
         if self.image is not None and "text" in self.model_fields_set and self.text != "text":
             raise ValueError("text and image: a document is one or the other; the text of a picture is its caption")
         return self
@@ -203,19 +224,38 @@ class SourceConfig(Section):
 
     @model_serializer(mode="wrap")
     def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The settings, without the keys of versions and of a review where documents have none."""
+        """The settings, without the keys that documents do not have, or of a text not given."""
         values: dict[str, Any] = plain(self)
-        for name in ("versions", "review_count", "review"):
+        for name in ("versions", "review_count", "review", "scores"):
             if getattr(self, name) is None:
                 values.pop(name, None)
+        if not self.has_text:
+            values.pop("text", None)
         return values
 
     @property
     def content(self) -> str:
-        """The column that holds the documents themselves: versions, texts or pictures."""
+        """The column that holds the documents themselves: versions, texts, pictures, or scores without texts."""
+        if not self.has_text:
+            return self.score_columns[0]
         if self.versions is not None and not self.window:
             return self.versions.permute or self.versions.column
         return self.text if self.image is None else self.image
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the documents are read themselves, and not their scores alone."""
+        return self.scores is None or "text" in self.model_fields_set
+
+    @property
+    def score_columns(self) -> tuple[str, ...]:
+        """The columns of scores that a model gave elsewhere; empty where there are none."""
+        return tuple(entry if isinstance(entry, str) else entry.column for entry in self.scores or ())
+
+    @property
+    def score_companions(self) -> tuple[str, ...]:
+        """The columns that are read for scores: theirs, and last the target of lm-eval's answers."""
+        return (*self.score_columns, *([LM_EVAL_TARGET] if LM_EVAL in self.score_columns else []))
 
     @property
     def dialect(self) -> Dialect:
@@ -251,7 +291,7 @@ class SourceConfig(Section):
     def columns(self) -> list[str]:
         """The columns that are read."""
         named = [column for column in (self.content, self.id, self.group, self.caption) if column is not None]
-        return [*named, *self.companions]
+        return list(dict.fromkeys([*named, *self.companions, *self.score_companions]))
 
 
 def without_versions(source: SourceConfig) -> SourceConfig:
@@ -330,6 +370,23 @@ class CorpusConfig(Section):
             without = ", ".join(self.key(role) for role, source in self.roles() if source.image is None)
             raise ValueError(f"all documents are pictures or none: no image is given for {without}")
         return self
+
+    @model_validator(mode="after")
+    def _scores_of_all(self) -> CorpusConfig:
+        named = {self.key(role): (source.scores, source.has_text) for role, source in self.roles()}
+        if any(given != next(iter(named.values())) for given in named.values()):
+            raise ValueError(f"{' and '.join(named)} need the same scores, and text in all of them or in none")
+        return self
+
+    @property
+    def scores(self) -> list[ScoreConfig | str] | None:
+        """The columns of scores of all documents; None where a model scores them."""
+        return next((source.scores for _, source in self.roles()), None)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the documents are read themselves, and not their scores alone."""
+        return all(source.has_text for _, source in self.roles())
 
     @property
     def versions(self) -> VersionsConfig | None:

@@ -98,29 +98,43 @@ class EndpointConfig(Section):
     price: PriceConfig = PriceConfig()
 
 
+class ScoredModel(Section):
+    """A model whose scores of the documents stand in a file: it is named and not asked."""
+
+    name: str = Field(min_length=1, description="Of the model, on pages.")
+
+
 def _kind_of_model(value: Any) -> str:
-    is_endpoint = isinstance(value, EndpointConfig) or (isinstance(value, dict) and "endpoint" in value)
-    return "model[EndpointConfig]" if is_endpoint else "model[ModelConfig]"
+    keys = value.keys() if isinstance(value, dict) else ()
+    if isinstance(value, EndpointConfig) or "endpoint" in keys:
+        return "model[EndpointConfig]"
+    return "model[ScoredModel]" if isinstance(value, ScoredModel) or {*keys} == {"name"} else "model[ModelConfig]"
 
 
 AnyModel = Annotated[
-    Annotated[ModelConfig, Tag("model[ModelConfig]")] | Annotated[EndpointConfig, Tag("model[EndpointConfig]")],
+    Annotated[ModelConfig, Tag("model[ModelConfig]")]
+    | Annotated[EndpointConfig, Tag("model[EndpointConfig]")]
+    | Annotated[ScoredModel, Tag("model[ScoredModel]")],
     Discriminator(_kind_of_model),
 ]
-"""An endpoint where the key `endpoint` is given, otherwise weights."""
+"""An endpoint where the key `endpoint` is given, a name where that is the only key, otherwise weights."""
 
 
-def display_name(model: ModelConfig | EndpointConfig) -> str:
-    """The name of a model in messages: its path as it was written, or its name at its endpoint."""
+def display_name(model: AnyModel) -> str:
+    """The name of a model in messages: its path as it was written, or its name, at its endpoint if it has one."""
+    if isinstance(model, ScoredModel):
+        return model.name
     return f"{model.name} at {model.endpoint}" if isinstance(model, EndpointConfig) else model.shown
 
 
-def weights_of(model: ModelConfig | EndpointConfig) -> ModelConfig:
+def weights_of(model: AnyModel) -> ModelConfig:
     """The configuration of a model whose weights can be opened.
 
     Raises:
-        UserError: the model is behind an endpoint.
+        UserError: the model is behind an endpoint, or is named alone.
     """
+    if isinstance(model, ScoredModel):
+        raise UserError(f"model {model.name} is named and not given: its scores are read from a file")
     if isinstance(model, EndpointConfig):
         raise UserError(f"model {display_name(model)} is behind an endpoint: its weights are not at hand")
     return model

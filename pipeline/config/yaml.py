@@ -257,7 +257,7 @@ def _message(problem: Any) -> str:
 
 def _is_union_branch(part: int | str) -> bool:
     return isinstance(part, str) and (
-        part in {"int", "float", "str"} or "[" in part or part.startswith(("literal", "constrained"))
+        part in {"int", "float", "str", "ScoreConfig"} or "[" in part or part.startswith(("literal", "constrained"))
     )
 
 

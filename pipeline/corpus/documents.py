@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import itertools
+import math
 import unicodedata
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.config.corpus import LM_EVAL, LM_EVAL_TARGET
 from pipeline.corpus.content import ContentDigest
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, overlong, unwatched
@@ -42,6 +44,7 @@ class Document:
     problem: tuple[str, str] | None = None
     picture: bytes | None = None  # as its file has it, not decoded yet
     versions: TextVersions | None = None
+    scores: tuple[float, ...] = ()  # from elsewhere, finite, of `Shard.scores`; the text is empty if it is not given
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -71,7 +74,7 @@ def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch 
             if content is not None and text is DEADLY:
                 content.skip()
             elif content is not None:
-                value = "" if shard.pictures else (text, caption) if shard.versioned else text
+                value = "" if shard.pictures else (text, caption) if shard.versioned or shard.scores else text
                 content.add(row, (text.reason,) if isinstance(text, Unreadable) else value, identity, group)
             if shard.pictures:
                 text = _picture(shard, text)
@@ -203,6 +206,14 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
         if isinstance(versions, Unreadable):
             return Document(row, doc_id, "", label, (versions.reason, versions.message))
         return Document(row, doc_id, versions.text, label, versions=versions)
+    scores: tuple[float, ...] = ()
+    if shard.scores and caption is not None and text is not DEADLY:
+        given = read_scores(shard.scores, caption)
+        if isinstance(given, Unreadable):
+            return Document(row, doc_id, "", label, (given.reason, given.message))
+        if not shard.has_text:
+            return Document(row, doc_id, "", label, scores=given)
+        scores = given
     problem = text if isinstance(text, Unreadable) else _too_large(text, shard) or problem_of(text)
     if problem is None and shard.transform is not None:
         text = transform(text, shard.transform)
@@ -210,7 +221,32 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
             problem = Unreadable("empty", "nothing is left of it by text_transform")
     if problem is not None:
         return Document(row, doc_id, "", label, (problem.reason, problem.message))
-    return Document(row, doc_id, text, label)
+    return Document(row, doc_id, text, label, scores=scores)
+
+
+def read_scores(columns: Sequence[str], values: Sequence[Any]) -> tuple[float, ...] | Unreadable:
+    """The scores of a row, all finite, of `Shard.scores`; why there are none, where a value is no finite number."""
+    scores, given = [], dict(zip(columns, values, strict=True))
+    if LM_EVAL in given:
+        given[LM_EVAL] = _answer_score(given[LM_EVAL], given.pop(LM_EVAL_TARGET))
+    for column, value in given.items():
+        try:
+            score = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            score = math.nan
+        if not math.isfinite(score):
+            return Unreadable("non_finite_score", f"column {column!r} holds {value!r:.40}, not a finite number")
+        scores.append(score)
+    return tuple(scores)
+
+
+def _answer_score(answers: Any, target: Any) -> Any:
+    """The log-likelihood of the right one of lm-eval's answers, or of the only one; without one the answers."""
+    if not isinstance(answers, list) or not answers:
+        return answers
+    place = 0 if len(answers) == 1 else int(target) if str(target).isdecimal() else len(answers)
+    answer = answers[place] if place < len(answers) else answers
+    return answer[0] if isinstance(answer, list) and answer else answer
 
 
 def _too_large(text: Any, shard: Shard) -> Unreadable | None:

@@ -61,6 +61,7 @@ class Shard:
     template: str = ""  # of the text of items whose options are `text`; empty where there are none
     window: int = 0  # rows of which a document is a run, whose orders are its versions; 0: a document is one row
     differing: bool = False  # whether only what differs between versions is scored
+    scores: tuple[str, ...] = ()  # of `SourceConfig.score_companions`; empty where a model scores the documents
 
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
@@ -86,6 +87,7 @@ class Shard:
             "transform": text_transform,
             "limits": limits,
             "companions": tuple(value.get("companions", ())),
+            "scores": tuple(value.get("scores", ())),
         }
         return cls(**{**value, **shared, **given})
 
@@ -93,6 +95,16 @@ class Shard:
     def versioned(self) -> bool:
         """Whether its documents have versions."""
         return bool(self.companions or self.window)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether its documents are read themselves, and not their scores alone."""
+        return self.text not in self.scores
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The columns that are read beside the documents: those of versions, or of scores."""
+        return self.companions or self.scores
 
     @property
     def dialect(self) -> Dialect:
@@ -132,6 +144,7 @@ def whole_shard(
         template=source.template,
         window=source.window,
         differing=source.differing,
+        scores=source.score_companions,
     )
 
 
@@ -149,7 +162,7 @@ def place_of(shard_id: str, shards: Sequence[Shard]) -> int | None:
 
 _NAMES = tuple(entry.name for entry in fields(Shard))
 _DIALECT = ("encoding", "delimiter")
-_OF_VERSIONS = ("companions", "template", "window", "differing")
+_OF_VERSIONS = ("companions", "template", "window", "differing", "scores")
 
 OF_A_SHARD = frozenset({"rows", "columns", *_DIALECT})
 """Keys of a fingerprint that may differ between shards of one run."""
@@ -171,6 +184,8 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
         columns += ["versions", *shard.companions, *([shard.template] if shard.template else [])]
     if shard.window:
         columns += ["window", str(shard.window)]
+    if shard.scores:
+        columns += ["scores", *shard.scores]
     if shard.differing:
         limited |= {"differing": True}
     return {**fingerprint, "rows": rows, "columns": columns, **limited, **shard.dialect.differing()}

@@ -18,6 +18,7 @@ from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.errors import UserError
 
 SHARDS = 32
+_FIRST = 100  # documents of which some must have scores from elsewhere
 _BLOCK = 1 << 18  # bytes that are read together where lines are counted
 LEAST_BYTES, MOST_BYTES = 1 << 11, 1 << 20
 """Of a shard, where the configuration does not say: about SHARDS of a corpus, within these limits."""
@@ -59,6 +60,9 @@ def plan_shards(
         for entry in inputs:
             for _ in read_shard(whole_shard(entry, corpus.audit, transform, limits)):
                 pass
+    for entry, source in ((entry, corpus.source(entry.role)) for entry in inputs):
+        if source is not None and source.scores:
+            _check_scores(whole_shard(entry, source, transform, limits))
     shards: list[Shard] = []
     if corpus.versions is not None:  # of which a file packs many into few bytes
         inputs = [replace(entry, size=max(entry.size, entry.text_bytes)) for entry in inputs]
@@ -81,6 +85,18 @@ def plan_shards(
             if remaining == 0:
                 break
     return shards
+
+
+def _check_scores(whole: Shard) -> None:
+    """Look whether some of the first documents of an input have scores.
+
+    Raises:
+        UserError: none of them has.
+    """
+    first = list(itertools.islice(read_shard(whole), _FIRST))
+    problems = [one.problem[1] for one in first if one.problem is not None and one.problem[0] == "non_finite_score"]
+    if first and len(problems) == len(first):
+        raise UserError(f"{whole.name}: none of the first {len(first)} documents has a score: {problems[0]}")
 
 
 def number_rows(shards: Sequence[Shard]) -> list[Shard]:

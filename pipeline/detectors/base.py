@@ -119,6 +119,7 @@ class Evidence:
     tokens: Callable[[str], Sequence[Any]] = (
         str.split
     )  # of a continuation: the target's, or words where none knows them
+    columns: Mapping[str, Sequence[float]] = field(default_factory=dict)  # scores from elsewhere, one a document
 
     def __getitem__(self, needed: Pass) -> TokenStatistics:
         """The statistics of one forward pass."""
@@ -176,7 +177,8 @@ class _Entry:
     needs: Needs | Callable[..., WrittenNeeds]
     arguments: Mapping[str, Argument]
     signed: bool
-    same_tokens: bool
+    same_tokens: bool = False
+    names_column: str = ""  # the argument that is the name of the column; "": the name and what is set
 
 
 _registry: Registry[_Entry] = Registry("detector")
@@ -188,6 +190,7 @@ def detector(
     signed: bool = False,
     also: Mapping[str, Mapping[str, Any]] | None = None,
     same_tokens: bool = False,
+    names_column: str = "",
 ) -> Callable[[Score], Score]:
     """Make a function a detector that a config can name.
 
@@ -203,6 +206,7 @@ def detector(
         signed: Whether its scores have both signs, which `ktd` needs.
         also: Further detectors of the same function: name -> values of arguments that no configuration sets.
         same_tokens: Whether it compares the two models token by token, so that their tokenizers must agree.
+        names_column: The argument whose value is the name of the column of scores.
 
     Raises:
         UserError: a statistic that its pass does not measure, an argument that cannot be checked, or a name that is
@@ -218,7 +222,8 @@ def detector(
             if name in COLUMNS:
                 raise UserError(f"detector {name}: score files have a column of that name; rename the function")
             read = needs if callable(needs) else measurable(needs, f"detector {name}")
-            entry = _Entry(partial(function, **values) if values else function, read, arguments, signed, same_tokens)
+            made = partial(function, **values) if values else function
+            entry = _Entry(made, read, arguments, signed, same_tokens, names_column)
             _registry.register(name, entry, function.__module__)
         return function
 
@@ -335,7 +340,10 @@ def _detector(name: str, known: _Entry, values: Mapping[str, Any]) -> Detector:
     settings = {argument: _checked(name, argument, known, value) for argument, value in values.items()}
     arguments = {**{key: argument.default for key, argument in known.arguments.items()}, **settings}
     assignments = ", ".join(f"{argument}={value}" for argument, value in settings.items())
-    column = f"{name}({assignments})" if assignments else name
+    column = str(arguments.get(known.names_column)) if known.names_column else f"{name}({assignments})"
+    column = column if assignments else name
+    if column in COLUMNS:
+        raise UserError(f"score column {column!r}: score files have a column of that name; rename it")
     needs = _needs_of(name, known.needs, arguments) if callable(known.needs) else known.needs
     same = known.same_tokens or any(getattr(value, "same_tokens", False) for value in arguments.values())
     return Detector(column, name, arguments, needs, known.function, known.signed, same)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.detectors import camia, deviation, draws, gradient, knockoff, likelihood, pairs, prefix, samia
+from pipeline.detectors import camia, column, deviation, draws, gradient, knockoff, likelihood, pairs, prefix, samia
 from pipeline.detectors.base import Continued, Detector, Pass, Prefix, is_detector, modules_of, parse
 from pipeline.detectors.plugins import (
     Plugin,
@@ -19,7 +19,7 @@ from pipeline.detectors.plugins import (
     load_installed,
 )
 
-FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, prefix, samia, draws, camia)
+FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, prefix, samia, draws, camia, column)
 
 
 def parse_detectors(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector, ...]:
@@ -49,8 +49,8 @@ class DetectorChoice:
         return parse_detectors(self.entries)
 
     def fingerprint(self) -> list[str]:
-        """The columns, which tell detectors apart however a configuration writes them."""
-        return [detector.column for detector in self.parse()]
+        """The columns, which tell detectors apart however a configuration writes them, and whose sign is changed."""
+        return [f"{'-' * (one.arguments.get('higher') == 'nonmember')}{one.column}" for one in self.parse()]
 
 
 def _names_in(entry: Any) -> Iterator[str]:

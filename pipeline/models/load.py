@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from pipeline.config.models import EndpointConfig, ModelConfig
+from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
 from pipeline.errors import UserError
 from pipeline.models.adapters import check_base, load_adapter
 from pipeline.models.arithmetic import choose_model, processor_here, stored_bytes
@@ -258,7 +258,7 @@ def open_made_up(
     return LanguageModel(model.eval(), None, device, max_positions(loaded)), int(text.num_hidden_layers), total
 
 
-def fingerprint_model(config: ModelConfig | EndpointConfig) -> dict[str, str]:
+def fingerprint_model(config: AnyModel) -> dict[str, str]:
     """Digests of all that the model's answers depend on; they do not depend on where its files lie.
 
     Returns:
@@ -269,6 +269,8 @@ def fingerprint_model(config: ModelConfig | EndpointConfig) -> dict[str, str]:
     Raises:
         UserError: a file is missing, or the adapter's record names another base model.
     """
+    if isinstance(config, ScoredModel):
+        return {"model": f"scores of {config.name}", "tokenizer": "none", "dtype": "none", "quantization": "none"}
     if isinstance(config, EndpointConfig):
         identity = f"{config.name} at {config.endpoint}, {config.api}"
         identity += f": {config.instruction}" if config.api == "chat" else ""

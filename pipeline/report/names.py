@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from pipeline.audit.manifest import InputRecord
-from pipeline.config.models import EndpointConfig, ModelConfig, display_name
+from pipeline.config.models import AnyModel, ModelConfig, display_name
 from pipeline.corpus.formats import format_named
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _CACHED = re.compile(r"models--(.+?)--(.+?)/snapshots/[^/]+/?$")
 
 
-def model_name(model: ModelConfig | EndpointConfig) -> str:
-    """The audited model by its name: that of an endpoint, a hub id, or the last part of a path."""
-    if isinstance(model, EndpointConfig):
+def model_name(model: AnyModel) -> str:
+    """The audited model by its name: its name where no weights are at hand, a hub id, or the last part of a path."""
+    if not isinstance(model, ModelConfig):
         return model.name
     name = _last_part(model.path, display_name(model)) + (f" ({model.gguf_file})" if model.gguf_file else "")
     adapter = model.adapter_shown

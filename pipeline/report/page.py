@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from pipeline.audit.history import several_questions
 from pipeline.audit.records import Record
-from pipeline.config.models import EndpointConfig, display_name
+from pipeline.config.models import ModelConfig, display_name
 from pipeline.errors import DamagedError, visible
 from pipeline.report.contents import ModelReport, QuarantineReport, Report, SelectedDocument, SelectionReport
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
@@ -108,7 +108,7 @@ def _report(run: RunFacts, texts: bool, figures: dict[str, list[FigureImage]]) -
 
 def _model(run: RunFacts) -> ModelReport:
     model, known = run.manifest.config.model, run.manifest.model
-    weights = None if isinstance(model, EndpointConfig) else model
+    weights = model if isinstance(model, ModelConfig) else None
     fingerprint = json.dumps(run.manifest.fingerprint, sort_keys=True)
     return ModelReport(
         name=model_name(model),

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from pipeline import __version__
 from pipeline.config.corpus import TransformConfig
-from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
+from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
 from pipeline.corpus.content import ContentDigest
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard, shard_fingerprint
@@ -125,7 +125,7 @@ class Stage:
         parts: dict[str, Any] = {}
         for entry in fields(self.settings):
             value = getattr(self.settings, entry.name)
-            if isinstance(value, (ModelConfig, EndpointConfig)):
+            if isinstance(value, (ModelConfig, EndpointConfig, ScoredModel)):
                 prefix = "" if entry.name == "model" else f"{entry.name.removesuffix('_model')}_"
                 parts.update({f"{prefix}{key}": text for key, text in digest(value).items()})
             elif value is not None:

@@ -22,6 +22,7 @@ from pipeline.stages import SCORE_FOLDER, SCORING
 from pipeline.stages.base import Placement, Stage, Worker
 from pipeline.stages.record import StageKind, Wanted
 from pipeline.stages.score import Scorer, ScoreSettings, score_schema
+from pipeline.stages.score_columns import ColumnScorer
 from pipeline.stages.score_pictures import PictureScorer
 from pipeline.stages.score_versions import VersionScorer, versions_schema
 
@@ -60,6 +61,8 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
 
 def _scorer_of(corpus: CorpusConfig) -> Callable[[Stage, Placement], Worker]:
     """The worker that scores the documents of a corpus."""
+    if corpus.scores is not None:
+        return ColumnScorer
     if corpus.versions is not None:
         return VersionScorer
     return PictureScorer if corpus.has_pictures else Scorer

@@ -73,8 +73,10 @@ def test_settings_of_a_page_are_settings(block: Block) -> None:
     if "labelled" in part.get("corpus", {}):
         build_evaluation({**PARTS, **part})
     elif set(part) <= names_of(AuditConfig):
-        pictures = any("image" in source for source in part.get("corpus", {}).values() if isinstance(source, dict))
-        build_config(merged({**PARTS, "corpus": {}} if pictures else PARTS, part))
+        sources = [source for source in part.get("corpus", {}).values() if isinstance(source, dict)]
+        pictures, scores = (any(key in source for source in sources) for key in ("image", "scores"))
+        whole = {} if scores else {**PARTS, "corpus": {}} if pictures else PARTS
+        build_config(merged(whole, part))
     else:
         assert set(part) <= names_of(TrialConfig), f"neither an audit nor a trial: {sorted(part)}"
         trial = {key: value for key, value in PARTS.items() if key != "corpus"}

@@ -101,6 +101,8 @@ def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> 
         raise UserError(
             f"{key}.versions: a column of lists is read of {lists}, and these are {', '.join(sorted(present))}"
         )
+    if source.scores and (whole := [name for name, form in present.items() if form.unit in ("file", "sample")]):
+        raise UserError(f"{key}.scores are columns of a table, and {', '.join(whole)} files have none")
     if source.window and (whole := [name for name, form in present.items() if form.unit == "file"]):
         raise UserError(f"{key}.versions: the rows of a file are permuted, and {', '.join(whole)} files hold one text")
     for name, files in _APPLY.items():

@@ -53,7 +53,7 @@ def overlong(length: Overlong, unit: str, shard: Shard) -> Unreadable:
 
 
 Row = tuple[int, Any, Any, Any, Any, Any]
-"""Number, text, picture or list of versions, id, group, label, and caption or the values of `Shard.companions`."""
+"""Number, text, picture or list of versions, id, group, label, and caption or the values of `Shard.beside`."""
 
 NOTHING = (None, None, None, None)
 """Id, group, label and caption of a row that cannot be read."""
@@ -66,14 +66,14 @@ def other_columns(shard: Shard) -> tuple[str | None, ...]:
 
 def wanted_columns(shard: Shard) -> list[str]:
     """The columns that a shard reads, each once."""
-    columns = (shard.text, *other_columns(shard), *shard.companions)
+    columns = (shard.text, *other_columns(shard), *shard.beside)
     return list(dict.fromkeys(name for name in columns if name is not None))
 
 
 def other_fields(value: Mapping[str, Any], shard: Shard) -> tuple[Any, Any, Any, Any]:
     """Id, group, label and caption of a row; None without such a column."""
     identity, group, label, caption = (value.get(name) if name is not None else None for name in other_columns(shard))
-    return identity, group, label, tuple(map(value.get, shard.companions)) if shard.companions else caption
+    return identity, group, label, tuple(map(value.get, shard.beside)) if shard.beside else caption
 
 
 def check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pipeline.config.corpus import SourceConfig
 from pipeline.corpus.formats import base
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
+from pipeline.errors import UserError, nearest
 
 AT_ONCE = 1 << 25
 """Bytes of rows that are held before they are written, about."""
@@ -31,6 +31,12 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
     if source.image is not None:
         _check_picture_column(schema, source.image, name)
         return
+    for column in source.score_columns:
+        if not _is_number(held := schema.field(column).type):
+            numbers = [field.name for field in schema if _is_number(field.type)]
+            raise UserError(f"column {column!r} in {name} holds {held}, not numbers; {nearest(column, numbers)}")
+    if not source.has_text:
+        return
     kind = schema.field(source.content).type
     if source.companions:
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not _is_text(kind.value_type):
@@ -38,6 +44,10 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
         return
     if not _is_text(kind):
         raise UserError(f"column {source.text!r} in {name} holds {kind}, not text; columns: {', '.join(schema.names)}")
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -94,8 +104,8 @@ def table_rows(shard: Shard, batches: Iterable[tuple[int, pa.RecordBatch]], watc
         *names, caption = base.other_columns(shard)
         others = [batch.column(name).to_pylist() if name else itertools.repeat(None) for name in names]
         captions = _decoded(batch.column(caption), binary=False) if caption else itertools.repeat(None)
-        if shard.companions:
-            captions = zip(*(batch.column(name).to_pylist() for name in shard.companions), strict=True)
+        if shard.beside:
+            captions = zip(*(batch.column(name).to_pylist() for name in shard.beside), strict=True)
         for row, (text, *rest) in enumerate(zip(texts, *others, captions, strict=False), first):
             yield row, base.DEADLY if watch(row, False) else text, *rest
         given += len(batch)

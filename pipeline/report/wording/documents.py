@@ -14,6 +14,7 @@ SHOWN_CHARACTERS = 80
 """Of an id, at most."""
 
 UNTESTED_IDS = "Whether documents repeat an id was not tested."
+UNCHECKED_COPIES = "Near-duplicates were not checked: the documents are scores without texts."
 UNKNOWN_LENGTHS = "How many documents were cut is not known."
 LEFT_OUT = "left out of calibration"
 """What becomes of calibration documents that are near copies of audited ones."""

@@ -31,7 +31,8 @@ def notices(evaluated: Evaluated) -> Iterator[str]:
     evaluation = evaluated.evaluation
     if evaluation.limit is not None:
         yield sample_of(evaluation.limit)
-    yield about_words(evaluation.rows[0])
+    yield about_words(evaluation.rows[0]) if evaluated.has_text else NO_WORDS
+    yield from _against_labels(evaluated)
     yield from _about_sample(evaluation)
     if evaluation.n_shared:
         yield (
@@ -50,6 +51,20 @@ def notices(evaluated: Evaluated) -> Iterator[str]:
     yield from _about_intervals(evaluated, seen + unseen)
     if evaluated.n_groups_left_out:
         yield f"{evaluated.n_groups_left_out:,} smaller groups are left out of the table."
+
+
+NO_WORDS = "Whether a classifier tells seen from unseen documents by their words was not checked: there are no texts."
+
+
+def _against_labels(evaluated: Evaluated) -> Iterator[str]:
+    """Which columns of scores from elsewhere have a direction that the labels contradict."""
+    for row in evaluated.evaluation.rows:
+        column, auc = row.detector, row.auc.value
+        if column in evaluated.given and row.group is None and auc is not None and auc < 0.5:
+            yield (
+                f"Warning: column {column!r} is lower for seen than for unseen documents (AUC {auc:.3f}): if its "
+                f"higher scores mean not trained on, write {{column: {column}, higher: nonmember}}."
+            )
 
 
 def _about_sample(evaluation: Evaluation) -> Iterator[str]:

@@ -1,0 +1,17 @@
+"""Scores that another program gave: a column of a file, read as a detector."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pipeline.detectors.base import Evidence, detector
+
+
+@detector(needs={}, names_column="column")
+def from_column(evidence: Evidence, column: str = "score", higher: Literal["member", "nonmember"] = "member") -> Tensor:
+    """The scores of a column of `SourceConfig.scores`, with the sign changed where higher is `nonmember`."""
+    scores = torch.tensor(evidence.columns[column], dtype=torch.float64)
+    return scores if higher == "member" else -scores

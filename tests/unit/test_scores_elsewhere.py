@@ -1,0 +1,267 @@
+"""Scores from elsewhere: the answers of the run that they come from, without its model; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from benchmarks.small_model import WORDS
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import make_plan
+from pipeline.audit.summary import Summary, read_summary
+from pipeline.audit.verdict import read_verdict
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
+from ray_jobs.cli import main
+
+Row = dict[str, Any]
+ROLES = ("audit", "unseen", "seen")
+COLUMNS = ["loss", "min_k(k=0.5)"]
+SELECTIONS = [
+    {"name": "bh", "detectors": ["loss"], "procedure": "bh", "alpha": 0.95},
+    {"name": "fused", "detectors": COLUMNS, "procedure": "td4eval", "alpha": 0.95},
+    {"name": "storey", "detectors": ["min_k(k=0.5)"], "procedure": "storey", "alpha": 0.95},
+]
+
+
+def command(*arguments: str | Path) -> int:
+    try:
+        main([*map(str, arguments)])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def run(folder: Path, name: str, given: Mapping[str, Any], do: str = "run") -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({"run": str(folder / name), "resources": {"cluster": "local"}, **given}))
+    assert command(do, path) == 0
+    return folder / name
+
+
+def write(path: Path, rows: Sequence[Row]) -> str:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def corpus(folder: Path, rows: Mapping[str, Sequence[Row]], **settings: Any) -> dict[str, Any]:
+    return {role: {"path": write(folder / f"{role}.jsonl", of), "id": "id", **settings} for role, of in rows.items()}
+
+
+def score_rows(folder: Path) -> list[Row]:
+    store = Store(str(folder))
+    return [row for one in read_receipts(store, "score") for row in store.read_table(one.data).to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """The folder of a run by a model, of the files of its documents, and of these with its scores: scored-ROLE."""
+    folder, rng = tmp_path_factory.mktemp("elsewhere"), np.random.default_rng(5)
+    texts = {role: [" ".join(WORDS[i] for i in rng.integers(30, size=9 + n % 5)) for n in range(45)] for role in ROLES}
+    rows = {role: [{"id": f"{role}{n}", "text": text} for n, text in enumerate(of)] for role, of in texts.items()}
+    given = {
+        "model": {"path": str(tiny_model_folder), "dtype": "float32"},
+        "corpus": corpus(folder, rows),
+        "detectors": ["loss", {"min_k": {"k": 0.5}}],
+        "selections": SELECTIONS,
+    }
+    held = {row["doc_id"]: row for row in score_rows(run(folder, "first", given))}
+    assert command("verdict", folder / "first") == 0
+    for role, of in rows.items():
+        write(folder / f"scored-{role}.jsonl", [{**row, **{c: held[row["id"]][c] for c in COLUMNS}} for row in of])
+    return folder
+
+
+def imported(scored: Path, **settings: Any) -> dict[str, Any]:
+    sources = {
+        role: {"path": str(scored / f"scored-{role}.jsonl"), "id": "id", "scores": COLUMNS, **settings}
+        for role in ROLES
+    }
+    return {"corpus": sources, "selections": SELECTIONS}
+
+
+def verdicts(folder: Path, name: str) -> list[Row]:
+    table = pa.concat_tables(map(pq.read_table, sorted((folder / f"selection/{name}/documents").iterdir())))
+    return sorted(table.drop_columns(["source"]).to_pylist(), key=lambda row: row["doc_id"])
+
+
+def answer_of(folder: Path, name: str) -> Summary:
+    summary = read_summary(Store(str(folder)), name)
+    assert summary is not None
+    return summary
+
+
+def test_imported_scores_give_the_answers_of_their_run_to_the_byte(scored: Path) -> None:
+    for name, settings in (("with", {"text": "text"}), ("without", {})):
+        folder = run(scored, name, imported(scored, **settings))
+        assert command("verdict", folder) == 0
+        for selection in SELECTIONS:
+            label = str(selection["name"])
+            assert verdicts(folder, label) == verdicts(scored / "first", label)
+            first, other = (answer_of(one, label).model_dump() for one in (scored / "first", folder))
+            checks, others = first.pop("diagnostics"), other.pop("diagnostics")
+            differing = {"conclusion", "supported", "condition"} if name == "without" else set()
+            assert {key for key in first if first[key] != other[key]} <= differing
+            changed = {key for key in checks if checks[key] != others[key]}
+            texts = {"blind", "overlap", "near_copies", "families", "tail"} if name == "without" else set()
+            assert changed <= {"truncated", *texts}
+        first, other = (read_verdict(Store(str(one))) for one in (scored / "first", folder))
+        assert first is not None
+        assert other is not None
+        assert any(answer_of(folder, str(selection["name"])).n_selected for selection in SELECTIONS)
+        assert (other.counts, other.test) == (first.counts, first.test)
+
+
+def test_checks_that_need_texts_are_not_made_without_them(scored: Path) -> None:
+    summary = answer_of(run(scored, "lights", imported(scored)), "bh")
+    diagnostics = summary.diagnostics
+    assert (summary.conclusion, diagnostics.blind.ok) == ("inconclusive", None)
+    assert diagnostics.blind.outcome == "not tested"
+    assert diagnostics.near_copies is not None
+    assert diagnostics.near_copies.ok is None
+    assert diagnostics.near_copies.sentence.startswith("Near-duplicates were not checked")
+    assert (diagnostics.overlap.ok, diagnostics.truncated.ok) == (None, None)
+    assert "Near-duplicates were not checked" in (scored / "lights/report/report.html").read_text()
+
+
+def rows_of(count: int, name: str = "d", above: float = 0.0) -> list[Row]:
+    rng = np.random.default_rng(len(name))
+    return [{"id": f"{name}{n}", "loss": float(rng.normal(above)), "other": n} for n in range(count)]
+
+
+def small(folder: Path, audit: Sequence[Row], scores: Sequence[Any] = ("loss",), **changed: Any) -> dict[str, Any]:
+    rows = {"audit": audit, "unseen": rows_of(30, "unseen")}
+    selections = [{"name": "bh", "detectors": ["loss"], "procedure": "bh", "alpha": 0.2}]
+    plain = {"run": str(folder / "run"), "corpus": corpus(folder, rows, scores=list(scores)), "selections": selections}
+    return {**plain, **changed}
+
+
+def test_a_document_without_a_finite_score_is_quarantined_and_counts(tmp_path: Path) -> None:
+    values = [float("nan"), None, "much", True, [1.0], 10**400]
+    audit = [*rows_of(40), *({"id": f"bad{n}", "loss": value} for n, value in enumerate(values)), {"id": "none"}]
+    folder = run(tmp_path, "run", small(tmp_path, audit, error_budget=0.2))
+    summary = answer_of(folder, "bh")
+    assert (summary.n_audit, summary.n_quarantined) == (47, 7)
+    store = Store(str(folder))
+    files = [one.quarantine for one in read_receipts(store, "score") if one.quarantine]
+    refused = [row for file in files for row in store.read_table(file).to_pylist()]
+    assert {row["reason"] for row in refused} == {"non_finite_score"}
+    assert "column 'loss' holds 'much', not a finite number" in {row["message"] for row in refused}
+    assert sum(row["p_value"] == 1.0 and row["loss"] is None for row in verdicts(folder, "bh")) == 7
+
+
+def test_an_id_that_stands_twice_is_scored_once(tmp_path: Path) -> None:
+    rows = rows_of(40)
+    folder = run(tmp_path, "run", small(tmp_path, [*rows, {**rows[3], "loss": 99.0}], error_budget=0.1))
+    summary = answer_of(folder, "bh")
+    assert (summary.n_audit, summary.n_quarantined, summary.diagnostics.duplicates.count) == (41, 1, 1)
+
+
+def test_higher_nonmember_changes_the_sign(tmp_path: Path) -> None:
+    audit = rows_of(40, above=2.0)
+    turned = [{**row, "loss": -row["loss"]} for row in audit]
+    unseen = [{**row, "loss": -row["loss"]} for row in rows_of(30, "unseen")]
+    first = run(tmp_path, "run", small(tmp_path, audit))
+    (tmp_path / "other").mkdir()
+    given = small(tmp_path / "other", turned, scores=[{"column": "loss", "higher": "nonmember"}])
+    write(tmp_path / "other/unseen.jsonl", unseen)
+    assert verdicts(run(tmp_path / "other", "run", given), "bh") == verdicts(first, "bh")
+    assert answer_of(first, "bh").n_selected > 0
+
+
+@pytest.mark.parametrize(("above", "warned"), [(-1.0, True), (1.0, False)])
+def test_evaluate_warns_of_a_direction_that_the_labels_contradict(tmp_path: Path, above: float, warned: bool) -> None:
+    kinds = rows_of(40, "n"), rows_of(40, "mm", above)
+    rows = [{**row, "label": label} for label, of in enumerate(kinds) for row in of]
+    source = {"path": write(tmp_path / "rows.jsonl", rows), "id": "id", "label": "label", "scores": ["loss"]}
+    folder = run(tmp_path, "run", {"corpus": {"labelled": source}}, "evaluate")
+    notices = json.loads((folder / "evaluation/evaluation.json").read_text())["notices"]
+    assert any("write {column: loss, higher: nonmember}" in notice for notice in notices) is warned
+    assert any("by their words was not checked" in notice for notice in notices)
+
+
+def test_samples_of_lm_eval_are_scored_by_the_likelihood_of_the_right_answer(tmp_path: Path) -> None:
+    pairs = [["-3.5", "False"], ["-1.25", "True"]]
+    audit = [
+        {"doc_id": 0, "target": "1", "filtered_resps": pairs},  # multiple choice: numbers are written as text
+        {"doc_id": 1, "target": 0, "filtered_resps": pairs},
+        {"doc_id": 2, "target": "a text", "filtered_resps": [-7.0]},  # of a whole text
+        {"doc_id": 3, "target": "a text", "filtered_resps": [[-8.0, False]]},
+        {"doc_id": 4, "target": "5", "filtered_resps": pairs},
+        {"doc_id": 5, "target": "a text", "filtered_resps": ["an answer"]},
+    ]
+    given = small(tmp_path, audit, scores=["filtered_resps"], error_budget=1.0, selections=[])
+    unseen = [{"doc_id": n, "target": "x", "filtered_resps": [-float(n)]} for n in range(30)]
+    for role, rows in (("audit", audit), ("unseen", unseen)):
+        given["corpus"][role] |= {"path": write(tmp_path / f"samples_{role}.jsonl", rows), "id": "doc_id"}
+    rows = score_rows(run(tmp_path, "run", given))
+    scores = {row["doc_id"]: row["filtered_resps"] for row in rows if row["role"] == "audit"}
+    assert scores == {"0": -1.25, "1": -3.5, "2": -7.0, "3": -8.0}
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def at(*keys: str | int, **settings: Any) -> Change:
+    """Changes what stands at some keys; at `corpus` what stands in both roles."""
+
+    def change(given: dict[str, Any]) -> None:
+        node: Any = given
+        for key in keys:
+            node = node[key]
+        for one in node.values() if keys == ("corpus",) else [node]:
+            one.update(settings)
+
+    return change
+
+
+REFUSED: list[tuple[str, Change]] = [
+    ("no column 'othr' in .*; did you mean 'other'", at("corpus", scores=["loss", "othr"])),
+    ("no model is asked: leave out model;", at(model={"path": "org/model"})),
+    ("leave out reference_model", at(reference_model={"path": "org/model"})),
+    ("leave out detectors", at(detectors=["zlib"])),
+    ("the column loss appears twice", at("corpus", scores=["loss", {"column": "loss"}])),
+    ("input should be 'member' or 'nonmember'", at("corpus", scores=[{"column": "loss", "higher": "lower"}])),
+    ("leave out image and versions", at("corpus", image="picture")),
+    ("score column 'row': score files have a column of that name", at("corpus", scores=["loss", "row"])),
+    ("calibration weighted reads texts", at("selections", 0, calibration="weighted")),
+    ("against reads texts", at(against="another")),
+    ("corpus.audit and corpus.unseen need the same scores", at("corpus", "unseen", scores=["other"])),
+    ("text in all of them or in none", at("corpus", "audit", text="t")),
+    ("detector 'lost' is not scored; did you mean 'loss'", at("selections", 0, detectors=["lost"])),
+    ("none of the first 40 documents has a score: column 'id' holds 'd0'", at("corpus", scores=["id", "loss"])),
+]
+
+
+@pytest.mark.parametrize(("message", "change"), REFUSED, ids=[message for message, _ in REFUSED])
+def test_bad_input_is_refused_in_one_line(tmp_path: Path, message: str, change: Change) -> None:
+    given = small(tmp_path, rows_of(40))
+    change(given)
+    with pytest.raises(UserError, match=message):
+        make_plan(build_config(given))
+
+
+def test_scores_of_a_table_are_numbers_and_a_name_alone_is_no_model(tmp_path: Path) -> None:
+    table = pa.table({"id": ["a", "b"], "loss": ["1", "2"], "lost": [1.0, 2.0]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    given = small(tmp_path, rows_of(40))
+    given["corpus"]["audit"]["path"] = str(tmp_path / "t.parquet")
+    with pytest.raises(UserError, match=r"column 'loss' in .* holds string, not numbers; did you mean 'lost'"):
+        make_plan(build_config(given))
+    for of in given["corpus"].values():
+        del of["scores"]
+    with pytest.raises(UserError, match=r"add corpus\.\*\.scores"):
+        build_config({**given, "model": {"name": "OLMo"}})
+    with pytest.raises(UserError, match=r"add corpus\.\*\.scores"):
+        build_config({**given, "model": {"path": "org/model"}, "reference_model": {"name": "OLMo"}})
+    with pytest.raises(UserError, match=r"add corpus\.\*\.scores"):
+        build_config({**given, "model": {"path": "org/model"}, "detectors": ["from_column"]})
