@@ -359,7 +359,7 @@ def _scored(driver: _Driver, config: AuditConfig, work: Work, plan: Plan, fold: 
 def _finetuning(driver: _Driver, config: AuditConfig, work: Work) -> list[AdapterJob]:
     """The trainings that the detectors need, if one is missing."""
     store, parts, keys, machine = driver.store, work.parts, work.keys, driver.machine
-    if not parts.adapters:
+    if not parts.taken():
         store.remove(KEYS_FILE)  # of detectors that are no longer asked for
         return []
     write_document_keys(parts, store)

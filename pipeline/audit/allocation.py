@@ -1,4 +1,4 @@
-"""The allocation: which known documents the adapters of a run are trained on, and which calibrate, never both.
+"""The allocation: which known documents adapters are trained on or stand in prefixes, and which calibrate, never both.
 
 Parts are drawn at random by the run's seed. Near copies stay together: what is left to calibrate has none in a part.
 """
@@ -6,7 +6,8 @@ Parts are drawn at random by the run's seed. Near copies stay together: what is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,11 +24,13 @@ from pipeline.corpus.keys import Keys, keyed, sketch_column
 from pipeline.corpus.near_copies import SKETCH_TYPE, CopyIndex, draw_families, near_families
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
-from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.detectors.base import Prefix
+from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
 from pipeline.errors import UserError, nearest
-from pipeline.models.load import open_empty
+from pipeline.models.load import check_model, open_empty
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.report.wording.setup import AND_TO_CALIBRATE
+from pipeline.stages.prefixes import Prefixes, Shots, cut_to_room, joined_ids
 from pipeline.store.files import Store
 from pipeline.training.adapter import check_targets
 
@@ -56,14 +59,24 @@ class Parts:
     """The allocation of the known documents of a run."""
 
     adapters: dict[str, Part]  # by name
-    calibration: dict[Role, np.ndarray]  # text keys of the documents without a near copy in an adapter's part; int64
+    calibration: dict[Role, np.ndarray]  # text keys of the documents without a near copy in a part; int64
+    shots: dict[Prefix, tuple[Shots, Keys]] = field(default_factory=dict)
+
+    def taken(self) -> dict[str, Keys]:
+        """The documents that do not calibrate, by the adapter or the prefix that holds them."""
+        adapters = {name: part.keys for name, part in self.adapters.items()}
+        return {**adapters, **{f"prefix {prefix}": keys for prefix, (_, keys) in self.shots.items()}}
+
+    def prefixes(self) -> Prefixes | None:
+        """What stands before documents; None where no detector reads that."""
+        return Prefixes({prefix: shots for prefix, (shots, _) in self.shots.items()}) if self.shots else None
 
     def keys(self) -> pa.Table:
         """The keys of all parts (`KEYS_SCHEMA`)."""
         tables = []
-        for name, part in self.adapters.items():
-            names = pa.array([name] * len(part.keys), pa.string())
-            tables.append(pa.table([names, part.keys.text, sketch_column(part.keys.sketch)], schema=KEYS_SCHEMA))
+        for name, keys in self.taken().items():
+            names = pa.array([name] * len(keys), pa.string())
+            tables.append(pa.table([names, keys.text, sketch_column(keys.sketch)], schema=KEYS_SCHEMA))
         return pa.concat_tables(tables) if tables else KEYS_SCHEMA.empty_table()
 
 
@@ -78,26 +91,27 @@ class _Pool:
 
 
 def check_adapters(config: AuditConfig, shards: Sequence[Shard]) -> None:
-    """Check without training that every adapter which the detectors need can be trained.
+    """Check without training that every adapter and prefix which the detectors need can be had.
 
-    Known documents are read only where an adapter is trained on a group of them.
+    Known documents are read only where an adapter is trained on a group of them, or for a prefix.
 
     Raises:
         UserError: the model does not have the layers that are named, or as `allocate`.
     """
-    settings = [config.fsd.adapter(name) for name in adapters_of(parse_detectors(config.detectors))]
+    detectors = parse_detectors(config.detectors)
+    settings = [config.fsd.adapter(name) for name in adapters_of(detectors)]
     named = [adapter.target_modules for adapter in settings if adapter.target_modules is not None]
     if named and (model := open_empty(weights_of(config.model))) is not None:
         for target_modules in named:
             check_targets(model, target_modules)
-    if any(adapter.group is not None for adapter in settings):
+    if any(adapter.group is not None for adapter in settings) or prefixes_of(detectors):
         allocate(config, shards)
 
 
 def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
-    """Draw the part of every adapter that the detectors need.
+    """Draw the part of every adapter and prefix that the detectors need.
 
-    The same documents, seed and settings of an adapter give the same part, whatever other adapters there are. With
+    The same documents, seed and settings of an adapter or prefix give the same part, whatever others there are. With
     `overlap: drop` no part has a near copy of an audited document, for which all audited documents are read here.
 
     Args:
@@ -107,8 +121,9 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
     Raises:
         UserError: too few documents to split, an unknown group, or a bad file of an adapter's own corpus.
     """
-    names = adapters_of(parse_detectors(config.detectors))
-    if not names:
+    detectors = parse_detectors(config.detectors)
+    names, prefixes = adapters_of(detectors), prefixes_of(detectors)
+    if not names and not prefixes:
         return Parts({}, {})
     role_pools = {
         role: _read(f"corpus.{role}", [shard for shard in shards if shard.role == role])
@@ -135,12 +150,14 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
             raise UserError(f"fsd adapter {name}: none of its documents has 2 tokens, which training needs")
         keys = Keys.joined(pool.keys.take(chosen) for pool, chosen in zip(pools, drawn, strict=True)).take(long_enough)
         adapters[name] = Part(settings, settings.training(config.max_tokens, len(texts)), texts, keys)
-    return Parts(adapters, _calibration(role_pools, adapters, config.near_copies))
+    shots = {prefix: _shots(prefix, role_pools[prefix.role], tokenizer, config) for prefix in prefixes}
+    parts = Parts(adapters, {}, shots)
+    return replace(parts, calibration=_calibration(role_pools, parts.taken(), config.near_copies))
 
 
 def allocation_record(parts: Parts, keys: Mapping[str, str]) -> Allocation:
     """The manifest's record: the documents that each adapter is trained on and those that calibrate, by hash."""
-    if not parts.adapters:
+    if not parts.taken():
         return Allocation()
     adapters = {
         name: AdapterRecord(
@@ -152,7 +169,8 @@ def allocation_record(parts: Parts, keys: Mapping[str, str]) -> Allocation:
         for name, part in parts.adapters.items()
     }
     calibration = {role: hashes(text_keys) for role, text_keys in parts.calibration.items()}
-    return Allocation(adapters=adapters, calibration=calibration)
+    shots = {str(prefix): hashes(keys.text) for prefix, (_, keys) in parts.shots.items()}
+    return Allocation(adapters=adapters, shots=shots, calibration=calibration)
 
 
 def write_document_keys(parts: Parts, store: Store) -> None:
@@ -166,14 +184,14 @@ def hashes(keys: np.ndarray) -> list[str]:
 
 
 def _calibration(
-    role_pools: dict[Role, _Pool], adapters: dict[str, Part], near_copies: float
+    role_pools: dict[Role, _Pool], parts: Mapping[str, Keys], near_copies: float
 ) -> dict[Role, np.ndarray]:
-    taken = CopyIndex.of(np.concatenate([part.keys.sketch for part in adapters.values()]), near_copies)
+    taken = CopyIndex.of(np.concatenate([keys.sketch for keys in parts.values()]), near_copies)
     remaining = {role: pool.keys.text[~taken.matches(pool.keys.sketch)] for role, pool in role_pools.items()}
     for role, keys in remaining.items():
         if not keys.size:
             raise UserError(
-                f"the fsd adapters {', '.join(adapters)} leave none of corpus.{role}'s "
+                f"the fsd adapters {', '.join(parts)} leave none of corpus.{role}'s "
                 f"{len(role_pools[role].keys)} documents to calibrate on: fine-tune on fewer"
             )
     return remaining
@@ -207,6 +225,34 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, config: A
             f"are never as few as {count}"
         )
     return np.flatnonzero(chosen)
+
+
+def _shots(prefix: Prefix, pool: _Pool, tokenizer: Any, config: AuditConfig) -> tuple[Shots, Keys]:
+    """The documents of a prefix: drawn as those of adapters are, so that smaller parts lie in larger ones."""
+    available = int(pool.free.sum())
+    if prefix.shots + 1 > available:
+        raise too_few_shots(prefix, available)
+    family = near_families(pool.keys.sketch, config.near_copies)
+    rng = np.random.default_rng([config.seed, _PART])
+    chosen = np.flatnonzero(draw_families(pool.free, family, prefix.shots, rng))
+    if not chosen.size:
+        raise UserError(
+            f"prefix of {prefix}: near copies among the documents of {pool.name} must stay together, and they are "
+            f"never as few as {prefix.shots}"
+        )
+    texts, keys = list(_texts(pool, chosen)), pool.keys.take(chosen)
+    sequences = [joined_ids(tokenizer, some) for some in ([texts] if prefix.joined else [[text] for text in texts])]
+    positions = check_model(weights_of(config.model))["max_tokens"]
+    cut = tuple(cut_to_room(ids, config.max_tokens, positions) for ids in sequences)
+    return Shots(cut, keys.sketch, config.near_copies), keys
+
+
+def too_few_shots(prefix: Prefix, available: int) -> UserError:
+    """The error of a prefix for which there are too few documents; one must be left to calibrate."""
+    return UserError(
+        f"prefix of {prefix}: corpus.{prefix.role} has {available} documents, {prefix.shots} shots need "
+        f"{prefix.shots + 1}{AND_TO_CALIBRATE}; set shots to at most {max(0, available - 1)}"
+    )
 
 
 def too_few(name: str, source: str, available: int, count: int, reserve: int, restriction: str = "") -> UserError:

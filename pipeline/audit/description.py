@@ -14,7 +14,7 @@ from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.config.yaml import build, read_mapping
 from pipeline.detectors.base import Detector
 from pipeline.detectors.plugins import load_installed, load_plugins, read_plugins
-from pipeline.detectors.registry import adapters_of, check_workers_know, parse_detectors
+from pipeline.detectors.registry import adapters_of, check_workers_know, parse_detectors, prefixes_of
 from pipeline.errors import UserError, nearest
 from pipeline.passes.statistics import PARTS
 from pipeline.report.wording.setup import add_role, did_you_mean, listed, not_given
@@ -154,6 +154,9 @@ def _check_detector(config: AuditConfig, detector: Detector) -> None:
         for role in config.fsd.adapter(name).roles:
             if config.corpus.source(role) is None:
                 raise MissingRoleError(f"detector {detector.name} fine-tunes on", role)
+    for prefix in prefixes_of([detector]):
+        if config.corpus.source(prefix.role) is None:
+            raise MissingRoleError(f"detector {detector.name} reads before a text", prefix.role)
     _check_endpoint(config, detector)
 
 
@@ -194,7 +197,7 @@ def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
         model = config.model if needed.model == "target" else config.reference_model
         if not isinstance(model, EndpointConfig) or needed.kind == "generate":
             continue
-        other = needed.draw or needed.adapter or needed.text == "repeated"
+        other = needed.draw or needed.adapter or needed.prefix or needed.text == "repeated"
         if needed.kind == "gradient" or other or statistics - {"log_prob"}:
             raise UserError(
                 f"detector {detector.column} needs the weights of a model, and {model.name} is an endpoint: there are "

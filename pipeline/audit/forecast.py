@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from pipeline.audit.allocation import OWN_CORPUS, adapter_corpus_shards, too_few
+from pipeline.audit.allocation import OWN_CORPUS, adapter_corpus_shards, too_few, too_few_shots
 from pipeline.audit.plan import BYTES_PER_TOKEN, Plan
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, ModelConfig, display_name
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import extent_of
-from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
 from pipeline.endpoint.client import Usage
 from pipeline.models.load import LanguageModel, open_made_up
 from pipeline.passes.forward import forward
@@ -149,6 +149,11 @@ def _adapters(config: AuditConfig, roles: Mapping[str, Any]) -> Allocated:
         facts = {"name": name, "method": settings.method, "epochs": settings.epochs}
         documents = sum(counts.values()) if counts else settings.documents or 0
         entries.append({**facts, "documents": documents, "train_on": [*map(str, counts)] or [OWN_CORPUS]})
+    for prefix in prefixes_of(parse_detectors(config.detectors)):
+        entry = roles[prefix.role]
+        if entry["exact"] and prefix.shots >= entry["documents"]:
+            raise too_few_shots(prefix, entry["documents"])
+        taken[prefix.role] = max(taken[prefix.role], prefix.shots)
     return entries, {role: max(0, entry["documents"] - taken[role]) for role, entry in roles.items()}
 
 

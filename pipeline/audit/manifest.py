@@ -69,11 +69,14 @@ class AdapterRecord(Record):
 
 
 class Allocation(Record):
-    """Which known documents are trained on and which calibrate, never the same; empty where no adapter is trained."""
+    """Which known documents are trained on or shown before others, and which calibrate, never the same; else empty."""
 
     adapters: dict[str, AdapterRecord] = Field({}, description="The adapters, by name.")
+    shots: dict[str, list[str]] = Field(
+        {}, description="Hashes of the normalised texts of the known documents that stand before others, by prefix."
+    )
     calibration: dict[Role, list[str]] = Field(
-        {}, description="Hashes of the normalised texts that calibrate, by role; empty where no adapter is trained."
+        {}, description="Hashes of the normalised texts that calibrate, by role; empty without adapters and prefixes."
     )
 
 

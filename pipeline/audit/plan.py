@@ -66,6 +66,7 @@ class Plan:
                 "adapter": p.adapter or None,
                 "paraphrases": draws[p],
                 "statistics": sorted(read),
+                **({} if p.prefix is None else {"prefix": str(p.prefix)}),
             }
             for p, read in planned.items()
             if not p.draw and p.continued is None

@@ -144,6 +144,7 @@ def _manifest(plan: Plan, fingerprint: Mapping[str, Any], model: AuditedModel, a
         passes=plan.passes(),
         model=model,
         adapters=allocation.adapters,
+        shots=allocation.shots,
         calibration=allocation.calibration,
     )
 

@@ -23,7 +23,7 @@ from pipeline.corpus.keys import KEY_COLUMNS, Keys
 from pipeline.corpus.near_copies import sketches_of
 from pipeline.corpus.options import LEFT_OUT as OPTIONS_LEFT_OUT
 from pipeline.corpus.shard import OF_A_SHARD, Shard
-from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
 from pipeline.errors import IncompleteError, UserError
 from pipeline.report.wording.documents import LEFT_OUT
 from pipeline.report.wording.files import REPEATED_ID
@@ -309,7 +309,7 @@ def find_overlaps(
     Raises:
         UserError: there are some, and the config does not say `overlap: drop`; or as `_check_trained`.
     """
-    reading = [selection for selection in config.selections if _reads_adapter(config, selection)]
+    reading = [selection for selection in config.selections if _reads_trained(config, selection)]
     trained = trained_texts(scored.store, config.near_copies, needed=bool(reading))
     keys = {role: [scored.keys(receipt, finetuned=True) for receipt in scored.of(role)] for role in roles}
     known = {}
@@ -328,7 +328,7 @@ def find_overlaps(
         shared[shard] = of_documents
         n_equal += equal
         n_trained += alike
-    _check_trained(reading, n_equal, n_trained)
+    _check_trained(config, reading, n_equal, n_trained)
     overlaps = {}
     for place, role in enumerate(roles):
         of_role = [shared[receipt.shard][place] for receipt in scored.of("audit")]  # whatever order they were read in
@@ -343,17 +343,18 @@ def find_overlaps(
     return overlaps
 
 
-def _check_trained(reading: Sequence[SelectionConfig], n_equal: int, n_alike: int) -> None:
-    """Check that no adapter which a selection reads was trained on documents that it judges.
+def _check_trained(config: AuditConfig, reading: Sequence[SelectionConfig], n_equal: int, n_alike: int) -> None:
+    """Check that no adapter or prefix which a selection reads holds documents that it judges.
 
     An equal text stops every selection. Another near copy stops those where a low deviation is evidence: direction
     clean, and adadetect, which may learn so. Where members are sought, training on a like text lowers a document's
     deviation and makes it look less like a member, so it costs power and not the promise; the diagnostic `fine_tuned`
-    counts such documents.
+    counts such documents. So too unseen documents in a prefix, but not seen ones: their near copies look like members.
 
     Args:
-        reading: the selections that read an adapter.
-        n_equal: audited documents whose text an adapter was trained on.
+        config: of the audit.
+        reading: the selections that read an adapter or a prefix.
+        n_equal: audited documents whose text an adapter was trained on, or that stand in a prefix.
         n_alike: others that are near copies of such a text.
 
     Raises:
@@ -361,23 +362,28 @@ def _check_trained(reading: Sequence[SelectionConfig], n_equal: int, n_alike: in
     """
     if n_equal and reading:
         raise UserError(
-            f"the adapters were trained on {n_equal} audit documents and cannot judge these; take them out of what is "
-            "fine-tuned on, or begin a run anew with overlap: drop"
+            f"the adapters were trained on {n_equal} audit documents and cannot judge these (or they stand in a "
+            "prefix); take them out of what is fine-tuned on or shown, or begin a run anew with overlap: drop"
         )
-    strict = [selection.name for selection in reading if not _lenient(selection)]
+    strict = [selection.name for selection in reading if not _lenient(config, selection)]
     if n_alike and strict:
         raise UserError(
             f"the adapters were trained on near copies of {n_alike} audit documents, which selection {strict[0]} could "
-            "take for clean; take them out of what is fine-tuned on, or begin a run anew with overlap: drop"
+            "take for clean (or they stand in a prefix); take them out of what is fine-tuned on or shown, or begin "
+            "a run anew with overlap: drop"
         )
 
 
-def _reads_adapter(config: AuditConfig, selection: SelectionConfig) -> bool:
-    return bool(adapters_of([d for d in parse_detectors(config.detectors) if d.column in selection.detectors]))
+def _reads_trained(config: AuditConfig, selection: SelectionConfig) -> bool:
+    read = [d for d in parse_detectors(config.detectors) if d.column in selection.detectors]
+    return bool(adapters_of(read) or prefixes_of(read))
 
 
-def _lenient(selection: SelectionConfig) -> bool:
-    """Whether a lower score can only keep a document from being selected."""
+def _lenient(config: AuditConfig, selection: SelectionConfig) -> bool:
+    """Whether likeness to what was trained on or shown can only keep a document from being selected."""
+    read = [d for d in parse_detectors(config.detectors) if d.column in selection.detectors]
+    if any(prefix.role == "seen" for prefix in prefixes_of(read)):
+        return False
     return selection.direction == "members" and not procedure_of(selection.procedure).learns
 
 

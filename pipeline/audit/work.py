@@ -49,7 +49,8 @@ def work_of(
     digest = model_digests()
     base = digest(weights_of(config.model)) if parts.adapters else {}
     keys = {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
-    stages = stages_of(config, keys or None, digest, device)
+    prefixes = parts.prefixes()
+    stages = stages_of(config, keys or None, digest, device, prefixes=prefixes)
     if (judged := judging(stages[-1].fingerprint)) is not None:
-        stages = stages_of(config, keys or None, digest, device, judged)
+        stages = stages_of(config, keys or None, digest, device, judged, prefixes)
     return Work(stages, parts, keys, base)

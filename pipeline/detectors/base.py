@@ -35,6 +35,18 @@ class Continued:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefix:
+    """Known documents that stand before a text. They are drawn by the seed of the run and never calibrate."""
+
+    role: Literal["unseen", "seen"]
+    shots: int  # documents that are drawn, at most: near copies stay together
+    joined: bool = True  # all of them one behind the other; False: one of them, chosen by the document
+
+    def __str__(self) -> str:
+        return f"{self.shots} of {self.role}" if self.joined else f"one of {self.shots} of {self.role}"
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
     """One way to put a text through a model."""
 
@@ -46,6 +58,7 @@ class Pass:
     continued: Continued | None = None  # of a generate pass, whose statistics are numbers of draws
     part: str = ""  # of a picture with its description, one of `passes.pictures.PARTS`; "": a text
     caption: Literal["", "given", "generated"] = ""  # whose words the description is
+    prefix: Prefix | None = None  # of a forward pass, which then measures `log_prob` only, of the text alone
 
 
 FORWARD = Pass("forward")
@@ -236,6 +249,7 @@ def _statistics(needed: Pass, names: Iterable[str], who: str) -> frozenset[str]:
                 raise UserError(f"{who}: needs of a generate pass must be a number of draws, got {name!r}")
             continue
         known = sorted(STATISTICS | GIVEN) if needed.kind == "forward" else ["norm"]
+        known = known if needed.prefix is None else ["log_prob"]
         if name not in known:
             raise UserError(
                 f"{who}: a {needed.kind} pass measures no {name!r}; {nearest(str(name), known, 'it measures')}"

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.detectors import camia, deviation, draws, gradient, knockoff, likelihood, pairs, samia
-from pipeline.detectors.base import Continued, Detector, Pass, is_detector, modules_of, parse
+from pipeline.detectors import camia, deviation, draws, gradient, knockoff, likelihood, pairs, prefix, samia
+from pipeline.detectors.base import Continued, Detector, Pass, Prefix, is_detector, modules_of, parse
 from pipeline.detectors.plugins import (
     Plugin,
     check_reaches_workers,
@@ -19,7 +19,7 @@ from pipeline.detectors.plugins import (
     load_installed,
 )
 
-FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, samia, draws, camia)
+FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, prefix, samia, draws, camia)
 
 
 def parse_detectors(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector, ...]:
@@ -118,6 +118,11 @@ def draws_of(detectors: Sequence[Detector]) -> int:
 def adapters_of(detectors: Sequence[Detector]) -> list[str]:
     """The names of the adapters that the detectors need, sorted."""
     return sorted({needed.adapter for needed in plan_passes(detectors)} - {""})
+
+
+def prefixes_of(detectors: Sequence[Detector]) -> list[Prefix]:
+    """What stands before documents for the detectors, sorted."""
+    return sorted({needed.prefix for needed in plan_passes(detectors) if needed.prefix is not None}, key=str)
 
 
 def sampled_of(detectors: Sequence[Detector]) -> dict[Continued, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -16,9 +17,10 @@ from torch.nn import functional
 
 from pipeline.models.device_errors import out_of_memory
 from pipeline.models.opened import LanguageModel
+from pipeline.passes.copying import to_device
 from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.passes.gradient import gradient_norms
-from pipeline.passes.shared import common_beginning, forward_of_versions, shares_beginnings
+from pipeline.passes.shared import common_beginning, forward_behind, forward_of_versions, shares_beginnings
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -159,6 +161,39 @@ def versions_in_parts(
     if not common_beginning(ids) or not shares_beginnings(lm):
         return forward_in_parts(lm, ids, statistics, parts)
     return joined_statistics(parts.run(work, ids, [len(one) for one in ids]))
+
+
+def behind_in_parts(
+    lm: LanguageModel,
+    prefixes: Sequence[Sequence[int]],
+    places: Sequence[int],
+    ids: Sequence[Sequence[int]],
+    tokens: int,
+    parts: PassSizes,
+) -> TokenStatistics:
+    """`forward_behind` of a batch, so many padded tokens at a time, and in halves where memory ends.
+
+    Args:
+        lm: The model.
+        prefixes: Token ids of each prefix.
+        places: Of each text, which of these stands before it; each is computed once a part.
+        ids: Token ids of each text.
+        tokens: Of a part, at most, with those of the prefix.
+        parts: Of such passes of this model.
+
+    Returns:
+        `log_prob` of the tokens of each text from its second on.
+    """
+    measured: list[TokenStatistics] = []
+    order: list[int] = []
+    for place in sorted(set(places)):
+        prefix, rows = prefixes[place], [row for row, other in enumerate(places) if other == place]
+        some, order = [ids[row] for row in rows], [*order, *rows]
+        work = partial(forward_behind, lm, prefix, statistics=frozenset({"log_prob"}))
+        measured += parts.run(work, some, [len(prefix) + len(one) for one in some], tokens)
+    joined = joined_statistics(measured)
+    back = to_device(torch.tensor(order).argsort(), joined.mask.device)
+    return TokenStatistics(joined.log_prob.index_select(0, back), joined.mask.index_select(0, back))
 
 
 def gradients_in_parts(lm: LanguageModel, ids: Sequence[Sequence[int]], tokens: int, parts: PassSizes) -> Tensor:

@@ -1,6 +1,7 @@
-"""The forward pass over versions of one document: their common beginning is computed once.
+"""The forward pass over texts of one beginning, which is computed once: versions of one document, or behind a prefix.
 
-Each document is computed by itself, so that the bytes of its scores depend on its versions and on the model alone.
+Versions of a document are computed by themselves, so that the bytes of its scores depend on these and on the model
+alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from torch import Tensor, nn
 from pipeline.models.opened import LanguageModel
 from pipeline.models.tail import Tail, agree
 from pipeline.passes.copying import pad, to_device
-from pipeline.passes.forward import TokenStatistics, logits_of_rows, statistics_at, sweep_rows, tail_of
+from pipeline.passes.forward import (
+    TokenStatistics,
+    forward,
+    logits_of_rows,
+    restricted,
+    statistics_at,
+    sweep_rows,
+    tail_of,
+)
 from pipeline.passes.key_values import cache_of
 
 WORTHWHILE = 0.7
@@ -97,6 +106,34 @@ def forward_of_versions(
             whole.mask,
             statistics,
         )
+
+
+def forward_behind(
+    lm: LanguageModel, prefix: Sequence[int], ids: Sequence[Sequence[int]], statistics: frozenset[str]
+) -> TokenStatistics:
+    """As `forward`, of texts that stand behind a prefix, whose keys and values are computed once.
+
+    Where the model does not share beginnings, each text is read with the prefix.
+
+    Args:
+        lm: the model.
+        prefix: token ids, at least one.
+        ids: token ids of each text.
+        statistics: as of `forward`.
+
+    Returns:
+        Statistics of the tokens of each text from its second on, as `forward` of the texts alone shapes them.
+    """
+    if not shares_beginnings(lm):
+        keep = [[False] * len(prefix) + [True] * (len(one) - 1) for one in ids]
+        return restricted(forward(lm, [[*prefix, *one] for one in ids], statistics), keep)
+    tail, batch = tail_of(lm.model), pad(ids, lm.device)
+    assert tail is not None
+    with torch.inference_mode():
+        hidden = _hidden(lm.model, tail, pad([prefix], lm.device).ids, batch.ids)[1].flatten(0, 1)
+        rows = hidden.index_select(0, batch.positions.to(hidden.device))
+        swept = sweep_rows(logits_of_rows(lm.model, tail, rows), batch.targets, statistics)
+        return statistics_at(swept, batch.cells, batch.mask, statistics)
 
 
 def _hidden(model: Any, tail: Tail, beginning: Tensor, rests: Tensor) -> tuple[Tensor, Tensor]:

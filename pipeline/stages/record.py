@@ -17,6 +17,7 @@ from pipeline.models.load import count_parameters
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, Shape, budget_of, shape_of
 from pipeline.stages.base import Digest, Stage, model_digests
 from pipeline.stages.judged import JudgedTexts
+from pipeline.stages.prefixes import Prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Wanted:
     digest: Digest = field(default_factory=model_digests)  # of models; reads each model's weights once
     adapters: Mapping[str, str] | None = None  # name -> key of the folder of each; None: not known yet
     judged: JudgedTexts | None = None  # texts whose audit documents are left out
+    prefixes: Prefixes | None = None  # what stands before documents; None: nothing, or not drawn yet
 
     @property
     def detectors(self) -> tuple[Detector, ...]:

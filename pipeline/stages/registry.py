@@ -14,6 +14,7 @@ from pipeline.models.devices import CPU, Device
 from pipeline.stages import is_scoring
 from pipeline.stages.base import Digest, Stage, model_digests
 from pipeline.stages.judged import JudgedTexts
+from pipeline.stages.prefixes import Prefixes
 from pipeline.stages.record import Questions, StageKind, Wanted
 
 
@@ -36,6 +37,7 @@ def stages_of(
     digest: Digest | None = None,
     device: Device = CPU,
     judged: JudgedTexts | None = None,
+    prefixes: Prefixes | None = None,
 ) -> tuple[Stage, ...]:
     """The stages of an audit; the last one scores and reads the rows of the others.
 
@@ -45,12 +47,13 @@ def stages_of(
         digest: of models, from `model_digests`; reads each model's weights once.
         device: that the actors compute on.
         judged: texts whose audit documents are left out.
+        prefixes: what stands before documents; where it is not drawn yet, the seed and the detectors stand for it.
 
     Raises:
         UserError: a model's file is missing, the paraphraser is the audited model, or a model leaves no room for a
             batch on the device.
     """
-    wanted = Wanted(config, device, digest or model_digests(), adapters, judged)
+    wanted = Wanted(config, device, digest or model_digests(), adapters, judged, prefixes)
     made: list[Stage] = []
     for kind in STAGES:
         made += kind.stages(wanted, tuple(made))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_copies import SKETCH_KIND, SKETCH_TYPE
 from pipeline.corpus.shard import Shard
-from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass
+from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass, Prefix
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, plan_passes
 from pipeline.models.load import LanguageModel, open_model
@@ -35,9 +35,10 @@ from pipeline.models.tokens import (
 from pipeline.passes.copying import in_one_copy
 from pipeline.passes.forward import TokenStatistics, from_log_probs, restricted
 from pipeline.passes.gradient import coverage_of
-from pipeline.passes.parts import PassSizes, forward_in_parts, gradients_in_parts, versions_in_parts
+from pipeline.passes.parts import PassSizes, behind_in_parts, forward_in_parts, gradients_in_parts, versions_in_parts
 from pipeline.passes.swaps import text_read
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
+from pipeline.stages.prefixes import Prefixes
 from pipeline.stages.process import read_rows
 from pipeline.store.files import Store
 
@@ -90,6 +91,7 @@ class ScoreSettings:
     gradient_tokens: int  # padded, of a gradient pass over a part of the batch
     device: str  # `Device.mark`
     sketch: str = SKETCH_KIND
+    prefixes: Prefixes | None = None  # None where no detector reads one, or before they are drawn
 
 
 def score_schema(columns: Sequence[str]) -> pa.Schema:
@@ -139,6 +141,7 @@ class _Prepared:
     continuations: Mapping[Continued, Continuations]
     log_probs: Mapping[Pass, Sequence[float]]  # that an endpoint gave
     keep: Mapping[Pass, Sequence[bool]] | None = None  # tokens from the second on that are scored; None: all
+    places: Mapping[Prefix, int] = field(default_factory=dict)  # which document of each prefix stands before it
 
 
 class Scorer:
@@ -178,12 +181,14 @@ class Scorer:
         self.shown = display_name(settings.model)
         self.adapters: Adapters | None = None  # of the run, whose folder is known with the first shard
         self.gradient_tokens = settings.gradient_tokens
+        self.prefixes = {} if settings.prefixes is None else settings.prefixes.shots
         self.parts: defaultdict[str, PassSizes] = defaultdict(PassSizes)  # by the kind of pass and the model
         self.gradient = asdict(coverage_of(self.models["target"].model)) if gradient else None
         self.rows = {name: embedding_rows(lm.model) for name, lm in self.models.items()}
         limits = [m.max_tokens for m in self.models.values() if m.max_tokens is not None]
         self.max_tokens = min([settings.max_tokens, *limits])
         device = "cuda" if placement.gpus else "cpu"
+        self.batch_tokens = settings.batch_tokens
         self.batch_size: BatchSize | None = batch_size_of(settings.batch_tokens, device)
         self.window = window_of(self.batch_size.tokens, device, self.max_tokens, self.draws)
 
@@ -221,6 +226,8 @@ class Scorer:
         for needed, rows in inputs.log_probs.items():  # all that is known of these tokens is how many there are
             ids[needed] = [[0] * (1 + len(rows[d.row]["log_probs"])) for d in usable]
         keys = Keys.of(usable)
+        id_keys = [id_key(document.doc_id) for document in usable]
+        places = {prefix: shots.places(self.seed, id_keys, keys.sketch) for prefix, shots in self.prefixes.items()}
         entries = []
         for index, document in enumerate(usable):
             shortest = min(len(sequences[index]) for sequences in ids.values())
@@ -229,6 +236,10 @@ class Scorer:
                 continue
             if (problem := self._unknown_id(ids, index)) is not None:
                 output.refuse(document, "model_error", problem)
+                continue
+            before = {prefix: place for prefix, of_each in places.items() if (place := of_each[index]) is not None}
+            if len(before) < len(places):
+                output.refuse(document, "model_error", "a near copy of all known documents that could stand before it")
                 continue
             prepared = _Prepared(
                 inputs.role,
@@ -242,6 +253,7 @@ class Scorer:
                     for continued, rows in inputs.continuations.items()
                 },
                 {needed: rows[document.row]["log_probs"] for needed, rows in inputs.log_probs.items()},
+                places=before,
             )
             entries.append(Entry(replace(document, text=""), len(prepared.ids[FORWARD]), prepared))
         return entries
@@ -263,7 +275,7 @@ class Scorer:
     def _tokenise_passes(self, kept: list[list[str]], ids: dict[Pass, list[list[int]]]) -> None:
         """Add the ids of every pass; passes over the same text of the same model share them."""
         for needed in self.passes:
-            same = replace(needed, kind="forward", adapter="")
+            same = replace(needed, kind="forward", adapter="", prefix=None)
             if same not in ids:
                 texts = kept[needed.draw]
                 texts = [text_read(text, needed.text, self.seed) for text in texts]
@@ -289,10 +301,13 @@ class Scorer:
             statistics[needed] = from_log_probs([entry.log_probs[needed] for entry in batch], device)
         for needed, names in self.passes.items():
             model, ids = self.models[needed.model], [entry.ids[needed] for entry in batch]
-            parts = self.parts[f"{needed.kind} {needed.model}"]
+            parts = self.parts[f"{needed.kind} {needed.model} {needed.prefix}"]
             with self.adapters.on(needed.adapter):
                 if needed.kind == "gradient":
                     norms[needed] = gradients_in_parts(model, ids, self.gradient_tokens, parts)
+                elif needed.prefix is not None:
+                    shots, places = self.prefixes[needed.prefix], [entry.places[needed.prefix] for entry in batch]
+                    statistics[needed] = behind_in_parts(model, shots.ids, places, ids, self.batch_tokens, parts)
                 else:
                     in_parts = versions_in_parts if versions else forward_in_parts
                     statistics[needed] = in_parts(model, ids, names, parts)

@@ -43,6 +43,7 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
         budget.gradient,
         wanted.device.mark,
         PICTURE_SKETCH_KIND if config.corpus.has_pictures else SKETCH_KIND,
+        wanted.prefixes,
     )
     columns = [detector.column for detector in detectors]
     stage = wanted.stage(

@@ -1,0 +1,94 @@
+"""What stands before documents in the passes of a prefix: token ids of known documents, which no document changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from pipeline.corpus.near_copies import CopyIndex
+from pipeline.detectors.base import Prefix
+from pipeline.errors import UserError
+
+LEAST_TOKENS = 64
+"""Of a prefix that is cut: with less room, none is read."""
+
+_CHOICE = 8  # the stream of random numbers that one of several documents is chosen from
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shots:
+    """The documents of one prefix."""
+
+    ids: tuple[list[int], ...]  # token ids: one sequence where they are joined, else one a document
+    sketches: np.ndarray  # uint8, (documents, 128)
+    near_copies: float  # the share of common runs from which documents are near copies
+
+    def places(self, seed: int, id_keys: Sequence[int], sketches: np.ndarray) -> list[int | None]:
+        """Which of `ids` stands before each of some documents; None: all are near copies of it.
+
+        It follows from the seed, the document's id and these documents alone, whatever else is scored.
+
+        Args:
+            seed: of the run.
+            id_keys: of the documents.
+            sketches: uint8, (documents, 128), of them.
+        """
+        if len(self.ids) == 1:
+            return [0] * len(id_keys)
+        near = np.stack([CopyIndex.of(one[None], self.near_copies).matches(sketches) for one in self.sketches])
+        chosen: list[int | None] = []
+        for place, key in enumerate(id_keys):
+            order = np.random.default_rng([seed, _CHOICE, key % (1 << 64)]).permutation(len(self.ids))
+            chosen.append(next((int(at) for at in order if not near[at, place]), None))
+        return chosen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefixes:
+    """All prefixes of a run. A fingerprint holds their digests."""
+
+    shots: Mapping[Prefix, Shots]
+
+    def fingerprint(self) -> dict[str, str]:
+        """A digest of the token ids of each prefix."""
+        return {str(key): sha256(json.dumps(one.ids).encode()).hexdigest()[:16] for key, one in self.shots.items()}
+
+
+def room_for(max_tokens: int, positions: int | None) -> int:
+    """Tokens that a prefix keeps at most, of its end: as many as a text, and no more than fit beside the longest.
+
+    It is the same before every text, so that one cache of keys and values serves all.
+
+    Args:
+        max_tokens: kept of a document.
+        positions: of the model; None: unknown.
+    """
+    return max_tokens if positions is None else min(max_tokens, positions - min(max_tokens, positions))
+
+
+def cut_to_room(ids: list[int], max_tokens: int, positions: int | None) -> list[int]:
+    """The end of a prefix that fits beside a text.
+
+    Raises:
+        UserError: less than `LEAST_TOKENS` of it would.
+    """
+    room = room_for(max_tokens, positions)
+    if room < min(len(ids), LEAST_TOKENS):
+        assert positions is not None
+        most = positions - LEAST_TOKENS
+        remedy = f"at most {most}" if most >= 2 else "less, but the model is too small"
+        raise UserError(
+            f"a prefix of {len(ids)} tokens does not fit: the model has {positions} positions, of which max_tokens "
+            f"{max_tokens} leaves {room}, and at least {LEAST_TOKENS} are needed; set max_tokens to {remedy}"
+        )
+    return ids[-room:]
+
+
+def joined_ids(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    """Token ids of documents that stand one behind the other with a blank between (the published code of ReCaLL)."""
+    return list(tokenizer(" ".join(texts), add_special_tokens=True, verbose=False)["input_ids"])

@@ -1,0 +1,273 @@
+"""Documents behind known ones: recall, con_recall and codec, their prefixes, and that no shot calibrates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.small_model import WORDS
+from pipeline.audit.allocation import Parts, allocate, allocation_record
+from pipeline.audit.description import load_config
+from pipeline.audit.plan import make_plan
+from pipeline.config.models import ModelConfig
+from pipeline.corpus.documents import Document
+from pipeline.corpus.keys import Keys
+from pipeline.corpus.near_copies import NEAR_COPIES, CopyIndex
+from pipeline.detectors.base import FORWARD, Evidence, Prefix
+from pipeline.detectors.prefix import behind
+from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.errors import UserError
+from pipeline.models.load import LanguageModel, open_model
+from pipeline.models.tokens import tokenize
+from pipeline.passes import parts as parts_module
+from pipeline.passes import shared
+from pipeline.passes.forward import forward
+from pipeline.passes.parts import PassSizes, behind_in_parts
+from pipeline.stages.prefixes import Shots, cut_to_room, room_for
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
+from ray_jobs.cli import main
+
+LOG_PROB = frozenset({"log_prob"})
+
+
+def sentence(seed: int, words: int = 14) -> str:
+    return " ".join(WORDS[i] for i in np.random.default_rng(seed).integers(len(WORDS), size=words))
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model_folder: Path) -> LanguageModel:
+    return open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
+
+
+def mean_behind(lm: LanguageModel, prefix: list[int], ids: list[int]) -> float:
+    """Mean log-probability of the tokens from the second on, of one concatenated sequence."""
+    with torch.inference_mode():
+        logits = lm.model(input_ids=torch.tensor([[*prefix, *ids]])).logits[0].log_softmax(1)
+    return float(np.mean([logits[len(prefix) + t - 1, ids[t]] for t in range(1, len(ids))]))
+
+
+def test_scores_are_those_of_concatenated_sequences(tiny: LanguageModel) -> None:
+    detectors = parse_detectors([{"recall": {"shots": 3}}, {"con_recall": {"shots": 3, "gamma": 0.25}}, "codec"])
+    ids = [entry.ids for entry in tokenize(tiny.tokenizer, [sentence(i, 5 + i) for i in range(6)], 64)]
+    joined = {role: tiny.tokenizer(" ".join(sentence(s + i) for i in range(3))).input_ids for role, s in
+              (("unseen", 100), ("seen", 200))}  # fmt: skip
+    contexts = [tiny.tokenizer(sentence(100 + i)).input_ids for i in range(3)]
+    places = [0, 2, 1, 2, 0, 0]
+    found = {FORWARD: forward(tiny, ids, LOG_PROB)}
+    for role, prefix in joined.items():
+        found[behind(Prefix(role, 3))] = behind_in_parts(tiny, [prefix], [0] * 6, ids, 10_000, PassSizes())
+    one = behind(Prefix("unseen", 10, joined=False))
+    found[one] = behind_in_parts(tiny, contexts, places, ids, 10_000, PassSizes())
+    assert set(plan_passes(detectors)) == set(found)
+    alone = np.array([mean_behind(tiny, [], x) for x in ids])
+    unseen, seen = ([mean_behind(tiny, joined[role], x) for x in ids] for role in ("unseen", "seen"))
+    other = [mean_behind(tiny, contexts[place], x) for place, x in zip(places, ids, strict=True)]
+    expected = [np.array(unseen) / alone, (np.array(unseen) - 0.25 * np.array(seen)) / alone, alone - np.array(other)]
+    evidence = Evidence([""] * 6, found)
+    for detector, values in zip(detectors, expected, strict=True):
+        np.testing.assert_allclose(detector.score(evidence).numpy(), values, atol=1e-4, rtol=0)
+        assert np.ptp(values) > 1e-3
+
+
+@pytest.mark.parametrize("size", [1, 7, 32])
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_cache_of_the_prefix_gives_the_scores_of_concatenation_in_batches_of_any_size(
+    tiny: LanguageModel, size: int, shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shared.shares_beginnings(tiny)
+    if not shares:
+        monkeypatch.setattr(shared, "_proven", {tiny.model: False})
+    rng = np.random.default_rng(3)
+    ids = [rng.integers(2, 200, size=rng.integers(2, 30)).tolist() for _ in range(32)]
+    prefixes = [rng.integers(2, 200, size=n).tolist() for n in (1, 40)]
+    places = rng.integers(2, size=32).tolist()
+    for start in range(0, 32, size):
+        some, at = ids[start : start + size], places[start : start + size]
+        batch = behind_in_parts(tiny, prefixes, at, some, 400, PassSizes())
+        assert batch.mask.sum(1).tolist() == [len(one) - 1 for one in some]
+        for row, (one, place) in enumerate(zip(some, at, strict=True)):
+            whole = forward(tiny, [[*prefixes[place], *one]], LOG_PROB).log_prob[0, len(prefixes[place]) :]
+            torch.testing.assert_close(batch.log_prob[row][batch.mask[row]], whole, atol=1e-4, rtol=0)
+
+
+def test_a_prefix_is_read_once_a_part(tiny: LanguageModel) -> None:
+    ids = [[5, 6, 7, 8]] * 20
+    read = []
+    shared.shares_beginnings(tiny)
+    handle = tiny.model.model.register_forward_pre_hook(
+        lambda _, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    try:
+        parts_module.behind_in_parts(tiny, [list(range(2, 102))], [0] * 20, ids, 10_000, PassSizes())
+    finally:
+        handle.remove()
+    assert read == [100, 80]
+
+
+def test_a_prefix_keeps_its_end_as_far_as_it_fits_beside_the_longest_text() -> None:
+    ids = list(range(3000))
+    assert cut_to_room(ids, 1024, 2048) == ids[-1024:]
+    assert cut_to_room(ids, 1500, 2048) == ids[-548:]
+    assert cut_to_room(ids, 1024, None) == ids[-1024:]
+    assert cut_to_room(ids[:50], 1998, 2048) == ids[:50]
+    assert room_for(4096, 2048) == 0
+    with pytest.raises(UserError, match=r"^a prefix of 3000 tokens does not fit: .* 2048 positions.* to at most 1984$"):
+        cut_to_room(ids, 1985, 2048)
+
+
+def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_copy() -> None:
+    texts = [sentence(i, 60) for i in range(5)]
+    pool = keys_of(texts)
+    shots = Shots(tuple([i] for i in range(5)), pool.sketch, NEAR_COPIES)
+    others = keys_of([sentence(100 + i, 60) for i in range(200)])
+    ids = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, size=200).tolist()
+    chosen = shots.places(7, ids, others.sketch)
+    assert set(chosen) == set(range(5))
+    order = np.random.default_rng(1).permutation(200)
+    assert shots.places(7, [ids[i] for i in order], others.sketch[order]) == [chosen[i] for i in order]
+    assert shots.places(8, ids, others.sketch) != chosen
+    themselves = shots.places(7, ids[:5] * 40, np.concatenate([pool.sketch] * 40))
+    assert all(place != at % 5 for at, place in enumerate(themselves))
+    copies = Shots(([1], [2]), pool.sketch[[0, 0]], NEAR_COPIES)
+    assert copies.places(7, ids[:2], pool.sketch[:2])[0] is None
+
+
+def keys_of(texts: list[str]) -> Keys:
+    return Keys.of([Document(i, str(i), text, None) for i, text in enumerate(texts)])
+
+
+def write(folder: Path, model: Path, detectors: list[Any], texts: dict[str, list[str]], **settings: Any) -> Path:
+    corpus = {}
+    for role, some in texts.items():
+        path = folder / f"{role}.jsonl"
+        path.write_text("".join(json.dumps({"id": f"{role}{i}", "text": t}) + "\n" for i, t in enumerate(some)))
+        corpus[role] = {"path": str(path), "id": "id"}
+    columns = [detector.column for detector in parse_detectors(detectors)]
+    audit = {
+        "run": str(folder / "run"),
+        "model": {"path": str(model), "dtype": "float32"},
+        "corpus": corpus,
+        "detectors": detectors,
+        "selections": [{"name": "members", "detectors": columns[:1], "procedure": "bh", "alpha": 0.2}],
+        "resources": {"cluster": "local", "actors": 1},
+        **settings,
+    }
+    path = folder / "audit.yaml"
+    path.write_text(json.dumps(audit))
+    return path
+
+
+def allocated(path: Path) -> Parts:
+    config = load_config(str(path))
+    return allocate(config, make_plan(config).shards)
+
+
+ALL = [{"recall": {"shots": 4}}, {"con_recall": {"shots": 3}}, {"codec": {"shots": 5}}]
+
+
+@given(seed=st.integers(0, 1000), copies=st.integers(1, 4), shots=st.integers(1, 9))
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_shot_and_no_near_copy_of_one_calibrates(
+    seed: int, copies: int, shots: int, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    families = [sentence(seed * 100 + i // copies, 60) + f" {WORDS[i % copies]}" for i in range(24)]
+    detectors = [{"recall": {"shots": shots}}, {"codec": {"shots": shots}}, {"con_recall": {"shots": 4}}]
+    roles = {"audit": [sentence(9)], "unseen": families, "seen": [sentence(5000 + i, 60) for i in range(8)]}
+    config = load_config(str(write(tmp_path, tiny_model_folder, detectors, roles, seed=seed)))
+    shards = make_plan(config).shards
+    if shots < copies:
+        with pytest.raises(UserError, match="must stay together"):
+            allocate(config, shards)
+        return
+    parts = allocate(config, shards)
+    record = allocation_record(parts, {})
+    assert set(record.shots) == {f"{shots} of unseen", f"one of {shots} of unseen", "4 of unseen", "4 of seen"}
+    for prefix, (_, keys) in parts.shots.items():
+        assert 0 < len(keys) <= prefix.shots
+        assert not set(keys.text.tolist()) & set(parts.calibration[prefix.role].tolist())
+        assert not set(record.shots[str(prefix)]) & set(record.calibration[prefix.role])
+        if prefix.role == "unseen":  # whole families
+            near = CopyIndex.of(keys.sketch, NEAR_COPIES).matches(keys_of(families).sketch)
+            assert near.sum() == len(keys)
+    assert parts.prefixes() is not None
+    again = allocate(config, shards).prefixes()
+    assert again is not None
+    assert again.fingerprint() == parts.prefixes().fingerprint()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("detectors", "missing", "settings", "message"),
+    [
+        (["con_recall"], "seen", {}, "con_recall reads before a text.*seen"),
+        ([{"recall": {"shots": 12}}], None, {}, "unseen has 12 documents, 12 shots need 13.*at most 11"),
+        ([{"codec": {"shots": 20}}], None, {}, "unseen has 12 documents, 20 shots need 21"),
+        ([{"recall": {"shots": 0}}], None, {}, "shots"),
+        ([{"con_recall": {"gamma": 2}}], None, {}, "gamma"),
+        ([{"recall": {"shots": 9}}], None, {"max_tokens": 2040}, "does not fit.*2048.*at most 1984"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_in_one_line(
+    detectors: list[Any],
+    missing: str | None,
+    settings: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    tiny_model_folder: Path,
+) -> None:
+    texts = {role: [sentence(1000 * n + i) for i in range(12)] for n, role in enumerate(("audit", "unseen", "seen"))}
+    texts.pop(missing or "", None)
+    parsable = detectors if "gamma" not in message and message != "shots" else ["recall"]
+    path = write(tmp_path, tiny_model_folder, parsable, texts, **settings)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "detectors": detectors}))
+    with pytest.raises(UserError, match=message) as refused:
+        allocated(path)
+    assert "\n" not in str(refused.value)
+
+
+def run(path: Path) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+    with pytest.raises(SystemExit) as end:
+        main(["run", str(path)])
+    assert not end.value.code
+    store = Store(json.loads(path.read_text())["run"])
+    rows = [row for r in read_receipts(store, "score") for row in store.read_table(r.data).to_pylist()]
+    return {row["doc_id"]: row for row in rows}, json.loads(Path(store.path("manifest.json")).read_text())
+
+
+def test_a_run_scores_alike_in_any_shards_and_calibrates_without_shots(tmp_path: Path, tiny_model_folder: Path) -> None:
+    texts = {role: [sentence(1000 * n + i, 10 + i % 9) for i in range(30)] for n, role in
+             enumerate(("audit", "unseen", "seen"))}  # fmt: skip
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "cut").mkdir()
+    whole, manifest = run(write(tmp_path / "whole", tiny_model_folder, ALL, texts))
+    cut, _ = run(
+        write(
+            tmp_path / "cut",
+            tiny_model_folder,
+            ALL,
+            texts,
+            resources={"cluster": "local", "actors": 2, "shard_documents": 7, "batch_tokens": 100},
+        )
+    )
+    assert set(whole) == set(cut)
+    for column in (detector.column for detector in parse_detectors(ALL)):
+        values = np.array([[rows[name][column] for name in whole] for rows in (whole, cut)])
+        np.testing.assert_allclose(values[0], values[1], atol=1e-4, rtol=0)
+    shots = manifest["shots"]
+    assert {key: len(value) for key, value in shots.items()} == {
+        "4 of unseen": 4,
+        "3 of unseen": 3,
+        "3 of seen": 3,
+        "one of 5 of unseen": 5,
+    }
+    assert len(manifest["calibration"]["unseen"]) == 25  # smaller parts lie in larger ones
+    assert len(manifest["calibration"]["seen"]) == 27
+    summary = json.loads((tmp_path / "whole/run/selection/members/summary.json").read_text())
+    assert '"n_calibration": 25' in json.dumps(summary) or 25 in summary.values()
