@@ -132,6 +132,7 @@ class Evidence:
     tokens: Callable[[str], Sequence[Any]] = (
         str.split
     )  # of a continuation: the target's, or words where none knows them
+    memo: dict[Any, Any] = field(default_factory=dict)  # what several columns of a detector read, computed once
     rarity: Mapping[Prefix, Tensor] = field(default_factory=dict)  # ln(1 / frequency) by token id: float64, > 0
 
     def __getitem__(self, needed: Pass) -> TokenStatistics:
