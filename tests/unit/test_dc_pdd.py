@@ -20,6 +20,7 @@ from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.work import work_of
 from pipeline.config.audit import AuditConfig
+from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.keys import Keys
 from pipeline.detectors.base import Prefix
@@ -56,7 +57,8 @@ def test_scores_are_the_formula_with_counts_of_documents_that_do_not_calibrate(
     columns = {"dc_pdd(clip=0.01, documents=9)": 0.01, "dc_pdd(clip=0.012, documents=9)": 0.012}
     detector = {"dc_pdd": {"clip": list(columns.values()), "documents": 9}}
     config = config_of(tmp_path, model, detector, max_tokens=20, resources={"batch_tokens": batch_tokens})
-    shards, store, lm = make_plan(config).shards, Store(config.run), open_model(config.model)  # type: ignore[arg-type]
+    assert isinstance(config.model, ModelConfig)
+    shards, store, lm = make_plan(config).shards, Store(config.run), open_model(config.model)
     work = work_of(config, shards)
     record = allocation_record(work.parts, {})
     (counted,) = record.shots.values()

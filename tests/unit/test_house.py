@@ -50,7 +50,7 @@ BUDGETS = {
     "pipeline.training": 1_490,
     "pipeline.endpoint": 770,
     "pipeline.passes": 3_130,
-    "pipeline.detectors": 1_960,
+    "pipeline.detectors": 1_980,
     "pipeline.stages": 3_520,
     "pipeline.selection": 5_920,
     "pipeline.audit": 10_830,
