@@ -41,8 +41,8 @@ ENTRIES: list[DetectorEntry] = [
 @pytest.fixture(scope="module")
 def lm(tiny_model_folder: Path) -> LanguageModel:
     opened = open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
-    head: Any = opened.model.get_output_embeddings()
-    head.weight.data.mul_(30)  # surer than by chance: else float32 has no variance
+    model: Any = opened.model
+    model.get_output_embeddings().weight.data.mul_(30)  # surer than by chance: else float32 has no variance
     return opened
 
 
