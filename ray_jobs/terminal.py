@@ -102,6 +102,7 @@ def _pass_in_words(entry: dict[str, Any]) -> str:
     more = f" and {entry['paraphrases']} paraphrases of it" if entry["paraphrases"] else ""
     on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
     read = f"{entry['text']} text" if entry["text"].startswith(("plain", "lowercase", "swapped")) else entry["text"]
+    read = entry["prefix"] if entry["kind"] == "count" else read
     return f"{entry['kind']}: {entry['model']} model{on}, {read}{more}"
 
 

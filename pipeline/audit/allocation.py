@@ -28,7 +28,7 @@ from pipeline.detectors.base import Prefix
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
 from pipeline.errors import UserError, nearest
 from pipeline.models.load import check_model, open_empty
-from pipeline.models.tokens import open_tokenizer, tokenize
+from pipeline.models.tokens import open_tokenizer, plain_ids, tokenize
 from pipeline.report.wording.setup import AND_TO_CALIBRATE
 from pipeline.stages.prefixes import Prefixes, Shots, cut_to_room, joined_ids
 from pipeline.store.files import Store
@@ -65,7 +65,7 @@ class Parts:
     def taken(self) -> dict[str, Keys]:
         """The documents that do not calibrate, by the adapter or the prefix that holds them."""
         adapters = {name: part.keys for name, part in self.adapters.items()}
-        return {**adapters, **{f"prefix {prefix}": keys for prefix, (_, keys) in self.shots.items()}}
+        return {**adapters, **{prefix.named: keys for prefix, (_, keys) in self.shots.items()}}
 
     def prefixes(self) -> Prefixes | None:
         """What stands before documents; None where no detector reads that."""
@@ -228,7 +228,7 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, config: A
 
 
 def _shots(prefix: Prefix, pool: _Pool, tokenizer: Any, config: AuditConfig) -> tuple[Shots, Keys]:
-    """The documents of a prefix: drawn as those of adapters are, so that smaller parts lie in larger ones."""
+    """The documents of a prefix or of a count: drawn as those of adapters are, so that smaller parts lie in larger."""
     available = int(pool.free.sum())
     if prefix.shots + 1 > available:
         raise too_few_shots(prefix, available)
@@ -237,10 +237,13 @@ def _shots(prefix: Prefix, pool: _Pool, tokenizer: Any, config: AuditConfig) -> 
     chosen = np.flatnonzero(draw_families(pool.free, family, prefix.shots, rng))
     if not chosen.size:
         raise UserError(
-            f"prefix of {prefix}: near copies among the documents of {pool.name} must stay together, and they are "
+            f"{prefix.named}: near copies among the documents of {pool.name} must stay together, and they are "
             f"never as few as {prefix.shots}"
         )
     texts, keys = list(_texts(pool, chosen)), pool.keys.take(chosen)
+    if prefix.counted:
+        counted = tuple(plain_ids(tokenizer, text)[: config.max_tokens] for text in texts)
+        return Shots(counted, keys.sketch, config.near_copies), keys
     sequences = [joined_ids(tokenizer, some) for some in ([texts] if prefix.joined else [[text] for text in texts])]
     positions = check_model(weights_of(config.model))["max_tokens"]
     cut = tuple(cut_to_room(ids, config.max_tokens, positions) for ids in sequences)
@@ -249,9 +252,10 @@ def _shots(prefix: Prefix, pool: _Pool, tokenizer: Any, config: AuditConfig) -> 
 
 def too_few_shots(prefix: Prefix, available: int) -> UserError:
     """The error of a prefix for which there are too few documents; one must be left to calibrate."""
+    argument = "documents" if prefix.counted else "shots"
     return UserError(
-        f"prefix of {prefix}: corpus.{prefix.role} has {available} documents, {prefix.shots} shots need "
-        f"{prefix.shots + 1}{AND_TO_CALIBRATE}; set shots to at most {max(0, available - 1)}"
+        f"{prefix.named}: corpus.{prefix.role} has {available} documents, {prefix.shots} {argument} need "
+        f"{prefix.shots + 1}{AND_TO_CALIBRATE}; set {argument} to at most {max(0, available - 1)}"
     )
 
 

@@ -156,7 +156,7 @@ def _check_detector(config: AuditConfig, detector: Detector) -> None:
                 raise MissingRoleError(f"detector {detector.name} fine-tunes on", role)
     for prefix in prefixes_of([detector]):
         if config.corpus.source(prefix.role) is None:
-            raise MissingRoleError(f"detector {detector.name} reads before a text", prefix.role)
+            raise MissingRoleError(f"detector {detector.name} {prefix.use}", prefix.role)
     _check_endpoint(config, detector)
 
 
@@ -378,10 +378,10 @@ def _check_versions(config: AuditConfig, detectors: Sequence[Detector]) -> None:
         if value is not None:
             raise UserError(f"{key} does not take documents with versions: leave it out")
     for detector in detectors:
-        if any(needed.draw or needed.continued is not None or needed.adapter for needed in detector.needs):
+        if any(p.draw or p.continued is not None or p.adapter or p.prefix for p in detector.needs):
             raise UserError(
                 f"detector {detector.column} does not take documents with versions: a score of them comes from a "
-                "version and the models alone, without paraphrases, continuations or what other documents trained"
+                "version and the models alone, without paraphrases, continuations or other documents"
             )
         if config.corpus.versions.differing and any((p.kind, p.text) != ("forward", "plain") for p in detector.needs):
             raise UserError(

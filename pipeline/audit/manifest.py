@@ -73,7 +73,7 @@ class Allocation(Record):
 
     adapters: dict[str, AdapterRecord] = Field({}, description="The adapters, by name.")
     shots: dict[str, list[str]] = Field(
-        {}, description="Hashes of the normalised texts of the known documents that stand before others, by prefix."
+        {}, description="Hashes of the normalised texts of the known documents that stand before others or are counted."
     )
     calibration: dict[Role, list[str]] = Field(
         {}, description="Hashes of the normalised texts that calibrate, by role; empty without adapters and prefixes."

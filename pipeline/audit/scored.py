@@ -388,15 +388,15 @@ def _check_trained(config: AuditConfig, reading: Sequence[SelectionConfig], n_eq
     """
     if n_equal and reading:
         raise UserError(
-            f"the adapters were trained on {n_equal} audit documents and cannot judge these (or a prefix holds them); "
-            "take them out of what is fine-tuned on or shown, or begin a run anew with overlap: drop"
+            f"the adapters were trained on {n_equal} audit documents and cannot judge these (or a prefix or count "
+            "holds them); take them out of what is fine-tuned on or shown, or begin a run anew with overlap: drop"
         )
     strict = [selection.name for selection in reading if not _lenient(config, selection)]
     if n_alike and strict:
         raise UserError(
             f"the adapters were trained on near copies of {n_alike} audit documents, which selection {strict[0]} could "
-            "take for clean (or a prefix holds them); take them out of what is fine-tuned on or shown, or begin a run "
-            "anew with overlap: drop"
+            "take for clean (or a prefix or count holds them); take them out of what is fine-tuned on or shown, or "
+            "begin a run anew with overlap: drop"
         )
 
 

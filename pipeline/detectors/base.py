@@ -36,21 +36,34 @@ class Continued:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Known documents that stand before a text. They are drawn by the seed of the run and never calibrate."""
+    """Known documents that stand before a text, or are counted. The run's seed draws them; they never calibrate."""
 
     role: Literal["unseen", "seen"]
     shots: int  # documents that are drawn, at most: near copies stay together
     joined: bool = True  # all of them one behind the other; False: one of them, chosen by the document
+    counted: bool = False  # their tokens are counted, and none of them stands before a text
+
+    @property
+    def named(self) -> str:
+        """What they are, in an error."""
+        return str(self) if self.counted else f"prefix of {self}"
+
+    @property
+    def use(self) -> str:
+        """What is done with them, in an error."""
+        return "counts the tokens of" if self.counted else "reads before a text"
 
     def __str__(self) -> str:
+        if self.counted:
+            return f"tokens of {self.shots} of {self.role}"
         return f"{self.shots} of {self.role}" if self.joined else f"one of {self.shots} of {self.role}"
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One way to put a text through a model."""
+    """One way to put a text through a model; of kind count what a token's frequency is in known documents."""
 
-    kind: Literal["forward", "gradient", "generate"]
+    kind: Literal["forward", "gradient", "generate", "count"]
     model: Literal["target", "reference"] = "target"
     text: str = "plain"  # lowercase; repeated: three times over, within max_tokens; swapped1, ...: `passes.swaps`
     draw: int = 0  # 0: the document; i: its i-th paraphrase
@@ -58,7 +71,7 @@ class Pass:
     continued: Continued | None = None  # of a generate pass, whose statistics are numbers of draws
     part: str = ""  # of a picture with its description, one of `passes.pictures.PARTS`; "": a text
     caption: Literal["", "given", "generated"] = ""  # whose words the description is
-    prefix: Prefix | None = None  # of a forward pass, which then measures `log_prob` only, of the text alone
+    prefix: Prefix | None = None  # of a forward pass, which then measures `log_prob` only, of the text alone; or count
 
 
 FORWARD = Pass("forward")
@@ -120,6 +133,8 @@ class Evidence:
         str.split
     )  # of a continuation: the target's, or words where none knows them
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)  # scores from elsewhere, one a document
+    memo: dict[Any, Any] = field(default_factory=dict)  # what several columns of a detector read, computed once
+    rarity: Mapping[Prefix, Tensor] = field(default_factory=dict)  # ln(1 / frequency) by token id: float64, > 0
 
     def __getitem__(self, needed: Pass) -> TokenStatistics:
         """The statistics of one forward pass."""
@@ -199,8 +214,8 @@ def detector(
 
     Args:
         needs: The statistics that it reads of each pass, or a function of its arguments that says so. A forward pass
-            measures `STATISTICS` and hands on `GIVEN`; a gradient pass `norm`; of a generate pass it is the number
-            of draws.
+            measures `STATISTICS` and hands on `GIVEN`; a gradient pass `norm`; a count `rarity`; of a generate pass
+            it is the number of draws.
         checks: For an argument, a function that returns the value to use, or raises ValueError with the limit. Only
             for what an annotation cannot say.
         signed: Whether its scores have both signs, which `ktd` needs.
@@ -253,8 +268,8 @@ def _statistics(needed: Pass, names: Iterable[str], who: str) -> frozenset[str]:
             if needed.continued is None or not str(name).isdecimal() or int(name) < 1:
                 raise UserError(f"{who}: needs of a generate pass must be a number of draws, got {name!r}")
             continue
-        known = sorted(STATISTICS | GIVEN) if needed.kind == "forward" else ["norm"]
-        known = known if needed.prefix is None else ["log_prob"]
+        known = sorted(STATISTICS | GIVEN) if needed.prefix is None else ["log_prob"]
+        known = {"gradient": ["norm"], "count": ["rarity"]}.get(needed.kind, known)
         if name not in known:
             raise UserError(
                 f"{who}: a {needed.kind} pass measures no {name!r}; {nearest(str(name), known, 'it measures')}"

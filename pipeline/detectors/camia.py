@@ -41,15 +41,34 @@ def camia(evidence: Evidence, signal: Signal = "mean", of: Literal["first", "dif
 
     An input of `adadetect`: alone it need not be higher for members. A text without a second token gives NaN.
     """
-    t = evidence[REPEATED]
-    values: list[float] = []
-    for row, count in zip(t.log_prob.double().cpu().numpy(), t.mask.sum(1).tolist(), strict=True):
-        size = (count + 1) // COPIES  # tokens of a copy, whether up to 2 marks stand before the first or none
-        first = row[: count - (COPIES - 1) * size]
-        values.append(_measured(first, signal))
-        if of == "difference":
-            values[-1] -= _measured(row[count - min(size, len(first)) : count], signal)
-    return t.per_document(values)
+    values = _signal_of(evidence, signal, 0)
+    if of == "difference":
+        values = values - _signal_of(evidence, signal, 1)
+    return evidence[REPEATED].per_document(values.tolist())
+
+
+def _signal_of(evidence: Evidence, signal: Signal, place: int) -> np.ndarray:
+    """The signal of the first copy of each text, or at place 1 of the last: (documents,) float64."""
+    key = (signal, place, evidence.draw, evidence.adapter)
+    if key not in evidence.memo:
+        evidence.memo[key] = np.array([_measured(copies[place], signal) for copies in _copies(evidence)])
+    values: np.ndarray = evidence.memo[key]
+    return values
+
+
+def _copies(evidence: Evidence) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The log-probabilities of the first copy of each text and of the last, float64, from one copy to the CPU."""
+    key = (REPEATED, evidence.draw, evidence.adapter)
+    if key not in evidence.memo:
+        t = evidence[REPEATED]
+        pairs = []
+        for row, count in zip(t.log_prob.cpu().double().numpy(), t.mask.sum(1).tolist(), strict=True):
+            size = (count + 1) // COPIES  # tokens of a copy, whether up to 2 marks stand before the first or none
+            first = row[: count - (COPIES - 1) * size]
+            pairs.append((first, row[count - min(size, len(first)) : count]))
+        evidence.memo[key] = pairs
+    copies: list[tuple[np.ndarray, np.ndarray]] = evidence.memo[key]
+    return copies
 
 
 def _measured(log_probs: np.ndarray, signal: Signal) -> float:

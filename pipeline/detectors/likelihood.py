@@ -10,8 +10,8 @@ import math
 import zlib as compression
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.detectors.arguments import Count, NonNegative, Share
-from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, WrittenNeeds, detector
+from pipeline.detectors.arguments import Count, NonNegative, Positive, Share
+from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, Prefix, WrittenNeeds, detector
 from pipeline.passes.statistics import RENYI_ORDERS, Part
 from pipeline.passes.swaps import SWAPPED
 
@@ -244,6 +244,27 @@ def etd(evidence: Evidence, beta: NonNegative = 1.0) -> Tensor:
     t = evidence[FORWARD]
     assert t.mean is not None
     return mean_of_all(t.log_prob.double() - beta * t.mean.double(), first_occurrences(t))
+
+
+def _counted(documents: int) -> Prefix:
+    return Prefix("unseen", documents, counted=True)
+
+
+def _dc_pdd_needs(documents: int) -> WrittenNeeds:
+    return {FORWARD: ["log_prob", "token"], Pass("count", prefix=_counted(documents)): ["rarity"]}
+
+
+@detector(needs=_dc_pdd_needs)
+def dc_pdd(evidence: Evidence, clip: Positive = 0.01, documents: Count = 100) -> Tensor:
+    """Mean of min(clip, p ln(1 / f)) over the first occurrence of each token, > 0 (DC-PDD, Zhang et al. 2024).
+
+    f is the frequency of the token in `documents` unseen documents that do not calibrate: a token that is likely
+    because it is common says little. NaN where a log-probability is.
+    """
+    t = evidence[FORWARD]
+    assert t.token is not None
+    rarity = evidence.rarity[_counted(documents)].to(t.mask.device)[t.token.masked_fill(~t.mask, 0)]
+    return mean_of_all((t.log_prob.double().exp() * rarity).clamp_max(clip), first_occurrences(t))
 
 
 def _entropy_needs(part: str | None, caption: Caption) -> WrittenNeeds:

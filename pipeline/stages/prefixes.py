@@ -24,7 +24,7 @@ _CHOICE = 8  # the stream of random numbers that one of several documents is cho
 class Shots:
     """The documents of one prefix."""
 
-    ids: tuple[list[int], ...]  # token ids: one sequence where they are joined, else one a document
+    ids: tuple[list[int], ...]  # token ids: one sequence where they are joined, else one a document; all are counted
     sketches: np.ndarray  # uint8, (documents, 128)
     near_copies: float  # the share of common runs from which documents are near copies
 
@@ -92,3 +92,14 @@ def cut_to_room(ids: list[int], max_tokens: int, positions: int | None) -> list[
 def joined_ids(tokenizer: Any, texts: Sequence[str]) -> list[int]:
     """Token ids of documents that stand one behind the other with a blank between (the published code of ReCaLL)."""
     return list(tokenizer(" ".join(texts), add_special_tokens=True, verbose=False)["input_ids"])
+
+
+def rarity_of(sequences: Sequence[Sequence[int]], vocabulary: int) -> np.ndarray:
+    """ln(1 / f) of each token id in known documents, f = (count + 1) / (tokens + vocabulary): float64, > 0.
+
+    Args:
+        sequences: token ids of the documents.
+        vocabulary: token ids that the model has.
+    """
+    counts = np.bincount(np.concatenate([np.asarray(ids, dtype=np.int64) for ids in sequences]), minlength=vocabulary)
+    return np.log(counts.sum() + len(counts)) - np.log(counts + 1)

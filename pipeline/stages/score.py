@@ -32,13 +32,13 @@ from pipeline.models.tokens import (
     repeated,
     tokenize,
 )
-from pipeline.passes.copying import in_one_copy
+from pipeline.passes.copying import in_one_copy, to_device
 from pipeline.passes.forward import TokenStatistics, from_log_probs, restricted
 from pipeline.passes.gradient import coverage_of
 from pipeline.passes.parts import PassSizes, behind_in_parts, forward_in_parts, gradients_in_parts, versions_in_parts
 from pipeline.passes.swaps import text_read
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
-from pipeline.stages.prefixes import Prefixes
+from pipeline.stages.prefixes import Prefixes, rarity_of
 from pipeline.stages.process import read_rows
 from pipeline.store.files import Store
 
@@ -158,7 +158,8 @@ class Scorer:
         self.samples = {earlier.settings.continued: earlier for earlier in stage.reading("continuations")}
         self.answers = {earlier.settings.forward: earlier for earlier in stage.reading("log_probs")}
         passes = plan_passes(self.detectors)
-        self.passes = {p: read for p, read in passes.items() if p not in self.answers and not p.continued}
+        run = {p: read for p, read in passes.items() if p.kind in ("forward", "gradient")}
+        self.passes = {p: read for p, read in run.items() if p not in self.answers}
         self.draws = draws_of(self.detectors)
         gradient = any(p.kind == "gradient" for p in self.passes)
         placement.set_up(settings.device, gradient)
@@ -181,11 +182,16 @@ class Scorer:
         self.shown = display_name(settings.model)
         self.adapters: Adapters | None = None  # of the run, whose folder is known with the first shard
         self.gradient_tokens = settings.gradient_tokens
-        self.prefixes = {} if settings.prefixes is None else settings.prefixes.shots
-        self.seed = stage.seed
+        shots = {} if settings.prefixes is None else settings.prefixes.shots
+        self.prefixes = {prefix: some for prefix, some in shots.items() if not prefix.counted}
         self.parts: defaultdict[str, PassSizes] = defaultdict(PassSizes)  # by the kind of pass and the model
         self.gradient = asdict(coverage_of(self.models["target"].model)) if gradient else None
         self.rows = {name: embedding_rows(lm.model) for name, lm in self.models.items()}
+        counted = {prefix: some.ids for prefix, some in shots.items() if prefix.counted}
+        self.rarity = {
+            prefix: to_device(torch.from_numpy(rarity_of(ids, self.rows["target"])), self.models["target"].device)
+            for prefix, ids in counted.items()
+        }
         limits = [m.max_tokens for m in self.models.values() if m.max_tokens is not None]
         self.max_tokens = min([settings.max_tokens, *limits])
         device = "cuda" if placement.gpus else "cpu"
@@ -317,7 +323,9 @@ class Scorer:
         texts, *paraphrases = ([entry.texts[draw] for entry in batch] for draw in range(self.draws + 1))
         continuations = {continued: [e.continuations[continued] for e in batch] for continued in self.samples}
         tokens = str.split if self.tokenizer is None else partial(plain_ids, self.tokenizer)
-        evidence = Evidence(texts, statistics, norms, paraphrases, continuations=continuations, tokens=tokens)
+        evidence = Evidence(
+            texts, statistics, norms, paraphrases, continuations=continuations, tokens=tokens, rarity=self.rarity
+        )
         return in_one_copy([detector.score(evidence) for detector in self.detectors])
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
@@ -15,6 +15,7 @@ import torch
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
+from pipeline.config.audit import DetectorEntry
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, Evidence
 from pipeline.detectors.camia import REPEATED, Signal
@@ -29,7 +30,7 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j * j) % len(WORDS)] for j in range(2 + 5 * i % 61)) for i in range(32)]
-ENTRIES = [
+ENTRIES: list[DetectorEntry] = [
     {"etd": {"beta": [0, 0.5, 2]}},
     {"min_k": {"k": 0.3, "window": [1, 4, 1000]}},
     {"min_k_plus_plus": {"k": 0.3, "window": [1, 4, 1000]}},
@@ -40,7 +41,8 @@ ENTRIES = [
 @pytest.fixture(scope="module")
 def lm(tiny_model_folder: Path) -> LanguageModel:
     opened = open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
-    opened.model.get_output_embeddings().weight.data.mul_(30)  # surer than by chance: else float32 has no variance
+    model: Any = opened.model
+    model.get_output_embeddings().weight.data.mul_(30)  # surer than by chance: else float32 has no variance
     return opened
 
 
@@ -71,7 +73,7 @@ def transcribed(lm: LanguageModel, text: str) -> list[float]:
     return [float(value) for value in out]
 
 
-def test_each_is_its_formula_and_batches_change_nothing(lm):
+def test_each_is_its_formula_and_batches_change_nothing(lm: LanguageModel) -> None:
     expected = torch.tensor([transcribed(lm, text) for text in TEXTS], dtype=torch.float64)
     lengths = [len(ids) for ids in ids_of(lm, TEXTS)]
     assert min(lengths) - 1 < 4 < max(lengths) - 1  # texts below and above the window
@@ -80,7 +82,7 @@ def test_each_is_its_formula_and_batches_change_nothing(lm):
         torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_nothing_is_computed_that_no_detector_reads():
+def test_nothing_is_computed_that_no_detector_reads() -> None:
     assert parse_detectors(["etd"])[0].needs == {FORWARD: frozenset({"log_prob", "mean", "token"})}
     both = plan_passes(parse_detectors(["etd", "min_k_plus_plus"]))
     assert both == {FORWARD: frozenset({"log_prob", "mean", "variance", "token"})}
@@ -96,7 +98,7 @@ def test_nothing_is_computed_that_no_detector_reads():
         ({"etd": {"beta": -1}}, "beta .*0.* got -1"),
     ],
 )
-def test_mistakes_are_named(entry, match):
+def test_mistakes_are_named(entry: DetectorEntry, match: str) -> None:
     with pytest.raises(UserError, match=match):
         parse_detectors([entry])
 
@@ -137,7 +139,7 @@ def signals(lp: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("mark", [[], [1]])
-def test_camia_measures_the_first_copy_and_what_the_last_one_adds(lm, mark):
+def test_camia_measures_the_first_copy_and_what_the_last_one_adds(lm: LanguageModel, mark: list[int]) -> None:
     long = [" ".join([*TEXTS[at].split(), *TEXTS[at + 1].split()] * 9)[:1500] for at in (5, 9)]
     texts = [*TEXTS[1:31], *long]
     expected = []
@@ -154,13 +156,13 @@ def test_camia_measures_the_first_copy_and_what_the_last_one_adds(lm, mark):
         torch.testing.assert_close(torch.cat(rows), torch.tensor(expected).double(), rtol=1e-4, atol=1e-4)
 
 
-def test_copies_stay_within_the_tokens_that_are_kept_and_the_beginning_is_marked_once():
+def test_copies_stay_within_the_tokens_that_are_kept_and_the_beginning_is_marked_once() -> None:
     assert repeated([1, 5, 6], 100, 1) == [1, 5, 6, 5, 6, 5, 6]
     assert repeated([5, 6, 7, 8], 7, None) == [5, 6] * 3
     assert repeated([1, 5, 6], 6, 1) == [1, 5, 5, 5]
 
 
-def test_a_worker_writes_the_columns_of_both_passes(lm, tiny_model_folder, tmp_path):
+def test_a_worker_writes_the_columns_of_both_passes(lm: LanguageModel, tiny_model_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     path.write_text("".join(json.dumps({"id": str(at), "text": text}) + "\n" for at, text in enumerate(TEXTS)))
     config = build_config(
@@ -177,6 +179,7 @@ def test_a_worker_writes_the_columns_of_both_passes(lm, tiny_model_folder, tmp_p
     table = pa.concat_tables([store.read_table(receipt.data) for receipt in receipts])
     assert table.num_rows == len(TEXTS)
     assert table["camia(signal=mean, of=first)"].to_pylist() == pytest.approx(table["loss"].to_pylist(), abs=1e-4)
+    assert isinstance(config.model, ModelConfig)
     opened = open_model(config.model)
     t = forward(opened, ids_of(opened, TEXTS), frozenset({"log_prob", "mean", "token"}))
     expected = parse_detectors(["etd"])[0].score(Evidence(TEXTS, {FORWARD: t})).tolist()
