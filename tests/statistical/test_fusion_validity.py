@@ -378,9 +378,9 @@ def test_a_shrunk_scale_keeps_the_filter_right_and_gains_power_where_scales_diff
         spread = ordered[:, :-1].var(axis=1, ddof=1)
         found = run_passes(knockoffs.find_scale(draws), lambda spread=spread: [spread])  # type: ignore[misc]
         values.append([])
-        for statistic in (w, w / found.of(spread)):
-            cut = run_passes(knockoffs.find_threshold(q * draws), lambda w=statistic: [w])  # type: ignore[misc]
-            chosen = knockoffs.is_selected(statistic, cut)
+        for shown in (w, w / found.of(spread)):
+            cut = run_passes(knockoffs.find_threshold(q * draws), lambda w=shown: [w])  # type: ignore[misc]
+            chosen = knockoffs.is_selected(shown, cut)
             values[-1] += [chosen[members:].sum() / max(1, chosen.sum()), chosen[:members].sum() / max(1, members)]
     wrong, power, wrong_scaled, power_scaled = np.array(values).T
     rise, gain = Estimate.of(list(wrong_scaled - wrong)), Estimate.of(list(power_scaled - power))
