@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -23,8 +21,6 @@ _ROUNDING = 1e-12
 
 _COMBINATIONS = 1 << 13
 """Of versions of some documents, drawn together, at most: their sums fit a processor's cache."""
-
-_TOGETHER = 8  # blocks of them
 
 _REDRAW = int.from_bytes(b"redraw", "big")
 """Keeps the redraws apart from all else that is drawn by the same seed, the published indices among it."""
@@ -44,38 +40,19 @@ def redraw_p_value(scores: VersionScores, seed: int, redraws: int = REDRAWS) -> 
         redraws: >= 1.
     """
     values, rng = scores.standardised(), np.random.default_rng([seed, _REDRAW])
-    starts = scores.offsets[:-1]
-    varies = np.logical_or.reduceat(values != 0, starts)
-    observed = float(np.cumsum(np.append(0.0, values[starts + scores.published][varies]))[-1])
-    values = values[np.repeat(varies, scores.sizes)]
-    redrawn, before = np.zeros(redraws), np.zeros(0)
-    for sums in _combined(values, scores.sizes[varies].tolist()):
-        if before.size:
-            redrawn += before[rng.integers(before.size, size=redraws, dtype=np.min_scalar_type(before.size))]
-        before = sums
-    redrawn += before[rng.integers(before.size, size=redraws)]
-    return float((1 + int((redrawn >= observed - _ROUNDING * values.size).sum())) / (1 + redraws))
-
-
-def _combined(values: np.ndarray, sizes: list[int]) -> Iterator[np.ndarray]:
-    """The sums of all combinations of versions of some documents, block by block; blocks alike are made together."""
-    ends, size = [0], 1
-    for document, k in enumerate(sizes):
-        if size * k > _COMBINATIONS:
-            ends.append(document)
-            size = 1
-        size *= k
-    place = 0
-    for shape, alike in groupby(tuple(sizes[start:end]) for start, end in pairwise([*ends, len(sizes)])):
-        left = sum(1 for _ in alike)
-        while left:
-            blocks = min(left, _TOGETHER)
-            left, stop = left - blocks, place + blocks * sum(shape)
-            part, place, sums = values[place:stop].reshape(blocks, -1 if shape else 0), stop, np.zeros((blocks, 1))
-            for k in shape:
-                versions, part = part[:, None, :k], part[:, k:]
-                sums = (sums[:, :, None] + versions).reshape(blocks, -1)
-            yield from sums
+    observed, redrawn, sums, size = 0.0, np.zeros(redraws), np.zeros(1), 0
+    for start, k, index in np.stack([scores.offsets[:-1], scores.sizes, scores.published], axis=1).tolist():
+        versions = values[start : start + k]
+        if not versions.any():
+            continue
+        if sums.size * k > _COMBINATIONS:
+            redrawn += sums[rng.integers(sums.size, size=redraws, dtype=np.min_scalar_type(sums.size))]
+            sums = np.zeros(1)
+        sums = np.add.outer(sums, versions).ravel()
+        observed += float(versions[index])
+        size += k
+    redrawn += sums[rng.integers(sums.size, size=redraws)]
+    return float((1 + int((redrawn >= observed - _ROUNDING * size).sum())) / (1 + redraws))
 
 
 @dataclass(frozen=True, slots=True)
