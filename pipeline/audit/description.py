@@ -225,8 +225,12 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
         load_installed()
     check_known(selection.procedure, f"{where}: ")
     chosen, fusing = procedure_of(selection.procedure), [name for name, one in PROCEDURES.items() if one.several]
-    if len(selection.detectors) != 1 and not (chosen.several or chosen.only_versions):
-        raise UserError(f"{where}: procedure {selection.procedure} takes 1 detector, got {len(selection.detectors)}")
+    first, *others = selection.detectors
+    beside = chosen.beside(first) if chosen.beside else None
+    if others and others != [beside] and not (chosen.several or chosen.only_versions):
+        scaled = f" and {beside!r} behind it" if beside else ""
+        count = len(selection.detectors)
+        raise UserError(f"{where}: procedure {selection.procedure} takes 1 detector{scaled}, got {count}")
     if (refused := chosen.refuses.get(selection.calibration)) is not None:
         raise UserError(f"{where}: procedure {selection.procedure} {refused}")
     estimates, step_up = estimates_share(selection), procedure_of(selection.step_up)

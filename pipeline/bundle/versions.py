@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import fsspec
@@ -23,6 +24,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.mark.commitment import (
+    STEP,
     CommittedDocument,
     Proof,
     leaf_digest,
@@ -114,8 +116,9 @@ class BundledVersions:
         Raises:
             RefutedError: a document without versions, or one with a value of another length.
         """
-        scored = documents.filter(pc.is_null(documents["reason"]))
-        held = {name: pc.struct_field(scored[VERSIONS].combine_chunks(), name) for name in VERSIONS_TYPE.names}
+        scored = documents.filter(pc.is_null(documents["reason"])) if documents["reason"].null_count else documents
+        versions = scored[VERSIONS].combine_chunks()
+        held = {name: pc.struct_field(versions, name) for name in VERSIONS_TYPE.names}
         size = pc.binary_length(held["digests"])
         k, columns = pc.divide(size, 32), len(parse_detectors(config.detectors))
         lengths = pc.binary_length(pc.list_flatten(held["forms"])).to_numpy(zero_copy_only=False)
@@ -156,11 +159,15 @@ class BundledVersions:
 
     def roots(self) -> dict[bytes, int]:
         """Roots to which documents with salts lead, and the number of documents that lead to each."""
-        with_salt = self.table.filter(pc.and_(self.table["commitments"].is_valid(), self.table["proof"].is_valid()))
-        published = pc.struct_field(with_salt[VERSIONS].combine_chunks(), "published")
-        columns = (one.to_pylist() for one in (with_salt["id"], published, with_salt["commitments"]))
-        leaves = list(map(leaf_digest, *columns))
-        return Counter(roots_of(leaves, with_salt["proof"].to_pylist()))
+        read = self.table.select(["id", "commitments", "proof"])
+        read = read.append_column("published", pc.struct_field(self.table[VERSIONS], "published"))
+        read = read.filter(pc.and_(read["commitments"].is_valid(), read["proof"].is_valid()))
+        leaves = list(map(leaf_digest, *(read[name].to_pylist() for name in ("id", "published", "commitments"))))
+        flat = pc.list_flatten(read["proof"].combine_chunks())
+        steps = bytes(flat.buffers()[1] or b"")[STEP * flat.offset :]
+        ends = (STEP * pc.list_value_length(read["proof"]).to_numpy().cumsum()).tolist()
+        proofs = (steps[start:end] for start, end in pairwise([0, *ends]))
+        return Counter(roots_of(leaves, proofs))
 
     def changed_texts(self) -> Iterator[str]:
         """Ids of documents whose texts, where the bundle has them, are not those of the digests and commitments."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from pipeline.detectors.arguments import Count
 from pipeline.detectors.base import Detector, Evidence, Needs, detector, parse
@@ -49,11 +51,28 @@ def knockoff(evidence: Evidence, base: Any = BASE, draws: Count = DRAWS, combine
     subtracted (KTD, eq. 4); with simultaneous they compete with the document one by one (`compete`). With draws = 1
     both are vanilla knockoff inference.
     """
+    everyone = _all_scores(evidence, base, draws)
+    text, paraphrased = everyone[0], everyone[1:]
+    return compete(text, paraphrased) if combine == "simultaneous" else text - paraphrased.mean(0)
+
+
+@detector(needs=_needs, checks={"base": base_detector})
+def knockoff_spread(evidence: Evidence, base: Any = BASE, draws: Annotated[int, Field(ge=3)] = DRAWS) -> Tensor:
+    """Variance of the base detector's scores of a document and its paraphrases, the largest left out.
+
+    No statistic of membership: procedure `ktd` divides simultaneous W by it, shrunk. It never reads which score is the
+    document's.
+    """
+    everyone = _all_scores(evidence, base, draws)
+    return everyone.sort(dim=0).values[:-1].var(0)
+
+
+def _all_scores(evidence: Evidence, base: Any, draws: int) -> Tensor:
+    """Scores of the documents and then of each draw of their paraphrases: (1 + draws, documents)."""
     import torch
 
     score = base_detector(base).score
-    paraphrased = torch.stack([score(evidence.of_draw(draw)) for draw in range(1, draws + 1)])
-    return compete(score(evidence), paraphrased) if combine == "simultaneous" else score(evidence) - paraphrased.mean(0)
+    return torch.stack([score(evidence), *(score(evidence.of_draw(draw)) for draw in range(1, draws + 1))])
 
 
 def compete(text: Tensor, paraphrased: Tensor) -> Tensor:
@@ -82,3 +101,11 @@ def simultaneous_draws(column: str) -> int | None:
         return None
     given = re.search(r"\bdraws=(\d+), combine=simultaneous\)$", column)
     return int(given[1]) if given else DRAWS
+
+
+def spread_column(column: str) -> str | None:
+    """The score column by which the statistic of `compete` in another is scaled; None where it holds another."""
+    if simultaneous_draws(column) is None:
+        return None
+    settings = column.removeprefix("knockoff(").removesuffix("combine=simultaneous)").removesuffix(", ")
+    return f"knockoff_spread({settings})" if settings else "knockoff_spread"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import pyarrow.parquet as pq
 
 _BATCH = 256  # documents, with all their versions
+STEP = 33  # bytes of a node of a proof
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 Proof = Sequence[bytes]
@@ -37,7 +39,7 @@ def leaf_digest(doc_id: str, index: int, digests: bytes) -> bytes:
         digests: of all versions, side by side in their order.
     """
     listed = digests.hex(",", 32).replace(",", '","')
-    data = f'{{"id":{json.dumps(doc_id, ensure_ascii=False)},"index":{index},"versions":["{listed}"]}}'
+    data = f'{{"id":{_quoted(doc_id)},"index":{index},"versions":["{listed}"]}}'
     return hashlib.sha256(b"\x00" + data.encode()).digest()
 
 
@@ -63,17 +65,24 @@ def merkle_proofs(leaves: Sequence[bytes]) -> list[Proof]:
     return proofs
 
 
-def roots_of(leaves: Sequence[bytes], proofs: Sequence[Proof]) -> list[bytes]:
-    """The root that each proof leads to from its leaf; nodes that several paths share are computed once."""
-    made: dict[bytes, bytes] = {}
+def roots_of(leaves: Sequence[bytes], proofs: Iterable[bytes]) -> list[bytes]:
+    """The root that each proof leads to from its leaf, the steps of a proof side by side.
+
+    A path ends where another has been: at a node with the same steps above it.
+    """
+    made: dict[bytes, bytes] = {}  # node and the steps above it -> root
     roots = []
-    for node, proof in zip(leaves, proofs, strict=True):
-        for step in proof:
-            pair = step[1:] + node if step[0] == 1 else node + step[1:]
-            if (above := made.get(pair)) is None:
-                above = made[pair] = _node(pair)
-            node = above
-        roots.append(node)
+    for leaf, proof in zip(leaves, proofs, strict=True):
+        root, passed = leaf, []
+        for start in range(0, len(proof), STEP):
+            beside, end = proof[start + 1 : start + STEP], start + STEP
+            root = _node(beside + root if proof[start] == 1 else root + beside)
+            passed.append(root + proof[end:])
+            if (above := made.get(passed[-1])) is not None:
+                root = above
+                break
+        made.update(dict.fromkeys(passed, root))
+        roots.append(root)
     return roots
 
 

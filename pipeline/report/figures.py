@@ -111,7 +111,8 @@ def _w_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureImage:
         count_axis(axes)
         put_legend(figure)
 
-    outcome = f"{n_selected:,} selected, from W = {least:.3g} on" if least is not None else "none is selected"
+    outcome = f"{n_selected:,} selected" if n_selected else "none is selected"
+    outcome += f", from W = {least:.3g} on" if least is not None else ""
     return draw(
         "w",
         f"{selection.name}-w.svg",

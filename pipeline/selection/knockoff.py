@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.selection.digits import beside
+from pipeline.selection.moments import Moments
 from pipeline.selection.shares import clopper_pearson
 from pipeline.selection.thresholds import INFINITY, NO_VALUE, Threshold, bits_of, find_place, value_of
+from pipeline.selection.versions import FLOOR, LEAST_DOCUMENTS, shrinkage
 
 GROUPS = 10
 LEAST_IN_GROUP = 10
@@ -91,6 +93,54 @@ def _places(w: np.ndarray) -> list[np.ndarray]:
         raise ValueError(f"{int(np.isnan(w).sum())} of {w.size} signed statistics are NaN")
     size = magnitudes(w)
     return [np.uint32(INFINITY) - bits_of(size[(size > 0) & (sign * w > 0)]) for sign in (1, -1)]
+
+
+# --- the scale of W
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What W of simultaneous knockoffs is divided by: s, with log s^2 = m0 + b (log v - m0)."""
+
+    median: float = 0.0  # of v, exp(m0); 0: s = 1
+    share: float = 0.0  # b
+
+    def of(self, spread: np.ndarray) -> np.ndarray:
+        """The s of documents from their v, the variance of all scores but the largest; float64, shape as `spread`."""
+        if not self.median:
+            return np.ones(np.shape(spread))
+        return np.asarray(np.exp((math.log(self.median) + self.share * self.about_median(spread)) / 2))
+
+    def about_median(self, spread: np.ndarray) -> np.ndarray:
+        """Deviation log v - m0, v at least 1e-6 of its median."""
+        return np.log(np.maximum(spread, FLOOR * self.median) / self.median)
+
+
+def find_scale(draws: int) -> Generator[Callable[[np.ndarray], Any], Any, Scale]:
+    """The scale of documents that are spread over shards, from their v: exact, in any order, and few numbers travel.
+
+    As `versions.gap_statistic` shrinks, with the median and the variance of log v over documents, of each the v without
+    its largest score. v has no part in who scores highest, nor have the median and the variance: the signs of W stay
+    what they are given |W| / s. The median is the lower one, as float32. s = 1 for fewer than 20 documents, for
+    fewer than 3 draws, and where the median is 0.
+
+    Args:
+        draws: paraphrases of each document.
+    """
+    last = yield from find_place(_spread_places, 2, lambda total: lambda place, before, _: 4 * before[1] < total)
+    scale = Scale(value_of(last[0]) if last is not None else 0.0)
+    if draws < 3 or not 0 < scale.median < math.inf:
+        return Scale()
+    moments = yield lambda spread: Moments.of(scale.about_median(spread), 0.0)
+    if moments.count < LEAST_DOCUMENTS:
+        return Scale()
+    return Scale(scale.median, shrinkage(moments.variance, draws + 1))
+
+
+def _spread_places(spread: np.ndarray) -> list[np.ndarray]:
+    """The places of v, and the next ones: as many of the second kind lie up to a place as of the first before it."""
+    bits = bits_of(np.asarray(spread).astype(np.float32))
+    return [bits, bits + np.uint32(1)]
 
 
 # --- does the assumption of the filter hold?

@@ -30,7 +30,7 @@ MIRROR = 4
 """Negative ranks for one positive rank, fixed before scores are read."""
 
 LEAST_DOCUMENTS = 20  # of one k to shrink variances within, and in which a form varies to fit its preference
-_FLOOR = 1e-6  # of the median variance
+FLOOR = 1e-6  # of the median variance
 _ROUNDING = 1e-12  # of a sum of squares: less is rounding
 
 MaskedOrder = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -316,15 +316,19 @@ def gap_statistic(scores: np.ndarray, offsets: np.ndarray, groups: np.ndarray) -
 
 def _shrunk(variance: np.ndarray, size: int) -> np.ndarray:
     """s^2 from v of all versions of the documents with `size` versions, shape as `variance`."""
-    from scipy.special import polygamma
-
     median = float(np.median(variance))
     if size <= 3 or variance.size < LEAST_DOCUMENTS * size or median == 0:
         return np.ones_like(variance)
-    log = np.log(np.maximum(variance, _FLOOR * median))
-    middle, spread = float(np.median(log)), float(np.var(log))
-    share = max(0.0, spread - float(polygamma(1, (size - 2) / 2))) / spread if spread > 0 else 0.0
-    return np.asarray(np.exp(middle + share * (log - middle)))
+    log = np.log(np.maximum(variance, FLOOR * median))
+    middle = float(np.median(log))
+    return np.asarray(np.exp(middle + shrinkage(float(np.var(log)), size) * (log - middle)))
+
+
+def shrinkage(spread: float, size: int) -> float:
+    """Share b = max(0, Var(log v) - trigamma((k - 2) / 2)) / Var(log v), in [0, 1); `spread` Var(log v), `size` k."""
+    from scipy.special import polygamma
+
+    return max(0.0, spread - float(polygamma(1, (size - 2) / 2))) / spread if spread > 0 else 0.0
 
 
 def _centred(values: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -367,17 +371,21 @@ class Preference:
         forms = csr_array(scores.forms, dtype=np.float64)  # small integers would overflow in products
         of_document = csr_array((np.ones(size), np.arange(size), scores.offsets), shape=(scores.sizes.size, size))
         sums = of_document @ forms
-        varies = (of_document @ forms.multiply(forms)).multiply(scores.sizes[:, None]) - sums.multiply(sums)
-        kept = np.flatnonzero((varies > 0).sum(axis=0) >= LEAST_DOCUMENTS)
+        squares = of_document @ csr_array((forms.data**2, forms.indices, forms.indptr), shape=forms.shape)
+        varies = squares.data * np.repeat(scores.sizes, np.diff(sums.indptr)) > sums.data**2
+        varied = np.bincount(sums.indices[varies], minlength=forms.shape[1])
+        kept = np.flatnonzero(varied >= LEAST_DOCUMENTS)
         if not kept.size:
             return cls()
-        forms, sums = forms[:, kept], sums[:, kept]
-        pairs = [(half, half) for half in (forms[: size // 2], forms[size // 2 :])]
+        if kept.size < varied.size:
+            forms, sums = forms[:, kept], sums[:, kept]
+        means = csr_array(
+            (sums.data / np.repeat(scores.sizes, np.diff(sums.indptr)), sums.indices, sums.indptr), shape=sums.shape
+        )
+        pairs = [*((half, half) for half in _halves(forms)), *zip(_halves(sums), _halves(means), strict=True)]
         with ThreadPoolExecutor(2) as pool:  # products of scipy.sparse release the interpreter
-            *halves, within = pool.map(
-                lambda pair: (pair[0].T @ pair[1]).toarray(), [*pairs, (sums, sums.multiply(1 / scores.sizes[:, None]))]
-            )
-        gram = sum(halves) - within
+            products = list(pool.map(lambda pair: (pair[0].T @ pair[1]).toarray(), pairs))
+        gram = products[0] + products[1] - (products[2] + products[3])
         sd = np.sqrt(np.diag(gram) / size)
         return cls(forms, sd, gram / np.outer(sd, sd) + np.eye(kept.size))
 
@@ -390,6 +398,16 @@ class Preference:
         explained, _ = _centred(self.forms @ weights, scores.offsets)
         pooled = math.sqrt(squares.sum() / int((scores.sizes - 1).sum()))
         return replace(scores, scores=np.round((centred - explained) / pooled, 10))
+
+
+def _halves(rows: csr_array) -> tuple[csr_array, csr_array]:
+    """The first and the second half of the rows, without a copy of them."""
+    middle = rows.shape[0] // 2
+    at = rows.indptr[middle]
+    first = (rows.data[:at], rows.indices[:at], rows.indptr[: middle + 1])
+    second = (rows.data[at:], rows.indices[at:], rows.indptr[middle:] - at)
+    make = type(rows)
+    return make(first, shape=(middle, rows.shape[1])), make(second, shape=(rows.shape[0] - middle, rows.shape[1]))
 
 
 def rank_step_up(ranks: np.ndarray, sizes: np.ndarray, q: Fraction) -> np.ndarray:

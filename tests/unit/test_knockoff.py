@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -10,13 +11,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import polygamma
 
 from benchmarks.selection import run_passes
+from pipeline.audit.description import check_settings
 from pipeline.config.selection import SelectionConfig
-from pipeline.detectors.knockoff import compete, simultaneous_draws
+from pipeline.detectors.base import Evidence
+from pipeline.detectors.knockoff import compete, knockoff_spread, simultaneous_draws, spread_column
 from pipeline.detectors.registry import parse_detectors
+from pipeline.errors import UserError
 from pipeline.selection.in_memory import Scores, answer_all
-from pipeline.selection.knockoff import fewest, find_threshold, is_selected, magnitudes, sign_symmetry
+from pipeline.selection.knockoff import (
+    Scale,
+    fewest,
+    find_scale,
+    find_threshold,
+    is_selected,
+    magnitudes,
+    sign_symmetry,
+)
 from pipeline.selection.thresholds import Threshold
 
 FIFTH = Fraction(1, 5)
@@ -158,6 +171,13 @@ def test_the_filter_reads_from_the_column_how_many_paraphrases_compete(settings:
     (detector,) = parse_detectors([{"knockoff": settings}] if settings else ["knockoff"])
     assert simultaneous_draws(detector.column) == draws
     assert simultaneous_draws("loss") is None
+    others = {name: value for name, value in settings.items() if name != "combine"}
+    if draws is not None and draws > 2:
+        (spread,) = parse_detectors([{"knockoff_spread": others}] if others else ["knockoff_spread"])
+        assert spread_column(detector.column) == spread.column
+        assert spread.needs == detector.needs
+    elif draws is None:
+        assert spread_column(detector.column) is None
 
 
 def test_an_answer_of_simultaneous_knockoffs_says_on_what_it_rests() -> None:
@@ -177,6 +197,74 @@ def test_an_answer_of_simultaneous_knockoffs_says_on_what_it_rests() -> None:
     assert answer.symmetry.ok
     assert "the knockoff filter assumes 1 in 5" in answer.symmetry.sentence
     assert not sign_symmetry(w[200:]).ok, "a fifth is not half"
+
+
+def test_the_spread_reads_all_scores_but_the_largest_whichever_is_the_texts() -> None:
+    texts = [["a", "bbb", "cc", "d"], ["bbb", "a", "d", "cc"]]
+    (length,) = parse_detectors(["zlib"])
+    scores = {"a": 1.0, "bbb": 9.0, "cc": 4.0, "d": 2.0}
+    base = replace(length, function=lambda evidence: torch.tensor([scores[text] for text in evidence.texts]))
+    for row in texts:
+        evidence = Evidence(row[:1], {}, paraphrases=[[text] for text in row[1:]])
+        assert knockoff_spread(evidence, base, 3).tolist() == [np.var([1.0, 2.0, 4.0], ddof=1)]
+
+
+def shrunk(v: np.ndarray, k: int) -> np.ndarray:
+    """log s^2 = m0 + b (log v - m0), m0 the median of log v, b = max(0, Var(log v) - trigamma((k - 2) / 2)) / Var."""
+    low = np.sort(v)[(v.size - 1) // 2]
+    if v.size < 20 or k <= 3 or low == 0:
+        return np.ones(v.size)
+    log = np.log(np.maximum(v, 1e-6 * low))
+    b = max(0.0, log.var(ddof=1) - polygamma(1, (k - 2) / 2)) / log.var(ddof=1) if log.var() else 0.0
+    return np.exp((np.log(low) + b * (log - np.log(low))) / 2)
+
+
+@given(
+    st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 11), st.sampled_from([0.0, 0.4, 1.5]), st.integers(1, 4)
+)
+def test_the_scale_found_by_counting_is_that_of_the_methods_page(
+    seed: int, n: int, draws: int, sigma: float, shards: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    v = rng.chisquare(4, n) * np.exp(rng.normal(0, sigma, n)) * (rng.random(n) < 0.8)
+    v = np.round(v, int(rng.integers(1, 9)))  # ties and zeros
+    found = run_passes(find_scale(draws), lambda: (v[i::shards] for i in range(shards)))
+    np.testing.assert_allclose(found.of(v), shrunk(v, draws + 1), rtol=1e-6)
+    turned = v[::-1]
+    assert run_passes(find_scale(draws), lambda: [turned]) == found, "no order and no shard matters"
+
+
+def test_equal_spreads_and_no_documents_have_a_scale() -> None:
+    assert run_passes(find_scale(4), lambda: [np.full(30, 0.25)]).of(np.full(2, 0.25)).tolist() == [0.5, 0.5]
+    assert run_passes(find_scale(4), lambda: iter(())) == Scale()
+
+
+def test_a_selection_that_names_the_spread_divides_by_it_and_one_that_does_not_stays_as_it_is() -> None:
+    rng, column, k = np.random.default_rng(5), "knockoff(base=loss, draws=10, combine=simultaneous)", 11
+    each = np.exp(rng.normal(0, 1, 400))
+    scores = rng.normal(size=(400, k)) * each[:, None]
+    scores[370:, 0] += 3 * each[370:]
+    w = compete(torch.from_numpy(scores[:, 0]), torch.from_numpy(scores[:, 1:].T)).numpy()
+    v = np.sort(scores, axis=1)[:, :-1].var(axis=1, ddof=1)
+    columns, audit = {column: w, spread_column(column): v}, np.arange(200, 400)
+    plain = SelectionConfig(name="a", detectors=[column], procedure="ktd", alpha=0.1)
+    scaled = SelectionConfig(name="b", detectors=list(columns), procedure="ktd", alpha=0.1)
+    without, within = answer_all(
+        [plain, scaled], Scores(columns, np.arange(400)), {"unseen": np.arange(200), "audit": audit}, 0, 0
+    )
+    for verdict, statistic in ((without, w[audit]), (within, w[audit] / shrunk(v[audit], k))):
+        cut = by_sorting(list(statistic), Fraction(1, 10) * 10)
+        assert (verdict.selected == is_selected(statistic, cut)).all()
+    assert within.selected[170:].sum() >= without.selected[170:].sum() + 10
+    assert (within.p == without.p).all()
+    assert within.answer.guarantee == without.answer.guarantee == "heuristic"
+    assert within.answer.details.keys() == {"scale_kept", "smallest_scaled_w_selected"}
+    check_settings(scaled, "selections.0")
+    for others in (["loss"], [column], list(columns)[::-1][:1] * 2):
+        with pytest.raises(UserError, match=r"takes 1 detector and 'knockoff_spread\(base=loss, draws=10\)' behind it"):
+            check_settings(scaled.model_copy(update={"detectors": [column, *others]}), "selections.0")
+    with pytest.raises(UserError, match="procedure ktd takes 1 detector, got 2"):
+        check_settings(scaled.model_copy(update={"detectors": ["loss", "min_k"]}), "selections.0")
 
 
 def test_the_symmetry_test_is_a_test() -> None:

@@ -37,11 +37,11 @@ def test_a_proof_holds_for_its_leaf_alone(count: int) -> None:
     leaves = some_leaves(count)
     root = merkle_root(leaves)
     proofs = merkle_proofs(leaves)
-    assert roots_of(leaves, proofs) == [root] * count
+    assert roots_of(leaves, map(b"".join, proofs)) == [root] * count
     for leaf, proof in zip(leaves, proofs, strict=True):
         assert len(proof) <= (count - 1).bit_length()
         others = [other for other in leaves if other != leaf]
-        assert root not in roots_of(others, [proof] * len(others))
+        assert root not in roots_of(others, [b"".join(proof)] * len(others))
 
 
 def test_any_flipped_bit_breaks_a_proof() -> None:
@@ -52,7 +52,7 @@ def test_any_flipped_bit_breaks_a_proof() -> None:
         wrong = bytearray(proof[step])
         wrong[1 + bit // 8] ^= 1 << bit % 8
         changed = [*proof[:step], bytes(wrong), *proof[step + 1 :]]
-        assert roots_of([leaves[6]], [changed]) != [root]
+        assert roots_of([leaves[6]], [b"".join(changed)]) != [root]
 
 
 def test_no_leaf_no_proof_and_a_root_of_its_own() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -10,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from pipeline.detectors.knockoff import simultaneous_draws
+from pipeline.detectors.knockoff import simultaneous_draws, spread_column
 from pipeline.errors import UserError
 from pipeline.selection import knockoff
 from pipeline.selection.passes import Answer, Ask, Asking, Basis, Batch, Judge, SelectionInput, search_values
@@ -27,15 +26,18 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
     m = quarantined + ((yield Ask(lambda batch: len(batch.matrix))) or 0)
     if m == 0:
         raise UserError("no audit documents")
-    cut = yield from search_values(knockoff.find_threshold(q * draws), operator.attrgetter("first"))
+    scale = None
+    if len(selection.detectors) > 1:
+        scale = yield from search_values(knockoff.find_scale(draws), lambda batch: batch.matrix[:, 1])
+    cut = yield from search_values(knockoff.find_threshold(q * draws), partial(_w_of, scale))
     conformal = None
     if len(known.matrix):
-        as_bh = selection.model_copy(update={"procedure": "bh"})
+        as_bh = selection.model_copy(update={"procedure": "bh", "detectors": selection.detectors[:1]})
         conformal = yield from ranked(replace(question, selection=as_bh))
     terms = filter_terms(draws)
     least, sentence = knockoff.fewest(q, m, draws)
     return Answer(
-        judge=partial(_judge_knockoff, cut, conformal.judge if conformal is not None else None),
+        judge=partial(_judge_knockoff, cut, scale, conformal.judge if conformal is not None else None),
         n_calibration=len(known.matrix),
         m=m,
         threshold=None,
@@ -43,17 +45,30 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
         guarantee=terms.guarantee,
         assumption=terms.assumption,
         promise=terms.promise,
-        details={} if cut.value is None else {"smallest_w_selected": cut.value},
+        details=_details(cut, scale),
         resolution=lambda _: (least, len(known.matrix)),
         strict=conformal.strict if conformal is not None else StrictAnswer("bh", 0, None, "finite-sample"),
-        symmetry=knockoff.sign_symmetry(known.first, draws),
+        symmetry=knockoff.sign_symmetry(_w_of(scale, known), draws),
         basis=Basis(sentence=sentence),
     )
 
 
-def _judge_knockoff(cut: Threshold, conformal: Judge | None, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+def _w_of(scale: knockoff.Scale | None, batch: Batch) -> np.ndarray:
+    """W of documents, in their scale where the second detector gives one."""
+    return batch.first if scale is None else batch.first / scale.of(batch.matrix[:, 1])
+
+
+def _details(cut: Threshold, scale: knockoff.Scale | None) -> dict[str, float]:
+    if scale is None:
+        return {} if cut.value is None else {"smallest_w_selected": cut.value}
+    return {"scale_kept": scale.share, **({} if cut.value is None else {"smallest_scaled_w_selected": cut.value})}
+
+
+def _judge_knockoff(
+    cut: Threshold, scale: knockoff.Scale | None, conformal: Judge | None, batch: Batch
+) -> tuple[np.ndarray, np.ndarray]:
     p = conformal(batch)[0] if conformal is not None else np.ones(len(batch.matrix))
-    return p, knockoff.is_selected(batch.first, cut)
+    return p, knockoff.is_selected(_w_of(scale, batch), cut)
 
 
 def filter_terms(draws: int) -> Terms:
@@ -84,4 +99,5 @@ KTD = Procedure(
     answer=_answer,
     fewest=_fewest,
     refuses=ONLY_POOLED,
+    beside=spread_column,
 )

@@ -169,6 +169,8 @@ class Procedure:
     fewest: Callable[[Sequence[str], Fraction, int], tuple[int, str]] | None = None
     """Of a procedure that selects by the signs of one statistic, not by ranks among calibration documents: from the
     detectors, alpha and m to the fewest documents that it can select, and a sentence."""
+    beside: Callable[[str], str | None] | None = None
+    """From the column of a detector to another that may stand behind it, by which it is scaled; None: no other."""
     per_list: bool = False  # promises something of this one list, at the selection's confidence, and no average
     refuses: Mapping[str, str] = field(default_factory=dict)  # calibration -> why, in words that follow its name
     schedule: ScheduleRule | None = None  # the rule of a schedule that is proved for it alone
