@@ -173,11 +173,12 @@ def trial(
     from pipeline.audit.machine import may_need_cluster
     from pipeline.trial.config import load_trial
     from pipeline.trial.documents import check_inputs
-    from pipeline.trial.learn import with_features
     from pipeline.trial.shift import check_shifts
 
     described, points = load_trial(config, set_ or ())
     if learn is not None:
+        from pipeline.trial.learn import with_features
+
         described, points = with_features(learn, described, points)
     check_inputs(described, points)
     check_shifts(points)

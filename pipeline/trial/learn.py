@@ -100,45 +100,58 @@ def learn(file: str, config: TrialConfig, pools: Sequence[Pool], texts: Sequence
     Raises:
         UserError: all scored documents were trained in, or none was.
     """
-    from sklearn.ensemble import GradientBoostingClassifier
-
     columns = [one.column for one in parse_detectors(config.detectors)]
     rows = np.concatenate([np.stack([p.scores.columns[c][p.scored] for c in columns], axis=1) for p in pools])
     trained = np.concatenate([pool.trained[pool.scored] for pool in pools])
-    share = float(trained.mean()) if trained.size else 0.0
-    if share in (0.0, 1.0):
-        kind = "all" if share else "none"
+    if trained.all() or not trained.any():
+        kind = "all" if trained.size and trained.all() else "none"
         raise UserError(f"--learn needs trained and untrained documents, and {kind} of {trained.size} were trained in")
-    model = GradientBoostingClassifier(
+    share = float(trained.mean())
+    content = {
+        "features": config.detectors,
+        "baseline": float(np.log(share / (1 - share))),
+        "trees": trees_of(boosted(rows, trained, config.seed)),
+        "texts": sorted({beginning_key(text) for text in texts}),
+        "models": len(pools),
+        "documents": int(trained.size),
+    }
+    text, path = learnt_text(content), os.path.abspath(os.path.expanduser(file))
+    Store(os.path.dirname(path)).write(os.path.basename(path), text.encode())
+    return learnt_of(LearntFile(path, text))
+
+
+def boosted(rows: np.ndarray, trained: np.ndarray, seed: int) -> Any:
+    """The classifier of scikit-learn, fitted.
+
+    Args:
+        rows: (documents, features).
+        trained: bool, (documents,), both values among them.
+        seed: of the rows and features that each tree and split sees.
+    """
+    from sklearn.ensemble import GradientBoostingClassifier
+
+    return GradientBoostingClassifier(
         n_estimators=TREES,
         learning_rate=RATE,
         max_depth=DEPTH,
         min_samples_leaf=LEAST,
         subsample=0.5,
         max_features="sqrt",
-        random_state=config.seed,
+        random_state=seed,
     ).fit(rows, trained)
-    content = {
-        "features": config.detectors,
-        "baseline": float(np.log(share / (1 - share))),
-        "trees": [_arrays(tree.tree_) for tree in model.estimators_[:, 0]],
-        "texts": sorted({beginning_key(text) for text in texts}),
-        "models": len(pools),
-        "documents": int(trained.size),
-    }
-    text = learnt_text(content)
-    path = os.path.abspath(os.path.expanduser(file))
-    Store(os.path.dirname(path)).write(os.path.basename(path), text.encode())
-    return learnt_of(LearntFile(path, text))
 
 
-def _arrays(tree: Any) -> dict[str, list[Any]]:
-    """The nodes of a tree of scikit-learn as `detectors.learnt.Tree` has them, with the values that count."""
-    leaf = tree.children_left < 0
-    return {
-        "feature": np.where(leaf, -1, tree.feature).tolist(),
-        "threshold": np.where(leaf, 0.0, tree.threshold).tolist(),
-        "left": np.where(leaf, 0, tree.children_left).tolist(),
-        "right": np.where(leaf, 0, tree.children_right).tolist(),
-        "value": np.where(leaf, RATE * tree.value[:, 0, 0], 0.0).tolist(),
-    }
+def trees_of(model: Any) -> list[dict[str, list[Any]]]:
+    """The trees of a classifier of scikit-learn, as `detectors.learnt.Tree` has them, in lists."""
+    trees = []
+    for tree in (estimator.tree_ for estimator in model.estimators_[:, 0]):
+        leaf = tree.children_left < 0
+        arrays = {
+            "feature": np.where(leaf, -1, tree.feature),
+            "threshold": np.where(leaf, 0.0, tree.threshold),
+            "left": np.where(leaf, 0, tree.children_left),
+            "right": np.where(leaf, 0, tree.children_right),
+            "value": np.where(leaf, model.learning_rate * tree.value[:, 0, 0], 0.0),
+        }
+        trees.append({name: array.tolist() for name, array in arrays.items()})
+    return trees
