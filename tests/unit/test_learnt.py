@@ -212,7 +212,7 @@ def test_a_run_scores_with_the_content_that_it_began_with(file: Path, tmp_path: 
     assert scores.shape == (20,)
     assert scores.max() < 3  # with the other baseline each is 5 more
     other = stages_of(build_config(described(tmp_path, tiny_model_folder, named)))[-1]
-    with pytest.raises(UserError, match=r"with other settings: .*\blearnt\.json.*use another run directory"):
+    with pytest.raises(UserError, match=r"with other settings: .*\blearnt\.js.*use another run directory"):
         reconcile(make_plan(config), {other.name: other.fingerprint}, store)
 
 
