@@ -43,14 +43,14 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_720,
+    "pipeline.config": 1_730,
     "pipeline.corpus": 5_460,
     "pipeline.store": 1_970,
     "pipeline.models": 2_710,
     "pipeline.training": 1_490,
     "pipeline.endpoint": 770,
     "pipeline.passes": 3_060,
-    "pipeline.detectors": 1_830,
+    "pipeline.detectors": 2_060,
     "pipeline.stages": 3_390,
     "pipeline.selection": 5_920,
     "pipeline.audit": 10_760,
@@ -60,8 +60,8 @@ BUDGETS = {
     "pipeline.mark": 1_150,
     "pipeline.bundle": 1_160,
     "pipeline.series": 1_480,
-    "pipeline.trial": 2_700,
-    "ray_jobs": 4_710,
+    "pipeline.trial": 2_870,
+    "ray_jobs": 4_730,
     "cluster": 1_290,
     "seenset": 950,
 }
