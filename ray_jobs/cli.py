@@ -161,6 +161,12 @@ def trial(
             "--ranking", metavar="RESULTS", help="Per-item results (Parquet: model, item, correct) to rank models by."
         ),
     ] = None,
+    learn: Annotated[
+        str | None,
+        typer.Option(
+            "--learn", metavar="FILE", help="Learn a detector from the models whose training data is known, into FILE."
+        ),
+    ] = None,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Verify the promise on a model whose training data is known: train documents in, audit, compare with the truth."""
@@ -170,6 +176,10 @@ def trial(
     from pipeline.trial.shift import check_shifts
 
     described, points = load_trial(config, set_ or ())
+    if learn is not None:
+        from pipeline.trial.learn import with_features
+
+        described, points = with_features(learn, described, points)
     check_inputs(described, points)
     check_shifts(points)
     supervisor.supervise(may_need_cluster(described.resources))
@@ -178,7 +188,9 @@ def trial(
     from ray_jobs.progress import Reporter
 
     reporter = Reporter(terminal.console(errors=json_))
-    outcome = carry_out(described, points, lambda audit: run_audit(audit, reporter), reporter.say, limit, ranking)
+    outcome = carry_out(
+        described, points, lambda audit: run_audit(audit, reporter), reporter.say, limit, ranking, learn
+    )
     facts = {**outcome.facts, "folder": outcome.folder, "reports": outcome.reports, "page": outcome.page}
     terminal.show(json_, facts, terminal.print_trial, outcome)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipeline.config.paths import written
 from pipeline.detectors.arguments import Argument, Check, arguments_of
 from pipeline.detectors.plugins import Registry, display_module
 from pipeline.errors import UserError, nearest
@@ -292,7 +293,8 @@ def modules_of(detectors: Iterable[Detector]) -> dict[str, str]:
     modules: dict[str, str] = {}
     for one in detectors:
         modules[one.name] = _registry.modules[one.name]
-        modules.update(modules_of(value for value in one.arguments.values() if isinstance(value, Detector)))
+        for value in one.arguments.values():
+            modules.update(modules_of([value] if isinstance(value, Detector) else getattr(value, "features", ())))
     return modules
 
 
@@ -368,7 +370,8 @@ def _checked(name: str, argument: str, known: _Entry, value: Any) -> Any:
     try:
         return known.arguments[argument].check(value)
     except (TypeError, ValueError) as error:
-        raise UserError(f"detector {name}: {argument} {error}, got {value!r}") from None
+        got = written(value) if isinstance(value, str) else value
+        raise UserError(f"detector {name}: {argument} {error}, got {got!r}") from None
     except (Exception, SystemExit) as error:  # a plugin's check may raise anything
         raise _broken(name, f"the check of {argument}", error, f", got {value!r}") from None
 

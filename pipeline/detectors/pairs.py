@@ -28,7 +28,7 @@ def ez(evidence: Evidence) -> Tensor:
     or without a negative d, it is the largest score. A token as likely as the likeliest, in float32, is the likeliest.
     NaN for a document with a log-probability that is no finite number, or without tokens.
     """
-    difference, mask = _differences(evidence)
+    difference, mask = token_differences(evidence)
     target = evidence[FORWARD]
     missed = mask & (target.log_prob < -target.renyi["inf"])
     gains = difference.clamp_min(0).where(missed, 0.0).sum(1)
@@ -46,7 +46,7 @@ def wbc(evidence: Evidence) -> Tensor:
     """
     import torch
 
-    difference, mask = _differences(evidence)
+    difference, mask = token_differences(evidence)
     counts = mask.sum(1, keepdim=True)
     sums = torch.nn.functional.pad(difference.cumsum(1), (1, 0))
     starts = torch.arange(mask.shape[1], device=mask.device)
@@ -59,7 +59,7 @@ def wbc(evidence: Evidence) -> Tensor:
     return _of_finite(torch.stack(shares).mean(0), difference, mask)
 
 
-def _differences(evidence: Evidence) -> tuple[Tensor, Tensor]:
+def token_differences(evidence: Evidence) -> tuple[Tensor, Tensor]:
     """Differences ln p_target - ln p_reference, (documents, tokens - 1) float64, 0 outside the mask; and the mask.
 
     Raises:

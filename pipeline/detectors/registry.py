@@ -9,8 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.detectors import camia, column, deviation, draws, gradient, knockoff, likelihood, pairs, prefix, samia
+from pipeline.detectors import (
+    camia,
+    column,
+    deviation,
+    draws,
+    gradient,
+    knockoff,
+    learnt,
+    likelihood,
+    pairs,
+    prefix,
+    samia,
+)
 from pipeline.detectors.base import Continued, Detector, Pass, Prefix, is_detector, modules_of, parse
+from pipeline.detectors.learnt import learnt_fingerprints, with_contents
 from pipeline.detectors.plugins import (
     Plugin,
     check_reaches_workers,
@@ -19,7 +32,7 @@ from pipeline.detectors.plugins import (
     load_installed,
 )
 
-FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, prefix, samia, draws, camia, column)
+FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, prefix, samia, draws, camia, learnt, column)
 
 
 def parse_detectors(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector, ...]:
@@ -43,6 +56,11 @@ class DetectorChoice:
     """The detectors of a configuration, as it names them: what a worker on another machine is told."""
 
     entries: tuple[str | dict[str, dict[str, Any]], ...]
+
+    @classmethod
+    def of(cls, entries: Sequence[str | dict[str, dict[str, Any]]]) -> DetectorChoice:
+        """The choice that a configuration states, with the files that it names. Raises ValueError: one is gone."""
+        return cls(tuple(with_contents(list(entries))))
 
     def parse(self) -> tuple[Detector, ...]:
         """The detectors. Raises UserError as `parse_detectors`."""
@@ -68,10 +86,10 @@ def _names_in(entry: Any) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PluginCode:
-    """The code outside this program that scores depend on: what a worker loads before it knows the detectors."""
+    """What is outside this program and scores depend on: what a worker loads before it knows the detectors."""
 
     plugins: tuple[Plugin, ...]  # that the configuration imports
-    digests: Mapping[str, str]  # by file or package, also of packages whose detectors need no import
+    digests: Mapping[str, str]  # by file or package, also of packages without an import and of files of `learnt`
 
     def fingerprint(self) -> dict[str, str]:
         """The digests."""
@@ -86,7 +104,7 @@ def plugin_code(entries: Sequence[str], detectors: Sequence[Detector]) -> Plugin
         detectors: that it scores.
     """
     plugins = imported(entries)
-    digests = fingerprint_of_plugins(plugins, modules_of(detectors).values())
+    digests = {**fingerprint_of_plugins(plugins, modules_of(detectors).values()), **learnt_fingerprints(detectors)}
     return PluginCode(plugins, digests) if digests else None
 
 

@@ -36,7 +36,7 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
     settings = ScoreSettings(
         config.model,
         reference,
-        DetectorChoice(tuple(config.detectors)),
+        DetectorChoice.of(config.detectors),
         plugin_code(config.import_, detectors),
         wanted.adapters if wanted.adapters is not None else _adapter_settings(wanted),
         config.max_tokens,

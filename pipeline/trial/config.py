@@ -100,7 +100,7 @@ class TrialConfig(Section):
     verdict: bool = Field(
         False, description="Whether each repeat is asked too whether the whole collection was trained on (`unseen`)."
     )
-    detectors: list[DetectorEntry] = Field(
+    detectors: Annotated[list[DetectorEntry], Place.DETECTORS] = Field(
         default=["loss", "zlib", "lowercase", "min_k", "min_k_plus_plus"], min_length=1, description="As in an audit."
     )
     max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")

@@ -42,6 +42,7 @@ from pipeline.trial.collection import collection_rows, collection_table, measure
 from pipeline.trial.config import Point, TrialConfig, audit_of
 from pipeline.trial.contaminate import Contaminated, contaminate, plan_contamination
 from pipeline.trial.documents import Documents, check_inputs, read_documents
+from pipeline.trial.learn import learn
 from pipeline.trial.page import PAGE, trial_page
 from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
@@ -94,6 +95,7 @@ def carry_out(
     say: Callable[[str], None],
     limit: int | None = None,
     results: str | None = None,
+    learn_file: str | None = None,
 ) -> TrialOutcome:
     """Do what is not done yet of a trial. The same call again resumes.
 
@@ -104,6 +106,7 @@ def carry_out(
         say: called with each line of progress.
         limit: only the first documents.
         results: a Parquet file of per-item results whose ranking is to be repaired (`ranking.read_results`).
+        learn_file: the file of what is learnt from the models of the first point (`learn.learn`).
 
     Raises:
         UserError: bad input (exit 2), an incomplete audit (3), or a folder that another driver holds (75).
@@ -121,7 +124,7 @@ def carry_out(
         with TrialProgress(store, sum(point.config.models for point in points), len(points)) as progress:
             trial = _Trial(config, run_audit, say, store, work, documents, progress)
             trial.read_words(points, limit)
-            return trial.run(points, item_results)
+            return trial.run(points, item_results, learn_file)
 
 
 def _typed(config: TrialConfig, work: Store, say: Callable[[str], None]) -> TrialConfig:
@@ -163,8 +166,8 @@ class _Trial:
         for by in dict.fromkeys(config.split.shift.by for config in configs if config.split.shift is not None):
             self.places[by] = positions(self.base, self.documents, by, limit)
 
-    def run(self, points: Sequence[Point], item_results: Results | None) -> TrialOutcome:
-        """Every point, then the tables and figures."""
+    def run(self, points: Sequence[Point], item_results: Results | None, learn_file: str | None) -> TrialOutcome:
+        """Every point, then the tables and figures, and what is learnt from the models of the first point."""
         if self.documents.left_out:
             self.say("left out: " + ", ".join(f"{why} {n}" for why, n in sorted(self.documents.left_out.items())))
         audited = [[self.audit(point.config, index) for index in range(point.config.models)] for point in points]
@@ -186,7 +189,12 @@ class _Trial:
                 rankings += ranking_rows(point.settings, point.config, [a.pool for a in audits], item_results)
             self.progress.end_point()
         rows = {"selections": selections, "by_model": by_model, "collections": collections, "rankings": rankings}
-        return self.write(points, audited, rows)
+        outcome = self.write(points, audited, rows)
+        if learn_file is not None:
+            config, pools = points[0].config, [audit.pool for audit in audited[0]]
+            learnt = learn(learn_file, config, pools, self.documents.read(config.text_transform))
+            self.say(wording.learnt_line(learn_file, learnt.fingerprint, len(learnt.features), len(pools)))
+        return outcome
 
     # --- one contaminated model and its audit
 
