@@ -20,6 +20,7 @@ from rich.console import Console
 from examples.demo.demo import ensure_passages, seenset
 from examples.models import HUB_NAME, smollm2
 from examples.trials.benchmark import PUPILS, answer_all, make_benchmark, read_items
+from examples.trials.detectors import run_detectors
 from examples.trials.family import make_family
 from examples.trials.pictures import make_model, make_pictures
 from examples.trials.systems import run_systems
@@ -31,6 +32,7 @@ from pipeline.trial.config import TrialConfig, load_trial
 FOLDER = Path("examples/trials")
 WORK = FOLDER / "work"
 SYSTEMS = "all_systems"
+DETECTORS = "detectors"
 NAMES = (
     "alpha",
     "procedures",
@@ -48,6 +50,7 @@ NAMES = (
     "pictures",
     SYSTEMS,
 )
+EVERY_NAME = (*NAMES, *TRIALS, DETECTORS)
 PASSAGES = 600
 DOCUMENTS = 100  # of a trial of documents with versions
 PICTURES = 96
@@ -120,15 +123,21 @@ def answer(config: TrialConfig) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line and run; an error that the user can mend is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m examples.trials.run", description=__doc__.splitlines()[0])
-    known = (*NAMES, *TRIALS)
-    parser.add_argument("names", nargs="+", metavar="NAME", choices=[*known, "all"], help=f"all, {', '.join(known)}")
+    parser.add_argument(
+        "names", nargs="+", metavar="NAME", choices=[*EVERY_NAME, "all"], help=f"all, {', '.join(EVERY_NAME)}"
+    )
     parser.add_argument("--documents", type=int, default=DOCUMENTS, help="of the trials versions and options")
+    parser.add_argument("--minutes", type=float, help="of the trial detectors: then it prints what it has")
     given = parser.parse_args(arguments)
-    for name in known if "all" in given.names else given.names:
+    for name in EVERY_NAME if "all" in given.names else given.names:
         start = time.monotonic()
         try:
-            of_versions = name in TRIALS
-            code = run_trial_of_versions(name, WORK, smollm2(), given.documents) if of_versions else run_trial(name)
+            if name in TRIALS:
+                code = run_trial_of_versions(name, WORK, smollm2(), given.documents)
+            elif name == DETECTORS:
+                code = run_detectors(WORK / name, smollm2(), minutes=given.minutes)
+            else:
+                code = run_trial(name)
         except UserError as error:
             print(f"trials: {error}", file=sys.stderr)
             return int(ExitCode.USER_ERROR)

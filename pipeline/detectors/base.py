@@ -248,6 +248,11 @@ def is_detector(name: str) -> bool:
     return name in _registry
 
 
+def registered() -> list[str]:
+    """The names of all registered detectors, sorted."""
+    return sorted(_registry)
+
+
 def modules_of(detectors: Iterable[Detector]) -> dict[str, str]:
     """Detector -> module of its function, also of the detectors that others build on."""
     modules: dict[str, str] = {}
