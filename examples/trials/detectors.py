@@ -6,6 +6,7 @@ them beside passages that no model has seen. Scores are kept, so the same call a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import id_key
-from pipeline.detectors.base import Detector, registered
+from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Detector, detector_names
 from pipeline.detectors.camia import COPIES
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
@@ -46,8 +47,8 @@ REPEATS = 50
 FSD_DOCUMENTS = 40
 SETTINGS: dict[str, dict[str, Any]] = {"knockoff": {"draws": 2}}
 """Arguments of a detector whose defaults take hours here."""
-LIGHT = 2
-"""Forward passes of a detector whose scores cost so little that it shares a run with the others of its kind."""
+LIGHT = frozenset({FORWARD, LOWERCASE, REFERENCE})
+"""Passes that cost so little that the detectors which read no others share a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class Sizes:
 
     members: int = 60
     unseen: int = 480  # 40 train the adapter of fsd, and 437 are needed for an interval at 1%
-    others: int = 120  # read once, among which the members are read once
+    seen: int = 12  # trained in like the members, and known as such to detectors that ask for some
+    others: int = 108  # read once, among which the members are read once
     few: int = 30  # members that a costly detector scores, beside three times as many unseen ones
 
 
@@ -89,9 +91,9 @@ class Cost:
 class Group:
     """Detectors that read the same passes, and are scored and timed together."""
 
-    name: str
     entries: tuple[Any, ...]  # as a configuration names them
     weight: float  # forward passes that they are worth
+    light: bool
     costly: bool  # scores few documents
 
     @property
@@ -104,32 +106,29 @@ def known_detectors() -> tuple[list[Detector], dict[str, str]]:
     """All registered detectors with their defaults or `SETTINGS`, and name -> why of those that need arguments."""
     known: list[Detector] = []
     unusable: dict[str, str] = {}
-    for name in registered():
+    for name in detector_names():
         try:
-            known += parse_detectors([{name: SETTINGS[name]} if name in SETTINGS else name])
+            (one,) = parse_detectors([{name: SETTINGS[name]} if name in SETTINGS else name])
         except UserError as error:
             unusable[name] = str(error)
+        else:
+            known += [one] if one.needs else []
+            unusable |= {} if one.needs else {name: "reads no pass of a model"}
     return known, unusable
 
 
 def groups_of(detectors: Sequence[Detector]) -> list[Group]:
     """The detectors by what they read, the cheapest first; all those that sample are one group."""
-    groups: dict[str, Group] = {}
+    groups: dict[Any, Group] = {}
     for one in detectors:
         cost = Cost.of(one)
         sampled = any(needed.continued for needed in one.needs)
-        name = "sampled" if sampled else "+".join(sorted({_read(needed) for needed in one.needs}))
+        key = "sampled" if sampled else frozenset(one.needs)
         weight = cost.forward + 3 * cost.gradient + (20 if sampled else 40) * cost.written
-        earlier = groups.get(name, Group(name, (), 0, cost.written > 0))
         entry = {one.name: SETTINGS[one.name]} if one.name in SETTINGS else one.name
-        groups[name] = replace(earlier, entries=(*earlier.entries, entry), weight=max(earlier.weight, weight))
-    return sorted(groups.values(), key=lambda group: (group.weight / len(group.entries), group.name))
-
-
-def _read(needed: Any) -> str:
-    """A short name of a pass."""
-    variant = f"{needed.text}{'-adapter' if needed.adapter else ''}{'-paraphrased' if needed.draw else ''}"
-    return "-".join(filter(None, (needed.kind, needed.model if needed.model != "target" else "", variant)))
+        earlier = groups.get(key, Group((), 0, set(one.needs) <= LIGHT, cost.written > 0))
+        groups[key] = replace(earlier, entries=(*earlier.entries, entry), weight=max(earlier.weight, weight))
+    return sorted(groups.values(), key=lambda group: (group.weight / len(group.entries), group.columns))
 
 
 def run_detectors(folder: Path, model: dict[str, str], sizes: Sizes = Sizes(), minutes: float | None = None) -> int:
@@ -154,7 +153,7 @@ def run_detectors(folder: Path, model: dict[str, str], sizes: Sizes = Sizes(), m
     left_out = {first: dict(unusable)}
     left_out |= {exposure: unusable | dict.fromkeys(costly, f"costly: {first} alone") for exposure in rest}
     for exposure, group in _in_order(groups):
-        if end is not None and time.monotonic() > end and not _is_scored(folder, exposure, group, sizes):
+        if end is not None and time.monotonic() > end and _seconds(folder, exposure, group, sizes) is None:
             left_out[exposure] |= dict.fromkeys(group.columns, f"no time: {minutes:g} minutes were over")
             continue
         target = _contaminated(folder, model, exposure, parts)
@@ -162,19 +161,19 @@ def run_detectors(folder: Path, model: dict[str, str], sizes: Sizes = Sizes(), m
             _score(folder, exposure, group, model, target, sizes)
         except UserError as error:
             left_out[exposure] |= dict.fromkeys(group.columns, str(error))
-    return _print_tables(folder, left_out, sizes)
+    return _print_tables(folder, groups, left_out, sizes)
 
 
 def _in_order(groups: Sequence[Group]) -> Iterator[tuple[str, Group]]:
     """What is scored, in order: each group alone on the first exposure, where it is timed; the light ones on all."""
     first, *rest = EXPOSURES
-    light = [group for group in groups if _is_light(group)]
-    heavy = [group for group in groups if not _is_light(group) and not group.costly]
+    light = [group for group in groups if group.light]
+    heavy = [group for group in groups if not group.light and not group.costly]
     for group in light:
         yield first, group
     if light:
         entries = tuple(entry for group in light for entry in group.entries)
-        together = Group("light", entries, sum(group.weight for group in light), False)
+        together = Group(entries, sum(group.weight for group in light), True, False)
         for exposure in rest:
             yield exposure, together
     for group in (*heavy, *(group for group in groups if group.costly)):
@@ -184,21 +183,17 @@ def _in_order(groups: Sequence[Group]) -> Iterator[tuple[str, Group]]:
             yield exposure, group
 
 
-def _is_light(group: Group) -> bool:
-    return group.weight <= LIGHT and "adapter" not in group.name
-
-
 def _write_documents(folder: Path, sizes: Sizes) -> dict[str, list[str]]:
     """Gather the passages and write a file of each role, also of the few; returns the texts of each kind."""
-    count = sizes.members + sizes.unseen + sizes.others
+    count = sizes.members + sizes.unseen + sizes.seen + sizes.others
     lines = ensure_passages(folder, count, seed=0).read_text(encoding="utf-8").splitlines()
-    ends = np.cumsum([sizes.members, sizes.unseen])
-    members, unseen, others = (lines[a:b] for a, b in zip((0, *ends), (*ends, count), strict=True))
-    files = {"members": members, "unseen": unseen}
+    ends = np.cumsum([sizes.members, sizes.unseen, sizes.seen])
+    members, unseen, seen, others = (lines[a:b] for a, b in zip((0, *ends), (*ends, count), strict=True))
+    files = {"members": members, "unseen": unseen, "seen": seen, "seen_few": seen}
     files |= {"members_few": members[: sizes.few], "unseen_few": unseen[: 3 * sizes.few]}
     for name, part in files.items():
         (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in part), encoding="utf-8")
-    return {"members": _texts(members), "others": _texts(others)}
+    return {"trained": _texts(members + seen), "others": _texts(others)}
 
 
 def _texts(lines: Sequence[str]) -> list[str]:
@@ -210,24 +205,33 @@ def _contaminated(folder: Path, model: dict[str, str], exposure: str, parts: dic
     adapter = folder / "models" / exposure.replace(" ", "-")
     if not adapter.exists():
         console.print(f"training: {exposure}", highlight=False)
-        texts = parts["members"] + (parts["others"] if exposure == AMONG else [])
+        texts = parts["trained"] + (parts["others"] if exposure == AMONG else [])
         training = FinetuneConfig(epochs=EXPOSURES[exposure], batch_size=4, learning_rate=2e-3)
         opened = open_model(ModelConfig(**model))
         train(opened.model, opened.tokenizer, texts, training, adapter)
     return {**model, "adapter": str(adapter.resolve())}
 
 
-def _run_folder(folder: Path, exposure: str, group: Group) -> Path:
-    return folder / "runs" / exposure.replace(" ", "-") / group.name
+def _run_folder(folder: Path, exposure: str, group: Group, sizes: Sizes) -> Path:
+    """Of the scores of these detectors: another detector in the group makes another run."""
+    identity = json.dumps([*group.entries, asdict(sizes)])
+    name = f"{parse_detectors(group.entries)[0].name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+    return folder / "runs" / exposure.replace(" ", "-") / name
+
+
+def _seconds(folder: Path, exposure: str, group: Group, sizes: Sizes) -> float | None:
+    """What the scoring of a group took; None where it is not done."""
+    noted = _run_folder(folder, exposure, group, sizes).with_suffix(".json")
+    return json.loads(noted.read_text(encoding="utf-8"))["seconds"] if noted.exists() else None
 
 
 def _score(
     folder: Path, exposure: str, group: Group, model: dict[str, str], target: dict[str, str], sizes: Sizes
 ) -> None:
     """Score the documents with the detectors of a group, unless their scores are there, and note the seconds."""
-    if _is_scored(folder, exposure, group, sizes):
+    if _seconds(folder, exposure, group, sizes) is not None:
         return
-    run = _run_folder(folder, exposure, group)
+    run = _run_folder(folder, exposure, group, sizes)
     console.print(f"scoring: {exposure}, {', '.join(group.columns)}", highlight=False)
     few = "_few" if group.costly else ""
     settings = {
@@ -237,7 +241,7 @@ def _score(
         "paraphraser": model,
         "corpus": {
             role: {"path": str((folder / f"{name}{few}.jsonl").resolve()), "id": "id"}
-            for role, name in (("audit", "members"), ("unseen", "unseen"))
+            for role, name in (("audit", "members"), ("unseen", "unseen"), ("seen", "seen"))
         },
         "detectors": list(group.entries),
         "fsd": {"documents": min(FSD_DOCUMENTS, sizes.unseen // 4)},
@@ -250,13 +254,7 @@ def _score(
     start = time.monotonic()
     audit(settings, quiet=True)
     seconds = time.monotonic() - start
-    note = {"scored": [*group.entries, asdict(sizes)], "seconds": seconds, "few": group.costly}
-    run.with_suffix(".json").write_text(json.dumps(note) + "\n", encoding="utf-8")
-
-
-def _is_scored(folder: Path, exposure: str, group: Group, sizes: Sizes) -> bool:
-    noted = _run_folder(folder, exposure, group).with_suffix(".json")
-    return noted.exists() and json.loads(noted.read_text(encoding="utf-8"))["scored"] == [*group.entries, asdict(sizes)]
+    run.with_suffix(".json").write_text(json.dumps({"seconds": seconds}) + "\n", encoding="utf-8")
 
 
 def _pool(run: Path, columns: Sequence[str]) -> Pool:
@@ -302,7 +300,7 @@ def _powers(pool: Pool) -> dict[str, list[Estimate]]:
     return {column: powers[each * number : each * (number + 1)] for number, column in enumerate(columns)}
 
 
-def _print_tables(folder: Path, left_out: dict[str, dict[str, str]], sizes: Sizes) -> int:
+def _print_tables(folder: Path, groups: Sequence[Group], left_out: dict[str, dict[str, str]], sizes: Sizes) -> int:
     """A table of each exposure in Markdown, on the terminal and in tables.md."""
     head = (
         f"{sizes.members} trained and {sizes.unseen} unseen passages (`*`: {sizes.few} and {3 * sizes.few}, fewer than "
@@ -310,30 +308,36 @@ def _print_tables(folder: Path, left_out: dict[str, dict[str, str]], sizes: Size
         f"95% intervals: AUC and TPR over passages, power over {REPEATS} splits at alpha = {ALPHA:g}. Seconds: of the "
         "run of all detectors that read the same passes (after the first table of all that take at most two passes)."
     )
-    tables = [_table(folder, exposure, reasons) for exposure, reasons in left_out.items()]
+    tables = []
+    for exposure, reasons in left_out.items():
+        scored = [
+            (group, _run_folder(folder, exposure, group, sizes), seconds)
+            for name, group in _in_order(groups)
+            if name == exposure and (seconds := _seconds(folder, exposure, group, sizes)) is not None
+        ]
+        tables.append(_table(exposure, scored, reasons))
     text = "\n\n".join([head, *tables]) + "\n"
     (folder / "tables.md").write_text(text, encoding="utf-8")
     print(text, end="", flush=True)
     return 0
 
 
-def _table(folder: Path, exposure: str, reasons: dict[str, str]) -> str:
+def _table(exposure: str, scored: Sequence[tuple[Group, Path, float]], reasons: dict[str, str]) -> str:
     """What one exposure's runs came to, the largest AUC first, and what is left out and why."""
     names = ["detector", "passes", "seconds", "AUC", *(f"TPR at {rate:.0%} FPR" for rate in RATES)]
     names += [f"power of `{name}`" for name in PROCEDURES]
     costs = {detector.column: str(Cost.of(detector)) for detector in known_detectors()[0]}
     rows = []
-    for noted in sorted((folder / "runs" / exposure.replace(" ", "-")).glob("*.json")):
-        note = json.loads(noted.read_text(encoding="utf-8"))
-        columns = [one.column for one in parse_detectors(note["scored"][:-1])]
-        pool = _pool(noted.with_suffix(""), columns)
+    for group, run, seconds in scored:
+        columns = group.columns
+        pool = _pool(run, columns)
         powers = _powers(pool)
         for column in columns:
             values = pool.scores.columns[column]
             one = detection([DetectorScores(values[pool.trained], values[~pool.trained])])
             figures = [one.auc, *(one.tpr[rate] for rate in RATES), *powers[column]]
-            name = f"`{column}`{' *' if note['few'] else ''}"
-            rows.append((-(one.auc.value or 0), [name, costs[column], f"{note['seconds']:.0f}", *map(_shown, figures)]))
+            name = f"`{column}`{' *' if group.costly else ''}"
+            rows.append((-(one.auc.value or 0), [name, costs[column], f"{seconds:.0f}", *map(_shown, figures)]))
     lines = [f"| {' | '.join(cells)} |" for _, cells in sorted(rows)]
     by_reason: dict[str, list[str]] = {}
     for column, why in reasons.items():

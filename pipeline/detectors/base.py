@@ -248,9 +248,9 @@ def is_detector(name: str) -> bool:
     return name in _registry
 
 
-def registered() -> list[str]:
-    """The names of all registered detectors, sorted."""
-    return sorted(_registry)
+def detector_names() -> list[str]:
+    """The names of all registered detectors, in the order of registration."""
+    return list(_registry)
 
 
 def modules_of(detectors: Iterable[Detector]) -> dict[str, str]:
