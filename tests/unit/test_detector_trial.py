@@ -51,7 +51,7 @@ def test_detectors_of_one_group_read_the_same_passes() -> None:
         ({"cdd": {"draws": 7}}, "8 written"),
     ],
 )
-def test_the_passes_of_a_detector_are_counted(entry: str | dict, passes: str) -> None:  # type: ignore[type-arg]
+def test_the_passes_of_a_detector_are_counted(entry: str | dict[str, dict[str, int]], passes: str) -> None:
     assert str(Cost.of(parse_detectors([entry])[0])) == passes
 
 
