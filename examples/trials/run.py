@@ -20,6 +20,7 @@ from rich.console import Console
 from examples.demo.demo import ensure_passages, seenset
 from examples.models import HUB_NAME, smollm2
 from examples.trials.benchmark import PUPILS, answer_all, make_benchmark, read_items
+from examples.trials.detectors import run_detectors
 from examples.trials.family import make_family
 from examples.trials.negative_control import NAME as CONTROL
 from examples.trials.negative_control import SPLITS, run_negative_control
@@ -33,6 +34,7 @@ from pipeline.trial.config import TrialConfig, load_trial
 FOLDER = Path("examples/trials")
 WORK = FOLDER / "work"
 SYSTEMS = "all_systems"
+DETECTORS = "detectors"
 NAMES = (
     "alpha",
     "procedures",
@@ -50,6 +52,7 @@ NAMES = (
     "pictures",
     SYSTEMS,
 )
+EVERY_NAME = (*NAMES, *TRIALS, DETECTORS)
 PASSAGES = 600
 DOCUMENTS = 100  # of a trial of documents with versions
 PICTURES = 96
@@ -122,6 +125,7 @@ def answer(config: TrialConfig) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line and run; an error that the user can mend is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m examples.trials.run", description=__doc__.splitlines()[0])
+<<<<<<< HEAD
     known = (*NAMES, *TRIALS, CONTROL)
     parser.add_argument("names", nargs="+", metavar="NAME", choices=[*known, "all"], help=f"all, {', '.join(known)}")
     parser.add_argument("--documents", type=int, default=DOCUMENTS, help="of the trials versions and options")
@@ -131,10 +135,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     control.add_argument("--text", default="text", metavar="COLUMN", help="of their texts (default: %(default)s)")
     control.add_argument("--model", metavar="PATH", help="that has not seen them, instead of SmolLM2-135M")
     control.add_argument("--splits", type=int, default=SPLITS, help="of each size (default: %(default)s)")
+=======
+    parser.add_argument(
+        "names", nargs="+", metavar="NAME", choices=[*EVERY_NAME, "all"], help=f"all, {', '.join(EVERY_NAME)}"
+    )
+    parser.add_argument("--documents", type=int, default=DOCUMENTS, help="of the trials versions and options")
+    parser.add_argument("--minutes", type=float, help="of the trial detectors: then it prints what it has")
+>>>>>>> k/dtrial
     given = parser.parse_args(arguments)
-    for name in known if "all" in given.names else given.names:
+    for name in EVERY_NAME if "all" in given.names else given.names:
         start = time.monotonic()
         try:
+<<<<<<< HEAD
             if name == CONTROL:
                 source = given.unseen and {"path": given.unseen, "id": given.id, "text": given.text}
                 model = {"path": given.model} if given.model else smollm2()
@@ -142,6 +154,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 code = run_negative_control(folder, model, PASSAGES, source, given.splits)
             elif name in TRIALS:
                 code = run_trial_of_versions(name, WORK, smollm2(), given.documents)
+=======
+            if name in TRIALS:
+                code = run_trial_of_versions(name, WORK, smollm2(), given.documents)
+            elif name == DETECTORS:
+                code = run_detectors(WORK / name, smollm2(), minutes=given.minutes)
+>>>>>>> k/dtrial
             else:
                 code = run_trial(name)
         except UserError as error:

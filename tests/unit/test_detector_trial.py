@@ -1,0 +1,103 @@
+"""The trial of all registered detectors, on a tiny model and few passages."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.dataset as ds
+import pytest
+
+from examples.trials import detectors
+from examples.trials.detectors import Cost, Sizes, groups_of, known_detectors, run_detectors
+from pipeline.detectors.base import detector_names
+from pipeline.detectors.registry import parse_detectors
+
+WORDS = ("the", "model", "reads", "a", "text", "twice", "and", "writes", "what", "it", "has", "seen", "before", "now")
+
+
+def passages(folder: Path, count: int) -> None:
+    rng = np.random.default_rng(0)
+    lines = [json.dumps({"id": f"p{n}", "text": " ".join(rng.choice(WORDS, 30))}) + "\n" for n in range(count)]
+    folder.mkdir(parents=True)
+    (folder / "passages.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def test_every_registered_detector_is_in_one_group_or_named_as_left_out() -> None:
+    known, unusable = known_detectors()
+    columns = [column for group in groups_of(known) for column in group.columns]
+    assert sorted(columns) == sorted(one.column for one in known)
+    assert {one.name for one in known} | set(unusable) == set(detector_names())
+
+
+def test_detectors_of_one_group_read_the_same_passes() -> None:
+    for group in groups_of(known_detectors()[0]):
+        needs = [one.needs for one in parse_detectors(group.entries)]
+        assert len(set(map(frozenset, needs))) == 1 or all(one.continued for some in needs for one in some), group
+
+
+@pytest.mark.parametrize(
+    ("entry", "passes"),
+    [
+        ("loss", "1 forward"),
+        ("lowercase", "2 forward"),
+        ("camia", "3 forward"),
+        ({"pac": {"copies": 4}}, "5 forward"),
+        ("fsd", "2 forward + 1 adapter"),
+        ({"knockoff": {"draws": 2}}, "3 gradient + 2 written"),
+        ({"samia": {"draws": 7}}, "7 written"),
+        ({"cdd": {"draws": 7}}, "8 written"),
+    ],
+)
+def test_the_passes_of_a_detector_are_counted(entry: str | dict[str, dict[str, int]], passes: str) -> None:
+    assert str(Cost.of(parse_detectors([entry])[0])) == passes
+
+
+def test_what_is_scored_is_in_the_table_and_the_rest_is_named_with_the_reason(
+    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detectors, "detector_names", lambda: ["loss", "reference", "samia"])
+    monkeypatch.setattr(detectors, "EXPOSURES", {"four times": 4, detectors.AMONG: 1})
+    monkeypatch.setattr(detectors, "REPEATS", 5)
+    sizes, folder = Sizes(members=10, unseen=40, seen=2, others=4, few=5), tmp_path / "work"
+    passages(folder, 56)
+    model = {"path": str(tiny_model_folder)}
+    assert run_detectors(folder, model, sizes) == 0
+    printed = capsys.readouterr().out
+    tables = re.split(r"^Read ", printed, flags=re.MULTILINE)[1:]
+    assert [table.split(":")[0] for table in tables] == list(detectors.EXPOSURES)
+    rows = [re.findall(r"^\| `(.+?)`( \*)? \|", table, re.MULTILINE) for table in tables]
+    assert sorted(rows[0]) == [("loss", ""), ("reference", ""), ("samia", " *")]
+    assert sorted(rows[1]) == [("loss", ""), ("reference", "")]
+    assert "Not in it: `samia` (costly: four times alone)." in tables[1]
+    assert (folder / "tables.md").read_text(encoding="utf-8") in printed
+
+    (run,) = (path for path in (folder / "runs/four-times").glob("loss-*") if path.is_dir())
+    scores = ds.dataset(run / "scores").to_table(["doc_id", "loss"]).to_pylist()
+    scores = [row for row in scores if int(row["doc_id"][1:]) < 50]
+    trained, unseen = (
+        [row["loss"] for row in scores if (int(row["doc_id"][1:]) < 10) is kind] for kind in (True, False)
+    )
+    assert (len(trained), len(unseen)) == (10, 40)
+    area = np.mean([(one > other) + (one == other) / 2 for one in trained for other in unseen])
+    found = re.search(r"^\| `loss` \| 1 forward \| \d+ \| ([\d.]+)", tables[0], re.MULTILINE)
+    assert found is not None
+    assert found[1] == f"{area:.3f}"
+
+    scored = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}
+    assert run_detectors(folder, model, sizes, minutes=0) == 0
+    assert capsys.readouterr().out.endswith((folder / "tables.md").read_text(encoding="utf-8"))
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")} == scored, "nothing is scored anew"
+
+
+def test_a_detector_without_time_is_named(
+    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detectors, "detector_names", lambda: ["loss"])
+    passages(tmp_path / "work", 56)
+    sizes = Sizes(members=10, unseen=40, seen=2, others=4, few=5)
+    assert run_detectors(tmp_path / "work", {"path": str(tiny_model_folder)}, sizes, minutes=0) == 0
+    assert capsys.readouterr().out.count("Not in it: `loss` (no time: 0 minutes were over).") == 4
+    assert not (tmp_path / "work/runs").exists()
