@@ -52,7 +52,7 @@ NAMES = (
     "pictures",
     SYSTEMS,
 )
-EVERY_NAME = (*NAMES, *TRIALS, DETECTORS)
+EVERY_NAME = (*NAMES, *TRIALS, CONTROL, DETECTORS)
 PASSAGES = 600
 DOCUMENTS = 100  # of a trial of documents with versions
 PICTURES = 96
@@ -125,28 +125,21 @@ def answer(config: TrialConfig) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line and run; an error that the user can mend is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m examples.trials.run", description=__doc__.splitlines()[0])
-<<<<<<< HEAD
-    known = (*NAMES, *TRIALS, CONTROL)
-    parser.add_argument("names", nargs="+", metavar="NAME", choices=[*known, "all"], help=f"all, {', '.join(known)}")
+    parser.add_argument(
+        "names", nargs="+", metavar="NAME", choices=[*EVERY_NAME, "all"], help=f"all, {', '.join(EVERY_NAME)}"
+    )
     parser.add_argument("--documents", type=int, default=DOCUMENTS, help="of the trials versions and options")
+    parser.add_argument("--minutes", type=float, help="of the trial detectors: then it prints what it has")
     control = parser.add_argument_group(CONTROL)
     control.add_argument("--unseen", metavar="FILE", help="your own unseen documents, instead of passages")
     control.add_argument("--id", default="id", metavar="COLUMN", help="of their ids (default: %(default)s)")
     control.add_argument("--text", default="text", metavar="COLUMN", help="of their texts (default: %(default)s)")
     control.add_argument("--model", metavar="PATH", help="that has not seen them, instead of SmolLM2-135M")
     control.add_argument("--splits", type=int, default=SPLITS, help="of each size (default: %(default)s)")
-=======
-    parser.add_argument(
-        "names", nargs="+", metavar="NAME", choices=[*EVERY_NAME, "all"], help=f"all, {', '.join(EVERY_NAME)}"
-    )
-    parser.add_argument("--documents", type=int, default=DOCUMENTS, help="of the trials versions and options")
-    parser.add_argument("--minutes", type=float, help="of the trial detectors: then it prints what it has")
->>>>>>> k/dtrial
     given = parser.parse_args(arguments)
     for name in EVERY_NAME if "all" in given.names else given.names:
         start = time.monotonic()
         try:
-<<<<<<< HEAD
             if name == CONTROL:
                 source = given.unseen and {"path": given.unseen, "id": given.id, "text": given.text}
                 model = {"path": given.model} if given.model else smollm2()
@@ -154,12 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 code = run_negative_control(folder, model, PASSAGES, source, given.splits)
             elif name in TRIALS:
                 code = run_trial_of_versions(name, WORK, smollm2(), given.documents)
-=======
-            if name in TRIALS:
-                code = run_trial_of_versions(name, WORK, smollm2(), given.documents)
             elif name == DETECTORS:
                 code = run_detectors(WORK / name, smollm2(), minutes=given.minutes)
->>>>>>> k/dtrial
             else:
                 code = run_trial(name)
         except UserError as error:

@@ -19,12 +19,7 @@ from pydantic import BaseModel
 import seenset
 from docs import reference
 from docs.blocks import PAGES, ROOT, RUNNABLE, Block, all_pages, anchors, blocks, links
-<<<<<<< HEAD
-from examples.trials.negative_control import NAME as CONTROL
-from examples.trials.run import NAMES
-=======
 from examples.trials.run import EVERY_NAME
->>>>>>> k/dtrial
 from pipeline.audit.description import build_config, build_evaluation
 from pipeline.config.audit import AuditConfig
 from pipeline.trial.config import TrialConfig, build_trial
@@ -116,11 +111,7 @@ def test_every_make_target_trial_and_benchmark_exists() -> None:
         text = page.read_text(encoding="utf-8")
         for target, names in re.findall(r"(?:`|^)make ([\w-]+)(?: NAME=\"?([\w ]+))?", text, re.MULTILINE):
             assert target in targets, f"{page_id(page)}: make {target}"
-<<<<<<< HEAD
-            assert {*names.split()} <= {*NAMES, CONTROL, "all", "NAME"}, f"{page_id(page)}: make {target} NAME={names}"
-=======
             assert {*names.split()} <= {*EVERY_NAME, "all", "NAME"}, f"{page_id(page)}: make {target} NAME={names}"
->>>>>>> k/dtrial
         for module in re.findall(r"python -m ([\w.]+)", text):
             assert find_spec(module) is not None, f"{page_id(page)}: python -m {module}"
 
