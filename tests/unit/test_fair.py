@@ -39,9 +39,9 @@ HUBS = {
 }
 
 
-def stand_in(name: str, folder: Path, model: Path) -> str:
+def stand_in(name: str, folder: Path, model: Path, documents: int = DOCUMENTS) -> str:
     """A data set with the columns and files of the one on the hub, every second document a member."""
-    texts = [sentence(i, 20) for i in range(DOCUMENTS)]
+    texts = [sentence(i, 20) for i in range(documents)]
     tokens = [AutoTokenizer.from_pretrained(model)(text)["input_ids"] for text in texts]
     rows: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
     for i, text in enumerate(texts):
@@ -103,8 +103,13 @@ def test_a_missing_column_and_a_missing_data_set_are_one_line(
 
 def test_detectors_come_from_the_register_as_far_as_the_models_allow(tmp_path: Path) -> None:
     hubble, olmo = (audit_of(name, tmp_path) for name in ("hubble", "olmo_detect"))
-    assert set(hubble["detectors"]) - set(olmo["detectors"]) == {"reference"}
-    assert set(detector_names()) - set(hubble["detectors"]) == {"knockoff"}, "no paraphraser is named"
+    assert set(hubble["detectors"]) - set(olmo["detectors"]) == {"reference", "ez", "wbc", "difference_quantile"}
+    assert set(detector_names()) - set(hubble["detectors"]) == {
+        "knockoff",
+        "knockoff_spread",
+        "learnt",
+        "from_column",
+    }, "no paraphraser, file or column is named"
     given = audit_of("olmo_detect", tmp_path, ["paraphraser.path=some/paraphraser"])
     assert "ktd" in [entry["name"] for entry in given["selections"]]
     assert {"known_members", FUSED, "adadetect"} <= {entry["name"] for entry in hubble["selections"]}
@@ -115,7 +120,7 @@ def test_detectors_come_from_the_register_as_far_as_the_models_allow(tmp_path: P
 def test_a_run_of_a_stand_in_prints_the_papers_column_beside_ours(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = stand_in("hubble", tmp_path / "data", tiny_model_folder)
+    data = stand_in("hubble", tmp_path / "data", tiny_model_folder, documents=600)  # `dc_pdd` counts tokens of 100
     prepare("hubble", tmp_path, data)
     models = [f"{role}.path={tiny_model_folder}" for role in ("model", "reference_model")]
     settings = [*models, "resources.cluster=local", "evidence=0", "fsd.epochs=1", "error_budget=0.5"]
