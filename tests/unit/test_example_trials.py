@@ -28,7 +28,7 @@ from examples.trials.benchmark import (
 from examples.trials.family import FAMILY, Size, from_scratch, make_tokenizer
 from examples.trials.pictures import make_model, make_pictures
 from examples.trials.systems import columns_of
-from examples.trials.versions import make_options
+from examples.trials.versions import OPTION, make_options
 from pipeline.training.train import FinetuneConfig
 from pipeline.trial.config import Point, TrialConfig, load_trial
 from pipeline.trial.splits import Drawable, choose_trained, draw_split
@@ -171,4 +171,4 @@ def test_an_item_of_the_trial_of_options_has_the_next_words_among_its_options() 
     assert [one["id"] for one in items] == [f"i{number}" for number in range(6)]
     for words, one in zip(texts, items, strict=True):
         assert one["question"].endswith(" ".join(words[:20]))
-        assert (len(set(one["choices"])), " ".join(words[20:28]) in one["choices"]) == (4, True)
+        assert (len(set(one["choices"])), " ".join(words[20 : 20 + OPTION]) in one["choices"]) == (4, True)
