@@ -170,21 +170,21 @@ def make_options(texts: Sequence[Sequence[str]], rng: random.Random) -> list[dic
 
 
 def _judged(folder: Path, model: dict[str, str], texts: dict[str, str], scored: Scored) -> int:
-    """Train, score and print the tables; 0."""
+    """Train, score and print the tables so far after each number of epochs; 0."""
     members = set(random.Random(5).sample(sorted(texts), len(texts) // 2))
+    trained = [text for name, text in texts.items() if name in members]
     model = {**model, "dtype": DTYPE}
-    models = {0: model}
-    for epochs in EPOCHS:
-        adapter = folder / f"epochs-{epochs}"
-        models[epochs] = {**model, "adapter": str(adapter)}
-        if not adapter.exists():
+    scores: dict[int, dict[str, VersionScores]] = {}
+    for epochs in (0, *EPOCHS):
+        adapter = (folder / f"epochs-{epochs}").resolve()
+        if epochs and not adapter.exists():
             opened = open_model(ModelConfig(**model))
-            trained = [text for name, text in texts.items() if name in members]
             train(opened.model, opened.tokenizer, trained, FinetuneConfig(**TRAINING, epochs=epochs), adapter)
-    scores = {epochs: scored(epochs, one) for epochs, one in models.items()}
-    shown = as_text([_table(scores, members), _untouched(scores[0])])
-    (folder / "tables.txt").write_text(shown, encoding="utf-8")
-    print(shown, end="")
+            del opened  # a run is a process of its own, beside this one
+        scores[epochs] = scored(epochs, {**model, "adapter": str(adapter)} if epochs else model)
+        shown = as_text([_table(scores, members), _untouched(scores[0])])
+        (folder / "tables.txt").write_text(shown, encoding="utf-8")
+        print(shown, end="", flush=True)
     return 0
 
 
