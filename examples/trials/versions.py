@@ -86,7 +86,8 @@ def run_versions(folder: Path, model: dict[str, str], documents: int) -> int:
     def scored(epochs: int, one: dict[str, str]) -> dict[str, VersionScores]:
         path = folder / f"scores-{epochs}.npz"
         if not path.exists():
-            np.savez(path, **score_once(open_model(ModelConfig(**one)), private["versions"].to_pylist()))
+            once = score_once(open_model(ModelConfig(**one)), private["versions"].to_pylist())
+            np.savez(path, whole=once["whole"], differing=once["differing"])
         with np.load(path) as held:
             return {part: joined_versions([part_of(private, held[part])]) for part in held.files}
 
