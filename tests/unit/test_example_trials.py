@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from io import BytesIO
 from pathlib import Path
@@ -10,10 +11,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from marked_runs import EDITABLE
 from PIL import Image
 from transformers import AutoProcessor, LlamaForCausalLM, LlavaForConditionalGeneration
 
-from examples.trials import run
+from benchmarks.small_model import WORDS
+from examples.trials import run, versions
 from examples.trials.benchmark import (
     ITEMS,
     PUPILS,
@@ -28,7 +31,6 @@ from examples.trials.benchmark import (
 from examples.trials.family import FAMILY, Size, from_scratch, make_tokenizer
 from examples.trials.pictures import make_model, make_pictures
 from examples.trials.systems import columns_of
-from examples.trials.versions import make_options
 from pipeline.training.train import FinetuneConfig
 from pipeline.trial.config import Point, TrialConfig, load_trial
 from pipeline.trial.splits import Drawable, choose_trained, draw_split
@@ -167,8 +169,33 @@ def test_the_small_vision_language_model_has_its_pictures_in_16_tokens(tmp_path:
 
 def test_an_item_of_the_trial_of_options_has_the_next_words_among_its_options() -> None:
     texts = [[f"{number}-{place}" for place in range(30)] for number in range(6)]
-    items = make_options(texts, random.Random(0))
+    items = versions.make_options(texts, random.Random(0))
     assert [one["id"] for one in items] == [f"i{number}" for number in range(6)]
     for words, one in zip(texts, items, strict=True):
         assert one["question"].endswith(" ".join(words[:20]))
-        assert (len(set(one["choices"])), " ".join(words[20:28]) in one["choices"]) == (4, True)
+        assert (len(set(one["choices"])), " ".join(words[20 : 20 + versions.OPTION]) in one["choices"]) == (4, True)
+
+
+@pytest.mark.parametrize("name", ["options", "versions"])
+def test_a_trial_of_versions_runs_in_a_relative_folder(
+    name: str, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(versions, "EPOCHS", (1,))
+    folder, rng = Path("work") / f"{name}-10", random.Random(1)
+    folder.mkdir(parents=True)
+    count, sentences = 10, [" ".join(["{}"] * 30)]
+    if name == "versions":
+        count, sentences = count * versions.JOINED * versions.MANY, [f"{one}." for one in EDITABLE]
+    texts = [{"text": " ".join(one.format(*rng.choices(WORDS, k=30)) for one in sentences)} for _ in range(count)]
+    (folder / "passages.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    assert versions.run_trial_of_versions(name, Path("work"), {"path": str(tiny_model_folder)}, 10) == 0
+    shown = (folder / "tables.txt").read_text()
+    assert "10 documents" in shown
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
+    parts = ["whole", "differing"][: 1 + (name == "versions")]
+    trained = [("1", f"{part}{less}") for part in parts for less in ("", " less untouched")]
+    assert [(row[0], row[1]) for row in rows if len(row) == 8] == [*(("0", part) for part in parts), *trained]
+    for row in rows[-len(parts) :]:
+        assert float(row[1]) > 0.001
+        assert float(row[2].split()[0]) >= 1 - versions.ALPHA

@@ -15,6 +15,7 @@ import yaml
 from marked_runs import write_audit, write_texts
 
 from benchmarks.small_model import save_small_model
+from examples.trials.versions import ALPHA, part_of, rates_of_redraws, score_once
 from pipeline.audit.description import build_config
 from pipeline.audit.summary import read_summary
 from pipeline.audit.verdict import read_verdict
@@ -101,6 +102,36 @@ def test_scores_of_what_differs_name_the_trained_documents_too(folder: Path) -> 
     named = listed(folder / "runs/differing")
     assert len(named & members) >= 0.8 * len(members)
     assert len(named - members) <= 0.4 * len(named)
+
+
+def test_the_trial_scores_in_one_pass_what_two_runs_score(folder: Path) -> None:
+    private = pq.read_table(folder / "marked/private/versions.parquet")
+    opened = open_model(ModelConfig(path=str(folder / "trained"), dtype="float32"))
+    once = score_once(opened, private["versions"].to_pylist())
+    for part, name in (("whole", "trained"), ("differing", "differing")):
+        config = build_config(yaml.safe_load((folder / f"{name}.yaml").read_text()))
+        store = Store(str(folder / "runs" / name))
+        parts = [version_part(store.read_table(one.data), config, ["loss"]) for one in read_receipts(store, "score")]
+        of_run, of_trial = joined_versions(parts), joined_versions([part_of(private, once[part])])
+        np.testing.assert_allclose(of_trial.scores, of_run.scores, atol=1e-4)
+        assert (of_trial.ids, of_trial.published.tolist()) == (of_run.ids, of_run.published.tolist())
+        np.testing.assert_array_equal(of_trial.digests, of_run.digests)
+
+
+def test_the_trial_redraws_only_what_was_not_trained(folder: Path) -> None:
+    """Of scores that are larger where trained documents were published, all are listed, and few others."""
+    private = pq.read_table(folder / "marked/private/versions.parquet")
+    rng = np.random.default_rng(2)
+    scores = joined_versions([part_of(private, rng.normal(size=DOCUMENTS * VERSIONS))])
+    truth = np.arange(DOCUMENTS) < DOCUMENTS // 2
+    learnt = scores.scores.copy()
+    learnt[(scores.offsets[:-1] + scores.published)[truth]] += 50
+    fdr, power, bh_fdr, bh_power = rates_of_redraws(replace(scores, scores=learnt), truth)
+    assert power == bh_power == 1
+    assert max(fdr, bh_fdr) < ALPHA + 0.1
+    fdr, power, *_ = rates_of_redraws(scores, np.zeros(DOCUMENTS, dtype=bool))
+    assert fdr <= ALPHA
+    assert np.isnan(power)
 
 
 def test_another_alpha_is_answered_from_the_scores_and_the_page_is_written_again(folder: Path, tmp_path: Path) -> None:
