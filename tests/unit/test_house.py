@@ -43,17 +43,17 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_870,
-    "pipeline.corpus": 5_540,
+    "pipeline.config": 1_900,
+    "pipeline.corpus": 5_560,
     "pipeline.store": 1_970,
     "pipeline.models": 2_720,
     "pipeline.training": 1_490,
     "pipeline.endpoint": 770,
     "pipeline.passes": 3_120,
     "pipeline.detectors": 1_950,
-    "pipeline.stages": 3_580,
+    "pipeline.stages": 3_620,
     "pipeline.selection": 5_920,
-    "pipeline.audit": 11_200,
+    "pipeline.audit": 11_220,
     "pipeline.report": 4_980,
     "pipeline.compare": 2_060,
     "pipeline.export": 1_270,
