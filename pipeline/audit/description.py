@@ -331,25 +331,24 @@ def _check_textless(config: AuditConfig) -> None:
 
 
 def _check_ids(config: AuditConfig, detectors: Sequence[Detector]) -> None:
-    """Models at hand score token ids as they are, in no pass that changes a text, continues it or trains on it."""
-    given = "and the documents are token ids"
+    """Models at hand score token ids as they are, in no pass that changes a text, continues it or reads other texts."""
     for model in config.models:
         if isinstance(model, EndpointConfig):
-            raise UserError(f"model {model.name} is an endpoint, {given}: give weights, or text in the place of tokens")
+            raise UserError(f"model {model.name} is an endpoint, and the documents are token ids: give weights")
     if config.text_transform is not None:
-        raise UserError(f"text_transform changes texts, {given}: set text_transform: null")
+        raise UserError("text_transform changes texts, and the documents are token ids: set text_transform: null")
     for detector in detectors:
         for needed in detector.needs:
             plain = needed == Pass(needed.kind, needed.model, needed.text) and needed.kind != "generate"
             if not plain or needed.text not in ("plain", "repeated"):
                 raise UserError(
-                    f"detector {detector.column} changes texts, continues them or trains on them, {given}: give "
-                    "detectors without it, or text in the place of tokens"
+                    f"detector {detector.column} changes texts, continues them or reads others, and the documents are "
+                    "token ids: give detectors without it, or text in the place of tokens"
                 )
             if needed.model == "reference" and not detector.same_tokens:
                 raise UserError(
-                    f"detector {detector.column} reads texts by the reference_model's tokenizer, {given}: take ez or "
-                    "wbc, which give both models the same ids"
+                    f"detector {detector.column} reads texts by the tokenizer of reference_model, and the documents "
+                    "are token ids: take ez or wbc, which give both models the same ids"
                 )
 
 

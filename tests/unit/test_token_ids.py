@@ -164,7 +164,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"model": {"endpoint": "http://x/v1", "name": "m"}},
     ),
     *(
-        (f"detector {name}.* changes texts, continues them or trains on them", {}, {"detectors": [name]})
+        (f"detector {name}.* changes texts, continues them or reads others", {}, {"detectors": [name]})
         for name in ("lowercase", "pac", "samia", "coverage", "cdd", "recall", "con_recall", "codec", "fsd", "knockoff")
     ),
     ("detector reference reads texts .* take ez or wbc", {}, {"detectors": ["reference"]}),
