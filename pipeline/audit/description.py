@@ -12,7 +12,7 @@ from pipeline.config.models import EndpointConfig
 from pipeline.config.paths import check_run_folder
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.config.yaml import build, read_mapping
-from pipeline.detectors.base import Detector
+from pipeline.detectors.base import Detector, Pass
 from pipeline.detectors.plugins import load_installed, load_plugins, read_plugins
 from pipeline.detectors.registry import adapters_of, check_workers_know, parse_detectors, prefixes_of
 from pipeline.errors import UserError, nearest
@@ -308,6 +308,8 @@ def check_kind(config: AuditConfig, detectors: Sequence[Detector]) -> None:
         _check_reads(config, detector)
     if not config.corpus.has_text:
         _check_textless(config)
+    if config.corpus.has_ids:
+        _check_ids(config, detectors)
     if not config.corpus.has_pictures:
         return
     if isinstance(config.model, EndpointConfig):
@@ -330,6 +332,28 @@ def _check_textless(config: AuditConfig) -> None:
         raise UserError(
             f"{reading[0]} reads texts, and no text is given: leave it out, or add text: COLUMN to every role"
         )
+
+
+def _check_ids(config: AuditConfig, detectors: Sequence[Detector]) -> None:
+    """Models at hand score token ids as they are, in no pass that changes a text, continues it or reads other texts."""
+    for model in config.models:
+        if isinstance(model, EndpointConfig):
+            raise UserError(f"model {model.name} is an endpoint, and the documents are token ids: give weights")
+    if config.text_transform is not None:
+        raise UserError("text_transform changes texts, and the documents are token ids: set text_transform: null")
+    for detector in detectors:
+        for needed in detector.needs:
+            plain = needed == Pass(needed.kind, needed.model, needed.text) and needed.kind != "generate"
+            if not plain or needed.text not in ("plain", "repeated"):
+                raise UserError(
+                    f"detector {detector.column} changes texts, continues them or reads others, and the documents are "
+                    "token ids: give detectors without it, or text in the place of tokens"
+                )
+            if needed.model == "reference" and not detector.same_tokens:
+                raise UserError(
+                    f"detector {detector.column} reads texts by the tokenizer of reference_model, and the documents "
+                    "are token ids: take ez or wbc, which give both models the same ids"
+                )
 
 
 def _check_reads(config: AuditConfig, detector: Detector) -> None:

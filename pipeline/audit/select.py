@@ -89,7 +89,7 @@ def select_all(
         _remove_others(config, scored)
         return []
     pictured = how.texts and config.corpus.has_pictures
-    rereads = how.texts and isinstance(config.model, ModelConfig) and not pictured
+    rereads = how.texts and isinstance(config.model, ModelConfig) and not (pictured or config.corpus.has_ids)
     shown = config.evidence if rereads else 0
     kept = kept_tokens(scored) if shown else None  # of the answers that go
     with finding_beside() as beside:

@@ -160,6 +160,10 @@ class SourceConfig(Section):
         "beside the file.",
     )
     caption: str | None = Field(None, description="Column that holds what is written of the picture.")
+    tokens: str | None = Field(
+        None,
+        description="Column that holds the token ids of the model at hand, a list of integers, in the place of a text.",
+    )
     id: str | None = Field(None, description="Column that holds the id; without one ids are file#row.")
     group: str | None = Field(None, description="Column that holds the group.")
     encoding: Annotated[str, AfterValidator(checked_encoding)] = Field(
@@ -215,6 +219,13 @@ class SourceConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _tokens_alone(self) -> SourceConfig:
+        others = [self.image, self.versions, self.scores, "text" if "text" in self.model_fields_set else None]
+        if self.tokens is not None and others != [None] * len(others):
+            raise ValueError("tokens take the place of text, image, versions and scores: give them alone")
+        return self
+
+    @model_validator(mode="after")
     def _versions_alone(self) -> SourceConfig:
         if self.window and (self.image is not None or self.id is not None or self.group is not None):
             raise ValueError("versions.window: a document is a run of rows: leave out image, id and group")
@@ -226,21 +237,21 @@ class SourceConfig(Section):
     def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """The settings, without the keys that documents do not have, or of a text not given."""
         values: dict[str, Any] = plain(self)
-        for name in ("versions", "review_count", "review", "scores"):
+        for name in ("versions", "review_count", "review", "scores", "tokens"):
             if getattr(self, name) is None:
                 values.pop(name, None)
-        if not self.has_text:
+        if not self.has_text or self.tokens is not None:
             values.pop("text", None)
         return values
 
     @property
     def content(self) -> str:
-        """The column that holds the documents themselves: versions, texts, pictures, or scores without texts."""
+        """The column that holds the documents themselves: versions, texts, ids, pictures, or scores without texts."""
         if not self.has_text:
             return self.score_columns[0]
         if self.versions is not None and not self.window:
             return self.versions.permute or self.versions.column
-        return self.text if self.image is None else self.image
+        return self.tokens or self.image or self.text
 
     @property
     def has_text(self) -> bool:
@@ -316,11 +327,25 @@ def without_review(source: SourceConfig) -> SourceConfig:
     return source
 
 
+def without_tokens(source: SourceConfig) -> SourceConfig:
+    """The same source, if its documents are texts and no token ids.
+
+    Raises:
+        ValueError: they are token ids.
+    """
+    if source.tokens is not None:
+        raise ValueError("tokens are of documents that a model at hand scores, and these are trained on: give text")
+    return source
+
+
 UnseenSource = Annotated[SourceConfig, AfterValidator(without_versions)]
 """A source of documents without versions, which may have been reviewed."""
 
 PlainSource = Annotated[UnseenSource, AfterValidator(without_review)]
 """A source of documents without versions and without a review."""
+
+TrainingSource = Annotated[PlainSource, AfterValidator(without_tokens)]
+"""A source of texts or pictures that models are trained on."""
 
 
 class LabelledConfig(SourceConfig):
@@ -369,6 +394,9 @@ class CorpusConfig(Section):
         if len(kinds) > 1:
             without = ", ".join(self.key(role) for role, source in self.roles() if source.image is None)
             raise ValueError(f"all documents are pictures or none: no image is given for {without}")
+        without = ", ".join(self.key(role) for role, source in self.roles() if source.tokens is None)
+        if self.has_ids and without:
+            raise ValueError(f"all documents are token ids or none: no tokens are given for {without}")
         return self
 
     @model_validator(mode="after")
@@ -407,6 +435,11 @@ class CorpusConfig(Section):
     def has_pictures(self) -> bool:
         """Whether the documents are pictures."""
         return any(source.image is not None for _, source in self.roles())
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the documents are token ids."""
+        return any(source.tokens is not None for _, source in self.roles())
 
     @property
     def has_captions(self) -> bool:

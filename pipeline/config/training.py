@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.corpus import PlainSource, Role
+from pipeline.config.corpus import Role, TrainingSource
 from pipeline.config.paths import Named
 from pipeline.config.yaml import NAME, Section, build
 from pipeline.errors import UserError, nearest
@@ -69,7 +69,7 @@ class AdapterConfig(FinetuneConfig):
         "unseen", description="The role that these come from; mix takes half of them from each."
     )
     group: str | None = Field(None, description="Only documents of this group.")
-    corpus: PlainSource | None = Field(None, description="Other documents than a role's, of another domain say.")
+    corpus: TrainingSource | None = Field(None, description="Other documents than a role's, of another domain say.")
 
     @model_validator(mode="after")
     def _switchable(self) -> AdapterConfig:

@@ -34,7 +34,8 @@ _DAMAGE = (OSError, EOFError, pa.ArrowException, csv.Error, UnicodeDecodeError)
 class Document:
     """One row of a shard. `problem` is (reason, message) when it cannot be scored; its text is then empty.
 
-    The text of a picture is its caption, empty where the corpus has none; that of versions is the published one.
+    The text of a picture is its caption, empty where the corpus has none; that of versions is the published one; that
+    of token ids is their numbers with a blank between them, so that all that compares texts compares them.
     """
 
     row: int
@@ -214,6 +215,7 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
         if not shard.has_text:
             return Document(row, doc_id, "", label, scores=given)
         scores = given
+    text = ids_text(text) if shard.token_ids else text
     problem = text if isinstance(text, Unreadable) else _too_large(text, shard) or problem_of(text)
     if problem is None and shard.transform is not None:
         text = transform(text, shard.transform)
@@ -238,6 +240,18 @@ def read_scores(columns: Sequence[str], values: Sequence[Any]) -> tuple[float, .
             return Unreadable("non_finite_score", f"column {column!r} holds {value!r:.40}, not a finite number")
         scores.append(score)
     return tuple(scores)
+
+
+def ids_text(value: Any) -> str | Unreadable:
+    """Token ids as a text of their numbers, with a blank between them; why there is none, where a value is no id."""
+    if isinstance(value, Unreadable):
+        return value
+    if not isinstance(value, list):
+        return Unreadable("not_text", f"{type(value).__name__}, not a list of token ids")
+    for one in value:
+        if type(one) is not int or one < 0:
+            return Unreadable("not_text", f"{one!r:.40} is no token id: an id is an integer from 0")
+    return " ".join(map(str, value)) if value else Unreadable("empty", "no token ids")
 
 
 def _answer_score(answers: Any, target: Any) -> Any:

@@ -62,6 +62,7 @@ class Shard:
     window: int = 0  # rows of which a document is a run, whose orders are its versions; 0: a document is one row
     differing: bool = False  # whether only what differs between versions is scored
     scores: tuple[str, ...] = ()  # of `SourceConfig.score_companions`; empty where a model scores the documents
+    token_ids: bool = False  # whether `text` is the column of lists of token ids
 
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
@@ -145,6 +146,7 @@ def whole_shard(
         window=source.window,
         differing=source.differing,
         scores=source.score_companions,
+        token_ids=source.tokens is not None,
     )
 
 
@@ -162,7 +164,7 @@ def place_of(shard_id: str, shards: Sequence[Shard]) -> int | None:
 
 _NAMES = tuple(entry.name for entry in fields(Shard))
 _DIALECT = ("encoding", "delimiter")
-_OF_VERSIONS = ("companions", "template", "window", "differing", "scores")
+_OF_VERSIONS = ("companions", "template", "window", "differing", "scores", "token_ids")
 
 OF_A_SHARD = frozenset({"rows", "columns", *_DIALECT})
 """Keys of a fingerprint that may differ between shards of one run."""
@@ -186,6 +188,8 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
         columns += ["window", str(shard.window)]
     if shard.scores:
         columns += ["scores", *shard.scores]
+    if shard.token_ids:
+        columns += ["token_ids"]
     if shard.differing:
         limited |= {"differing": True}
     return {**fingerprint, "rows": rows, "columns": columns, **limited, **shard.dialect.differing()}

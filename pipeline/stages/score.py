@@ -21,6 +21,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass, Prefix
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, plan_passes
+from pipeline.models.beginnings import Tokens
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.switching import Adapters
@@ -220,16 +221,15 @@ class Scorer:
                 output.refuse(document, *refusal)
             else:
                 usable.append(document)
-        read = count_words if self.tokenizer is None else partial(tokenize, self.tokenizer)
-        tokens = read([document.text for document in usable], self.max_tokens)
-        kept = [[d.text[: entry.kept] for d, entry in zip(usable, tokens, strict=True)]]
+        tokens, texts = self.tokenise([document.text for document in usable])
+        kept = [texts]
         ids: dict[Pass, list[list[int]]] = {FORWARD: [entry.ids for entry in tokens]}
         for draw in range(1, self.draws + 1):
             texts = [inputs.paraphrases[d.row]["paraphrases"][draw - 1] for d in usable]
             drawn = tokenize(self.tokenizer, texts, self.max_tokens)
             kept.append([text[: entry.kept] for text, entry in zip(texts, drawn, strict=True)])
             ids[replace(FORWARD, draw=draw)] = [entry.ids for entry in drawn]
-        self._tokenise_passes(kept, ids)
+        self.tokenise_passes(kept, ids)
         for needed, rows in inputs.log_probs.items():  # all that is known of these tokens is how many there are
             ids[needed] = [[0] * (1 + len(rows[d.row]["log_probs"])) for d in usable]
         keys = Keys.of(usable)
@@ -265,6 +265,12 @@ class Scorer:
             entries.append(Entry(replace(document, text=""), len(prepared.ids[FORWARD]), prepared))
         return entries
 
+    def tokenise(self, texts: list[str]) -> tuple[list[Tokens], list[str]]:
+        """The tokens of documents, and the parts of their texts that these cover."""
+        read = count_words if self.tokenizer is None else partial(tokenize, self.tokenizer)
+        tokens = read(texts, self.max_tokens)
+        return tokens, [text[: entry.kept] for text, entry in zip(texts, tokens, strict=True)]
+
     def work(self, batch: list[Entry], output: Output) -> None:
         """Score a batch."""
         file_scores(self.detectors, batch, self.scores([entry.work for entry in batch]), output)
@@ -279,7 +285,7 @@ class Scorer:
         problems = (unknown_id(sequence, self.rows[model]) for (model, _), sequence in read.items())
         return next((problem for problem in problems if problem is not None), None)
 
-    def _tokenise_passes(self, kept: list[list[str]], ids: dict[Pass, list[list[int]]]) -> None:
+    def tokenise_passes(self, kept: list[list[str]], ids: dict[Pass, list[list[int]]]) -> None:
         """Add the ids of every pass; passes over the same text of the same model share them."""
         for needed in self.passes:
             same = replace(needed, kind="forward", adapter="", prefix=None)

@@ -23,6 +23,7 @@ from pipeline.stages.base import Placement, Stage, Worker
 from pipeline.stages.record import StageKind, Wanted
 from pipeline.stages.score import Scorer, ScoreSettings, score_schema
 from pipeline.stages.score_columns import ColumnScorer
+from pipeline.stages.score_ids import IdScorer
 from pipeline.stages.score_pictures import PictureScorer
 from pipeline.stages.score_versions import VersionScorer, versions_schema
 
@@ -65,6 +66,8 @@ def _scorer_of(corpus: CorpusConfig) -> Callable[[Stage, Placement], Worker]:
         return ColumnScorer
     if corpus.versions is not None:
         return VersionScorer
+    if corpus.has_ids:
+        return IdScorer
     return PictureScorer if corpus.has_pictures else Scorer
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from pipeline.audit.description import MissingRoleError, build_config
 from pipeline.config.audit import AuditConfig, DetectorEntry, Imports, ResourcesConfig
-from pipeline.config.corpus import LIMITS, NEAR_COPIES, LimitsConfig, NearCopies, PlainSource, Role, TransformConfig
+from pipeline.config.corpus import LIMITS, NEAR_COPIES, LimitsConfig, NearCopies, Role, TrainingSource, TransformConfig
 from pipeline.config.models import ModelConfig, ParaphraserConfig
 from pipeline.config.paths import Place, check_run_folder, written
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
@@ -92,7 +92,7 @@ class TrialConfig(Section):
     paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
     fsd: FsdConfig = Field(default=FsdConfig(), description="Adapters of the `fsd` detector, as in an audit.")
     text_transform: TransformConfig | None = Field(None, description="What the audits change in every text.")
-    documents: PlainSource = Field(description="Documents that the model has not seen.")
+    documents: TrainingSource = Field(description="Documents that the model has not seen.")
     contaminate: ContaminationConfig = ContaminationConfig()
     models: int = Field(1, ge=1, description="Contaminated models, each with a random part and a seed of its own.")
     split: SplitConfig = SplitConfig()

@@ -96,10 +96,11 @@ def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> 
         UserError: one is set that applies to none.
     """
     present = {form.name: form for form in formats}
-    if source.companions and not all(form.lists for form in present.values()):
+    if (source.companions or source.tokens) and not all(form.lists for form in present.values()):
         lists = ", ".join(name for name, form in FORMATS.items() if form.lists)
         raise UserError(
-            f"{key}.versions: a column of lists is read of {lists}, and these are {', '.join(sorted(present))}"
+            f"{key}.{'tokens' if source.tokens else 'versions'}: a column of lists is read of {lists}, and these are "
+            f"{', '.join(sorted(present))}"
         )
     if source.scores and (whole := [name for name, form in present.items() if form.unit in ("file", "sample")]):
         raise UserError(f"{key}.scores are columns of a table, and {', '.join(whole)} files have none")

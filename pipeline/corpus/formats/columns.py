@@ -38,8 +38,13 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
     if not source.has_text:
         return
     kind = schema.field(source.content).type
+    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if source.tokens is not None:
+        if not listed or not pa.types.is_integer(kind.value_type):
+            raise UserError(f"column {source.content!r} in {name} holds {kind}, not lists of integers, the token ids")
+        return
     if source.companions:
-        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not _is_text(kind.value_type):
+        if not listed or pa.types.is_fixed_size_list(kind) or not _is_text(kind.value_type):
             raise UserError(f"column {source.content!r} in {name} holds {kind}, not lists of texts")
         return
     if not _is_text(kind):
