@@ -308,7 +308,9 @@ def _differing(documents: list[CommittedDocument], firsts: list[str], commitment
     """What of the private files is not what their seed gives, or not what was committed to."""
     if len(documents) != commitment["documents"]:
         return f"it holds {len(documents):,} documents, and {commitment['documents']:,} were committed to"
-    seed, rules = int(store.read_json(SEED_FILE)["seed"]), rules_of(commitment["language"] or "en")
+    if (stated := store.read_json(SEED_FILE)) is None:
+        return f"{SEED_FILE} is not there, without which no document can be named"
+    seed, rules = int(stated["seed"]), rules_of(commitment["language"] or "en")
     for one, first in zip(documents, firsts, strict=True):
         k = len(one.digests) // 32
         if one.salt != derived(seed, "salt", one.id):
