@@ -278,4 +278,6 @@ def test_a_run_scores_alike_in_any_shards_and_calibrates_without_shots(tmp_path:
     assert len(manifest["calibration"]["unseen"]) == 25  # smaller parts lie in larger ones
     assert len(manifest["calibration"]["seen"]) == 27
     summary = json.loads((tmp_path / "whole/run/selection/members/summary.json").read_text())
+    stated = summary["diagnostics"]["fine_tuned"]["sentence"]
+    assert stated.startswith("5 unseen documents were fine-tuned on or stand in a prefix, or are near copies of one")
     assert '"n_calibration": 25' in json.dumps(summary) or 25 in summary.values()
