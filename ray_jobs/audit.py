@@ -26,7 +26,7 @@ from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.repair import withdraw_damaged
 from pipeline.audit.retry import check_reasons, count_refused, withdraw_refused
 from pipeline.audit.review import read_review
-from pipeline.audit.scored import Scored, check_budget, note_review, read_scored
+from pipeline.audit.scored import Scored, check_budget, note_review, read_scored, without_reviewed
 from pipeline.audit.select import Answering, Each, select_all
 from pipeline.audit.status import Counts, RunState, Status, StatusFile, read_status
 from pipeline.audit.strongest import Reread
@@ -227,7 +227,7 @@ def run_evaluation(plan: Plan, reporter: Reporter) -> EvaluationOutcome:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
     with scoring(plan, reporter) as (scored, status, *_):
-        evaluated = worded(evaluate_scores(plan.config, scored, plan.limit))
+        evaluated = worded(evaluate_scores(plan.config, without_reviewed(scored, None), plan.limit))
         page = write_evaluation(scored.store, evaluated)
         status.write("complete", ExitCode.DONE)
     return EvaluationOutcome(evaluated.evaluation, page)

@@ -188,11 +188,12 @@ def _calibration(
 ) -> dict[Role, np.ndarray]:
     taken = CopyIndex.of(np.concatenate([keys.sketch for keys in parts.values()]), near_copies)
     remaining = {role: pool.keys.text[~taken.matches(pool.keys.sketch)] for role, pool in role_pools.items()}
+    listed = " and ".join(name if name.startswith("prefix ") else f"fsd adapter {name}" for name in parts)
     for role, keys in remaining.items():
         if not keys.size:
             raise UserError(
-                f"the fsd adapters {', '.join(parts)} leave none of corpus.{role}'s "
-                f"{len(role_pools[role].keys)} documents to calibrate on: fine-tune on fewer"
+                f"{listed} leave none of corpus.{role}'s {len(role_pools[role].keys)} documents to calibrate "
+                "on: fine-tune on fewer, or set fewer shots"
             )
     return remaining
 

@@ -406,7 +406,7 @@ def _check_versions(config: AuditConfig, detectors: Sequence[Detector]) -> None:
         if value is not None:
             raise UserError(f"{key} does not take documents with versions: leave it out")
     for detector in detectors:
-        if any(p.draw or p.continued is not None or p.adapter or p.prefix for p in detector.needs):
+        if any(p.draw or p.continued is not None or p.adapter or p.prefix is not None for p in detector.needs):
             raise UserError(
                 f"detector {detector.column} does not take documents with versions: a score of them comes from a "
                 "version and the models alone, without paraphrases, continuations or other documents"

@@ -22,6 +22,8 @@ from pipeline.errors import UserError
 EXCERPT = 500
 """Characters of the start of a document, at most."""
 
+_SHARD = "of shard"  # no detector; a column of scores from elsewhere might be called shard
+
 
 def list_for_review(config: AuditConfig, scored: Scored, each: Each, texts: bool) -> tuple[ListedForReview, bytes]:
     """List the `review_count` documents that calibrate with the highest scores; a list that was made stays.
@@ -54,7 +56,7 @@ def list_for_review(config: AuditConfig, scored: Scored, each: Each, texts: bool
     kept = find_overlaps(scored, ["unseen"], config.model_copy(update={"overlap": "drop"}), each)["unseen"].keep
     parts = [
         scored.table(receipt, ["doc_id", "row", "id_key", "text_key", detector]).append_column(
-            "shard", pa.array([receipt.shard] * len(scored.table(receipt, ["row"])))
+            _SHARD, pa.array([receipt.shard] * len(scored.table(receipt, ["row"])))
         )
         for receipt in scored.of("unseen")
     ]
@@ -82,7 +84,7 @@ def list_for_review(config: AuditConfig, scored: Scored, each: Each, texts: bool
 
 def _csv(table: pa.Table, scored: Scored, review: str, texts: bool) -> bytes:
     """The documents as the rows of a file of `COLUMNS`."""
-    shards, text = table["shard"].to_numpy(zero_copy_only=False), io.StringIO(newline="")
+    shards, text = table[_SHARD].to_numpy(zero_copy_only=False), io.StringIO(newline="")
     excerpts: dict[int, str | None] = {}
     for shard in dict.fromkeys(shards.tolist()) if texts else ():
         places = np.flatnonzero(shards == shard)

@@ -180,8 +180,8 @@ class AuditConfig(Section):
         corpus = value.get("corpus") if isinstance(value, dict) else None
         sources = corpus.values() if isinstance(corpus, dict) else ()
         scores = next((source["scores"] for source in sources if isinstance(source, dict) and "scores" in source), None)
-        if not isinstance(scores, list):
-            return value
+        if not isinstance(scores, list):  # if there are any, what is wrong is that they are no list
+            return value if scores is None else {"model": {"name": "the model"}, "detectors": ["from_column"], **value}
         detectors = [{"from_column": {"column": entry} if isinstance(entry, str) else entry} for entry in scores]
         given = value.get("detectors", [])
         if not isinstance(given, list) or not all("from_column" in str(entry) for entry in given):

@@ -230,7 +230,8 @@ def read_scores(columns: Sequence[str], values: Sequence[Any]) -> tuple[float, .
     """The scores of a row, all finite, of `Shard.scores`; why there are none, where a value is no finite number."""
     scores, given = [], dict(zip(columns, values, strict=True))
     if LM_EVAL in given:
-        given[LM_EVAL] = _answer_score(given[LM_EVAL], given.pop(LM_EVAL_TARGET))
+        given[LM_EVAL] = _answer_score(given[LM_EVAL], given[LM_EVAL_TARGET])
+        given = dict(zip(columns[:-1], map(given.get, columns[:-1]), strict=True))  # the target is the last
     for column, value in given.items():
         try:
             score = math.nan if isinstance(value, bool) else float(value)

@@ -288,8 +288,6 @@ def check_private(folder: str) -> None:
         if not store.exists(name):
             raise UserError(f"{folder} holds no {name}: seenset mark writes it")
     data, commitment = store.read(VERSIONS_FILE), store.read_json(COMMITMENT_FILE)
-    if hashlib.sha256(data).hexdigest() == commitment["private"][VERSIONS_FILE]:
-        return
     table = pq.read_table(pa.BufferReader(data))
     if missing := [name for name in ("id", "versions", "index", "salt") if name not in table.column_names]:
         raise UserError(f"{folder}/{VERSIONS_FILE} does not match {COMMITMENT_FILE}: it has no column {missing[0]}")
@@ -308,7 +306,9 @@ def _differing(documents: list[CommittedDocument], firsts: list[str], commitment
     """What of the private files is not what their seed gives, or not what was committed to."""
     if len(documents) != commitment["documents"]:
         return f"it holds {len(documents):,} documents, and {commitment['documents']:,} were committed to"
-    seed, rules = int(store.read_json(SEED_FILE)["seed"]), rules_of(commitment["language"] or "en")
+    if (stated := store.read_json(SEED_FILE)) is None:
+        return f"{SEED_FILE} is not there, without which no document can be named"
+    seed, rules = int(stated["seed"]), rules_of(commitment["language"] or "en")
     for one, first in zip(documents, firsts, strict=True):
         k = len(one.digests) // 32
         if one.salt != derived(seed, "salt", one.id):

@@ -43,18 +43,18 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_890,
-    "pipeline.corpus": 5_540,
+    "pipeline.config": 1_920,
+    "pipeline.corpus": 5_560,
     "pipeline.store": 1_970,
     "pipeline.models": 2_720,
     "pipeline.training": 1_490,
     "pipeline.endpoint": 770,
     "pipeline.passes": 3_120,
     "pipeline.detectors": 2_280,
-    "pipeline.stages": 3_590,
+    "pipeline.stages": 3_640,
     "pipeline.selection": 6_010,
-    "pipeline.audit": 11_210,
-    "pipeline.report": 4_990,
+    "pipeline.audit": 11_240,
+    "pipeline.report": 5_000,
     "pipeline.compare": 2_060,
     "pipeline.export": 1_270,
     "pipeline.mark": 1_160,

@@ -260,6 +260,7 @@ def first_changed(column: str, change: Callable[[Any], Any]) -> Callable[[pa.Tab
         (first_changed("salt", lambda salt: salt[::-1]), "document 'd0' has a salt that private/seed.json does not"),
         (lambda table: table.slice(1), "it holds 4 documents, and 5 were committed to"),
         (lambda table: table.drop_columns(["salt"]), "it has no column salt"),
+        ("no seed", "private/seed.json is not there, without which no document can be named"),
         (None, "private/ is of another collection"),
     ],
 )
@@ -277,6 +278,9 @@ def test_a_run_over_private_files_that_do_not_match_names_what_differs(
         mark_file(tmp_path / "a.jsonl", tmp_path / "other", seed=8)
         shutil.rmtree(tmp_path / "marked/private")
         shutil.copytree(tmp_path / "other/private", tmp_path / "marked/private")
+    elif change == "no seed":
+        pq.write_table(first_changed("salt", lambda salt: salt[::-1])(pq.read_table(path)), path)
+        (path.parent / "seed.json").unlink()
     else:
         pq.write_table(change(pq.read_table(path)), path)
     with pytest.raises(SystemExit) as end:

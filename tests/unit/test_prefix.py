@@ -232,6 +232,14 @@ def test_what_cannot_be_shown_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
+def test_what_leaves_nothing_to_calibrate_is_named_by_what_it_is(tmp_path: Path, tiny_model_folder: Path) -> None:
+    """Shots of 3 of 12 documents, and an adapter trained on the file of all of them."""
+    texts = {role: [sentence(1000 * n + i, 60) for i in range(12)] for n, role in enumerate(("audit", "unseen"))}
+    own = {"corpus": {"path": str(tmp_path / "unseen.jsonl")}, "documents": 12}
+    with pytest.raises(UserError, match=r"^fsd adapter default and prefix 3 of unseen leave none of"):
+        allocated(write(tmp_path, tiny_model_folder, [{"recall": {"shots": 3}}, "fsd"], texts, fsd=own))
+
+
 def run(path: Path) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
     with pytest.raises(SystemExit) as end:
         main(["run", str(path)])
@@ -270,4 +278,6 @@ def test_a_run_scores_alike_in_any_shards_and_calibrates_without_shots(tmp_path:
     assert len(manifest["calibration"]["unseen"]) == 25  # smaller parts lie in larger ones
     assert len(manifest["calibration"]["seen"]) == 27
     summary = json.loads((tmp_path / "whole/run/selection/members/summary.json").read_text())
+    stated = summary["diagnostics"]["fine_tuned"]["sentence"]
+    assert stated.startswith("5 unseen documents were fine-tuned on or stand in a prefix, or are near copies of one")
     assert '"n_calibration": 25' in json.dumps(summary) or 25 in summary.values()

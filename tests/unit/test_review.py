@@ -165,6 +165,15 @@ def test_answers_that_seen_documents_calibrate_stay_as_they_are(audit: Path) -> 
     assert answer(audit, "clean") == before
 
 
+def test_an_evaluation_counts_all_documents_with_their_labels(audit: Path, base: Path) -> None:
+    write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
+    assert select(audit) == 0
+    assert len(json.loads((audit / "run" / "reviewed.json").read_text())["documents"]) == 3
+    assert ended("evaluate", base / "audit.yaml", "--set", f"run={audit / 'run'}") == 0
+    rows = json.loads((audit / "run" / "evaluation" / "evaluation.json").read_text())["rows"]
+    assert {row["n_unseen"] for row in rows if row["detector"] == "loss"} == {N_UNSEEN}
+
+
 def test_without_the_file_the_next_selection_counts_all_documents_again(audit: Path) -> None:
     before = answer(audit, "members")
     write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))

@@ -18,6 +18,8 @@ from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.audit.verdict import read_verdict
+from pipeline.config.corpus import SourceConfig
+from pipeline.corpus.documents import read_scores
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
@@ -159,6 +161,16 @@ def test_a_document_without_a_finite_score_is_quarantined_and_counts(tmp_path: P
     assert sum(row["p_value"] == 1.0 and row["loss"] is None for row in verdicts(folder, "bh")) == 7
 
 
+def test_a_column_called_shard_can_be_reviewed(tmp_path: Path) -> None:
+    given = small(tmp_path, [{**row, "shard": row["loss"]} for row in rows_of(40)], scores=["shard"], selections=[])
+    write(tmp_path / "unseen.jsonl", [{"id": f"u{n}", "shard": n} for n in range(30)])
+    given["corpus"]["unseen"]["review_count"] = 2
+    folder = run(tmp_path, "run", given)
+    assert command("review", folder, tmp_path / "review.csv") == 0
+    lines = (tmp_path / "review.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines[1:]] == ["u28", "u29"]
+
+
 def test_an_id_that_stands_twice_is_scored_once(tmp_path: Path) -> None:
     rows = rows_of(40)
     folder = run(tmp_path, "run", small(tmp_path, [*rows, {**rows[3], "loss": 99.0}], error_budget=0.1))
@@ -208,6 +220,11 @@ def test_samples_of_lm_eval_are_scored_by_the_likelihood_of_the_right_answer(tmp
     assert scores == {"0": -1.25, "1": -3.5, "2": -7.0, "3": -8.0}
 
 
+def test_the_target_of_an_answer_may_be_a_column_of_scores_too() -> None:
+    columns = SourceConfig(path="t.jsonl", scores=["target", "filtered_resps"]).score_companions
+    assert read_scores(columns, [0.5, [["-1.2", "True"]], 0.5]) == (0.5, -1.2)
+
+
 Change = Callable[[dict[str, Any]], None]
 
 
@@ -231,6 +248,7 @@ REFUSED: list[tuple[str, Change]] = [
     ("leave out detectors", at(detectors=["zlib"])),
     ("the column loss appears twice", at("corpus", scores=["loss", {"column": "loss"}])),
     ("input should be 'member' or 'nonmember'", at("corpus", scores=[{"column": "loss", "higher": "lower"}])),
+    ("corpus.audit.scores: .*list", at("corpus", scores="loss")),
     ("leave out image and versions", at("corpus", image="picture")),
     ("score column 'row': score files have a column of that name", at("corpus", scores=["loss", "row"])),
     ("calibration weighted reads texts", at("selections", 0, calibration="weighted")),

@@ -272,6 +272,7 @@ def test_a_public_file_names_the_private_one_that_is_missing(tmp_path: Path, tin
     [
         ({"detectors": ["loss", "knockoff"], "paraphraser": {"path": "t5"}}, "detector knockoff does not take"),
         ({"detectors": ["loss", "samia"]}, "detector samia does not take documents with versions"),
+        ({"detectors": ["loss", "recall"]}, "detector recall does not take documents with versions"),
         ({"against": "other"}, "against does not take documents with versions"),
         ({"selections": [{**SELECTIONS[0], "procedure": "storey"}]}, "take procedure bh or versions"),
         ({"selections": [{**SELECTIONS[0], "direction": "clean"}]}, "take direction members, got clean"),

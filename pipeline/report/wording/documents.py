@@ -123,16 +123,20 @@ def truncated(count: int, total: int) -> str:
 
 
 def fine_tuned(count: int, role: str, n_near: int) -> str:
-    """Documents that adapters were trained on.
+    """Documents that adapters were trained on, or that stand before others in a prefix.
 
     Args:
         count: those of the role that calibrates, and their near copies.
         role: that calibrates.
         n_near: audited documents that are near copies of one.
     """
-    text = f"{count} {role} documents were fine-tuned on, or are near copies of one that was, and do not calibrate."
+    text = (
+        f"{count} {role} documents were fine-tuned on or stand in a prefix, or are near copies of one that does or was"
+    )
+    text += ", and do not calibrate."
     if n_near:
-        text += f" {n_near} audited documents are near copies of one: to fsd they look less like members."
+        text += f" {n_near} audited documents are near copies of one: to fsd they look less like members"
+        text += ", and so they do behind a prefix of unseen documents."
     return text
 
 
