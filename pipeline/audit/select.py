@@ -37,7 +37,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.errors import UserError
-from pipeline.report.wording.conclusion import GROUPED
+from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, together
@@ -382,6 +382,8 @@ class _Question:
             diagnostics = without_texts(diagnostics, role)
         place = None if self.slot is None or self.config.series is None else series_place(self.slot, self.config.series)
         made = make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit).placed(place)
+        if self.config.corpus.scores is not None:
+            made = made.model_copy(update={"assumption": elsewhere_assumption(made.assumption)})
         dependent = breaks_bounds(audited, calibrating) or groups is not None
         return (made.without_bound(GROUPED) if dependent else made).after_review(review)
 

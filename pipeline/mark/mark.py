@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import difflib
-import hashlib
 import heapq
 import itertools
 import os

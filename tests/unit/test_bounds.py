@@ -394,7 +394,7 @@ def test_the_command_prints_a_note_once_for_all_selections_that_it_is_of(capsys:
 
 
 def test_a_bound_that_no_check_confirms_is_stated_under_its_condition() -> None:
-    unchecked = "provided both groups are alike; this was not checked"
+    unchecked = "provided both groups are alike and their documents independent; this was not checked"
     assert (bound_sentence(summary(supported=None)) or "").endswith(f", {unchecked}.")
     assert bound_clause(summary(supported=None)).endswith(f", {unchecked}")
     diagnostics = summary().diagnostics

@@ -174,7 +174,7 @@ def test_a_bound_that_excludes_nothing_says_so(tmp_path: Path) -> None:
     [
         (
             BlindDiagnostic(ok=None, outcome="not tested", sentence="Not tested."),
-            "Provided both groups are alike; this was not checked:",
+            "Provided both groups are alike and their documents independent; this was not checked:",
             "Not checked: that audited and calibration documents are alike is assumed.",
         ),
         (

@@ -165,6 +165,13 @@ def test_answers_that_seen_documents_calibrate_stay_as_they_are(audit: Path) -> 
     assert answer(audit, "clean") == before
 
 
+def test_a_selection_by_signs_is_refused_with_a_review(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    signs = "selections=[{name: signs, detectors: [min_k_plus_plus], procedure: ktd, alpha: 0.1}]"
+    changes = ("detectors=[loss, min_k_plus_plus]", signs, f"corpus.unseen.review={base / 'review.csv'}")
+    assert ended("plan", base / "audit.yaml", *(word for one in changes for word in ("--set", one))) == 2
+    assert "procedure ktd tests its signs on all unseen documents, and corpus.unseen.review" in capsys.readouterr().err
+
+
 def test_an_evaluation_counts_all_documents_with_their_labels(audit: Path, base: Path) -> None:
     write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
     assert select(audit) == 0

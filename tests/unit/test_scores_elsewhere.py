@@ -111,7 +111,9 @@ def test_imported_scores_give_the_answers_of_their_run_to_the_byte(scored: Path)
             assert verdicts(folder, label) == verdicts(scored / "first", label)
             first, other = (answer_of(one, label).model_dump() for one in (scored / "first", folder))
             checks, others = first.pop("diagnostics"), other.pop("diagnostics")
-            differing = {"conclusion", "supported", "condition"} if name == "without" else set()
+            assert other["assumption"].startswith(first["assumption"])
+            assert "was not fitted to the documents that calibrate" in other["assumption"]
+            differing = {"assumption", *(("conclusion", "supported", "condition") if name == "without" else ())}
             assert {key for key in first if first[key] != other[key]} <= differing
             changed = {key for key in checks if checks[key] != others[key]}
             texts = {"blind", "overlap", "near_copies", "families", "tail"} if name == "without" else set()
@@ -127,6 +129,8 @@ def test_checks_that_need_texts_are_not_made_without_them(scored: Path) -> None:
     summary = answer_of(run(scored, "lights", imported(scored)), "bh")
     diagnostics = summary.diagnostics
     assert (summary.conclusion, diagnostics.blind.ok) == ("inconclusive", None)
+    assert summary.condition is not None
+    assert "their documents independent; this was not checked" in summary.condition
     assert diagnostics.blind.outcome == "not tested"
     assert diagnostics.near_copies is not None
     assert diagnostics.near_copies.ok is None

@@ -128,8 +128,9 @@ def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_s
     verdict = give_verdict(store.url)
     assert (verdict.answer, verdict.conclusion, verdict.supported) == ("trained on", "inconclusive", None)
     assert verdict.exit_code == ExitCode.SELECTED
-    checked = "the test could not confirm this" if outcome is UNSETTLED else "this was not checked"
-    condition = f", provided both groups are alike; {checked}."
+    unchecked = " and their documents independent; this was not checked"
+    checked = "; the test could not confirm this" if outcome is UNSETTLED else unchecked
+    condition = f", provided both groups are alike{checked}."
     assert verdict.sentences[0].endswith(condition)
     assert verdict.sentences[1].startswith("With 95% confidence at least ")
     assert verdict.sentences[1].endswith(condition)

@@ -15,8 +15,16 @@ WARNING = "CONTRADICTED, do not act on it"
 """What stands before the reason, and before any number, of an answer that a check contradicts."""
 
 UNCONFIRMED = "provided both groups are alike; the test could not confirm this"
-UNCHECKED = "provided both groups are alike; this was not checked"
+UNCHECKED = "provided both groups are alike and their documents independent; this was not checked"
 """The conditions under which a bound is stated where the blind test is inconclusive, or was not made."""
+
+
+def elsewhere_assumption(assumption: str) -> str:
+    """What must hold for scores that another program computed: of the procedure, and of the scores."""
+    return (
+        f"{assumption} A score is the same function of a document whatever its role, and was not fitted to the "
+        "documents that calibrate: scores from elsewhere are taken as they are, and nothing here checks this."
+    )
 
 
 def standing(conclusion: str, checked: bool = True) -> str:
