@@ -236,7 +236,7 @@ def test_what_leaves_nothing_to_calibrate_is_named_by_what_it_is(tmp_path: Path,
     """Shots of 3 of 12 documents, and an adapter trained on the file of all of them."""
     texts = {role: [sentence(1000 * n + i, 60) for i in range(12)] for n, role in enumerate(("audit", "unseen"))}
     own = {"corpus": {"path": str(tmp_path / "unseen.jsonl")}, "documents": 12}
-    with pytest.raises(UserError, match=r"^fsd adapter default and prefix 3 of unseen leave none of"):
+    with pytest.raises(UserError, match=r"^fsd adapter default and prefix of 3 of unseen leave none of"):
         allocated(write(tmp_path, tiny_model_folder, [{"recall": {"shots": 3}}, "fsd"], texts, fsd=own))
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -27,6 +28,7 @@ from pipeline.config.corpus import TransformConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
+from pipeline.detectors.base import Prefix
 from pipeline.detectors.registry import PluginCode
 from pipeline.errors import UserError
 from pipeline.stages.ask_log_probs import LogProbSettings
@@ -34,6 +36,7 @@ from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Win
 from pipeline.stages.events import Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
+from pipeline.stages.prefixes import Prefixes, Shots
 from pipeline.stages.process import earlier_rows, read_rows
 from pipeline.stages.registry import stages_of
 from pipeline.stages.sample import SampleSettings
@@ -152,6 +155,7 @@ def test_all_that_a_worker_is_told_is_in_the_fingerprint() -> None:
         "reference_model": OTHER,
         "paraphraser": ModelConfig(path="other"),
         "adapters": {"default": "other"},
+        "prefixes": Prefixes({Prefix("unseen", 1): Shots(([1],), np.zeros((1, 128), np.uint8), 0.5)}),
         "plugins": PluginCode((), {"my_detectors.py": "other"}),
         "detectors": replace(stages[-1].settings.detectors, entries=("zlib",)),
     }
