@@ -50,7 +50,7 @@ BUDGETS = {
     "pipeline.training": 1_490,
     "pipeline.endpoint": 770,
     "pipeline.passes": 3_120,
-    "pipeline.detectors": 2_280,
+    "pipeline.detectors": 2_282,
     "pipeline.stages": 3_640,
     "pipeline.selection": 6_010,
     "pipeline.audit": 11_240,
