@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,9 @@ from pipeline.store.pieces import SortedRows
 LEAST_SELECTED = 2
 """Selected documents in a tail, at least, before it contradicts a list."""
 
+_ROWS = 1 << 42
+"""More than the rows of an input, so that source and row are one number in order."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listed:
@@ -40,15 +43,26 @@ class Listed:
     alpha: float
     near_copies: float  # the share of common runs from which documents are near-duplicates
 
-    def of_source(self, source: str, first: int, stop: int) -> Iterator[tuple[int, str]]:
-        """Row and id of the selected documents among rows of an input."""
-        for piece in self.selected.pieces():
-            row = piece["row"]
-            inside = pc.and_(
-                pc.equal(piece["source"], source), pc.and_(pc.greater_equal(row, first), pc.less(row, stop))
-            )
-            part = piece.filter(inside)
-            yield from zip(part["row"].to_pylist(), part["doc_id"].to_pylist(), strict=True)
+    def of_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> Iterator[tuple[int, int, str]]:
+        """The selected documents in ranges of rows that do not overlap, each given by source, first row and end.
+
+        Yields:
+            Number of the range, row and id, in one pass over the list.
+        """
+        sources = pa.array(sorted({source for source, _, _ in ranges}), pa.string())
+        ordered = sorted(range(len(ranges)), key=ranges.__getitem__)
+        numbers = pc.index_in(pa.array([ranges[index][0] for index in ordered], pa.string()), sources).to_numpy()
+        firsts, stops = (np.array([ranges[index][side] for index in ordered], dtype=np.int64) for side in (1, 2))
+        starts = numbers.astype(np.int64) * _ROWS + firsts
+        for piece in self.selected.pieces() if ranges else ():
+            part = piece.filter(pc.is_in(piece["source"], sources))
+            rows = part["row"].to_numpy()
+            places = pc.index_in(part["source"], sources).to_numpy().astype(np.int64) * _ROWS + rows
+            nearest = np.maximum(np.searchsorted(starts, places, side="right") - 1, 0)
+            inside = (places >= starts[nearest]) & (places < starts[nearest] - firsts[nearest] + stops[nearest])
+            names = part["doc_id"].filter(pa.array(inside)).to_pylist()
+            for index, row, doc_id in zip(nearest[inside].tolist(), rows[inside].tolist(), names, strict=True):
+                yield ordered[index], row, doc_id
 
 
 def tail_diagnostic(test: BlindTest, listed: Listed) -> TailDiagnostic | None:
@@ -85,14 +99,15 @@ def tail_diagnostic(test: BlindTest, listed: Listed) -> TailDiagnostic | None:
 def _selected_in(tail: TailTest, listed: Listed) -> tuple[int, list[tuple[float, str]]]:
     """How many selected documents were compared; rank and id of those in the tail, the highest first."""
     ranks = {(shard, row): rank for shard, row, rank in tail.documents}
+    shards = [listed.scored.shards[name] for name in tail.compared]
+    compared = zip(shards, tail.compared.values(), strict=True)
     count, inside = 0, []
-    for name, rows in tail.compared.items():
-        shard = listed.scored.shards[name]
-        for row, doc_id in listed.of_source(shard.name, shard.first_row, shard.first_row + rows):
-            count += 1
-            rank = ranks.get((name, row - shard.first_row))
-            if rank is not None:
-                inside.append((rank, str(doc_id)))
+    ranges = [(shard.name, shard.first_row, shard.first_row + rows) for shard, rows in compared]
+    for index, row, doc_id in listed.of_ranges(ranges):
+        count += 1
+        rank = ranks.get((shards[index].id, row - shards[index].first_row))
+        if rank is not None:
+            inside.append((rank, str(doc_id)))
     return count, sorted(inside, key=lambda place: (-place[0], place[1]))
 
 
@@ -206,14 +221,8 @@ def _found_family(kind: Role, rows: pa.Table, p_value: float, listed: Listed) ->
 
 def _selected_among(rows: pa.Table, listed: Listed) -> int:
     """How many of these documents are selected."""
-    places: dict[str, set[int]] = {}
-    for source, row in zip(rows["source"].to_pylist(), rows["row"].to_pylist(), strict=True):
-        places.setdefault(source, set()).add(row)
-    return sum(
-        row in wanted
-        for source, wanted in places.items()
-        for row, _ in listed.of_source(source, min(wanted), max(wanted) + 1)
-    )
+    places = set(zip(rows["source"].to_pylist(), rows["row"].to_pylist(), strict=True))
+    return sum(1 for _ in listed.of_ranges([(source, row, row + 1) for source, row in places]))
 
 
 def _log_choices(n: int, k: int) -> float:

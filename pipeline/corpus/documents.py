@@ -194,8 +194,7 @@ def _caption(shard: Shard, caption: Any) -> str | Unreadable:
 
 
 def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, caption: Any) -> Document:
-    default = f"{shard.name}/{shard.files[row - shard.first_row]}" if shard.files not in ((), ("",)) else shard.name
-    doc_id = _encodable(str(identity)) if identity is not None else _encodable(f"{default}#{0 if shard.files else row}")
+    doc_id = _encodable(str(identity) if identity is not None else _default_id(shard, row))
     label = None if group is None else _encodable(str(group))
     picture: bytes | None = None
     if shard.pictures and isinstance(text, bytes):
@@ -224,6 +223,11 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
     if problem is not None:
         return Document(row, doc_id, "", label, (problem.reason, problem.message))
     return Document(row, doc_id, text, label, scores=scores)
+
+
+def _default_id(shard: Shard, row: int) -> str:
+    file = f"/{shard.files[row - shard.first_row]}" if shard.files not in ((), ("",)) else ""
+    return f"{shard.name}{file}#{0 if shard.files else row}"
 
 
 def read_scores(columns: Sequence[str], values: Sequence[Any]) -> tuple[float, ...] | Unreadable:
@@ -281,14 +285,14 @@ def problem_of(text: Any) -> Unreadable | None:
     if not text.strip():
         return Unreadable("empty", "nothing but white space")
     try:
-        text.encode("utf-8")
+        text.isascii() or text.encode("utf-8")
     except UnicodeEncodeError as error:
         return Unreadable("undecodable", f"character {error.start} is {text[error.start]!a}: not valid Unicode text")
     return None
 
 
 def _encodable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def read_labels(shard: Shard) -> Iterator[Any]:

@@ -44,7 +44,7 @@ ROOMS = (
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
     "pipeline.config": 1_920,
-    "pipeline.corpus": 5_560,
+    "pipeline.corpus": 5_570,
     "pipeline.store": 1_970,
     "pipeline.models": 2_720,
     "pipeline.training": 1_490,
@@ -53,7 +53,7 @@ BUDGETS = {
     "pipeline.detectors": 2_282,
     "pipeline.stages": 3_640,
     "pipeline.selection": 6_010,
-    "pipeline.audit": 11_240,
+    "pipeline.audit": 11_250,
     "pipeline.report": 5_000,
     "pipeline.compare": 2_060,
     "pipeline.export": 1_270,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
@@ -133,6 +134,11 @@ def _decoded(column: Iterable[pa.Scalar], binary: bool = True) -> Iterator[Any]:
         column: to be read.
         binary: whether bytes are texts.
     """
+    if isinstance(column, pa.StringArray):
+        with contextlib.suppress(UnicodeDecodeError):  # all at once, and one by one where one of them is bad
+            values = column.to_pylist()
+            yield from values
+            return
     for held in column:
         try:
             value = held.as_py()
