@@ -31,7 +31,7 @@ class Finding:
     check: str
     state: State
     value: str  # what was measured, or why it was not
-    mend: str = ""  # what to do; empty where nothing is to be done
+    remedy: str = ""  # what to do; empty where nothing is to be done
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class Expectation:
     holders: Sequence[str] = ()  # a mark of each node that created the file that only one may create
 
 
-Verdict = tuple[State, str, str]  # state, value, mend
+Verdict = tuple[State, str, str]  # state, value, remedy
 
-MENDS = {
+REMEDIES = {
     "versions": "start Ray there from the same environment or image as here",
     "processor": "take nodes of one kind where scores must agree in the last digits and bfloat16 must be fast",
     "plugins": "install the plugin there, as it is here",
@@ -73,7 +73,7 @@ MENDS = {
     "run directory": "give a folder that all nodes share and may write to, or s3:// or gs://, with credentials there",
     "storage": "see that the node reaches the run directory",
     "clock": "install the same Seenset there: its checks do not start",
-    "first batch": "mend the lines above, or try the node alone",
+    "first batch": "correct the lines above, or try the node alone",
 }
 """What to do where a check could not be made, by check."""
 
@@ -96,8 +96,8 @@ def _facts(node: NodeReport, check: str) -> Mapping[str, Any]:
 
 def _line(node: NodeReport, check: str, answer: Measurement, expected: Expectation) -> Finding:
     if answer.problem:
-        mend = HUNG if answer.problem.startswith(NO_ANSWER) else MENDS[check]
-        return Finding(node.name, check, "red", answer.problem, mend)
+        remedy = HUNG if answer.problem.startswith(NO_ANSWER) else REMEDIES[check]
+        return Finding(node.name, check, "red", answer.problem, remedy)
     return Finding(node.name, check, *_JUDGES[check](answer.facts, node, expected))
 
 
@@ -106,14 +106,14 @@ def _processor(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -
     value = f"{' '.join(facts['flags']) or 'no known flags'}: {native}"
     if tuple(facts["flags"]) != expected.flags:
         value = f"{value}; most nodes have {' '.join(expected.flags) or 'none of these flags'}"
-        return "note", value, MENDS["processor"]
+        return "note", value, REMEDIES["processor"]
     return "good", value, ""
 
 
 def _versions(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
     here = expected.driver["versions"].facts
     if others := version_differences(here, facts):
-        return "red", ", ".join(others), MENDS["versions"]
+        return "red", ", ".join(others), REMEDIES["versions"]
     names = ("seenset", "python", "ray", "torch", "transformers")
     return "good", ", ".join(f"{name} {facts[name]}" for name in names if name in facts), ""
 
@@ -122,7 +122,7 @@ def _plugins(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> 
     here = expected.driver["plugins"].facts.get("digests", {})
     names = sorted(name for name in {*here, *facts["digests"]} if here.get(name) != facts["digests"].get(name))
     if names:
-        return "red", f"another content than here: {', '.join(names)}", MENDS["plugins"]
+        return "red", f"another content than here: {', '.join(names)}", REMEDIES["plugins"]
     return "good", ", ".join(sorted(facts["digests"]) or ["none"]), ""
 
 
@@ -135,12 +135,12 @@ def _gpus(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -> 
     if not (expected.shape.gpus and node.gpus):
         return "good", value if cards else "none", ""
     if sight < len(cards):
-        mend = f"install a torch of the driver's CUDA there (it has CUDA {facts['cuda']}), or a newer driver"
-        return "red", f"{value}; torch sees {sight} of {len(cards)}", mend
+        remedy = f"install a torch of the driver's CUDA there (it has CUDA {facts['cuda']}), or a newer driver"
+        return "red", f"{value}; torch sees {sight} of {len(cards)}", remedy
     if expected.shapes and not fits(expected, cards):
         size = sum(shape.weights for shape in expected.shapes) / GIB
-        mend = "raise resources.gpus_per_actor, quantise the model, or leave the node out"
-        return "red", f"{value}: {size:.1f} GiB of weights leave no room for a batch", mend
+        remedy = "raise resources.gpus_per_actor, quantise the model, or leave the node out"
+        return "red", f"{value}: {size:.1f} GiB of weights leave no room for a batch", remedy
     if short := _taken(expected, cards):
         return "red", f"{value}; {short}", "end what else computes on these GPUs"
     return "good", f"{value}, {min(card['free'] for card in cards) / GIB:.0f} GiB free", ""
@@ -179,8 +179,8 @@ def _memory(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -
     need = weights if expected.shape.gpus and count else weights * count  # a loader holds one model at a time
     if need > facts["free"]:
         what = "weights pass through it" if expected.shape.gpus else f"weights of {count} actors"
-        mend = "set resources.actors lower or cpus_per_actor higher, or take a larger machine"
-        return "red", f"{value}, {need / GIB:.1f} GiB of {what}", mend
+        remedy = "set resources.actors lower or cpus_per_actor higher, or take a larger machine"
+        return "red", f"{value}, {need / GIB:.1f} GiB of {what}", remedy
     return "good", value, ""
 
 
@@ -188,10 +188,10 @@ def _shared_memory(facts: Mapping[str, Any], node: NodeReport, expected: Expecta
     value = f"{facts['total'] / GIB:.2g} GiB"
     together = expected.trainers > 1 or expected.shape.gpus > 1
     if together and facts["free"] < LEAST_SHARED:
-        return "red", f"{value}; workers that compute together need 1 GiB", MENDS["/dev/shm"]
+        return "red", f"{value}; workers that compute together need 1 GiB", REMEDIES["/dev/shm"]
     if facts["total"] < node.object_store:
         what = f"{value}, less than Ray's object store of {node.object_store / GIB:.2g} GiB, which goes to disk"
-        return "note", what, MENDS["/dev/shm"]
+        return "note", what, REMEDIES["/dev/shm"]
     return "good", value, ""
 
 
@@ -208,7 +208,7 @@ def _model(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Ve
         problems += [f"{file} of {name} is {_how(mine.get(file), files.get(file))}" for file in differing]
         total += sum(size for size, _ in files.values())
     if problems:
-        return "red", "; ".join(problems[:3]), MENDS["model"]
+        return "red", "; ".join(problems[:3]), REMEDIES["model"]
     if missing:
         return "note", f"{', '.join(missing)}: the hub will send its weights at the start", "fetch it there before"
     return "good", f"{total / GIB:.2f} GiB, as here" if facts["models"] else "behind an endpoint", ""
@@ -229,22 +229,22 @@ def _input(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Ve
         if isinstance(mark, list) and isinstance(here.get(name), list) and here[name] != mark
     ]
     if broken:
-        return "red", "; ".join(broken[:3]), MENDS["input"]
+        return "red", "; ".join(broken[:3]), REMEDIES["input"]
     return "good", f"{len(facts['marks'])} of {facts['of']} read", ""
 
 
 def _run_directory(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
     if not facts["seen"]:
         value = "it does not see what this machine writes there: a folder of the node alone"
-        return "red", value, MENDS["run directory"]
+        return "red", value, REMEDIES["run directory"]
     if facts["second"] or facts["winners"] != 1:
         value = f"{facts['winners']} of 8 attempts created one name" + ("; and one more later" * facts["second"])
-        mend = "take a store with conditional writes: a shared file system, S3, GCS, or MinIO"
-        return "red", f"{value}: two workers could file one shard twice", mend
+        remedy = "take a store with conditional writes: a shared file system, S3, GCS, or MinIO"
+        return "red", f"{value}: two workers could file one shard twice", remedy
     if (winners := len(expected.holders)) > 1:
         separate = facts["won"] and len(set(expected.holders)) > 1
         reason = ", each its own: this is a folder of each node alone" if separate else ", of which only one may"
-        return "red", f"{winners} nodes created one file{reason}", MENDS["run directory"]
+        return "red", f"{winners} nodes created one file{reason}", REMEDIES["run directory"]
     return "good", "one of 8 attempts created a name", ""
 
 

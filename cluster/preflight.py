@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.exceptions import TyperException
 
-from cluster.checks import MENDS, Expectation, Finding, judge_nodes
+from cluster.checks import REMEDIES, Expectation, Finding, judge_nodes
 from cluster.inspection import CHECKS, DRIVER_FILE, Inspection, Measurement, measured
 from cluster.nodes import Patience, answers_of_cluster, answers_of_machine
 from pipeline.audit.description import load_config
@@ -71,7 +71,7 @@ def preflight(
     lines = inspect_cluster(planned, timeout, batch_timeout, every)
     red = [line for line in lines if line.state == "red"]
     if json_:
-        terminal.print_json({"ok": not red, "lines": [asdict(line) for line in lines]})
+        terminal.print_json({"ok": not red, "lines": [_published(line) for line in lines]})
     else:
         _print(lines)
     if red:
@@ -97,7 +97,7 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
     driver["versions"] = Measurement(dict(versions_here()))
     lines = [*_run_line(config), *_endpoint_lines(config)]
     lines += [
-        Finding(DRIVER, check, "red", a.problem, "mend it here first") for check, a in driver.items() if a.problem
+        Finding(DRIVER, check, "red", a.problem, "correct it here first") for check, a in driver.items() if a.problem
     ]
     on_cluster = os.environ.get("RAY_ADDRESS", "") not in ("", "local") and config.resources.cluster != "local"
     with _without_traces(config.run, inspection.folder):
@@ -120,11 +120,11 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
 
 def _run_line(config: AuditConfig) -> list[Finding]:
     """Whether what stands in the run directory can be gone on with."""
-    mend = "begin a new run directory, or go on with that version on all nodes"
+    remedy = "begin a new run directory, or go on with that version on all nodes"
     try:
         manifest = read_manifest(Store(config.run))
     except UserError as error:
-        return [Finding(CLUSTER, "manifest", "red", str(error), mend)]
+        return [Finding(CLUSTER, "manifest", "red", str(error), remedy)]
     except Exception as error:  # of a store; the nodes say so too
         return [
             Finding(CLUSTER, "manifest", "red", one_line(f"{type(error).__name__}: {error}")[:300], "see the reason")
@@ -133,7 +133,7 @@ def _run_line(config: AuditConfig) -> list[Finding]:
         return []
     before, here = manifest.versions.get("seenset"), versions_here().get("seenset")
     if before != here:
-        return [Finding(CLUSTER, "manifest", "red", f"the run was begun by seenset {before}, here is {here}", mend)]
+        return [Finding(CLUSTER, "manifest", "red", f"the run was begun by seenset {before}, here is {here}", remedy)]
     return [Finding(CLUSTER, "manifest", "good", f"the run was begun by seenset {before}")]
 
 
@@ -142,7 +142,7 @@ def _written_lines(config: AuditConfig, inspection: Inspection) -> list[Finding]
     try:
         Store(config.run).write(f"{inspection.folder}/{DRIVER_FILE}", b"")
     except Exception as error:  # of a store; the nodes go on and say what they see
-        return [Finding(DRIVER, "run directory", "red", one_line(str(error))[:300], MENDS["run directory"])]
+        return [Finding(DRIVER, "run directory", "red", one_line(str(error))[:300], REMEDIES["run directory"])]
     return []
 
 
@@ -156,7 +156,7 @@ def _endpoint_lines(config: AuditConfig) -> list[Finding]:
                 lines.append(Finding(DRIVER, "endpoint", "good", f"{model.endpoint} answers"))
             except UserError as error:
                 lines.append(
-                    Finding(DRIVER, "endpoint", "red", str(error), "start the endpoint, or mend model.endpoint")
+                    Finding(DRIVER, "endpoint", "red", str(error), "start the endpoint, or correct model.endpoint")
                 )
     return lines
 
@@ -182,9 +182,9 @@ def _places(config: AuditConfig, on_cluster: bool) -> tuple[ActorShape, int, lis
     except UserError as error:
         wanted = config.resources.gpus_per_actor
         shape = ActorShape(0.0 if wanted == "auto" else wanted, config.resources.cpus_per_actor)
-        mend = "add nodes that hold such an actor, or change resources"
-        mend = mend if on_cluster else "set RAY_ADDRESS, or change resources"
-        return shape, 0, [Finding(CLUSTER, "places", "red", str(error), mend)]
+        remedy = "add nodes that hold such an actor, or change resources"
+        remedy = remedy if on_cluster else "set RAY_ADDRESS, or change resources"
+        return shape, 0, [Finding(CLUSTER, "places", "red", str(error), remedy)]
     held = places(nodes, shape)
     value = f"{held} actors of {shape.gpus:g} GPUs and {shape.cpus} CPUs on {len(nodes)} nodes"
     return shape, held, [Finding(CLUSTER, "places", "good", value)] if on_cluster else []
@@ -210,6 +210,11 @@ def _without_traces(run: str, folder: str) -> Any:
                 os.rmdir(path)
 
 
+def _published(line: Finding) -> dict[str, str]:
+    """A line as `--json` has it, where its remedy is `mend`, the name of 0.9.0."""
+    return {("mend" if name == "remedy" else name): value for name, value in asdict(line).items()}
+
+
 def _print(lines: Sequence[Finding]) -> None:
     """The table, and below it each line that asks for something."""
     screen = terminal.console()
@@ -227,8 +232,8 @@ def _print(lines: Sequence[Finding]) -> None:
     screen.print(table)
     for state in ("red", "note"):
         for line in (line for line in lines if line.state == state):
-            mend = f" -> {line.mend}" if line.mend else ""
-            screen.print(f"{state}: {line.node}, {line.check}: {line.value}{mend}", markup=False, soft_wrap=True)
+            remedy = f" -> {line.remedy}" if line.remedy else ""
+            screen.print(f"{state}: {line.node}, {line.check}: {line.value}{remedy}", markup=False, soft_wrap=True)
     red = sum(line.state == "red" for line in lines)
     screen.print(f"{red} of {len(lines)} lines red" if red else f"none of {len(lines)} lines red", highlight=False)
 
@@ -243,7 +248,7 @@ def _cell(line: Finding | None, whole: bool) -> Text:
 
 
 def check_command(arguments: Sequence[str] | None = None) -> None:
-    """Run the command; every error that a user can mend is one line and an exit code."""
+    """Run the command; every user error is one line and an exit code."""
     terminal.show_all_characters()
     try:
         code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)

@@ -1,7 +1,7 @@
 """`python -m cluster.weekly RAYJOB.yaml`: start the RayJob of this week on Kubernetes, and follow it to its end.
 
 The CronJob of cluster/kuberay/cronjob runs it in a pod. Its exit status is that of the scan: 0 done, 1 failed; 2 is
-what a user can mend, 75 an API that stays away. The RayJob is named after the ISO week, so a pod that is started again
+a user error, 75 an API that stays away. The RayJob is named after the ISO week, so a pod that is started again
 finds what the one before began.
 """
 

@@ -1,4 +1,4 @@
-"""The one error that a user can mend, the exit codes of the command, and how messages print names."""
+"""The user error, the exit codes of the command, and how messages print names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
 
 
 class UserError(Exception):
-    """Something that the user can mend, said in one line: the value, the limit and the near miss."""
+    """An error that the user can correct, stated in one line: the value, the limit and the near miss."""
 
     exit_code = ExitCode.USER_ERROR
 

@@ -29,8 +29,8 @@ from pipeline.audit.review import read_review
 from pipeline.audit.scored import Scored, check_budget, note_review, read_scored, without_reviewed
 from pipeline.audit.select import Answering, Each, select_all
 from pipeline.audit.status import Counts, RunState, Status, StatusFile, read_status
-from pipeline.audit.strongest import Reread
 from pipeline.audit.summary import Summary, exit_code_of
+from pipeline.audit.top_documents import Reread
 from pipeline.audit.work import Work, work_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
@@ -522,7 +522,7 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
     if counts.failures:
         raise IncompleteError(
             f"{len(counts.failures)} of {len(plan.shards)} shards could not be finished by stage {stage.name}: "
-            f"{counts.failures[0]}; the others are kept: mend it and run again"
+            f"{counts.failures[0]}; completed shards are kept; correct the cause and run the command again"
         )
 
 

@@ -68,7 +68,7 @@ def plan(
     from pipeline.audit.arithmetic import with_types
     from pipeline.audit.forecast import forecast
     from pipeline.audit.plan import describe_model
-    from pipeline.audit.precheck import plan_checks
+    from pipeline.audit.preflight import plan_checks
     from pipeline.series.earlier import planned_against
     from pipeline.series.outlook import planned_scan
     from pipeline.stages.registry import check_stages
@@ -258,7 +258,7 @@ def _runs_foreign_code(audit: AuditConfig) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command; every error that a user can mend is one line and an exit code."""
+    """Run the command; every user error is one line and an exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # its usual one keeps what sorted tables leave
     collect_rarely()

@@ -16,7 +16,7 @@ from contextlib import closing
 import pyarrow as pa
 
 from pipeline.audit.machine import LocalMachine
-from pipeline.audit.strongest import Reread
+from pipeline.audit.top_documents import Reread
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.models.sharing import SharedModels

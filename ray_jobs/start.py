@@ -20,7 +20,7 @@ from pipeline.audit.machine import (
     runs_locally,
 )
 from pipeline.audit.plan import Plan, pending
-from pipeline.audit.precheck import RUN, Precheck, begin_checks, check_before_scoring, filed_precheck
+from pipeline.audit.preflight import RUN, PreflightChecks, begin_checks, check_before_scoring, stored_preflight
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import adapters_of, parse_detectors
@@ -67,7 +67,7 @@ class Checks:
     plan: Plan
     store: Store
     reporter: Reporter
-    begun: Future[Precheck] | None  # None: they are made where this waits for them
+    begun: Future[PreflightChecks] | None  # None: they are made where this waits for them
     waiting: bool = True
 
     def look(self) -> None:
@@ -108,7 +108,7 @@ def start_checks(
         UserError: as `check_before_scoring`, `connect` and `check_node_versions`, or an actor is larger than any node.
     """
     beside = bool(pending(plan, SCORING, store)) and (machine is None or early is not None)
-    apart = beside and filed_precheck(store, plan.shards, plan.config.seed) is None
+    apart = beside and stored_preflight(store, plan.shards, plan.config.seed) is None
     checks = Checks(plan, store, reporter, begin_checks(plan, RUN) if apart else None)
     if beside and machine is None:
         connect()

@@ -175,7 +175,7 @@ def print_starter(facts: dict[str, Any], command: str) -> None:
         print_line(f"  {printable(line)}")
     for line in missing:
         print_line(f"missing: {line}")
-    print_line(f"next: {'mend that, then ' if missing else ''}seenset {command} {path}")
+    print_line(f"next: {'correct that, then ' if missing else ''}seenset {command} {path}")
 
 
 def progress_lines(status: Status | TrialStatus) -> list[str]:

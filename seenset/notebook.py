@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from pipeline.audit.density_weights import weighting_diagnostic
 from pipeline.audit.description import check_settings
 from pipeline.audit.diagnostics import diagnose_scores
 from pipeline.audit.summary import Summary, make_summary
-from pipeline.audit.weighing import weighting_diagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, CalibrationName, Direction, SelectionConfig

@@ -81,7 +81,7 @@ def audit(
         The finished run. `UnsupportedWarning` for every selection whose promise a check contradicts.
 
     Raises:
-        UserError: what the user can mend, in one line.
+        UserError: in one line, what the user can correct.
 
     Example:
         >>> run = seenset.audit(config, quiet=True)
@@ -140,7 +140,7 @@ def trial(
         `facts` for machines, `tables` (rich) for people, `folder`, `reports` and `page`.
 
     Raises:
-        UserError: what the user can mend, in one line.
+        UserError: in one line, what the user can correct.
     """
     source = (
         load_trial(str(config)) if isinstance(config, (str, PathLike)) else build_trial(_mapping(config, TrialConfig))

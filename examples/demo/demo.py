@@ -117,7 +117,7 @@ def run_demo(count: int, seed: int, work: Path) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line and run; an error that the user can mend is one line and exit code 2."""
+    """Read the command line and run; a user error is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--passages", type=int, default=180, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of all that is random (default: %(default)s)")

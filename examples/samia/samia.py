@@ -209,7 +209,7 @@ def run_example(count: int, draws: int, port: int, work: Path) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line and run; an error that the user can mend is one line and exit code 2."""
+    """Read the command line and run; a user error is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m examples.samia.samia", description=__doc__.splitlines()[0])
     parser.add_argument("--passages", type=int, default=90, help="how many (default: %(default)s)")
     parser.add_argument("--draws", type=int, default=4, help="continuations of each (default: %(default)s)")

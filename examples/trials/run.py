@@ -123,7 +123,7 @@ def answer(config: TrialConfig) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line and run; an error that the user can mend is one line and exit code 2."""
+    """Read the command line and run; a user error is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m examples.trials.run", description=__doc__.splitlines()[0])
     parser.add_argument(
         "names", nargs="+", metavar="NAME", choices=[*EVERY_NAME, "all"], help=f"all, {', '.join(EVERY_NAME)}"

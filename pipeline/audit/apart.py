@@ -24,10 +24,7 @@ from pipeline.audit.blind import (
     word_counts,
     word_model,
 )
-from pipeline.audit.halvings import LEAST, TOLERANCE, Blind
-from pipeline.audit.plan import Plan
-from pipeline.audit.summary import BlindDiagnostic
-from pipeline.audit.weighing import (
+from pipeline.audit.density_weights import (
     LearntWeights,
     Weigher,
     blind_weighted,
@@ -35,6 +32,9 @@ from pipeline.audit.weighing import (
     learn_weights,
     weighting_diagnostic,
 )
+from pipeline.audit.halvings import LEAST, TOLERANCE, Blind
+from pipeline.audit.plan import Plan
+from pipeline.audit.summary import BlindDiagnostic
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE
@@ -83,7 +83,7 @@ def telling_words(known: Sequence[str], audit: Sequence[str], count: int = SHOWN
         count: words of each kind, at most.
 
     Returns:
-        Words that are more frequent among the audited documents, and among the known ones, the strongest first.
+        Words that are more frequent among the audited documents, and among the known ones, the largest weight first.
     """
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.preprocessing import normalize

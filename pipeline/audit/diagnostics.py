@@ -6,7 +6,7 @@ import logging
 
 from pipeline.audit.blind import BlindTest, blind_test
 from pipeline.audit.forecast import resolution
-from pipeline.audit.precheck import filed_precheck
+from pipeline.audit.preflight import stored_preflight
 from pipeline.audit.records import read_part, write_part
 from pipeline.audit.scored import Overlap, Scored
 from pipeline.audit.summary import (
@@ -111,7 +111,7 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
     if (earlier := filed_blind_test(scored.store, name)) is not None:
         return earlier
     shards = list(scored.shards.values())
-    before = filed_precheck(scored.store, shards, config.seed)
+    before = stored_preflight(scored.store, shards, config.seed)
     try:
         test = before.blind[role] if before and role in before.blind else blind_test(shards, role, config)
     except UserError as error:

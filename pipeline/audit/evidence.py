@@ -1,4 +1,4 @@
-"""What made the scores of the strongest selected documents: their tokens, their neighbours, their near copies.
+"""What made the scores of the top selected documents: their tokens, their neighbours, their near copies.
 
 It shows what a detector weighed, and proves nothing: a document may be selected wrongly, and its tokens then look as
 those of any other. No answer depends on it, and a document or a run that has none is as good as one that has.
@@ -55,7 +55,7 @@ def evidence_file(selection: str) -> str:
 
 
 def read_evidence(store: Store, selection: str) -> dict[str, DocumentEvidence]:
-    """The evidence of the strongest documents of a selection, by id, the strongest first; {} where there is none.
+    """The evidence of the top documents of a selection, by id, in the order of the list; {} where there is none.
 
     A file that cannot be read counts as none: evidence is not worth a report.
     """

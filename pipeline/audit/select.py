@@ -14,6 +14,7 @@ from pipeline.audit.against import judged_before
 from pipeline.audit.answers import damaged_answers, run_digests, write_answer
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.copies import NearCopies
+from pipeline.audit.density_weights import weighting_diagnostic
 from pipeline.audit.dependence import breaks_bounds, finding_beside, near_copies_diagnostic, read_sketches
 from pipeline.audit.diagnostics import diagnose, run_blind_test, without_texts
 from pipeline.audit.digests import digests_file, scores_digest, verdicts_file
@@ -25,12 +26,11 @@ from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram
 from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlaps, find_span
 from pipeline.audit.selected import STRENGTH, Judged, Total, with_excerpts, with_strength, write_selected
-from pipeline.audit.strongest import Reread, kept_tokens, strongest_of, write_evidence
 from pipeline.audit.summary import Diagnostic, Summary, make_summary, series_place
 from pipeline.audit.thumbnails import MOST as THUMBNAILS
 from pipeline.audit.thumbnails import write_thumbnails
+from pipeline.audit.top_documents import Reread, kept_tokens, top_documents_of, write_evidence
 from pipeline.audit.versions import NO_BLIND_TEST, NO_OVERLAP, version_part
-from pipeline.audit.weighing import weighting_diagnostic
 from pipeline.audit.weight_shards import RunWeights, weigh_run
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
@@ -98,8 +98,9 @@ def select_all(
             questions = _claimed(questions, how.claim)
             config = config.model_copy(update={"selections": [question.selection for question in questions]})
         answers = _answer_all(questions, each)
-    strongest = [
-        strongest_of(one.selection, made, judged.selected.first(shown), one.overlap) for one, made, judged in answers
+    tops = [
+        top_documents_of(one.selection, made, judged.selected.first(shown), one.overlap)
+        for one, made, judged in answers
     ]
     most = THUMBNAILS if pictured else 0
     pictures = {one.selection.name: judged.selected.first(most) for one, _, judged in answers}
@@ -108,7 +109,7 @@ def select_all(
     note_answers(scored.store, config, how.command, summaries)  # before anyone can read an answer
     files = _write_files(scored, answers, summaries, pictures)
     _remove_others(config, scored)
-    evidence = {} if kept is None else write_evidence(scored, config, strongest, kept, how.reread, how.say)
+    evidence = {} if kept is None else write_evidence(scored, config, tops, kept, how.reread, how.say)
     scores = scores_digest(scored.of("audit"))
     for summary in summaries:
         write_answer(scored.store, summary, {**files[summary.name], **evidence.get(summary.name, {})}, scores)

@@ -24,7 +24,7 @@ STRENGTH = ("_fused", "_score")
 """Columns of sorting alone, which `with_strength` appends; no file holds them."""
 
 ORDER = ("p_value", *STRENGTH, "source", "row")
-"""Columns by which selected documents ascend, the strongest first; no two documents share source and row."""
+"""Columns by which selected documents ascend, the smallest p-value first; no two documents share source and row."""
 
 _PLACES = pa.schema([("task", pa.string()), ("row", pa.int64())])
 
@@ -32,7 +32,7 @@ _PLACES = pa.schema([("task", pa.string()), ("row", pa.int64())])
 def with_strength(
     rows: pa.Table, selection: SelectionConfig, answer: Answer, batch: Batch, selected: np.ndarray
 ) -> pa.Table:
-    """Rows with the columns `STRENGTH`: what orders documents of equal p-values, ascending from the strongest.
+    """Rows with the columns `STRENGTH`: what orders documents of equal p-values, ascending from the most member-like.
 
     `_fused` is the one score of all detectors where the procedure makes one (td4eval: its fused statistic; adadetect:
     its discriminant), otherwise 0. `_score` is the score of the detector of the largest weight, the first of equal

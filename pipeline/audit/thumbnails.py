@@ -1,4 +1,4 @@
-"""Thumbnails of the strongest selected pictures, for the report: small, and with nothing in them but pixels."""
+"""Thumbnails of the top selected pictures, for the report: small, and with nothing in them but pixels."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_thumbnails(scored: Scored, selected: Mapping[str, pa.Table]) -> dict[s
 
     Args:
         scored: the score shards.
-        selected: by name of the selection its strongest documents, with columns source and row.
+        selected: by name of the selection its top documents, with columns source and row.
 
     Returns:
         By selection, the SHA-256 of its file of thumbnails, by name; nothing where it has none.

@@ -11,10 +11,10 @@ import pyarrow as pa
 from pydantic import Field
 
 from pipeline.audit.blind import sample_documents
+from pipeline.audit.density_weights import LearntWeights, Weigher, learn_weights
 from pipeline.audit.records import Record, read_part, write_part
 from pipeline.audit.scored import Each, Scored
 from pipeline.audit.summary import BlindDiagnostic
-from pipeline.audit.weighing import LearntWeights, Weigher, learn_weights
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.corpus.documents import read_shard, text_key

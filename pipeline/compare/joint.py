@@ -307,7 +307,7 @@ def untested_runs(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> 
 
 
 def write_joint(store: Store, answer: JointAnswer, rows: JoinedRuns) -> None:
-    """Write both lists, strongest evidence first, and joint.json last.
+    """Write both lists, smallest p-value first, and joint.json last.
 
     Columns: doc_id, e_value (a lower limit of the smallest), largest_p, and p_value_1, p_value_2 and so on in the
     order of the runs.

@@ -148,11 +148,11 @@ class _Origin:
         explicit = path.startswith(("./", "../"))
         if self.file is None or explicit or here == self.folder or not _exists(place, os.path.join(here, path)):
             return
-        mended = os.path.relpath(os.path.join(here, path), self.folder)
+        corrected = os.path.relpath(os.path.join(here, path), self.folder)
         new = f", or ./{path} for a new one beside it" if place is Place.RUN else ""
         raise UserError(
             f"{where}: {path} is in the working directory and not beside {self.file}; relative paths are relative to "
-            f"the file that names them: write {mended if mended.startswith('.') else f'./{mended}'}{new}"
+            f"the file that names them: write {corrected if corrected.startswith('.') else f'./{corrected}'}{new}"
         )
 
 

@@ -388,7 +388,7 @@ def _needs_of(name: str, needs: Callable[..., WrittenNeeds], arguments: Mapping[
 
 
 def _broken(name: str, what: str, error: BaseException, tail: str = "") -> UserError:
-    """An error in the code of a detector, which is its author's to mend."""
+    """An error in the code of a detector, which its author must correct."""
     text = " ".join(str(error).split())
     where = display_module(_registry.modules[name])
     return UserError(f"detector {name} ({where}): {what} raised {type(error).__name__}: {text}{tail}")

@@ -169,7 +169,7 @@ def _load(plugin: Plugin) -> None:
             importlib.import_module(plugin.name)
         else:
             _execute(plugin, plugin.source)
-    except (Exception, SystemExit) as error:  # whatever a user's code raises is the user's to mend
+    except (Exception, SystemExit) as error:  # an error raised by a user's code is a user error
         _forget(plugin)
         text = " ".join(str(error).split())
         message = text if isinstance(error, UserError) else f"cannot be imported: {type(error).__name__}: {text}"

@@ -267,7 +267,7 @@ def _find_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Sa
                 if task is None and document.problem is not None and parsed:
                     raise UserError(
                         f"row {document.row} of {shard.name} cannot be read, so nobody knows which task it is an item "
-                        "of, and the indices of later ones: mend it and run anew, or export a task by itself"
+                        "of, and the indices of later ones: correct it and run anew, or export a task by itself"
                     )
                 if task is None:
                     without += 1

@@ -1,4 +1,4 @@
-"""The selected documents as the page carries them: the strongest of each selection, compressed, in bounded memory."""
+"""The selected documents as the page carries them: the top of each selection, compressed, in bounded memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The strongest selected documents of one selection, for the table of the page.
+    """The top selected documents of one selection, for the table of the page.
 
     `rows` and `evidence` are base64 of gzip of lines of JSON: a line of `rows` holds the columns of some hundred
     documents, a line of `evidence` the tokens of one.

@@ -49,7 +49,7 @@ class TrainingCheckpoint:
         """Restore a training from its checkpoint, if there is one of the same work.
 
         Raises:
-            RuntimeError: the processes read different checkpoints; starting again may mend it.
+            RuntimeError: the processes read different checkpoints; a restart may succeed.
         """
         if updates.processes.rank == 0:  # of a process that was killed while it wrote
             for part in self.path.parent.glob(f"{escape(self.path.name)}.*{PART}"):

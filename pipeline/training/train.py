@@ -323,7 +323,9 @@ def _train(
 def _diverged(work: Training, problem: str) -> UserError:
     """The error of a training that diverged; its checkpoint is removed."""
     work.checkpoint.remove()
-    return UserError(f"{problem}; a lower learning_rate than {work.config.learning_rate} or dtype float32 may mend it")
+    return UserError(
+        f"{problem}; a lower learning_rate than {work.config.learning_rate} or dtype float32 may prevent it"
+    )
 
 
 def _updates(model: Any, work: Training) -> Updates | ZeroUpdates:

@@ -10,8 +10,8 @@ import numpy as np
 
 from pipeline.audit.blind import blind_of, word_counts, word_model
 from pipeline.audit.blind_pictures import picture_features, picture_model
+from pipeline.audit.density_weights import blind_after, fit_weigher, weighted_diagnostic
 from pipeline.audit.halvings import Compared, blocks_among, held_out
-from pipeline.audit.weighing import blind_after, fit_weigher, weighted_diagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.selection.calibrations import calibration_of

@@ -17,7 +17,7 @@ def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
-    """The one line of an error that a user can mend."""
+    """The one line of a user error."""
     status, _, errors = ended(capsys, *arguments)
     assert (status, errors.count("\n")) == (code, 1), errors
     assert errors.startswith("seenset: ")

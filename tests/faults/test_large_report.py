@@ -99,4 +99,4 @@ def test_the_page_of_a_million_documents_takes_a_minute_and_300_megabytes_more_t
     assert large["megabytes"] - small["megabytes"] < 300, (small, large)
     page = store.read("report/report.html")
     assert len(page) < 5_000_000
-    assert b"The strongest 20,000 of 300,000" in page
+    assert b"The top 20,000 of 300,000" in page

@@ -44,7 +44,7 @@ def here(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
-    """The one line of an error that a user can mend."""
+    """The one line of a user error."""
     _, error = here(capsys, *arguments, code=code)
     assert error.count("\n") == 1, error
     return error

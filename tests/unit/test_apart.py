@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from test_precheck import planned
+from test_preflight_checks import planned
 from test_weighted import texts
 
 from pipeline.audit.apart import telling_words, write_matched
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.precheck import check_before_scoring, plan_checks
+from pipeline.audit.preflight import check_before_scoring, plan_checks
 from pipeline.errors import UserError
 from pipeline.report.wording.blind import telling_words_phrase
 from pipeline.store.files import Store

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from pipeline.audit.plan import make_plan
-from pipeline.audit.precheck import PLAN, check_documents, plan_checks
+from pipeline.audit.preflight import PLAN, check_documents, plan_checks
 from pipeline.audit.starter import audit_starter
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.audit.strongest import NEIGHBOURS, Neighbours
+from pipeline.audit.top_documents import NEIGHBOURS, Neighbours
 
 
 def brute(score: float, known: np.ndarray) -> list[tuple[str, float]]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cluster import inspection
-from cluster.checks import HUNG, MENDS, Expectation, Finding, NodeReport, judge_nodes
+from cluster.checks import HUNG, REMEDIES, Expectation, Finding, NodeReport, judge_nodes
 from cluster.inspection import CHECKS, Inspection, Measurement, file_marks, measured, scored_alone
 from cluster.nodes import Patience, answers_of_machine
 from cluster.preflight import check_command
@@ -116,7 +116,7 @@ def test_a_bad_fact_is_a_line_of_its_node_and_check(facts: dict[str, Any], check
     (line,) = judged(node(**facts))
     assert (line.node, line.check, line.state) == ("two", check, state)
     assert value in line.value
-    assert line.mend
+    assert line.remedy
 
 
 def test_what_cannot_change_a_score_is_no_difference_of_versions() -> None:
@@ -128,9 +128,9 @@ def test_what_cannot_change_a_score_is_no_difference_of_versions() -> None:
 @pytest.mark.parametrize("check", FACTS)
 def test_a_check_that_fails_is_a_red_line_with_the_reason(check: str) -> None:
     good = node()
-    for problem, mend in (("no answer in 60 s", HUNG), ("OSError: it broke", MENDS[check])):
+    for problem, remedy in (("no answer in 60 s", HUNG), ("OSError: it broke", REMEDIES[check])):
         lines = judged(replace(good, answers={**good.answers, check: Measurement({}, problem)}))
-        assert lines == [Finding("two", check, "red", problem, mend)]
+        assert lines == [Finding("two", check, "red", problem, remedy)]
 
 
 def test_a_folder_that_is_not_shared_is_red_on_every_node_that_has_its_own() -> None:
@@ -191,7 +191,7 @@ def test_checks_of_a_broken_place_say_so_and_leave_nothing(inspected: Inspection
     assert [name for name, mark in marks.items() if isinstance(mark, str)] == [str(tmp_path / "audit.jsonl")]
     blocked = inspected.config.model_copy(update={"run": str(tmp_path / "unseen.jsonl")})
     assert "unseen.jsonl" in make_check("run directory", replace(inspected, config=blocked)).problem
-    assert set(CHECKS) <= set(MENDS)
+    assert set(CHECKS) <= set(REMEDIES)
 
 
 def test_a_check_that_hangs_has_its_time_and_the_others_answer(inspected: Inspection, tmp_path: Path) -> None:

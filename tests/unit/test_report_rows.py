@@ -79,7 +79,7 @@ def test_twenty_thousand_documents_fit_into_five_megabytes(tmp_path: Path) -> No
     write_report(store)
     page = store.read("report/report.html")
     assert len(page) < 5_000_000
-    assert "The strongest 20,000 of 21,000, smallest p-value first" in page.decode()
+    assert "The top 20,000 of 21,000, smallest p-value first" in page.decode()
     assert 'href="../selection/members/selected.parquet"' in page.decode()
     chunks = unpacked(page.decode().split('id="rows-members">')[1].split("<")[0])
     assert sum(len(chunk["p"]) for chunk in chunks) == MAX_ROWS

@@ -15,17 +15,17 @@ import pytest
 from report_run import build_run
 from test_fused_selections import verdict_of
 from test_plan import outlook
-from test_precheck import planned, text
+from test_preflight_checks import planned, text
 
 import seenset
 from pipeline.audit.blind import blind_diagnostic
 from pipeline.audit.copies import NearCopies
+from pipeline.audit.density_weights import weighted_diagnostic, weighting_diagnostic
 from pipeline.audit.dependence import near_copies_diagnostic
 from pipeline.audit.halvings import LEAST, Blind
-from pipeline.audit.precheck import RUN, Effort, check_documents
+from pipeline.audit.preflight import RUN, Effort, check_documents
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount
-from pipeline.audit.weighing import weighted_diagnostic, weighting_diagnostic
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
 from pipeline.report.wording import verdict as wording
 from pipeline.report.wording.bounds import bound_text, sureness

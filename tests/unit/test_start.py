@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.precheck import RUN, begin_checks
+from pipeline.audit.preflight import RUN, begin_checks
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 from ray_jobs.progress import Reporter

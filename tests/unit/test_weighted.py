@@ -19,13 +19,7 @@ from hypothesis import strategies as st
 import seenset
 from benchmarks.plain_loop import process
 from pipeline.audit.blind import blind, blind_diagnostic, word_counts
-from pipeline.audit.description import build_config
-from pipeline.audit.halvings import Compared
-from pipeline.audit.plan import make_plan
-from pipeline.audit.scored import read_scored
-from pipeline.audit.select import select_all
-from pipeline.audit.summary import Summary, unsettled
-from pipeline.audit.weighing import (
+from pipeline.audit.density_weights import (
     blind_after,
     blind_weighted,
     effective_number,
@@ -33,6 +27,12 @@ from pipeline.audit.weighing import (
     weighted_diagnostic,
     weighting_diagnostic,
 )
+from pipeline.audit.description import build_config
+from pipeline.audit.halvings import Compared
+from pipeline.audit.plan import make_plan
+from pipeline.audit.scored import read_scored
+from pipeline.audit.select import select_all
+from pipeline.audit.summary import Summary, unsettled
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
 from pipeline.selection import calibrate, ranks

@@ -1,4 +1,4 @@
-"""The strongest selected documents of a run's selections: what made their scores is gathered and written.
+"""The top selected documents of a run's selections: what made their scores is gathered and written.
 
 `pipeline.audit.evidence` says what that is. Nothing here may end a run.
 """
@@ -46,8 +46,8 @@ _MADE_BY = b"seenset_made_by"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Strongest:
-    """The strongest selected documents of a selection, and how it came to them."""
+class TopDocuments:
+    """The top selected documents of a selection, and how it came to them."""
 
     name: str  # of the selection
     rows: pa.Table  # the first of `selected.parquet`
@@ -63,13 +63,13 @@ class Strongest:
         return list(zip(self.rows["source"].to_pylist(), self.rows["row"].to_pylist(), strict=True))
 
 
-def strongest_of(selection: SelectionConfig, answer: Answer, rows: pa.Table, overlap: Overlap) -> Strongest:
-    """The strongest selected documents of a selection, and how it came to them.
+def top_documents_of(selection: SelectionConfig, answer: Answer, rows: pa.Table, overlap: Overlap) -> TopDocuments:
+    """The top selected documents of a selection, and how it came to them.
 
     Args:
         selection: its configuration.
         answer: to it.
-        rows: the first of `selected.parquet`, the strongest first.
+        rows: the first of `selected.parquet`, in its order.
         overlap: of the role that calibrates.
     """
     weights = tuple(answer.weights or ())
@@ -81,7 +81,7 @@ def strongest_of(selection: SelectionConfig, answer: Answer, rows: pa.Table, ove
     pairs: dict[str, list[str]] = {}
     for pair in overlap.diagnostic.pairs:
         pairs.setdefault(pair.audit, []).append(pair.calibration)
-    return Strongest(
+    return TopDocuments(
         selection.name,
         rows,
         tuple(selection.detectors),
@@ -166,7 +166,7 @@ def _maker(scored: Scored) -> bytes:
 def write_evidence(
     scored: Scored,
     config: AuditConfig,
-    strongest: Sequence[Strongest],
+    tops: Sequence[TopDocuments],
     kept: pa.Table,
     reread: Reread | None,
     say: Callable[[str], None],
@@ -176,7 +176,7 @@ def write_evidence(
     Args:
         scored: the score shards.
         config: of the audit, whose target model is at hand.
-        strongest: of each selection.
+        tops: of each selection.
         kept: what earlier answers read, from `kept_tokens`.
         reread: reads the documents that are not among these; None: they have no evidence.
         say: prints a line.
@@ -188,16 +188,16 @@ def write_evidence(
         BusyError: another driver has taken the run.
     """
     written: dict[str, dict[str, str]] = {}
-    places = {place for one in strongest for place in one.places}
+    places = {place for one in tops for place in one.places}
     if not places:
         return written
     try:
         texts = _scored_texts(scored, places)
         tokens = _all_tokens(scored, config, texts, kept, reread)
         copies = families_of(scored.store, places)
-        neighbours = _neighbours(scored, strongest, texts)
+        neighbours = _neighbours(scored, tops, texts)
         index = {place: number for number, place in enumerate(_places(tokens))}
-        for one, near in zip(strongest, neighbours, strict=True):
+        for one, near in zip(tops, neighbours, strict=True):
             table = _table(one, weighed_tokens(config, one.detectors, one.weights), near, copies, tokens, index)
             if len(table):
                 written[one.name] = _write(scored, one.name, table)
@@ -267,11 +267,11 @@ def _all_tokens(
     return kept if read is None else pa.concat_tables([kept, read])
 
 
-def _neighbours(scored: Scored, strongest: Sequence[Strongest], texts: Mapping[Place, _Text]) -> list[Neighbours]:
+def _neighbours(scored: Scored, tops: Sequence[TopDocuments], texts: Mapping[Place, _Text]) -> list[Neighbours]:
     """Of each selection, the neighbours of its documents; every calibration shard is read once."""
-    folds = [_fold(one, texts) for one in strongest]
-    for role in dict.fromkeys(one.null_role for one in strongest):
-        of_role = [(one, fold) for one, fold in zip(strongest, folds, strict=True) if one.null_role == role]
+    folds = [_fold(one, texts) for one in tops]
+    for role in dict.fromkeys(one.null_role for one in tops):
+        of_role = [(one, fold) for one, fold in zip(tops, folds, strict=True) if one.null_role == role]
         columns = sorted({column for one, _ in of_role for column in one.detectors})
         start = 0
         for receipt in scored.of(role):
@@ -283,7 +283,7 @@ def _neighbours(scored: Scored, strongest: Sequence[Strongest], texts: Mapping[P
     return folds
 
 
-def _fold(one: Strongest, texts: Mapping[Place, _Text]) -> Neighbours:
+def _fold(one: TopDocuments, texts: Mapping[Place, _Text]) -> Neighbours:
     groups = [texts[place].group for place in one.places] if one.ranking.grouped else None
     matrix = _matrix(one.rows, one.detectors)
     scores = one.ranking.of(Batch(matrix, None, np.zeros(len(matrix), dtype=np.int64)))
@@ -294,7 +294,7 @@ def _matrix(table: pa.Table, detectors: Sequence[str]) -> np.ndarray:
     return np.stack([table[name].to_numpy() for name in detectors], axis=1)
 
 
-def _add(one: Strongest, fold: Neighbours, known: pa.Table, receipt: Receipt) -> None:
+def _add(one: TopDocuments, fold: Neighbours, known: pa.Table, receipt: Receipt) -> None:
     """Take in the documents of a shard that calibrate."""
     scores = one.ranking.of(Batch(_matrix(known, one.detectors), None, known["id_key"].to_numpy()))
     groups = groups_of(known) if one.ranking.grouped else None
@@ -302,7 +302,7 @@ def _add(one: Strongest, fold: Neighbours, known: pa.Table, receipt: Receipt) ->
 
 
 def _table(
-    one: Strongest,
+    one: TopDocuments,
     shown: tuple[str, Kind],
     near: Neighbours,
     copies: Mapping[Place, list[str]],

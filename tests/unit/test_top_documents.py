@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.audit.dependence import copies_file
-from pipeline.audit.strongest import NAMED, families_of, ranking_of, weighed_tokens
+from pipeline.audit.top_documents import NAMED, families_of, ranking_of, weighed_tokens
 from pipeline.config.audit import AuditConfig
 from pipeline.selection.passes import Batch
 from pipeline.store.files import Store

@@ -15,14 +15,14 @@ from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import Plan, make_plan
-from pipeline.audit.precheck import (
+from pipeline.audit.preflight import (
     PLAN,
     RUN,
     Effort,
     check_before_scoring,
     check_documents,
-    filed_precheck,
     plan_checks,
+    stored_preflight,
 )
 from pipeline.audit.scored import find_overlaps, read_scored
 from pipeline.errors import UserError
@@ -83,13 +83,13 @@ def test_a_near_copy_in_two_roles_stops_and_names_both(tmp_path: Path) -> None:
         said(copied)
     with pytest.raises(UserError, match=r"first: a30 and u30, (9\d|100)%\); remove them, or set overlap: drop"):
         plan_checks(copied)
-    assert filed_precheck(Store(copied.config.run), copied.shards, 0) is None, "the mended corpus is read again"
+    assert stored_preflight(Store(copied.config.run), copied.shards, 0) is None, "the mended corpus is read again"
     with pytest.raises(UserError, match=r"\(1 of them with the same text"):
         plan_checks(planned(tmp_path, audit, [*unseen[:30], f"  {text(70).upper()}\n"]))
     assert plan_checks(planned(tmp_path, audit, unseen, near_copies=1.0))["overlap"]["unseen"]["n_calibration"] == 0
     dropped = planned(tmp_path, audit, unseen, overlap="drop")
     said(dropped)
-    kept = filed_precheck(Store(dropped.config.run), dropped.shards, 0)
+    kept = stored_preflight(Store(dropped.config.run), dropped.shards, 0)
     assert kept is not None
     assert (kept.overlap["unseen"].n_calibration, kept.overlap["unseen"].n_equal) == (1, 0)
 

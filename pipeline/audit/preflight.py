@@ -71,7 +71,7 @@ PLAN = Effort(1 << 24, 1_000)
 """Of `seenset plan`: a few seconds at most."""
 
 
-class Precheck(VersionedRecord):
+class PreflightChecks(VersionedRecord):
     """The checks that need no model: `diagnostics/documents-<inputs>.json`."""
 
     sealed = True
@@ -97,7 +97,7 @@ class Precheck(VersionedRecord):
         return wording.documents_read(sum(self.documents.values()), self.whole)
 
 
-def check_documents(plan: Plan, effort: Effort) -> Precheck:
+def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
     """Check the documents of an audit: near copies, ids that repeat, and words that tell roles apart.
 
     Texts are compared as scoring compares them: after `text_transform`, all of the text, each id once. Texts of one
@@ -126,7 +126,7 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
             blind_tests[role] = blind_test(plan.shards, role, config, effort.texts)
         except UserError as error:
             damaged.append(str(error))
-    return Precheck(
+    return PreflightChecks(
         documents={role: len(sample.keys) for role, sample in read.items()},
         whole=all(keys.whole for keys in read.values()),
         overlap={role: _overlap(read[role], read["audit"], role, config.near_copies) for role in known},
@@ -138,7 +138,7 @@ def check_documents(plan: Plan, effort: Effort) -> Precheck:
     )
 
 
-def begin_checks(plan: Plan, effort: Effort) -> Future[Precheck]:
+def begin_checks(plan: Plan, effort: Effort) -> Future[PreflightChecks]:
     """Start `check_documents` in a thread, which ends with the process at the latest.
 
     Args:
@@ -148,7 +148,7 @@ def begin_checks(plan: Plan, effort: Effort) -> Future[Precheck]:
     Returns:
         The checks to come; their result raises what `check_documents` raises.
     """
-    checks: Future[Precheck] = Future()
+    checks: Future[PreflightChecks] = Future()
 
     def work() -> None:
         try:
@@ -178,7 +178,7 @@ def plan_checks(plan: Plan) -> dict[str, Any]:
     return {**checked.plain(), "scope": scope, "lines": lines, "words": help_towards.words}
 
 
-def check_shared(checked: Precheck, config: AuditConfig) -> None:
+def check_shared(checked: PreflightChecks, config: AuditConfig) -> None:
     """Stop at near copies in two roles, as selection would after scoring.
 
     Raises:
@@ -191,7 +191,7 @@ def check_shared(checked: Precheck, config: AuditConfig) -> None:
             raise error if checked.whole else UserError(f"in {checked.scope}, {error}")
 
 
-def check_weighable(checked: Precheck, config: AuditConfig) -> None:
+def check_weighable(checked: PreflightChecks, config: AuditConfig) -> None:
     """Stop at documents that are too few to be weighed by their words, before any is scored.
 
     Raises:
@@ -208,12 +208,12 @@ def check_weighable(checked: Precheck, config: AuditConfig) -> None:
             )
 
 
-def remarks(checked: Precheck, config: AuditConfig) -> list[str]:
+def remarks(checked: PreflightChecks, config: AuditConfig) -> list[str]:
     """A line for each check that did not pass, of the roles that calibrate a selection."""
     return [line for line in _lines(checked, config) if line.startswith((WARNING, NOTE))]
 
 
-def _lines(checked: Precheck, config: AuditConfig) -> list[str]:
+def _lines(checked: PreflightChecks, config: AuditConfig) -> list[str]:
     """A line for each check, those that did not pass with the word for it before."""
     checks: list[Diagnostic | None] = [checked.duplicates]
     for role in calibrating(config):
@@ -236,7 +236,7 @@ def _before_weights(test: BlindDiagnostic | None, role: Role, config: AuditConfi
     return test.model_copy(update={"ok": None, "sentence": to_be_weighted(test.sentence)})
 
 
-def filed_precheck(store: Store, shards: Sequence[Shard], seed: int) -> Precheck | None:
+def stored_preflight(store: Store, shards: Sequence[Shard], seed: int) -> PreflightChecks | None:
     """The checks of these very documents that a run has filed; None where it has not, or they are not as written.
 
     Raises:
@@ -244,13 +244,13 @@ def filed_precheck(store: Store, shards: Sequence[Shard], seed: int) -> Precheck
     """
     name = _file(shards, seed)
     try:
-        return read_record(store, name, Precheck, checked_after(name))
+        return read_record(store, name, PreflightChecks, checked_after(name))
     except DamagedError as error:
         _log.warning(made_again_note(error, "the checks are"))
         return None
 
 
-def file_precheck(checked: Precheck, store: Store, shards: Sequence[Shard], seed: int) -> None:
+def store_preflight(checked: PreflightChecks, store: Store, shards: Sequence[Shard], seed: int) -> None:
     """Keep the checks of these documents in the run directory."""
     write_record(store, _file(shards, seed), checked)
 
@@ -360,7 +360,7 @@ def check_before_scoring(
     plan: Plan,
     store: Store,
     say: Callable[[str], None],
-    begun: Future[Precheck] | None = None,
+    begun: Future[PreflightChecks] | None = None,
 ) -> None:
     """Check the documents of a run once, before any model is loaded, and say what is wrong; a resume reads the file.
 
@@ -376,13 +376,13 @@ def check_before_scoring(
         UserError: an input is of another encoding, or calibration documents are near copies of audited ones, and the
             config does not say `overlap: drop`.
     """
-    earlier = filed_precheck(store, plan.shards, plan.config.seed)
+    earlier = stored_preflight(store, plan.shards, plan.config.seed)
     checked = earlier or (check_documents(plan, RUN) if begun is None else begun.result())
     check_decodable(checked.undecodable)
     check_shared(checked, plan.config)
     check_weighable(checked, plan.config)
     if earlier is None:
-        file_precheck(checked, store, plan.shards, plan.config.seed)
+        store_preflight(checked, store, plan.shards, plan.config.seed)
     lines = remarks(checked, plan.config)
     counts = {str(role): n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
     for entry in outlooks(plan.config, {role: {"documents": n, "exact": False} for role, n in counts.items()}):
