@@ -323,10 +323,10 @@ def _pac_needs(copies: int) -> WrittenNeeds:
 
 @detector(needs=_pac_needs)
 def pac(evidence: Evidence, copies: Count = 5, k_high: Share = 0.05, k_low: Share = 0.3) -> Tensor:
-    """How much more polarised the text's log-probabilities are than those of copies with words exchanged, any sign.
+    """Polarised distance of copies with words exchanged, less that of the text, any sign.
 
-    PD(x) less the mean of PD over the copies; PD is the mean of the largest k_high of the token log-probabilities less
-    the mean of the lowest k_low, >= 0 (PAC, arXiv 2405.11930).
+    Mean of PD over the copies less PD(x); PD is the mean of the largest k_high of the token log-probabilities less the
+    mean of the lowest k_low, >= 0 (PAC, arXiv 2405.11930). Members have few improbable tokens: their PD is the smaller.
     """
 
     def polarised(needed: Pass) -> Tensor:
@@ -334,4 +334,4 @@ def pac(evidence: Evidence, copies: Count = 5, k_high: Share = 0.05, k_low: Shar
         return -mean_of_lowest(-t.log_prob, t.mask, k_high) - mean_of_lowest(t.log_prob, t.mask, k_low)
 
     swapped = [polarised(needed) for needed in _copies(copies)]
-    return polarised(FORWARD) - sum(swapped[1:], swapped[0]) / copies
+    return sum(swapped[1:], swapped[0]) / copies - polarised(FORWARD)
