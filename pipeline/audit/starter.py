@@ -24,7 +24,7 @@ from pipeline.corpus.discovery import (
     discover_models,
 )
 from pipeline.corpus.formats import format_named, suffixes_of
-from pipeline.corpus.formats.webdataset import IMAGE
+from pipeline.corpus.formats.picture import IMAGE
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.report.wording import starter as wording

@@ -21,10 +21,9 @@ from pipeline.corpus.dialects import detected, single_column_note
 from pipeline.corpus.formats import first_rows, format_of
 from pipeline.corpus.formats.base import Format
 from pipeline.corpus.formats.csv_file import CSV
-from pipeline.corpus.formats.picture import PICTURE, is_picture
+from pipeline.corpus.formats.picture import IMAGE, PICTURE, is_picture
 from pipeline.corpus.formats.saved import SAVED
 from pipeline.corpus.formats.text import TEXT
-from pipeline.corpus.formats.webdataset import IMAGE
 from pipeline.corpus.shard import InputFile, whole_shard
 from pipeline.errors import UserError
 

@@ -1,10 +1,12 @@
-"""The formats of input: one file per format."""
+"""The formats of input: every module of this package that holds a record of one."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
-from collections.abc import Iterable
+import pkgutil
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -13,19 +15,19 @@ import pyarrow as pa
 from pipeline.config.corpus import SourceConfig
 from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.corpus.files import COMPRESSIONS, Extent, compression_of
-from pipeline.corpus.formats.arrow import ARROW
 from pipeline.corpus.formats.base import ExportSource, Format
-from pipeline.corpus.formats.csv_file import CSV
-from pipeline.corpus.formats.jsonl import JSONL
-from pipeline.corpus.formats.parquet import PARQUET
-from pipeline.corpus.formats.picture import PICTURE
-from pipeline.corpus.formats.saved import HUB, SAVED
-from pipeline.corpus.formats.text import TEXT
-from pipeline.corpus.formats.webdataset import WEBDATASET
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, nearest
 
-FORMATS = {form.name: form for form in (PARQUET, JSONL, CSV, TEXT, ARROW, PICTURE, WEBDATASET, SAVED, HUB)}
+
+def _formats() -> Iterator[Format]:
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        yield from (one for one in vars(importlib.import_module(module.name)).values() if isinstance(one, Format))
+
+
+FORMATS = {form.name: form for form in _formats()}
+"""Name -> record, in the order of the modules' names."""
+
 _SOME, _FEW = 200, 8  # rows that `init` looks at
 _APPLY = {"encoding": "CSV, JSONL and .txt files", "delimiter": "CSV files"}
 

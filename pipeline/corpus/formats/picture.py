@@ -11,6 +11,9 @@ from pipeline.corpus.formats.text import TEXT, file_of
 from pipeline.corpus.pictures import file_beside
 from pipeline.corpus.shard import Shard
 
+IMAGE = "image"
+"""The column of a document's picture, unless a configuration names another."""
+
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 

@@ -15,13 +15,10 @@ import fsspec
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import Extent
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.picture import is_picture
+from pipeline.corpus.formats.picture import IMAGE, is_picture
 from pipeline.corpus.pictures import Problem
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
-
-IMAGE = "image"
-"""The column of a sample's picture, whatever its file is called."""
 
 KEY = "__key__"
 """The column of a sample's name."""
