@@ -260,7 +260,7 @@ def test_pictures_are_no_documents_of_a_corpus_of_texts(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG[0])
     with pytest.raises(UserError, match=r"holds no file that ends in \.arrow"):
         find_inputs(CorpusConfig.model_validate({"audit": {"path": str(tmp_path)}}))
-    with pytest.raises(UserError, match=r"is none of \.parquet"):
+    with pytest.raises(UserError, match=r"is none of \.arrow"):
         find_inputs(CorpusConfig.model_validate({"audit": {"path": str(tmp_path / "a.png")}}))
 
 
