@@ -34,26 +34,6 @@ def checked_alpha(value: Any) -> float:
 Share = Annotated[float, BeforeValidator(checked_alpha)]
 """A number in (0, 1)."""
 
-ProcedureName = Literal[
-    "bh",
-    "by",
-    "ebh",
-    "storey",
-    "bky",
-    "quantile",
-    "right_boundary",
-    "ptdi",
-    "ptdi_known_members",
-    "known_members",
-    "kernel",
-    "td4eval",
-    "adadetect",
-    "ktd",
-    "bound",
-    "versions",
-]
-"""The procedures that are built in; a plugin may add others, so that any name is checked where plugins are known."""
-
 HISTORY = "history.jsonl"
 """The file beside the folders of the selections that remembers what was asked (`pipeline.audit.history`)."""
 
@@ -66,9 +46,7 @@ class SelectionConfig(Section):
     name: str = Field(pattern=NAME, description="Folder under selection/.")
     direction: Direction = Field("members", description="members: find what was trained on; clean: the reverse.")
     detectors: list[str] = Field(min_length=1, description="Score columns, as named under `detectors`.")
-    procedure: ProcedureName | str = Field(
-        "bh", description="How the selected are chosen; a plugin may add procedures."
-    )
+    procedure: str = Field("bh", description="How the selected are chosen: one of docs/procedures.md, or of a plugin.")
     alpha: Share = Field(0.1, description="Largest share of the selected that may be wrong.")
 
     calibration: CalibrationName = Field(

@@ -21,8 +21,8 @@ from tiny_t5 import save_tiny_t5
 
 from pipeline.bundle.container import INDEX, RefutedError, pack_members, unpack
 from pipeline.bundle.verify import verify_bundle
-from pipeline.config.selection import ProcedureName
 from pipeline.errors import UserError
+from pipeline.selection.procedures import PROCEDURES
 from pipeline.store.files import Store
 from pipeline.store.receipts import sealed
 from ray_jobs.cli import main
@@ -70,7 +70,7 @@ def test_a_bundle_holds_and_says_what_is_only_stated(bundle: Path, capsys: pytes
 
 
 def test_every_procedure_and_calibration_is_verified(tmp_path: Path, tiny_model_folder: Path) -> None:
-    assert {one["procedure"] for one in ASKED.values()} == set(ProcedureName.__args__) - {"versions"}
+    assert {one["procedure"] for one in ASKED.values()} == set(PROCEDURES) - {"versions"}
     detectors = ["loss", "min_k", {"knockoff": {"base": "loss", "draws": 1}}]
     save_tiny_t5(tmp_path / "t5")
     paraphraser = {"path": str(tmp_path / "t5")}

@@ -7,7 +7,6 @@ import pickle
 from fractions import Fraction
 from functools import reduce
 from operator import add
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import false_discovery_control
 from statsmodels.stats.multitest import multipletests
 
-from pipeline.config.selection import ProcedureName
 from pipeline.errors import UserError
 from pipeline.selection import (
     PROCEDURES,
@@ -369,8 +367,7 @@ def test_a_procedure_is_the_same_record_in_another_process() -> None:
         assert pickle.loads(pickle.dumps(procedure)) is procedure
 
 
-def test_every_procedure_of_the_config_exists_and_says_what_it_promises() -> None:
-    assert list(get_args(ProcedureName)) == list(PROCEDURES)
+def test_every_procedure_says_what_it_promises() -> None:
     for procedure in (*count_procedures(), "known_members"):
         decision, terms = decide(procedure, GOLDEN, TENTH, known_members=GOLDEN), PROCEDURES[procedure].terms
         assert (decision.assumption, decision.promise) == (terms.assumption, terms.promise)

@@ -1,41 +1,32 @@
 """The selection procedures: from rank counts to a decision that says what it promises.
 
-A procedure is one record (`record.Procedure`). To add one, write a module that makes its record, name the module in
-`_MODULES` here and the procedure in `pipeline.config.selection.ProcedureName`. Plugins add theirs with `@procedure`.
+A procedure is one record (`record.Procedure`). To add one, write a module of this package that holds its record.
+Plugins add theirs with `@procedure`.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
 from fractions import Fraction
 from functools import wraps
 from typing import get_args
 
-from pipeline.config.selection import ProcedureName, SelectionConfig
+from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.plugins import BUILT_IN, display_module
 from pipeline.errors import UserError, nearest
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.procedures import (
-    adadetect,
-    bh,
-    bound,
-    estimating,
-    known,
-    ktd,
-    right_boundary,
-    td4eval,
-    versions,
-)
 from pipeline.selection.procedures.record import PROCEDURES, Decision, Given, Procedure, decision, procedure_of
 from pipeline.selection.promises import Guarantee, Terms
 from pipeline.selection.rank_counts import RankCounts
 
 __all__ = ["PROCEDURES", "Decision", "check_known", "decision", "procedure", "procedure_of", "why_unbounded"]
 
-_MODULES = (bh, estimating, right_boundary, known, td4eval, adadetect, ktd, bound, versions)
-_RECORDS = {one.name: one for module in _MODULES for one in vars(module).values() if isinstance(one, Procedure)}
-for _name in get_args(ProcedureName):
-    PROCEDURES.register(_name, _RECORDS[_name], BUILT_IN)
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    for _record in vars(importlib.import_module(_module.name)).values():
+        if isinstance(_record, Procedure):
+            PROCEDURES.register(_record.name, _record, BUILT_IN)
 
 Decide = Callable[[RankCounts, Fraction], Decision]
 
