@@ -13,27 +13,24 @@ from pipeline.detectors.base import FORWARD, REFERENCE, Evidence, detector
 if TYPE_CHECKING:
     from torch import Tensor
 
-TINY = 1e-12
-LARGEST = 1e18
-"""The largest score of `ez`: finite, since a document whose score is not is quarantined, and out of others' reach."""
-
 WINDOWS = (2, 3, 4, 6, 9, 13, 18, 25, 32, 40)
 
 
 @detector(needs={FORWARD: ["log_prob", "renyi_inf"], REFERENCE: ["log_prob"]}, same_tokens=True)
 def ez(evidence: Evidence) -> Tensor:
-    """Gains over losses of log-probability, where the token is not the target's likeliest, in [0, 1e18] (2601.12104).
+    """Share of gains in all changes of log-probability where the token is not the target's likeliest, in [0, 1].
 
-    With d = ln p_target - ln p_reference at these positions: sum of d+ / (sum of d- + 1e-12). Without such a position,
-    or without a negative d, it is the largest score. A token as likely as the likeliest, in float32, is the likeliest.
-    NaN for a document with a log-probability that is no finite number, or without tokens.
+    With d = ln p_target - ln p_reference at these positions: sum of d+ / (sum of d+ + sum of d-), in the order of the
+    paper's ratio of the sums (arXiv 2601.12104), which has no limit as d- vanishes. Without such a position, or without
+    a negative d, it is 1. A token as likely as the likeliest, in float32, is the likeliest. NaN for a document with a
+    log-probability that is no finite number, or without tokens.
     """
     difference, mask = token_differences(evidence)
     target = evidence[FORWARD]
     missed = mask & (target.log_prob < -target.renyi["inf"])
     gains = difference.clamp_min(0).where(missed, 0.0).sum(1)
     losses = -difference.clamp_max(0).where(missed, 0.0).sum(1)
-    scores = (gains / (losses + TINY)).clamp_max(LARGEST).masked_fill(losses == 0, LARGEST)
+    scores = (gains / (gains + losses)).masked_fill(losses == 0, 1.0)
     return _of_finite(scores, difference + target.renyi["inf"].where(mask, 0.0), mask)
 
 

@@ -19,7 +19,6 @@ from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, REFERENCE, Evidence
-from pipeline.detectors.pairs import LARGEST
 from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
@@ -37,12 +36,13 @@ PAIRS = ("ez", "wbc")
 
 
 def ez_of(target: list[float], other: list[float], best: list[float]) -> float:
-    """A transcription of arXiv 2601.12104."""
+    """A transcription of arXiv 2601.12104, r / (1 + r) of its ratio r."""
     gained = lost = 0.0
     for t, r, top in zip(target, other, best, strict=True):
         if t < top:
             gained, lost = gained + max(t - r, 0), lost + max(r - t, 0)
-    return gained / (lost + 1e-12) if lost else LARGEST
+    ratio = gained / (lost + 1e-12) if lost else math.inf
+    return ratio / (1 + ratio) if lost else 1.0
 
 
 def wbc_of(target: list[float], other: list[float]) -> float:
@@ -77,7 +77,7 @@ def test_values_worked_by_hand() -> None:
     bests = [[-0.75, -1.0, -0.5, -1.0], [-0.5, -1.0], [-0.5, -0.25], [-1.0]]
     ez, wbc = scores_of(evidence_of(targets, others, bests))
     # d = 1, -.5, (8.5, the likeliest), -.5; no d-; no position (both the likeliest); d = 0: neither gain nor loss
-    assert ez == pytest.approx([1.0, LARGEST, LARGEST, LARGEST])
+    assert ez == pytest.approx([0.5, 1.0, 1.0, 1.0])
     # windows of 2: .5, 8, 8; all longer ones are positive too. Equal sums are not above.
     assert wbc == [1.0, 1.0, 1.0, 0.0]
 
@@ -91,6 +91,23 @@ def test_they_are_their_transcriptions() -> None:
     ez, wbc = scores_of(evidence_of(targets, others, bests))
     assert ez == pytest.approx(list(map(ez_of, targets, others, bests)))
     assert wbc == pytest.approx(list(map(wbc_of, targets, others)))
+
+
+def test_rounding_of_one_small_loss_changes_no_ez_and_the_order_is_that_of_the_paper() -> None:
+    """In float32 the same document has another last digit in another batch: its one loss may be 4e-7, 1e-7 or 0."""
+    gains, last_digit = [-2.0, -3.0, -1.5], 2.0**-22
+    scores = []
+    for losses in (0, 1, 2, 4):
+        target = [*gains, -1.0 - losses * last_digit]
+        scores.append(scores_of(evidence_of([target], [[-4.0, -4.0, -4.0, -1.0]], [[-0.5] * 4]))[0][0])
+    np.testing.assert_allclose(scores, 1.0, rtol=1e-6)
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == 4
+    drawn = np.random.default_rng(4).normal(-9, 1, (2, 300, 30)).astype(np.float32).astype(float)
+    made = scores_of(evidence_of(*drawn.tolist(), np.full((300, 30), -0.01).tolist()))[0]
+    difference = drawn[0] - drawn[1]
+    ratio = difference.clip(0).sum(1) / (-difference.clip(max=0).sum(1) + 1e-12)
+    assert np.array_equal(np.argsort(made, kind="stable"), np.argsort(ratio, kind="stable"))
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
