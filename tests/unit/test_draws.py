@@ -7,7 +7,6 @@ import random
 from functools import partial
 
 import pytest
-import torch
 
 from benchmarks.plain_loop import process
 from pipeline.audit.description import build_config
@@ -163,31 +162,6 @@ def test_pac_is_its_formula_in_every_batch(tiny_model_folder):
         parts = [texts[start : start + size] for start in range(0, 32, size)]
         scores = [detector.score(Evidence(p, {n: read(p, n) for n in detector.needs})).tolist() for p in parts]
         assert [s for part in scores for s in part] == pytest.approx(expected, abs=1e-4)
-
-
-def test_pac_is_higher_for_texts_that_a_model_was_trained_on(tiny_model_folder):
-    lm = open_model(ModelConfig(path=str(tiny_model_folder)))
-    texts = [words(20, "abcdefghij") for _ in range(24)]
-    trained = tokenize(lm.tokenizer, texts[:12], 512)
-    optimizer = torch.optim.Adam(lm.model.parameters(), lr=5e-3)
-    lm.model.train().requires_grad_(True)
-    for _ in range(40):
-        for entry in trained:
-            ids = torch.tensor([entry.ids])
-            optimizer.zero_grad()
-            lm.model(input_ids=ids, labels=ids).loss.backward()
-            optimizer.step()
-    lm.model.eval()
-    (detector,) = parse_detectors(["pac"])
-    read = {
-        needed: forward(
-            lm, [e.ids for e in tokenize(lm.tokenizer, [text_read(t, needed.text, 7) for t in texts], 512)], frozenset()
-        )
-        for needed in detector.needs
-    }
-    scores = detector.score(Evidence(texts, read)).tolist()
-    higher = sum(a > b for a in scores[:12] for b in scores[12:])
-    assert higher >= 0.9 * 144  # AUC; minus the score would have 0.1
 
 
 def score(folder, name: str, model: str, detectors: list, batch_tokens: int) -> tuple[list[dict], list[list[str]]]:
