@@ -258,9 +258,9 @@ def test_samples_of_a_large_tar_file_are_estimated(tmp_path: Path) -> None:
 
 def test_pictures_are_no_documents_of_a_corpus_of_texts(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG[0])
-    with pytest.raises(UserError, match=r"holds no file that ends in \.arrow"):
+    with pytest.raises(UserError, match=r"holds no file that ends in \.parquet"):
         find_inputs(CorpusConfig.model_validate({"audit": {"path": str(tmp_path)}}))
-    with pytest.raises(UserError, match=r"is none of \.arrow"):
+    with pytest.raises(UserError, match=r"is none of \.parquet"):
         find_inputs(CorpusConfig.model_validate({"audit": {"path": str(tmp_path / "a.png")}}))
 
 

@@ -25,8 +25,8 @@ def _formats() -> Iterator[Format]:
         yield from (one for one in vars(importlib.import_module(module.name)).values() if isinstance(one, Format))
 
 
-FORMATS = {form.name: form for form in _formats()}
-"""Name -> record, in the order of the modules' names."""
+FORMATS = {form.name: form for form in sorted(_formats(), key=lambda form: form.place)}
+"""Name -> record, the most common first."""
 
 _SOME, _FEW = 200, 8  # rows that `init` looks at
 _APPLY = {"encoding": "CSV, JSONL and .txt files", "delimiter": "CSV files"}

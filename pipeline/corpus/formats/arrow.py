@@ -282,4 +282,5 @@ ARROW = base.Format(
     suffixes=(".arrow", ".arrows", ".feather"),
     estimate=_extent,
     lists=True,
+    place=4,
 )

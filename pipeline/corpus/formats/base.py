@@ -219,4 +219,5 @@ class Format:
     compressed: bool = False  # whether its files may be
     only_pictures: bool = False
     lists: bool = False  # whether a column may hold lists, as of versions
+    place: int = 9  # in messages, the most common format first
     byte_ranges: bool = False  # whether shards of its uncompressed files are ranges of bytes

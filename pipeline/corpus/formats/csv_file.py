@@ -154,4 +154,5 @@ CSV = base.Format(
     estimate=_estimate,
     settings=frozenset({"encoding", "delimiter"}),
     compressed=True,
+    place=2,
 )

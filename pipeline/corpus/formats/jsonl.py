@@ -222,4 +222,5 @@ JSONL = base.Format(
     compressed=True,
     byte_ranges=True,
     lists=True,
+    place=1,
 )

@@ -340,4 +340,5 @@ PARQUET = base.Format(
     columns=lambda shard: _schema(shard).names,
     suffixes=(".parquet", ".pq"),
     lists=True,
+    place=0,
 )

@@ -58,4 +58,5 @@ PICTURE = base.Format(
     base.Exporter(TEXT.export.copy, TEXT.export.names),
     suffixes=PICTURE_SUFFIXES,
     only_pictures=True,
+    place=5,
 )

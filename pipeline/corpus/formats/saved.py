@@ -219,6 +219,7 @@ SAVED = base.Format(
     ),
     columns=lambda shard: list(_open(shard).column_names),
     is_folder=True,
+    place=7,
 )
 
 HUB = base.Format(
@@ -233,4 +234,5 @@ HUB = base.Format(
         tables=lambda shard: _tables(_load(shard)),
     ),
     has_path=False,
+    place=8,
 )

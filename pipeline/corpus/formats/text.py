@@ -110,4 +110,5 @@ TEXT = base.Format(
     edit=_edit,
     suffixes=(".txt",),
     settings=frozenset({"encoding"}),
+    place=3,
 )

@@ -243,4 +243,5 @@ WEBDATASET = base.Format(
     columns=_columns,
     suffixes=(".tar",),
     estimate=_estimate,
+    place=6,
 )
