@@ -45,7 +45,7 @@ ROOMS = (
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
     "pipeline.config": 1_920,
-    "pipeline.corpus": 5_570,
+    "pipeline.corpus": 5_590,
     "pipeline.store": 1_970,
     "pipeline.models": 2_735,
     "pipeline.training": 1_490,
