@@ -220,11 +220,12 @@ def schema(
     """Print the JSON schema of a configuration, by which editors complete and check it."""
     from pipeline.config.audit import AuditConfig
     from pipeline.config.commented import config_schema
+    from pipeline.selection.procedures import PROCEDURES
 
     if for_trial:
         from pipeline.trial.config import TrialConfig
 
-    terminal.print_json(config_schema(TrialConfig if for_trial else AuditConfig))
+    terminal.print_json(config_schema(TrialConfig if for_trial else AuditConfig, tuple(PROCEDURES)))
 
 
 def _planned(config: str, overrides: list[str] | None, limit: int | None, labelled: bool = False) -> Plan:

@@ -29,6 +29,7 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.report.wording import starter as wording
 from pipeline.report.wording.setup import add_role
+from pipeline.selection.procedures import PROCEDURES
 from pipeline.store.files import to_json
 from pipeline.store.space import whole
 
@@ -112,7 +113,7 @@ def write_starter(folder: str, starter: Starter) -> tuple[str, str]:
             file.write(starter.text)
             file.flush()
             schema.parent.mkdir(exist_ok=True)
-            schema.write_bytes(to_json(config_schema(starter.kind)))
+            schema.write_bytes(to_json(config_schema(starter.kind, tuple(PROCEDURES))))
     except FileExistsError:
         raise UserError(f"{path} is there already; remove it, or give another folder") from None
     except OSError as error:

@@ -39,9 +39,17 @@ def commented(kind: type[BaseModel], settings: Sequence[Written]) -> str:
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
-def config_schema(kind: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a configuration, by which editors complete and check it."""
-    return {"$schema": DIALECT, **kind.model_json_schema()}
+def config_schema(kind: type[BaseModel], procedures: Sequence[str]) -> dict[str, Any]:
+    """The JSON schema of a configuration, by which editors complete and check it.
+
+    Args:
+        kind: the configuration.
+        procedures: those that are registered, which an editor offers; a plugin's name is accepted too.
+    """
+    schema = kind.model_json_schema()
+    procedure = schema["$defs"]["SelectionConfig"]["properties"]["procedure"]
+    procedure["anyOf"] = [{"enum": list(procedures), "type": "string"}, {"type": procedure.pop("type")}]
+    return {"$schema": DIALECT, **schema}
 
 
 def comment(text: str, indent: str = "") -> Iterator[str]:

@@ -188,7 +188,7 @@ def test_groups_are_calibrated_each_on_its_own() -> None:
         ({"lambda_": 1.0}, r"lambda: must be in \(0, 1\), got 1.0"),
         ({"procedure": "bh", "lambda_": 0.5}, "lambda is of Storey's estimate, and procedure bh makes none"),
         ({"procedure": "adadetect", "lambda_": 0.5}, "take procedure storey or step_up storey"),
-        ({"procedure": "bh", "step_up": "storey"}, "step_up storey is for procedures td4eval and adadetect"),
+        ({"procedure": "bh", "step_up": "storey"}, "step_up storey is for procedures adadetect and td4eval"),
         ({"step_up": "storey"}, "got procedure storey, which estimates by itself"),
         ({"procedure": "ptdi_known_members", "calibration": "by_group"}, "takes calibration pooled or conditional"),
         ({"calibration": "by_group"}, "needs a column group"),

@@ -29,6 +29,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.discovery import id_column, role_of, text_column
 from pipeline.errors import UserError
+from pipeline.selection.procedures import PROCEDURES
 from pipeline.trial.config import TrialConfig, load_trial
 from pipeline.trial.starter import trial_starter
 from ray_jobs.cli import main
@@ -287,7 +288,7 @@ def test_the_schema_beside_it_checks_the_starter(tmp_path: Path) -> None:
         named = tmp_path / first.removeprefix("# yaml-language-server: $schema=")
         assert named == Path(schema_path)
         schema = json.loads(named.read_text())
-        assert schema == config_schema(kind)
+        assert schema == config_schema(kind, tuple(PROCEDURES))
         validator = jsonschema.Draft202012Validator(schema)
         settings = yaml.safe_load(Path(path).read_text())
         validator.validate(settings)
@@ -350,6 +351,6 @@ def test_a_folder_without_data_is_one_line(
 
 def test_the_command_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
     command(["schema"])
-    assert json.loads(capsys.readouterr().out) == config_schema(AuditConfig)
+    assert json.loads(capsys.readouterr().out) == config_schema(AuditConfig, tuple(PROCEDURES))
     command(["schema", "--trial"])
-    assert json.loads(capsys.readouterr().out) == config_schema(TrialConfig)
+    assert json.loads(capsys.readouterr().out) == config_schema(TrialConfig, tuple(PROCEDURES))
