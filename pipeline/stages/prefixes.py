@@ -55,8 +55,12 @@ class Prefixes:
     shots: Mapping[Prefix, Shots]
 
     def fingerprint(self) -> dict[str, str]:
-        """A digest of the token ids of each prefix."""
-        return {str(key): sha256(json.dumps(one.ids).encode()).hexdigest()[:16] for key, one in self.shots.items()}
+        """A digest of the token ids of each prefix, and of what keeps near copies from standing before each other."""
+        digests = {}
+        for prefix, one in self.shots.items():
+            read = one.ids if prefix.joined else (one.ids, one.sketches.tolist(), one.near_copies)
+            digests[str(prefix)] = sha256(json.dumps(read).encode()).hexdigest()[:16]
+        return digests
 
 
 def room_for(max_tokens: int, positions: int | None) -> int:

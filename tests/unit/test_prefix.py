@@ -30,7 +30,7 @@ from pipeline.passes import parts as parts_module
 from pipeline.passes import shared
 from pipeline.passes.forward import forward
 from pipeline.passes.parts import PassSizes, behind_in_parts
-from pipeline.stages.prefixes import Shots, cut_to_room, room_for
+from pipeline.stages.prefixes import Prefixes, Shots, cut_to_room, room_for
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.cli import main
@@ -138,6 +138,21 @@ def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_copy() -> 
     assert all(place != at % 5 for at, place in enumerate(themselves))
     copies = Shots(([1], [2]), pool.sketch[[0, 0]], NEAR_COPIES)
     assert copies.places(7, ids[:2], pool.sketch[:2])[0] is None
+
+
+def test_what_excludes_near_copies_is_in_the_fingerprint_where_a_document_chooses_one() -> None:
+    pool = keys_of([sentence(i, 60) for i in range(5)])
+
+    def digest(ids: tuple[list[int], ...], near_copies: float, **changed: Any) -> dict[str, str]:
+        shots = Shots(ids, changed.get("sketches", pool.sketch), near_copies)
+        return Prefixes({Prefix("unseen", 5, joined=len(ids) == 1): shots}).fingerprint()
+
+    several = tuple([i] for i in range(5))
+    assert digest(several, 0.8) == digest(several, 0.8)
+    assert digest(several, 0.8) != digest(several, 0.9)
+    assert digest(several, 0.8) != digest(several, 0.8, sketches=pool.sketch[::-1])
+    assert digest(([1, 2],), 0.8) == digest(([1, 2],), 0.9)  # joined, all documents have the same before them
+    assert digest(([1, 2],), 0.8) != digest(([2, 1],), 0.8)
 
 
 def keys_of(texts: list[str]) -> Keys:
