@@ -158,17 +158,13 @@ def trial(
     ranking: Annotated[
         str | None,
         typer.Option(
-            "--ranking",
-            metavar="RESULTS",
-            help="Per-item results (Parquet with columns model, item, correct) to rank models by.",
+            "--ranking", metavar="RESULTS", help="Per-item results to rank models by (Parquet: model, item, correct)."
         ),
     ] = None,
     learn: Annotated[
         str | None,
         typer.Option(
-            "--learn",
-            metavar="FILE",
-            help="Train a detector on the models whose training data is known, and write it to FILE.",
+            "--learn", metavar="FILE", help="Train a detector on models of known training data, and write it to FILE."
         ),
     ] = None,
     exit_zero_on: ExitZeroOn = None,

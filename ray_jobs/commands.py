@@ -32,9 +32,7 @@ WITH_HELP = "YAML file with a paraphraser, as `paraphraser:` of an audit: a mode
 
 SharedSelection = Annotated[
     str | None,
-    typer.Option(
-        "--selection", metavar="NAME", help="Name of the selection. Default: the only one that the runs share."
-    ),
+    typer.Option("--selection", metavar="NAME", help="The selection. Default: the only one that the runs share."),
 ]
 JointAlpha = Annotated[
     float | None,
@@ -71,14 +69,10 @@ def status(
     ],
     json_: AsJson = False,
     watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch", help="Follow the run until it ends; with --json, print one object a line at each change."
-        ),
+        bool, typer.Option("--watch", help="Follow the run to its end; with --json, one object a line at each change.")
     ] = False,
     every: Annotated[
-        float | None,
-        typer.Option("--every", metavar="SECONDS", min=0.1, help="Interval of --watch.", show_default="2"),
+        float | None, typer.Option("--every", metavar="SECONDS", min=0.1, help="Interval of --watch.", show_default="2")
     ] = None,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
@@ -192,24 +186,17 @@ class ExportOptions:
         typer.Option("--keep", help="Documents to write. Default: the rest; with direction clean, the selected."),
     ] = None
     as_list: Annotated[bool, typer.Option("--list", help="Write ids and rows only. Default: of the selected.")] = False
-    samples: Annotated[
-        bool, typer.Option("--samples", help="Write the file that lm-evaluation-harness takes for --samples.")
-    ] = False
+    samples: Annotated[bool, typer.Option("--samples", help="Write what lm-eval takes for --samples.")] = False
     task: Annotated[
         str | None,
         typer.Option("--task", metavar="NAME", help="Task of --samples. Default: named by the group column."),
     ] = None
-    huggingface: Annotated[
-        bool, typer.Option("--huggingface", help="Write a Hugging Face dataset folder, as Parquet.")
-    ] = False
+    huggingface: Annotated[bool, typer.Option("--huggingface", help="As a Hugging Face dataset in Parquet.")] = False
     without_quarantined: Annotated[
         bool, typer.Option("--without-quarantined", help="Leave documents that could not be scored out of the rest.")
     ] = False
     unsupported_too: Annotated[
-        bool,
-        typer.Option(
-            "--unsupported-too", help="Export a selection whose guarantee a check contradicts, marked as such."
-        ),
+        bool, typer.Option("--unsupported-too", help="Export what a check contradicts, marked as such.")
     ] = False
     json_: AsJson = False
 
@@ -293,19 +280,14 @@ class RankOptions:
     ]
     run: Annotated[
         list[str] | None,
-        typer.Option(
-            "--run", metavar="RUN", help="Finished run that audited the items; with several, items clean under all."
-        ),
+        typer.Option("--run", metavar="RUN", help="Finished run that audited the items. Several: clean under all."),
     ] = None
     selection: SharedSelection = None
     alpha: JointAlpha = None
-    metric: Annotated[
-        str | None, typer.Option("--metric", help="Metric to rank by. Default: acc, else exact_match.")
-    ] = None
+    metric: Annotated[str | None, typer.Option("--metric", help="Default: acc, else exact_match.")] = None
     filter_: Annotated[str | None, typer.Option("--filter", help="Filter of lm-eval. Default: the only one.")] = None
     task: Annotated[
-        list[str] | None,
-        typer.Option("--task", metavar="TASK=INPUT", help="Audited input of a task; may be repeated."),
+        list[str] | None, typer.Option("--task", metavar="TASK=INPUT", help="Audited input of a task; may be repeated.")
     ] = None
     id_field: Annotated[
         str | None,
@@ -372,10 +354,7 @@ class MarkOptions:
     date: Annotated[
         datetime | None,
         typer.Option(
-            "--date",
-            metavar="YYYY-MM-DD",
-            formats=["%Y-%m-%d"],
-            help="Date stated in commitment.json. Default: none.",
+            "--date", metavar="YYYY-MM-DD", formats=["%Y-%m-%d"], help="Date stated in commitment.json. Default: none."
         ),
     ] = None
     json_: AsJson = False
