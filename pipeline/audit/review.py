@@ -16,7 +16,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.paths import written
 from pipeline.errors import UserError, nearest
 from pipeline.report.wording.files import answered_by
-from pipeline.report.wording.review import review_sentence
+from pipeline.report.wording.review import AS_CSV, CHANGED, review_sentence
 from pipeline.selection.promises import Guarantee
 from pipeline.store.files import Store
 
@@ -34,8 +34,6 @@ _READ = ("doc_id", "review", "trained_on")
 _WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # of .xlsx and .ods, and of .xls
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _SEPARATORS = ("sep=,", "sep=;", "sep=\\t", "sep=")  # a first line that names the delimiter
-_REMEDY = "save it as CSV in UTF-8"
-_CHANGED = "; a spreadsheet program changes what looks like a number or a date: read the columns as text"
 
 
 class ListedForReview(VersionedRecord):
@@ -116,7 +114,7 @@ def read_review(store: Store, config: AuditConfig) -> Reviewed | None:
     rows = _rows(data, where)
     for row in rows:
         if row["review"].strip() != listed.review or listed.count != count:
-            changed = "" if len(row["review"].strip()) == len(listed.review) else _CHANGED
+            changed = "" if len(row["review"].strip()) == len(listed.review) else CHANGED
             raise UserError(
                 f"{where} is of another run or another review_count: document {row['doc_id']!r} has review "
                 f"{row['review']!r}, and this run has {listed.review}, with {listed.count} documents{changed}"
@@ -124,7 +122,7 @@ def read_review(store: Store, config: AuditConfig) -> Reviewed | None:
     known, times = set(listed.documents), Counter(row["doc_id"] for row in rows)
     for name, number in times.items():
         if name not in known:
-            raise UserError(f"{where}: document {name!r} is none of the {len(known)} that were listed{_CHANGED}")
+            raise UserError(f"{where}: document {name!r} is none of the {len(known)} that were listed{CHANGED}")
         if number > 1:
             raise UserError(f"{where}: document {name!r} has {number} rows")
     for name in listed.documents:
@@ -152,7 +150,7 @@ def _rows(data: bytes, where: str) -> list[dict[str, str]]:
         UserError: no CSV file with its columns.
     """
     if data.startswith(_WORKBOOKS):
-        raise UserError(f"{where} is a workbook and no CSV file; {_REMEDY}")
+        raise UserError(f"{where} is a workbook and no CSV file; {AS_CSV}")
     try:
         text = data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8-sig")
         lines = list(io.StringIO(text, newline=""))
@@ -160,7 +158,7 @@ def _rows(data: bytes, where: str) -> list[dict[str, str]]:
         mark = next((mark for mark in ",;\t" if set(_READ) <= set(_header(lines, mark))), ",")
         names, rows = _header(lines, mark), list(csv.reader(lines[1:], strict=True, delimiter=mark))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{where} is no CSV file in UTF-8; {_REMEDY} ({error})") from None
+        raise UserError(f"{where} is no CSV file in UTF-8; {AS_CSV} ({error})") from None
     for name in _READ:
         if names.count(name) > 1:
             raise UserError(f"{where} has {names.count(name)} columns {name}")
