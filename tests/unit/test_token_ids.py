@@ -111,6 +111,17 @@ def test_token_ids_give_the_scores_of_their_texts_to_the_byte(folder: Path, tiny
     assert summaries[1].diagnostics.blind.auc is not None
     assert stores["text"].names("selection/bh", "evidence.parquet")
     assert not stores["tokens"].names("selection/bh", "evidence.parquet")  # no text is shown token by token
+    weighed = "selections=[{name: w, detectors: [loss], procedure: bh, alpha: 0.5, calibration: weighted}]"
+    with pytest.raises(SystemExit) as end:
+        main(["select", str(folder / "tokens"), "--set", weighed])
+    assert not end.value.code
+    made = read_summary(stores["tokens"], "w")
+    assert made is not None
+    assert made.diagnostics.blind.by == "tokens"
+    stated = " ".join([made.assumption, made.diagnostics.blind.sentence, made.diagnostics.weighting.sentence])  # type: ignore[union-attr]
+    assert "given its tokens" in stated
+    assert "Weighted by their tokens" in stated
+    assert "words" not in stated
 
 
 BAD: list[tuple[Any, str, str]] = [
