@@ -119,6 +119,8 @@ def test_a_prefix_keeps_its_end_as_far_as_it_fits_beside_the_longest_text() -> N
     assert cut_to_room(ids, 1024, None) == ids[-1024:]
     assert cut_to_room(ids[:50], 1998, 2048) == ids[:50]
     assert room_for(4096, 2048) == 0
+    assert (room_for(24, 2048), room_for(24, None), room_for(24, 70)) == (64, 64, 46)
+    assert cut_to_room(ids, 24, 2048) == ids[-64:]
     with pytest.raises(UserError, match=r"^a prefix of 3000 tokens does not fit: .* 2048 positions.* to at most 1984$"):
         cut_to_room(ids, 1985, 2048)
 

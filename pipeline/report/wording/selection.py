@@ -58,9 +58,8 @@ def _support_sentence(summary: Summary) -> str:
     why = "a check of what this answer assumes has failed"
     if summary.diagnostics.blind.ok is False:
         alone = f"their {summary.diagnostics.blind.by} alone tell the audited from the calibration documents"
-        why = f"{alone}, so they differ in more than membership"
-    if calibration_of(summary.calibration).weighted and summary.diagnostics.blind.ok is False:
-        why = "even with the weights their words alone tell the audited from the calibration documents"
+        weighted = calibration_of(summary.calibration).weighted
+        why = f"even with the weights {alone}" if weighted else f"{alone}, so they differ in more than membership"
     return f"Contradicted: {why}. "
 
 
@@ -94,8 +93,9 @@ def _terms(summary: Summary) -> str:
         )
     if calibration_of(summary.calibration).weighted:
         return (
-            f"No guarantee is proved where weights are estimated from words: the procedure ({summary.procedure}) aims "
-            f"at {alpha}, and {share} can be higher. {_strict_sentence(summary)} It rests on this: {summary.assumption}"
+            f"No guarantee is proved where weights are estimated from {summary.diagnostics.blind.by}: the procedure "
+            f"({summary.procedure}) aims at {alpha}, and {share} can be higher. {_strict_sentence(summary)} It rests "
+            f"on this: {summary.assumption}"
         )
     return (
         f"No guarantee is proved for this procedure ({summary.procedure}): it aims at {alpha}, and {share} can be "
