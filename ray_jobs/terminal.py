@@ -103,6 +103,9 @@ def _pass_in_words(entry: dict[str, Any]) -> str:
     on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
     read = f"{entry['text']} text" if entry["text"].startswith(("plain", "lowercase", "swapped")) else entry["text"]
     read = entry["prefix"] if entry["kind"] == "count" else read
+    if "prefix_tokens" in entry:
+        shared = f"{entry['prefix_tokens']:,} tokens, about, read once for {entry['prefix_shared_by']:,} documents"
+        read = f"{read} behind {entry['prefix']} ({shared})"
     return f"{entry['kind']}: {entry['model']} model{on}, {read}{more}"
 
 
