@@ -276,8 +276,8 @@ def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estima
     store = build_run(tmp_path, selections=(storey, {**storey, "name": "all"}, bh))
     for name, factor in (("s", 0.414), ("all", 1.22), ("b", 1.0)):
         amend(store, name, minimum_selectable=7, n_selected=0, factor=factor)
-    estimated = " (as estimated, {} of the audited documents were not trained on)"
-    shares = (estimated.format("41.4%"), estimated.format("100.0%"), "")
+    part = " (as estimated, 41.4% of the audited documents were not trained on)"
+    shares = (part, " (as estimated, none of them was trained on)", "")
     for selection, given in zip(page_of(store)[1].selections, shares, strict=True):
         (reason,) = (light.reason for light in selection.brief.lights if light.name == "resolution")
         assert reason == f"With 100 documents for calibration the shortest possible list has 7 documents{given}."
