@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from statistics import fmean, median
@@ -35,7 +35,7 @@ from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import Rule, applied_to
 from pipeline.selection.resolution import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.versions_collection import EXPECTED
-from pipeline.stages.prefixes import room_for
+from pipeline.stages.prefixes import reading_of, room_for
 from pipeline.stages.registry import forward_passes, questions_of
 
 HALF = Fraction(1, 2)
@@ -62,10 +62,14 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     window = config.corpus.audit.window if config.corpus.audit is not None else 0
     texts, length = _scored_texts(plan) or (1.0, min(average, config.max_tokens))
     tokens = round(total * texts * length)
-    passes = _with_prefixes(plan.passes(), config, average, length, model.get("max_tokens"))
+    batch = CPU_BUDGET.forward if config.resources.batch_tokens == "auto" else config.resources.batch_tokens
+    room = room_for(config.max_tokens, model.get("max_tokens"))
+    prefixes = prefixes_of(parse_detectors(config.detectors))
+    read = {str(one): reading_of(one, average, length, batch, room) for one in prefixes}
+    passes = [{**entry, **read.get(entry.get("prefix", ""), {})} for entry in plan.passes()]
     seconds = source = None
     if isinstance(config.model, ModelConfig) and model.get("parameters"):
-        reads = total * texts * sum(forward_passes(entry) + _prefix_reads(entry, length) for entry in passes)
+        reads = total * texts * sum(forward_passes(entry) for entry in passes)
         reads += TRAINING_COST * sum(entry["documents"] * entry["epochs"] for entry in adapters)
         statistics = frozenset(name for entry in passes if entry["kind"] == "forward" for name in entry["statistics"])
         pace = measure_pace(config.model, model["dtype"], model["parameters"], length, statistics)
@@ -86,38 +90,6 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         "selections": outlooks(config, roles, (adapters, calibration)),
         **({"window": rows_that_fit(window, average, config.max_tokens)} if window else {}),
     }
-
-
-def _with_prefixes(
-    passes: Sequence[Mapping[str, Any]], config: AuditConfig, average: float, length: float, positions: int | None
-) -> list[dict[str, Any]]:
-    """The passes, those behind a prefix with its tokens and the number of documents that share one reading of it.
-
-    Args:
-        passes: of `Plan.passes`.
-        config: of the audit.
-        average: tokens of a document.
-        length: tokens that are scored of a document, on average.
-        positions: of the model; None: unknown.
-    """
-    prefixes = {str(one): one for one in prefixes_of(parse_detectors(config.detectors))}
-    tokens = config.resources.batch_tokens
-    batch = CPU_BUDGET.forward if tokens == "auto" else tokens
-    measured = []
-    for entry in passes:
-        shared: dict[str, Any] = {}
-        if entry["kind"] == "forward" and (prefix := prefixes.get(entry.get("prefix", ""))) is not None:
-            several = 1 if prefix.joined else min(prefix.shots, max(1, int(batch / length)))
-            read = min((prefix.shots if prefix.joined else 1) * average, room_for(config.max_tokens, positions))
-            together = max(1, min(int(batch / length) // several, int(batch / (read + length))))
-            shared = {"prefix_tokens": round(read), "prefix_shared_by": together}
-        measured.append({**entry, **shared})
-    return measured
-
-
-def _prefix_reads(entry: Mapping[str, Any], length: float) -> float:
-    """What reading the prefix of a pass costs a document, in forward passes over it."""
-    return entry["prefix_tokens"] / entry["prefix_shared_by"] / length if "prefix_tokens" in entry else 0.0
 
 
 def _scored_texts(plan: Plan) -> tuple[float, float] | None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import Parts, allocate, allocation_record
 from pipeline.audit.description import load_config
-from pipeline.audit.forecast import _prefix_reads, forecast
+from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import describe_model, make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document
@@ -33,6 +33,7 @@ from pipeline.passes import shared
 from pipeline.passes.forward import forward
 from pipeline.passes.parts import PassSizes, behind_in_parts
 from pipeline.stages.prefixes import Prefixes, Shots, cut_to_room, room_for
+from pipeline.stages.registry import forward_passes
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.cli import main
@@ -315,8 +316,8 @@ def test_the_forecast_counts_each_prefix_once_a_part(tmp_path: Path, tiny_model_
     facts = forecast(make_plan(config), describe_model(config.model))
     passes = [entry for entry in facts["passes"] if "prefix_tokens" in entry]
     assert {entry["prefix"] for entry in passes} == {"4 of unseen", "3 of unseen", "3 of seen", "one of 5 of unseen"}
-    length = facts["estimated_tokens"] / 192
-    expected = sum(_prefix_reads(entry, length) for entry in passes)
+    expected = sum(entry["prefix_cost"] for entry in passes)
+    assert [forward_passes(entry) for entry in passes] == [1 + entry["prefix_cost"] for entry in passes]
     read: list[int] = []
 
     def counted(lm: LanguageModel, prefix: list[int], *rest: Any, **named: Any) -> Any:
@@ -335,6 +336,4 @@ def test_a_plan_names_what_stands_before_documents(
     with pytest.raises(SystemExit):
         main(["plan", str(write(tmp_path, tiny_model_folder, ["recall"], of_all_roles(30, 20)))])
     shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(
-        r"pass forward: target model, plain text behind 10 of unseen \(\d+ tokens, .* for 4 documents\)", shown
-    )
+    assert re.search(r"pass forward: target model, plain text behind 10 of unseen, read once for \d+ documents", shown)
