@@ -77,6 +77,28 @@ def room_for(max_tokens: int, positions: int | None) -> int:
     return most if positions is None else min(most, positions - min(max_tokens, positions))
 
 
+def reading_of(prefix: Prefix, average: float, length: float, batch: int, room: int) -> dict[str, float]:
+    """About how much is read before documents: for an entry of `Plan.passes`.
+
+    Args:
+        prefix: what stands before them.
+        average: tokens of a document.
+        length: tokens that are scored of a document, on average.
+        batch: padded tokens of a batch.
+        room: tokens that are kept of the prefix, at most.
+
+    Returns:
+        Tokens, documents that one reading of them serves, and its cost for a document, in forward passes over it.
+    """
+    if prefix.counted:
+        return {}
+    tokens = min(average * (prefix.shots if prefix.joined else 1), room)
+    length = max(1.0, length)
+    several = 1 if prefix.joined else min(prefix.shots, max(1, int(batch / length)))
+    shared = max(1, min(int(batch / length) // several, int(batch / (tokens + length))))
+    return {"prefix_tokens": round(tokens), "prefix_shared_by": shared, "prefix_cost": tokens / shared / length}
+
+
 def cut_to_room(ids: list[int], max_tokens: int, positions: int | None) -> list[int]:
     """The end of a prefix that fits beside a text.
 

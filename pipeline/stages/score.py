@@ -148,10 +148,8 @@ class _Prepared:
 
 def pair_of(detectors: Sequence[Detector], token_ids: bool) -> str | None:
     """The first detector that gives the target and its reference the same tokens, as all do where documents are ids."""
-    return next(
-        (d.column for d in detectors if d.same_tokens or (token_ids and any(p.model == "reference" for p in d.needs))),
-        None,
-    )
+    same = {d.column: d.same_tokens or (token_ids and any(p.model == "reference" for p in d.needs)) for d in detectors}
+    return next((column for column, alike in same.items() if alike), None)
 
 
 class Scorer:

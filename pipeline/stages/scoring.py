@@ -96,7 +96,8 @@ def _serves(needed: Pass, config: AuditConfig) -> bool:
 
 
 def _forward(entry: Mapping[str, Any]) -> float:
-    return (COPIES if entry.get("text") == "repeated" else 1.0) * (1 + float(entry["paraphrases"]))
+    each = (COPIES if entry.get("text") == "repeated" else 1.0) * (1 + float(entry["paraphrases"]))
+    return each + float(entry.get("prefix_cost", 0.0))
 
 
 def _gradient(entry: Mapping[str, Any]) -> float:
