@@ -1,0 +1,204 @@
+"""Every registered detector on other documents, models and numbers of workers: it works, or is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from picture_models import save_llava
+from test_learnt import MEASURED, drawn, evidence_of, pool_of_scores, trial_of
+from test_picture_runs import write as write_pictures
+from tiny_t5 import save_tiny_t5
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.small_model import WORDS
+from pipeline.audit.description import build_config
+from pipeline.audit.plan import describe_model
+from pipeline.detectors.base import detector_names, parse
+from pipeline.errors import UserError
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
+from pipeline.trial.learn import learn
+from ray_jobs.cli import main
+
+ROLES = ("audit", "unseen", "seen")
+ALL = set(detector_names())
+N = 14
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "from_column": {"column": "score"},
+    "knockoff": {"draws": 2},
+    "knockoff_spread": {"draws": 3},
+    "recall": {"shots": 3},
+    "con_recall": {"shots": 3},
+    "codec": {"shots": 3},
+    "dc_pdd": {"documents": 3},
+    "cdd": {"draws": 2, "alpha": 0.9},
+    **{name: {"draws": 2} for name in ("samia", "samia_zlib", "coverage")},
+}
+IDS = {
+    "camia", "con_recall", "codec", "dc_pdd", "difference_quantile", "etd", "ez", "gap_k", "gradient_norm", "learnt",
+    "loss", "m_entropy", "min_k", "min_k_plus_plus", "mod_renyi", "recall", "reference", "renyi", "token_quantile",
+    "wbc", "zlib",
+}  # fmt: skip
+"""Those that take documents given as token ids."""
+
+PARTS = {"loss", "renyi", "mod_renyi", "m_entropy", "min_k", "min_k_plus_plus", "gap_k"}
+"""Those that take a part of a picture with its description."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """Texts with token ids and a column of scores; pictures; another model; a learnt detector; a model of pictures."""
+    folder, rng = tmp_path_factory.mktemp("anywhere"), np.random.default_rng(11)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
+    other = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
+    torch.nn.init.normal_(other.lm_head.weight, std=0.02, generator=torch.Generator().manual_seed(1))
+    other.save_pretrained(folder / "other")
+    tokenizer.save_pretrained(folder / "other")
+    for role in ROLES:
+        texts = [" ".join(WORDS[i] for i in rng.integers(30, size=12 + n % 9)).title() for n in range(N)]
+        ids = pa.array([tokenizer(text)["input_ids"] for text in texts], pa.list_(pa.int32()))
+        columns = {"id": [f"{role}{n}" for n in range(N)], "text": texts, "ids": ids, "score": rng.normal(size=N)}
+        pq.write_table(pa.table(columns), folder / f"{role}.parquet")
+        (folder / "pictures").mkdir(exist_ok=True)
+        write_pictures(folder / "pictures" / f"{role}.parquet", N, len(role))
+    save_llava(folder / "llava")
+    evidence = evidence_of(np.concatenate([drawn(rng, 150, 0.7), drawn(rng, 150)]), "learnt from")
+    scores = {one.column: one.score(evidence).numpy() for one in parse(MEASURED)}
+    learn(
+        str(folder / "learnt.json"), trial_of(MEASURED), [pool_of_scores(scores, np.arange(300) < 150)], evidence.texts
+    )
+    return folder
+
+
+def named(folder: Path, name: str) -> dict[str, dict[str, Any]]:
+    return {name: {"file": str(folder / "learnt.json")} if name == "learnt" else ARGUMENTS.get(name, {})}
+
+
+def settings(
+    folder: Path, model: Path, names: Iterable[str], source: Mapping[str, Any], **beside: Any
+) -> dict[str, Any]:
+    files = folder / "pictures" if "image" in source else folder
+    return {
+        "model": {"path": str(model), "dtype": "float32"},
+        "reference_model": {"path": str(folder / "other"), "dtype": "float32"},
+        "fsd": {"documents": 4, "epochs": 1},
+        "corpus": {role: {"path": str(files / f"{role}.parquet"), "id": "id", **source} for role in ROLES},
+        "detectors": [named(folder, name) for name in names],
+        "max_tokens": 32,
+        "error_budget": 0.05,
+        "resources": {"cluster": "local", "shard_documents": 5, "actors": 1},
+        **beside,
+    }
+
+
+def command(path: Path, given: Mapping[str, Any]) -> int:
+    path.mkdir(parents=True)
+    (path / "audit.yaml").write_text(json.dumps({"run": str(path / "run"), **given}))
+    with pytest.raises(SystemExit) as end:
+        main(["run", str(path / "audit.yaml"), "--no-text"])
+    return int(end.value.code or 0)
+
+
+def refused(path: Path, given: Mapping[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a run ends with."""
+    capsys.readouterr()
+    assert command(path, given) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("reading documents")]
+    assert len(said) == 1
+    assert said[0].startswith("seenset: ")
+    return said[0]
+
+
+def columns_of(path: Path, given: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The scores of a run, by detector, in the order of the documents' ids."""
+    assert command(path, given) == 0
+    store = Store(str(path / "run"))
+    tables = [store.read_table(one.data) for one in read_receipts(store, "score") if one.data]
+    table = pa.concat_tables(tables).sort_by("doc_id")
+    assert len(table) >= 3 * N - 2  # a paraphrase may have no two tokens
+    first = table.column_names.index("sketch") + 1
+    columns = {name.split("(")[0]: table[name].to_pylist() for name in table.column_names[first:]}
+    assert all(math.isfinite(value) for values in columns.values() for value in values)
+    return columns
+
+
+@pytest.fixture(scope="module")
+def by_workers(folder: Path, tiny_model_folder: Path) -> list[dict[str, list[float]]]:
+    """Scores of all detectors, by one worker and by two."""
+    columns: list[dict[str, list[float]]] = []
+    save_tiny_t5(folder / "t5")
+    paraphraser = {"path": str(folder / "t5"), "dtype": "float32"}
+    for actors in (1, 2):
+        resources = {"cluster": "local", "shard_documents": 5, "actors": actors}
+        beside = {"paraphraser": paraphraser, "resources": resources}
+        given = settings(folder, tiny_model_folder, ALL - {"from_column"}, {}, **beside)
+        elsewhere = settings(folder, folder, [], {"scores": ["score"]})["corpus"]
+        imported = columns_of(folder / f"elsewhere{actors}", {"corpus": elsewhere, "resources": resources})
+        columns.append({**columns_of(folder / f"by{actors}", given), "from_column": imported["score"]})
+    return columns
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_two_workers_give_the_scores_of_one(by_workers: list[dict[str, list[float]]], name: str) -> None:
+    one, two = (columns[name] for columns in by_workers)
+    assert one == two
+    assert len(set(one)) > 1 or name == "coverage"  # random weights continue no text as it goes on
+
+
+@pytest.fixture(scope="module")
+def of_ids(folder: Path, tiny_model_folder: Path) -> dict[str, list[float]]:
+    return columns_of(folder / "of-ids", settings(folder, tiny_model_folder, IDS, {"tokens": "ids"}))
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_token_ids_are_scored_or_refused_in_one_line(
+    folder: Path, tiny_model_folder: Path, of_ids: dict[str, list[float]], name: str, tmp_path: Path, capsys: Any
+) -> None:
+    if name in IDS:
+        assert len(set(of_ids[name])) > 1
+        return
+    line = refused(tmp_path / "ids", settings(folder, tiny_model_folder, [name], {"tokens": "ids"}), capsys)
+    assert name in line
+
+
+@pytest.fixture(scope="module")
+def of_pictures(folder: Path) -> dict[str, list[float]]:
+    detectors = [{name: {"part": "description", "caption": "given"}} for name in sorted(PARTS)]
+    source = {"image": "image", "caption": "caption"}
+    given = settings(folder, folder / "llava", [], source, detectors=detectors)
+    return columns_of(folder / "of-pictures", given)
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_pictures_are_scored_or_refused_in_one_line(
+    folder: Path, of_pictures: dict[str, list[float]], name: str, tmp_path: Path, capsys: Any
+) -> None:
+    given = settings(folder, folder / "llava", [name], {"image": "image"})
+    line = refused(tmp_path / "plain", given, capsys)
+    assert name in line
+    if name in PARTS:
+        assert len(set(of_pictures[name])) > 1
+        return
+    parted = [{name: {**named(folder, name)[name], "part": "description"}}]
+    assert name in refused(tmp_path / "part", {**given, "detectors": parted}, capsys)
+
+
+def test_a_model_that_reads_and_writes_apart_is_refused_in_one_line(
+    folder: Path, tiny_t5_folder: Path, tmp_path: Path, capsys: Any
+) -> None:
+    line = refused(tmp_path / "t5", settings(folder, tiny_t5_folder, ["loss"], {}), capsys)
+    assert "no causal language model: T5ForConditionalGeneration" in line
+    for name in sorted(ALL - {"from_column"}):
+        given = {"run": str(tmp_path / name), "paraphraser": {"path": str(folder / "other")}}
+        config = build_config({**settings(folder, tiny_t5_folder, [name], {}), **given})
+        with pytest.raises(UserError, match="no causal language model: T5ForConditionalGeneration"):
+            describe_model(config.model)
