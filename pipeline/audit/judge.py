@@ -18,6 +18,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, display_name
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.wording import verdict as wording
+from pipeline.report.wording.blind import ONLY_SCORES
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.report.wording.numbers import sample_of
 from pipeline.selection.collection import PERMUTATIONS, Blocks, PermutationTest, permutation_test
@@ -221,7 +222,8 @@ def _sentences(answer: Statement, evidence: _Evidence, setting: Setting) -> list
         bounded = evidence.first is not None and evidence.first.bound is not None
         counted = wording.counted_phrase(count, setting.sampled, evidence.blind.outcome != "not tested", bounded)
     lines = [wording.head(setting.model, answer, evidence.condition), *counted]
-    lines.append(wording.tested(test) if test is not None else wording.NO_TEST)
+    compared = ONLY_SCORES not in evidence.blind.sentence
+    lines.append(wording.tested(test, compared) if test is not None else wording.NO_TEST)
     if test is not None and not evidence.direction.ok:
         lines.append(evidence.direction.sentence)
     if count is not None and test is not None and stated:

@@ -249,7 +249,8 @@ def plan_checks(plan: Plan) -> dict[str, Any]:
     check_decodable(checked.undecodable)
     check_shared(checked, plan.config)
     check_weighable(checked, plan.config)
-    scope = wording.documents_and_words(checked.scope, PLAN.texts, plan.config.corpus.units)
+    corpus = plan.config.corpus
+    scope = wording.documents_and_words(checked.scope, PLAN.texts, corpus.units) if corpus.has_text else checked.scope
     help_towards = advice(plan, checked.blind, PLAN.texts)
     lines = [*_lines(checked, plan.config), *help_towards.lines]
     return {**checked.plain(), "scope": scope, "lines": lines, "words": help_towards.words}

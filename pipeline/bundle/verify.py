@@ -43,6 +43,7 @@ from pipeline.config.yaml import build
 from pipeline.corpus.documents import id_key
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
+from pipeline.report.wording.conclusion import elsewhere_assumption
 from pipeline.selection.collection import joined_blocks
 from pipeline.selection.engine import LATE
 from pipeline.selection.in_memory import Scores, Verdict, answer_all
@@ -328,6 +329,8 @@ class _Bundle:
         place = None if slot is None or series is None else series_place(slot, series)
         counts = int(recomputed.selected.sum()), self.audit.size - self.roles["audit"].size
         made = make_summary(selection, answer, diagnostics, *counts, self.manifest.limit).placed(place)
+        if self.manifest.config.corpus.scores is not None:
+            made = made.model_copy(update={"assumption": elsewhere_assumption(made.assumption)})
         withheld = stated.get("bound_withheld")
         made = made if withheld is None else made.without_bound(str(withheld))
         return made if stated.get("review") is None else made.after_review(build(Review, dict(stated["review"])))

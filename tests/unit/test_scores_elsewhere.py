@@ -18,6 +18,7 @@ from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.audit.verdict import read_verdict
+from pipeline.bundle.verify import verify_bundle
 from pipeline.config.corpus import SourceConfig
 from pipeline.corpus.documents import read_scores
 from pipeline.errors import UserError
@@ -173,6 +174,22 @@ def test_a_column_called_shard_can_be_reviewed(tmp_path: Path) -> None:
     assert command("review", folder, tmp_path / "review.csv") == 0
     lines = (tmp_path / "review.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines[1:]] == ["u28", "u29"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"text": "text"}], ids=["scores alone", "with texts"])
+def test_a_run_with_imported_scores_is_packed_and_verified(
+    scored: Path, tmp_path: Path, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = imported(scored, **settings)
+    folder = run(tmp_path, "run", given)
+    assert command("verdict", folder) == 0
+    blocks = " ".join(capsys.readouterr().out.split())
+    assert ("families of near copies;" in blocks) is bool(settings)
+    assert command("pack", folder, tmp_path / "run.bundle") == 0
+    verified = verify_bundle((tmp_path / "run.bundle").read_bytes(), "run.bundle")
+    assert verified.holds
+    assert command("plan", tmp_path / "run.yaml") == 0
+    assert ("the words of at most" in " ".join(capsys.readouterr().out.split())) is bool(settings)
 
 
 def test_an_id_that_stands_twice_is_scored_once(tmp_path: Path) -> None:

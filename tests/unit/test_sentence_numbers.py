@@ -269,7 +269,7 @@ def test_a_p_value_of_the_verdict_is_shown_on_its_side_of_the_level() -> None:
     sizes = dict.fromkeys(("n_audit", "n_unseen", "n_audit_blocks", "n_unseen_blocks"), 30)
     for count in [*range(480, 520), 2, 10_000]:
         p = count / 10_000
-        (shown,) = re.findall(r"gives p = ([\d.e-]+):", wording.tested(BlockTest(p_value=p, **common, **sizes)))  # type: ignore[arg-type]
+        (shown,) = re.findall(r"gives p = ([\d.e-]+):", wording.tested(BlockTest(p_value=p, **common, **sizes), True))  # type: ignore[arg-type]
         assert (float(shown) <= LEVEL) == (p <= LEVEL)
         assert float(shown) == pytest.approx(p, rel=0.06)
 

@@ -35,7 +35,8 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
     for column in source.score_columns:
         if not _is_number(held := schema.field(column).type):
             numbers = [field.name for field in schema if _is_number(field.type)]
-            raise UserError(f"column {column!r} in {name} holds {held}, not numbers; {nearest(column, numbers)}")
+            hint = nearest(column, numbers, "columns of numbers") if numbers else "no column holds numbers"
+            raise UserError(f"column {column!r} in {name} holds {held}, not numbers; {hint}")
     if not source.has_text:
         return
     kind = schema.field(source.content).type

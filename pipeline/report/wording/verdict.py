@@ -117,14 +117,15 @@ def counted_phrase(count: MemberCount, sampled: bool, checked: bool, bounded: bo
     return [line, f"{alone}The score of a {noun} is {drawn}; {size}{mixed}"]
 
 
-def tested(test: BlockTest) -> str:
-    """What the permutation test gives, and what it was made of."""
+def tested(test: BlockTest, compared: bool) -> str:
+    """What the permutation test gives, and what it was made of; `compared`: whether near copies were looked for."""
+    units = _UNITS[test.blocks if compared or test.blocks == "group" else "document"][1]
     number = len(test.differences)
     read = f"{number} detector{'' if number == 1 else 's'}"
     return (
         f"The permutation test gives p = {beside(test.p_value, LEVEL, kind='g')}: a linear score of {read}, "
         f"cross-fitted in {FOLDS} folds of {test.n_audit_blocks:,} audited and {test.n_unseen_blocks:,} unseen blocks "
-        f"({_UNITS[test.blocks][1]}; {test.n_audit:,} and {test.n_unseen:,} documents; {PERMUTATIONS:,} permutations "
+        f"({units}; {test.n_audit:,} and {test.n_unseen:,} documents; {PERMUTATIONS:,} permutations "
         f"of whole blocks, refitted for each; AUC {test.auc:.2f})."
     )
 
