@@ -25,10 +25,22 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("selection", "passes", "detectors", "stages")
 TESTS = ("golden", "unit", "statistical")
-SWAPS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
-SWAPS |= {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.And: "or", ast.Or: "and"}
-SIGNS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
-SIGNS |= {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.And: "and", ast.Or: "or"}
+OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
+}
+"""Kind of an operator -> how it is written, and what takes its place."""
+
 LIMIT = 1200.0
 """Seconds of the tests of one mutant; one that takes longer, such as a loop without an end, counts as caught."""
 
@@ -62,34 +74,34 @@ def mutants_of(path: Path) -> list[Mutant]:
     for left, right, kind in _operators(ast.parse(source)):
         if left.end_lineno == right.lineno and left.end_col_offset is not None:
             between = lines[right.lineno - 1][left.end_col_offset : right.col_offset]
-            at = between.find(SIGNS[kind])
-            if at >= 0:
-                start = left.end_col_offset + at
-                change = (SIGNS[kind], SWAPS[kind])
-                found.append(Mutant(name, right.lineno, start, start + len(SIGNS[kind]), *change))
-    for number in _numbers(ast.parse(source)):
+            before, after = OPERATORS[kind]
+            start = left.end_col_offset + between.find(before)
+            if before in between:
+                found.append(Mutant(name, right.lineno, start, start + len(before), before, after))
+    for number, value in _numbers(ast.parse(source)):
         before = ast.get_source_segment(source, number) or ""
-        after = repr(number.value + 1) if isinstance(number.value, int) else repr(number.value * 1.5 + 0.1)
+        after = repr(value + 1) if isinstance(value, int) else repr(value * 1.5 + 0.1)
         end = number.end_col_offset or 0
         found.append(Mutant(name, number.lineno, number.col_offset, end, before, after))
     ascii_lines = (mutant for mutant in found if lines[mutant.line - 1].isascii())  # offsets count bytes
     return sorted(ascii_lines, key=lambda mutant: (mutant.line, mutant.start))
 
 
-def _operators(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, type]]:
+def _operators(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, type[ast.AST]]]:
     for node in _code(tree):
         if isinstance(node, ast.Compare):
             terms = pairwise([node.left, *node.comparators])
-            yield from ((*pair, type(op)) for pair, op in zip(terms, node.ops, strict=True) if type(op) in SWAPS)
-        elif isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
+            yield from ((*pair, type(op)) for pair, op in zip(terms, node.ops, strict=True) if type(op) in OPERATORS)
+        elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
             yield node.left, node.right, type(node.op)
         elif isinstance(node, ast.BoolOp):
             yield from ((*pair, type(node.op)) for pair in pairwise(node.values))
 
 
-def _numbers(tree: ast.AST) -> Iterator[ast.Constant]:
-    numbers = (node for node in _code(tree) if isinstance(node, ast.Constant))
-    yield from (node for node in numbers if type(node.value) in (int, float))
+def _numbers(tree: ast.AST) -> Iterator[tuple[ast.Constant, float]]:
+    for node in _code(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+            yield node, node.value
 
 
 def _code(tree: ast.AST) -> Iterator[ast.AST]:
