@@ -1,18 +1,23 @@
 """Which small errors the tests catch: operators and constants are changed at random, one at a time, and tests run.
 
-`python -m benchmarks.mutation` prints one JSON line: how many changes (mutants) were caught, and those that survived.
-Places are drawn with a seed, equally many from `pipeline/selection`, `pipeline/passes`, `pipeline/detectors` and
-`pipeline/stages`. Each mutant is tried in a copy of the sources by the test files whose imports reach the changed
-module by the fewest steps. With `--log FILE` finished mutants are kept, and the same command goes on from there.
+`python -m benchmarks.mutation` prints one JSON line: how many changes (mutants) were caught, those that survived, and
+those that change no result, with the reason; others are drawn in their place. Places are drawn with a seed, equally
+many from `pipeline/selection`, `pipeline/passes`, `pipeline/detectors` and `pipeline/stages`. Each mutant is tried in a
+copy of the sources by the test files whose imports reach the changed module by the fewest steps; those on a cluster and
+the statistical ones last. A test that also fails without the mutant catches nothing. With `--log FILE` finished mutants
+are kept, and the same command goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import json
+import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,27 +27,45 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("selection", "passes", "detectors", "stages")
-TESTS = ("golden", "unit", "statistical")
-OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
+FIRST, LAST = ("golden", "unit", "contract"), ("ray", "statistical")
+SWAPS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Lt: ("<", "<="),
     ast.LtE: ("<=", "<"),
     ast.Gt: (">", ">="),
     ast.GtE: (">=", ">"),
     ast.Eq: ("==", "!="),
     ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
     ast.Add: ("+", "-"),
     ast.Sub: ("-", "+"),
     ast.Mult: ("*", "/"),
     ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "*"),
+    ast.Pow: ("**", "*"),
     ast.And: ("and", "or"),
     ast.Or: ("or", "and"),
 }
-"""Kind of an operator -> how it is written, and what takes its place."""
+"""Operator -> how it is written, and what takes its place."""
+
+EQUIVALENT: dict[tuple[str, str, str], str] = {}
+"""(module, line, change) -> why no result can show the change."""
+
+LIBRARIES = ("numpy", "scipy.stats", "pyarrow.parquet", "pydantic", "torch", "transformers", "sklearn", "hypothesis")
+"""Imported once; each mutant is tried in a fork, which has them already."""
+
+TEST_LIMIT = 240.0
+"""Seconds of one test; one that takes longer, such as a loop without an end, fails."""
 
 LIMIT = 1200.0
-"""Seconds of the tests of one mutant; one that takes longer, such as a loop without an end, counts as caught."""
+"""Seconds of the tests of one mutant, which has survived when they are over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +78,11 @@ class Mutant:
     end: int
     before: str
     after: str
+
+    def key(self) -> tuple[str, str, str]:
+        """What stays the same when lines are added elsewhere."""
+        text = (ROOT / self.path).read_text(encoding="utf-8").splitlines()[self.line - 1]
+        return self.path, text.strip(), f"{self.before} -> {self.after}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +97,23 @@ class Outcome:
 def mutants_of(path: Path) -> list[Mutant]:
     """All mutants of a module, in the order of its lines."""
     source = path.read_text(encoding="utf-8")
-    lines, name = source.splitlines(), str(path.relative_to(ROOT))
-    found = []
-    for left, right, kind in _operators(ast.parse(source)):
+    lines, name, tree = source.splitlines(), str(path.relative_to(ROOT)), ast.parse(source)
+    every = []
+    for left, right, kind in _operators(tree):
+        before, after = SWAPS[kind]
         if left.end_lineno == right.lineno and left.end_col_offset is not None:
             between = lines[right.lineno - 1][left.end_col_offset : right.col_offset]
-            before, after = OPERATORS[kind]
             start = left.end_col_offset + between.find(before)
             if before in between:
-                found.append(Mutant(name, right.lineno, start, start + len(before), before, after))
-    for number, value in _numbers(ast.parse(source)):
-        before = ast.get_source_segment(source, number) or ""
-        after = repr(value + 1) if isinstance(value, int) else repr(value * 1.5 + 0.1)
-        end = number.end_col_offset or 0
-        found.append(Mutant(name, number.lineno, number.col_offset, end, before, after))
-    ascii_lines = (mutant for mutant in found if lines[mutant.line - 1].isascii())  # offsets count bytes
+                every.append(Mutant(name, right.lineno, start, start + len(before), before, after))
+    for node in _code(tree):
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            every.append(Mutant(name, node.lineno, node.col_offset, node.col_offset + len("not "), "not ", ""))
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            before = ast.get_source_segment(source, node) or ""
+            after = repr(node.value + 1) if isinstance(node.value, int) else repr(float(node.value) * 1.5 + 0.1)
+            every.append(Mutant(name, node.lineno, node.col_offset, node.end_col_offset or 0, before, after))
+    ascii_lines = (mutant for mutant in every if lines[mutant.line - 1].isascii())  # offsets count bytes
     return sorted(ascii_lines, key=lambda mutant: (mutant.line, mutant.start))
 
 
@@ -91,17 +121,13 @@ def _operators(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, type[ast.AST
     for node in _code(tree):
         if isinstance(node, ast.Compare):
             terms = pairwise([node.left, *node.comparators])
-            yield from ((*pair, type(op)) for pair, op in zip(terms, node.ops, strict=True) if type(op) in OPERATORS)
-        elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            yield from ((*pair, type(op)) for pair, op in zip(terms, node.ops, strict=True))
+        elif isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
             yield node.left, node.right, type(node.op)
+        elif isinstance(node, ast.AugAssign) and type(node.op) in SWAPS:
+            yield node.target, node.value, type(node.op)
         elif isinstance(node, ast.BoolOp):
             yield from ((*pair, type(node.op)) for pair in pairwise(node.values))
-
-
-def _numbers(tree: ast.AST) -> Iterator[tuple[ast.Constant, float]]:
-    for node in _code(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-            yield node, node.value
 
 
 def _code(tree: ast.AST) -> Iterator[ast.AST]:
@@ -142,41 +168,78 @@ def _steps(test: Path) -> Mapping[Path, int]:
 
 
 def nearest_tests(path: str, most: int, steps: Mapping[Path, Mapping[Path, int]]) -> list[str]:
-    """The test files that reach a module by the fewest imports; those named after it first."""
+    """The test files that reach a module by the fewest imports; those named after it and those of little else first."""
     reaching = {test: reached[ROOT / path] for test, reached in steps.items() if ROOT / path in reached}
     stem = Path(path).stem
-    order = sorted(reaching, key=lambda test: (stem not in test.stem, reaching[test], str(test)))
-    return [str(test.relative_to(ROOT)) for test in order[:most]]
+    order = sorted(reaching, key=lambda test: (stem not in test.stem, reaching[test], len(steps[test]), str(test)))
+    first = [test for test in order if test.parent.name in FIRST]
+    last = [test for kind in LAST for test in order if test.parent.name == kind]
+    return [str(test.relative_to(ROOT)) for test in first[:most] + last[: most // 4]]
 
 
-def tried(mutant: Mutant, copy: Path, tests: Sequence[str]) -> Outcome:
-    """Run tests on a copy of the sources with one mutant, until the first fails."""
+def run_tests(copy: Path, tests: Sequence[str], options: Sequence[str]) -> str | None:
+    """The first test that fails in a copy of the sources, in a fork of this process; None where none does."""
+    output = copy.parent / "output"
+    process = multiprocessing.get_context("fork").Process(target=_pytest, args=(copy, output, [*options, *tests]))
+    process.start()
+    process.join(LIMIT)
+    if process.pid is not None and process.is_alive():
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        return None
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+    failed = [line.split(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    return None if process.exitcode == 0 else [*failed, f"pytest ended with {process.exitcode}"][0]
+
+
+def _pytest(copy: Path, output: Path, arguments: Sequence[str]) -> None:
+    os.setsid()
+    os.chdir(copy)
+    sys.path[:] = [str(copy), *(one for one in sys.path if Path(one).resolve() != ROOT)]
+    os.environ["PYTHONPATH"] = str(copy)
+    sys.modules.pop("benchmarks", None)
+    importlib.invalidate_caches()
+    with output.open("w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        fixed = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", f"--timeout={TEST_LIMIT:.0f}"]
+        code = int(pytest.main([*fixed, *arguments]))
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def tried(mutant: Mutant, copy: Path, tests: Sequence[str], unfit: list[str]) -> Outcome:
+    """Run tests on a copy of the sources with one mutant, until the first fails that passes without it."""
     path = copy / mutant.path
     source = path.read_text(encoding="utf-8")
     lines = source.splitlines(keepends=True)
     line = lines[mutant.line - 1]
     lines[mutant.line - 1] = line[: mutant.start] + mutant.after + line[mutant.end :]
-    path.write_text("".join(lines), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(copy)}
-    try:
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return Outcome(mutant, True, f"no end within {LIMIT:.0f} s")
-    finally:
+    while True:
+        path.write_text("".join(lines), encoding="utf-8")
+        failed = run_tests(copy, tests, [f"--deselect={test}" for test in unfit])
         path.write_text(source, encoding="utf-8")
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return Outcome(mutant, done.returncode != 0, failed[0].split(" - ")[0] if failed else "")
+        test = (failed or "").removeprefix("FAILED ").removeprefix("ERROR ")
+        if failed is None or test in unfit or not test.startswith("tests/"):
+            return Outcome(mutant, failed is not None, failed or "")
+        if run_tests(copy, [test], []) is None:
+            return Outcome(mutant, True, test)
+        unfit.append(test)
 
 
-def drawn(count: int, seed: int) -> list[Mutant]:
-    """So many mutants, one package after the other."""
+def drawn(count: int, seed: int) -> tuple[list[Mutant], list[Mutant]]:
+    """So many mutants, one package after the other, and the equivalent ones that others replace."""
     rng = random.Random(seed)
-    chosen = []
+    chosen, equivalent = [], []
     for package in PACKAGES:
         every = [one for path in sorted((ROOT / "pipeline" / package).rglob("*.py")) for one in mutants_of(path)]
-        chosen.append(rng.sample(every, -(-count // len(PACKAGES))))
-    return [one for row in zip(*chosen, strict=True) for one in row][:count]
+        rng.shuffle(every)
+        taken: list[Mutant] = []
+        for mutant in every:
+            if len(taken) < -(-count // len(PACKAGES)):
+                (equivalent if mutant.key() in EQUIVALENT else taken).append(mutant)
+        chosen.append(taken)
+    return [one for row in zip(*chosen, strict=True) for one in row][:count], equivalent
 
 
 def main() -> None:
@@ -184,7 +247,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mutants", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--files", type=int, default=24, help="test files that try a mutant, at most")
+    parser.add_argument(
+        "--files", type=int, default=12, help="test files that try a mutant, at most, and a quarter more"
+    )
     parser.add_argument("--log", type=Path, help="file of finished mutants, one JSON object a line")
     arguments = parser.parse_args()
     outcomes: list[Outcome] = []
@@ -192,16 +257,22 @@ def main() -> None:
         kept = map(json.loads, arguments.log.read_text(encoding="utf-8").splitlines())
         outcomes = [Outcome(Mutant(**one["mutant"]), one["caught"], one["by"]) for one in kept]
     known = {outcome.mutant: outcome for outcome in outcomes}
-    tests = [path for kind in TESTS for path in sorted((ROOT / "tests" / kind).glob("test_*.py"))]
+    tests = [path for kind in (*FIRST, *LAST) for path in sorted((ROOT / "tests" / kind).glob("test_*.py"))]
     steps = {test: _steps(test) for test in tests}
-    results = []
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    mutants, equivalent = drawn(arguments.mutants, arguments.seed)
+    results: list[Outcome] = []
+    unfit: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "main"
-        ignored = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
+        archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
         copy.mkdir()
-        subprocess.run(["tar", "x"], cwd=copy, input=ignored, check=True)
-        for mutant in drawn(arguments.mutants, arguments.seed):
-            outcome = known.get(mutant) or tried(mutant, copy, nearest_tests(mutant.path, arguments.files, steps))
+        subprocess.run(["tar", "x"], cwd=copy, input=archive, check=True)
+        for mutant in mutants:
+            outcome = known.get(mutant) or tried(
+                mutant, copy, nearest_tests(mutant.path, arguments.files, steps), unfit
+            )
             results.append(outcome)
             if mutant not in known and arguments.log is not None:
                 with arguments.log.open("a", encoding="utf-8") as log:
@@ -209,7 +280,9 @@ def main() -> None:
             place = f"{mutant.path}:{mutant.line} {mutant.before} -> {mutant.after}"
             print(f"{place}: {outcome.by if outcome.caught else 'survived'}", file=sys.stderr, flush=True)
     survivors = [asdict(outcome.mutant) for outcome in results if not outcome.caught]
-    print(json.dumps({"mutants": len(results), "caught": len(results) - len(survivors), "survivors": survivors}))
+    reasons = [{**asdict(mutant), "reason": EQUIVALENT[mutant.key()]} for mutant in equivalent]
+    totals = {"mutants": len(results), "caught": len(results) - len(survivors)}
+    print(json.dumps({**totals, "survivors": survivors, "equivalent": reasons}))
 
 
 if __name__ == "__main__":
