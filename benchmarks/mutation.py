@@ -21,10 +21,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -109,9 +110,9 @@ def mutants_of(path: Path) -> list[Mutant]:
     for node in _code(tree):
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             every.append(Mutant(name, node.lineno, node.col_offset, node.col_offset + len("not "), "not ", ""))
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int | float) and type(node.value) is not bool:
             before = ast.get_source_segment(source, node) or ""
-            after = repr(node.value + 1) if isinstance(node.value, int) else repr(float(node.value) * 1.5 + 0.1)
+            after = repr(node.value + 1 if isinstance(node.value, int) else node.value * 1.5 + 0.1)
             every.append(Mutant(name, node.lineno, node.col_offset, node.end_col_offset or 0, before, after))
     ascii_lines = (mutant for mutant in every if lines[mutant.line - 1].isascii())  # offsets count bytes
     return sorted(ascii_lines, key=lambda mutant: (mutant.line, mutant.start))
@@ -177,19 +178,23 @@ def nearest_tests(path: str, most: int, steps: Mapping[Path, Mapping[Path, int]]
     return [str(test.relative_to(ROOT)) for test in first[:most] + last[: most // 4]]
 
 
-def run_tests(copy: Path, tests: Sequence[str], options: Sequence[str]) -> str | None:
-    """The first test that fails in a copy of the sources, in a fork of this process; None where none does."""
-    output = copy.parent / "output"
-    process = multiprocessing.get_context("fork").Process(target=_pytest, args=(copy, output, [*options, *tests]))
-    process.start()
-    process.join(LIMIT)
-    if process.pid is not None and process.is_alive():
-        os.killpg(process.pid, signal.SIGKILL)
-        process.join()
-        return None
-    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
-    failed = [line.split(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR "))]
-    return None if process.exitcode == 0 else [*failed, f"pytest ended with {process.exitcode}"][0]
+def first_failure(copy: Path, tests: Sequence[str], options: Sequence[str]) -> str | None:
+    """The first test that fails in a copy of the sources, in forks of this process; None where none does."""
+    output, end = copy.parent / "output", time.monotonic() + LIMIT
+    for _, some in groupby(tests, key=lambda test: test.split("/")[:2]):  # two folders may have files of one name
+        arguments = (copy, output, [*options, *some])
+        process = multiprocessing.get_context("fork").Process(target=_pytest, args=arguments)
+        process.start()
+        process.join(end - time.monotonic())
+        if process.pid is not None and process.is_alive():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+            return None
+        if process.exitcode not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+            failed = [line.split(" ", 1)[1].split(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+            return [*failed, f"pytest ended with {process.exitcode}"][0]
+    return None
 
 
 def _pytest(copy: Path, output: Path, arguments: Sequence[str]) -> None:
@@ -217,20 +222,20 @@ def tried(mutant: Mutant, copy: Path, tests: Sequence[str], unfit: list[str]) ->
     lines[mutant.line - 1] = line[: mutant.start] + mutant.after + line[mutant.end :]
     while True:
         path.write_text("".join(lines), encoding="utf-8")
-        failed = run_tests(copy, tests, [f"--deselect={test}" for test in unfit])
+        failed = first_failure(copy, tests, [f"--deselect={test}" for test in unfit])
         path.write_text(source, encoding="utf-8")
-        test = (failed or "").removeprefix("FAILED ").removeprefix("ERROR ")
-        if failed is None or test in unfit or not test.startswith("tests/"):
+        if failed is None or failed in unfit or not failed.startswith("tests/"):
             return Outcome(mutant, failed is not None, failed or "")
-        if run_tests(copy, [test], []) is None:
-            return Outcome(mutant, True, test)
-        unfit.append(test)
+        if first_failure(copy, [failed], []) is None:
+            return Outcome(mutant, True, failed)
+        unfit.append(failed)
 
 
 def drawn(count: int, seed: int) -> tuple[list[Mutant], list[Mutant]]:
     """So many mutants, one package after the other, and the equivalent ones that others replace."""
     rng = random.Random(seed)
-    chosen, equivalent = [], []
+    chosen: list[list[Mutant]] = []
+    equivalent: list[Mutant] = []
     for package in PACKAGES:
         every = [one for path in sorted((ROOT / "pipeline" / package).rglob("*.py")) for one in mutants_of(path)]
         rng.shuffle(every)
