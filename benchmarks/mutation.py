@@ -65,7 +65,7 @@ LIBRARIES = ("numpy", "scipy.stats", "pyarrow.parquet", "pydantic", "torch", "tr
 TEST_LIMIT = 240.0
 """Seconds of one test; one that takes longer, such as a loop without an end, fails."""
 
-LIMIT = 1200.0
+LIMIT = 400.0
 """Seconds of the tests of one mutant, which has survived when they are over."""
 
 
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--files", type=int, default=12, help="test files that try a mutant, at most, and a quarter more"
+        "--files", type=int, default=8, help="test files that try a mutant, at most, and a quarter more"
     )
     parser.add_argument("--log", type=Path, help="file of finished mutants, one JSON object a line")
     arguments = parser.parse_args()
