@@ -174,8 +174,8 @@ def nearest_tests(path: str, most: int, steps: Mapping[Path, Mapping[Path, int]]
     stem = Path(path).stem
     order = sorted(reaching, key=lambda test: (stem not in test.stem, reaching[test], len(steps[test]), str(test)))
     first = [test for test in order if test.parent.name in FIRST]
-    last = [test for kind in LAST for test in order if test.parent.name == kind]
-    return [str(test.relative_to(ROOT)) for test in first[:most] + last[: most // 4]]
+    last = [test for kind in LAST for test in [one for one in order if one.parent.name == kind][: most // 4]]
+    return [str(test.relative_to(ROOT)) for test in first[:most] + last]
 
 
 def first_failure(copy: Path, tests: Sequence[str], options: Sequence[str]) -> str | None:
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--files", type=int, default=8, help="test files that try a mutant, at most, and a quarter more"
+        "--files", type=int, default=8, help="test files that try a mutant, and a quarter of each of the last kinds"
     )
     parser.add_argument("--log", type=Path, help="file of finished mutants, one JSON object a line")
     arguments = parser.parse_args()
