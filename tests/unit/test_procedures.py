@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from pipeline.selection.conditional import smallest_simes
 from statsmodels.stats.multitest import multipletests
 
 import seenset
@@ -34,6 +33,7 @@ from pipeline.selection import (
     storey,
     terms_of,
 )
+from pipeline.selection.calibrations import smallest_simes
 from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.procedures.estimating import default_lambda, kernel, slope
 from pipeline.selection.procedures.known import known_members, known_scores
