@@ -44,10 +44,16 @@ def finetuned(work: Path) -> None:
 
 
 def checkpoints(work: Path) -> None:
-    """The same documents and three checkpoints: the base model, one trained on others, one trained on 40 of them."""
+    """An archive of 80 documents, 180 unseen ones, and two checkpoints after the base model: the last read 40 of the 80."""
     finetuned(work)
-    others = _passages(work)[AUDITED + UNSEEN :]
-    _adapter(work, work / "checkpoints/second", others[:TRAINED])
+    rows, leaked = _passages(work), (work / "finetuned/truth.jsonl").read_text(encoding="utf-8")
+    kept_out = [row for row in rows[:AUDITED] if json.dumps(row["id"]) not in leaked]
+    inside = [row for row in rows[:AUDITED] if json.dumps(row["id"]) in leaked]
+    others = rows[AUDITED + UNSEEN :]
+    folder = work / "checkpoints"
+    _write(folder / "archive.jsonl", sorted([*inside, *kept_out[:TRAINED]], key=lambda row: str(row["id"])))
+    _write(folder / "unseen.jsonl", [*kept_out[TRAINED:], *rows[AUDITED : AUDITED + UNSEEN], *others[TRAINED:]])
+    _adapter(work, folder / "second", others[:TRAINED])
 
 
 def benchmark(work: Path) -> None:
