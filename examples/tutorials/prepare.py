@@ -44,7 +44,7 @@ def finetuned(work: Path) -> None:
 
 
 def checkpoints(work: Path) -> None:
-    """An archive of 80 documents, 180 unseen ones, and two checkpoints after the base model: the last read 40 of the 80."""
+    """80 documents, 180 unseen ones, and two checkpoints after the base model, of which the last read 40 of the 80."""
     finetuned(work)
     rows, leaked = _passages(work), (work / "finetuned/truth.jsonl").read_text(encoding="utf-8")
     kept_out = [row for row in rows[:AUDITED] if json.dumps(row["id"]) not in leaked]
