@@ -69,6 +69,7 @@ def page() -> str:
     """The whole page."""
     lines = [HEAD]
     known: dict[type[BaseModel], str] = {}
+    rows: dict[str, str] = {}  # row -> title of the section that it stands in
     for kind, root in (("audit", AuditConfig), ("trial", TrialConfig)):
         places = sections(root)
         titles = {section: _title(kind, paths, section, places) for section, paths in places.items()}
@@ -76,7 +77,7 @@ def page() -> str:
         known |= {section: _anchor(title) for section, title in new.items()}
         for section, title in new.items():
             level = "##" if section is root else "###"
-            lines += [f"{level} {title}", "", _first_paragraph(section), "", *_table(section, known), ""]
+            lines += [f"{level} {title}", "", _first_paragraph(section), "", *_table(section, title, known, rows), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -102,18 +103,39 @@ def _first_paragraph(section: type[BaseModel]) -> str:
     return " ".join((section.__doc__ or "").split("\n\n")[0].split())
 
 
-def _table(section: type[BaseModel], anchors: Mapping[type[BaseModel], str]) -> Iterator[str]:
+def _table(
+    section: type[BaseModel], title: str, anchors: Mapping[type[BaseModel], str], rows: dict[str, str]
+) -> Iterator[str]:
+    """The settings of a section; those that stand in a table above as well, by their names alone."""
+    own: list[str] = []
+    shared: dict[str, list[str]] = {}
+    for name, row in _rows(section, anchors).items():
+        earlier = rows.setdefault(row, title)
+        if earlier == title:
+            own.append(row)
+        else:
+            shared.setdefault(earlier, []).append(f"`{name}`")
+    yield "| setting | type | default | what it is |"
+    yield "|---|---|---|---|"
+    yield from own
+    for earlier, names in shared.items():
+        yield ""
+        yield f"As of [{earlier}](#{_anchor(earlier)}): {', '.join(names)}."
+
+
+def _rows(section: type[BaseModel], anchors: Mapping[type[BaseModel], str]) -> dict[str, str]:
+    """Name of each setting -> its row."""
+    rows: dict[str, str] = {}
     schema = section.model_json_schema()
     links = {inner.__name__: f"[{_noun(inner)}](#{anchors[inner]})" for inner in sections(section)}
     required = set(schema.get("required", ()))
-    yield "| setting | type | default | what it is |"
-    yield "|---|---|---|---|"
     for field_name, field in section.model_fields.items():
         name = field.alias or field_name
         entry = schema["properties"][name]
         sentence = field.description or _sentence_of(field.annotation)
         default = "required" if name in required else _default(field.get_default(call_default_factory=True))
-        yield f"| `{name}` | {_type(entry, links)} | {default} | {_cell(sentence)} |"
+        rows[name] = f"| `{name}` | {_type(entry, links)} | {default} | {_cell(sentence)} |"
+    return rows
 
 
 def _sentence_of(annotation: Any) -> str:

@@ -55,13 +55,13 @@ def plan(
         typer.Option(
             "--matched",
             metavar="FOLDER",
-            help="Write the calibration documents whose words resemble the audited to FOLDER, as Parquet to calibrate "
-            "on.",
+            help="Write the calibration documents whose words resemble those of the audited documents to FOLDER, as "
+            "Parquet.",
         ),
     ] = None,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Say what would run: documents, shards, passes, time; and what alpha could ever select."""
+    """Show what a run would do, and how few documents alpha allows to select. Nothing is written."""
     planned = _planned(config, set_, limit)
     from pipeline.audit.allocation import check_adapters
     from pipeline.audit.apart import write_matched
@@ -115,7 +115,7 @@ class RunOptions:
 @app.command()
 @from_options
 def run(options: RunOptions) -> None:
-    """Do all of it: score, select, report. The same command again resumes."""
+    """Score, select and write the report. Run the same command again to resume."""
     planned = _planned(options.config, options.set_, options.limit)
     from ray_jobs.audit import run_plan
     from ray_jobs.progress import Reporter
@@ -135,7 +135,7 @@ def evaluate(
     limit: Limit = None,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Labelled data: AUC, TPR and ROC of every detector on seen against unseen documents; nothing is selected."""
+    """Evaluate detectors on labelled data: AUC, TPR and ROC on seen against unseen documents. Nothing is selected."""
     planned = _planned(config, set_, limit, labelled=True)
     from ray_jobs.audit import run_evaluation
     from ray_jobs.progress import Reporter
@@ -151,25 +151,25 @@ for command in COMMANDS:
 
 @app.command()
 def trial(
-    config: Annotated[str, typer.Argument(metavar="TRIAL.YAML", help="The trial's configuration.")],
+    config: Annotated[str, typer.Argument(metavar="TRIAL.YAML", help="Configuration of the trial.")],
     set_: Overrides = None,
     json_: AsJson = False,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N documents.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Read only the first N documents.")] = None,
     ranking: Annotated[
         str | None,
         typer.Option(
-            "--ranking", metavar="RESULTS", help="Per-item results (Parquet: model, item, correct) to rank models by."
+            "--ranking", metavar="RESULTS", help="Per-item results to rank models by (Parquet: model, item, correct)."
         ),
     ] = None,
     learn: Annotated[
         str | None,
         typer.Option(
-            "--learn", metavar="FILE", help="Learn a detector from the models whose training data is known, into FILE."
+            "--learn", metavar="FILE", help="Train a detector on models of known training data, and write it to FILE."
         ),
     ] = None,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Verify the promise on a model whose training data is known: train documents in, audit, compare with the truth."""
+    """Test the guarantee on a model whose training data is known: train documents in, audit, compare with the truth."""
     from pipeline.audit.machine import may_need_cluster
     from pipeline.trial.config import load_trial
     from pipeline.trial.documents import check_inputs
@@ -201,7 +201,7 @@ def init(
     for_trial: Annotated[bool, typer.Option("--trial", help="Write trial.yaml instead of audit.yaml.")] = False,
     json_: AsJson = False,
 ) -> None:
-    """Write a commented starter configuration for the files that a folder holds; nothing is asked."""
+    """Write a commented starter configuration for the files in a folder."""
     from pipeline.audit.starter import audit_starter, write_starter
 
     if for_trial:
@@ -215,9 +215,9 @@ def init(
 
 @app.command()
 def schema(
-    for_trial: Annotated[bool, typer.Option("--trial", help="Of a trial instead of an audit.")] = False,
+    for_trial: Annotated[bool, typer.Option("--trial", help="Schema of a trial instead of an audit.")] = False,
 ) -> None:
-    """Print the JSON schema of a configuration, by which editors complete and check it."""
+    """Print the JSON schema of a configuration, for completion and checks in editors."""
     from pipeline.config.audit import AuditConfig
     from pipeline.config.commented import config_schema
     from pipeline.selection.procedures import PROCEDURES

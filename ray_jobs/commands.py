@@ -14,29 +14,29 @@ from ray_jobs import terminal
 from ray_jobs.options import AsJson, ExitZeroOn, FailIfSelected, NoText, Overrides, RunPath, from_options
 from ray_jobs.supervisor import supervise
 
-TRAINED_HELP = "Exit 4 when the collection was trained on, and 5 when something says so that a check contradicts."
-PAGE_HELP = "Write series.html and series.json into FOLDER, of its own, or the page alone to FILE.html."
+TRAINED_HELP = "Exit with 4 if the collection was trained on, with 5 if a check contradicts that answer."
+PAGE_HELP = "Write series.html and series.json to FOLDER, used for nothing else, or the page alone to FILE.html."
 NEW_HELP = (
-    "Exit 4 when the scan filed last selected a document that none before it had, and 5 when a check contradicts "
+    "Exit with 4 if the latest scan selected a document that no earlier scan selected, with 5 if a check contradicts "
     "such a list."
 )
-OUTPUT_HELP = "Folder of what is written, of its own: local path or fsspec URL."
+OUTPUT_HELP = "Output folder, used for nothing else: local path or fsspec URL."
 INPUT_HELP = "File or folder with the documents: Parquet, JSONL (.gz, .zst), CSV, .txt."
-OUT_HELP = "Folder to write, of its own: public/, private/ and commitment.json. Nothing is overwritten."
-BUNDLE_HELP = "File to write: local path or fsspec URL. By default RUN.bundle; nothing is overwritten."
-REVIEW_HELP = "CSV file to write: local path or fsspec URL. By default RUN-review.csv; nothing is overwritten."
-COMMITMENT_HELP = "commitment.json of seenset mark, whose root the indices and versions must lead to."
-TEXTS_HELP = "Put the texts of the scored documents into the bundle."
-SEED_HELP = "Secret number below 2**256 that all draws follow from; by default drawn and written to private/seed.json."
-WITH_HELP = "YAML of a paraphraser, as `paraphraser:` of an audit: a model writes all versions, the published one too."
+OUT_HELP = "Output folder, used for nothing else, for public/, private/ and commitment.json. Nothing is overwritten."
+BUNDLE_HELP = "File to write: local path or fsspec URL. Default: RUN.bundle. Nothing is overwritten."
+REVIEW_HELP = "CSV file to write: local path or fsspec URL. Default: RUN-review.csv. Nothing is overwritten."
+COMMITMENT_HELP = "commitment.json of seenset mark, against which indices and versions are checked."
+TEXTS_HELP = "Include the texts of the scored documents in the bundle."
+SEED_HELP = "Secret number below 2**256 that seeds all draws. Default: drawn and written to private/seed.json."
+WITH_HELP = "YAML file with a paraphraser, as `paraphraser:` of an audit: a model writes all versions."
 
 SharedSelection = Annotated[
     str | None,
-    typer.Option("--selection", metavar="NAME", help="Which selection; by default the only one that the runs share."),
+    typer.Option("--selection", metavar="NAME", help="The selection. Default: the only one that the runs share."),
 ]
 JointAlpha = Annotated[
     float | None,
-    typer.Option("--alpha", metavar="A", help="Error rate of the joint selection; by default that of the runs'."),
+    typer.Option("--alpha", metavar="A", help="Error rate of the joint selection. Default: that of the runs."),
 ]
 
 
@@ -45,14 +45,14 @@ def retry(
     reason: Annotated[
         list[str] | None,
         typer.Option(
-            "--reason", help="Why they are in quarantine; may be repeated. By default model_error, out_of_memory."
+            "--reason", help="Reason of quarantine to retry; may be repeated. Default: model_error, out_of_memory."
         ),
     ] = None,
     json_: AsJson = False,
     no_text: NoText = False,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Try documents in quarantine again that a fault put there, and answer anew; all else is kept."""
+    """Score documents again that a fault put in quarantine, and select again. Other scores are kept."""
     _check_run(run)
     from ray_jobs.audit import retry_run
     from ray_jobs.progress import Reporter
@@ -65,20 +65,18 @@ def retry(
 
 def status(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run directory (local path or fsspec URL), or the folder of a trial.")
+        str, typer.Argument(metavar="RUN", help="Run directory (local path or fsspec URL), or the folder of a trial.")
     ],
     json_: AsJson = False,
     watch: Annotated[
-        bool,
-        typer.Option("--watch", help="Until the run ends; with --json, one object a line whenever it is further."),
+        bool, typer.Option("--watch", help="Follow the run to its end; with --json, one object a line at each change.")
     ] = False,
     every: Annotated[
-        float | None,
-        typer.Option("--every", metavar="SECONDS", min=0.1, help="How often --watch looks.", show_default="2"),
+        float | None, typer.Option("--every", metavar="SECONDS", min=0.1, help="Interval of --watch.", show_default="2")
     ] = None,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Say how far a run or a trial is, from storage alone. Exit 3 where it is not running and not complete."""
+    """Show the progress of a run or a trial, from its files alone. Exit 3 if it is incomplete and not running."""
     if every is not None and not watch:
         raise UserError("--every says how often --watch looks: give both, or neither")
     from pipeline.audit.status import Status
@@ -105,7 +103,7 @@ def select(
     fail_if_selected: FailIfSelected = False,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Ask a finished run its own questions anew, or with --set other ones; no model is touched, all are remembered."""
+    """Select again from the scores of a finished run, with other settings by --set. Every question is recorded."""
     _check_run(run, set_)
     from pipeline.audit.summary import exit_code_of, unsupported
     from ray_jobs.progress import Reporter
@@ -126,13 +124,13 @@ def verdict(
     run: RunPath,
     blocks: Annotated[
         str | None,
-        typer.Option("--blocks", metavar="group|family", help="What the permutation test moves whole."),
+        typer.Option("--blocks", metavar="group|family", help="Unit that the permutation test moves as a whole."),
     ] = None,
     json_: AsJson = False,
     fail_if_trained: Annotated[bool, typer.Option("--fail-if-trained", help=TRAINED_HELP)] = False,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Was this collection trained on? At least so many of its documents, and a test of it as a whole."""
+    """Test whether the collection was trained on, and state how many of its documents at least."""
     _check_run(run)
     from pipeline.audit.collection import block_kind
     from ray_jobs.select import give_verdict
@@ -149,7 +147,7 @@ def review(
     json_: AsJson = False,
     no_text: NoText = False,
 ) -> None:
-    """Write the unseen documents with the highest scores to a file, to fill in whether each was trained on."""
+    """Write the unseen documents with the highest scores to a CSV file, to state of each whether it was trained on."""
     _check_run(run)
     from ray_jobs.select import write_review_file
 
@@ -158,7 +156,7 @@ def review(
 
 
 def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None:
-    """Write the report of a run anew."""
+    """Write the report of a run again."""
     from pipeline.audit.manifest import read_run
     from pipeline.store.files import Store
 
@@ -177,40 +175,35 @@ class ExportOptions:
     run: RunPath
     out: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[OUT]", help="Folder to write: local path or fsspec URL. By default named after the run."
-        ),
+        typer.Argument(metavar="[OUT]", help="Output folder: local path or fsspec URL. Default: named after the run."),
     ] = None
     selection: Annotated[
         str | None,
-        typer.Option("--selection", metavar="NAME", help="Which selection; needed where there are several."),
+        typer.Option("--selection", metavar="NAME", help="Name of the selection; required if there are several."),
     ] = None
     keep: Annotated[
         Literal["selected", "rest"] | None,
-        typer.Option("--keep", help="Which documents; by default the rest, and with direction clean the selected."),
+        typer.Option("--keep", help="Documents to write. Default: the rest; with direction clean, the selected."),
     ] = None
-    as_list: Annotated[bool, typer.Option("--list", help="Ids and rows alone; by default of the selected.")] = False
-    samples: Annotated[bool, typer.Option("--samples", help="What lm-evaluation-harness takes for --samples.")] = False
+    as_list: Annotated[bool, typer.Option("--list", help="Write ids and rows only. Default: of the selected.")] = False
+    samples: Annotated[bool, typer.Option("--samples", help="Write what lm-eval takes for --samples.")] = False
     task: Annotated[
         str | None,
-        typer.Option("--task", metavar="NAME", help="The task of --samples; by default the group column names it."),
+        typer.Option("--task", metavar="NAME", help="Task of --samples. Default: named by the group column."),
     ] = None
-    huggingface: Annotated[bool, typer.Option("--huggingface", help="A Hugging Face dataset folder, as Parquet.")] = (
-        False
-    )
+    huggingface: Annotated[bool, typer.Option("--huggingface", help="As a Hugging Face dataset in Parquet.")] = False
     without_quarantined: Annotated[
-        bool, typer.Option("--without-quarantined", help="Leave documents out of the rest that could not be scored.")
+        bool, typer.Option("--without-quarantined", help="Leave documents that could not be scored out of the rest.")
     ] = False
     unsupported_too: Annotated[
-        bool,
-        typer.Option("--unsupported-too", help="Export a selection whose promise a check contradicts, marked so."),
+        bool, typer.Option("--unsupported-too", help="Export what a check contradicts, marked as such.")
     ] = False
     json_: AsJson = False
 
 
 @from_options
 def export(options: ExportOptions) -> None:
-    """Write the cleaned data, the corpus without the selected, or what to remove, in the format that came in."""
+    """Write the corpus without the selected documents, or the selected alone, in the format of the input."""
     from pipeline.export.export import write_export
     from pipeline.export.request import ExportRequest, form_of
 
@@ -231,12 +224,12 @@ def export(options: ExportOptions) -> None:
 
 def compare(
     run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="The first finished run: local path or fsspec URL.")],
-    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The second.")],
+    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The second finished run.")],
     selection: SharedSelection = None,
     output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "comparison",
     json_: AsJson = False,
 ) -> None:
-    """What changed between two runs: documents gained and lost, scores against each other, settings and data."""
+    """Compare two runs: documents gained and lost, scores, settings and data."""
     from pipeline.compare.comparison import COMPARISON_FILE, compare_runs
     from pipeline.compare.comparison_page import write_comparison
     from pipeline.compare.finished_runs import open_finished
@@ -255,12 +248,12 @@ def joint(
     selection: SharedSelection = None,
     alpha: JointAlpha = None,
     shared: Annotated[
-        bool, typer.Option("--shared", help="Answer for the documents that all runs audited, where others differ.")
+        bool, typer.Option("--shared", help="Answer for the documents that all runs audited, if the runs differ.")
     ] = False,
     output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "joint",
     json_: AsJson = False,
 ) -> None:
-    """What is clean (or was trained on) under every one of several models, at one error rate."""
+    """Select what is clean (or was trained on) under all of several models, at one error rate."""
     from pipeline.compare.finished_runs import open_finished
     from pipeline.compare.joint import JOINT_FILE, decide_jointly, joint_documents, write_joint
     from pipeline.compare.output import open_output
@@ -281,26 +274,25 @@ class RankOptions:
         list[str],
         typer.Argument(
             metavar="RESULTS...",
-            help="lm-eval's sample files or folders of them (NAME=PATH names the model), or Parquet: model, item, "
-            "correct.",
+            help="Sample files of lm-eval or folders of them (NAME=PATH names the model), or Parquet with columns "
+            "model, item, correct.",
         ),
     ]
     run: Annotated[
         list[str] | None,
-        typer.Option("--run", metavar="RUN", help="A finished run that judged the items; several: clean under all."),
+        typer.Option("--run", metavar="RUN", help="Finished run that audited the items. Several: clean under all."),
     ] = None
     selection: SharedSelection = None
     alpha: JointAlpha = None
-    metric: Annotated[str | None, typer.Option("--metric", help="By default acc, else exact_match.")] = None
-    filter_: Annotated[str | None, typer.Option("--filter", help="By default the only one.")] = None
+    metric: Annotated[str | None, typer.Option("--metric", help="Default: acc, else exact_match.")] = None
+    filter_: Annotated[str | None, typer.Option("--filter", help="Filter of lm-eval. Default: the only one.")] = None
     task: Annotated[
-        list[str] | None,
-        typer.Option("--task", metavar="TASK=INPUT", help="The audited input that a task is; may be repeated."),
+        list[str] | None, typer.Option("--task", metavar="TASK=INPUT", help="Audited input of a task; may be repeated.")
     ] = None
     id_field: Annotated[
         str | None,
         typer.Option(
-            "--id", metavar="FIELD", help="Field of each doc with its id; by default items are matched by row."
+            "--id", metavar="FIELD", help="Field of each doc that holds its id. Default: items are matched by row."
         ),
     ] = None
     output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "ranking"
@@ -309,7 +301,7 @@ class RankOptions:
 
 @from_options
 def rank(options: RankOptions) -> None:
-    """Accuracy of models on all items of a benchmark and on those selected as clean, from their per-item results."""
+    """Rank models by accuracy on all items of a benchmark and on those selected as clean, from per-item results."""
     from pipeline.compare.finished_runs import open_finished
     from pipeline.compare.items import clean_items
     from pipeline.compare.output import open_output
@@ -333,7 +325,7 @@ def series(
     json_: AsJson = False,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Every scan of a schedule, the error rate over all of them, and what is new since the last one."""
+    """Show the scans of a schedule, the error rate over all of them, and what the last one added."""
     from pipeline.series.course import read_course
     from pipeline.series.page import check_page_place, write_course
 
@@ -351,10 +343,10 @@ class MarkOptions:
 
     source: Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP)]
     out: Annotated[str, typer.Option("--out", metavar="DIR", help=OUT_HELP)]
-    versions: Annotated[int, typer.Option("--versions", metavar="K", help="Versions of a document, 2 to 1,000.")] = 20
+    versions: Annotated[int, typer.Option("--versions", metavar="K", help="Versions per document, 2 to 1,000.")] = 20
     text: Annotated[str, typer.Option("--text", metavar="COLUMN", help="Column that holds the text.")] = "text"
     id_: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="Column that holds the id; by default file#row.")
+        str | None, typer.Option("--id", metavar="COLUMN", help="Column that holds the id. Default: file#row.")
     ] = None
     language: Annotated[str, typer.Option("--language", metavar="CODE", help="Language of the documents.")] = "en"
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help=SEED_HELP)] = None
@@ -362,10 +354,7 @@ class MarkOptions:
     date: Annotated[
         datetime | None,
         typer.Option(
-            "--date",
-            metavar="YYYY-MM-DD",
-            formats=["%Y-%m-%d"],
-            help="Date that commitment.json states; by default none.",
+            "--date", metavar="YYYY-MM-DD", formats=["%Y-%m-%d"], help="Date stated in commitment.json. Default: none."
         ),
     ] = None
     json_: AsJson = False
@@ -373,7 +362,7 @@ class MarkOptions:
 
 @from_options
 def mark(options: MarkOptions) -> None:
-    """Write documents in versions and publish one of each, drawn at random, so that training on them can be shown."""
+    """Write several versions of each document and draw one to publish, so that training on it can be tested later."""
     from pipeline.mark.mark import MarkRequest, check_request, mark_documents
     from pipeline.mark.versions import new_seed
 
@@ -407,7 +396,7 @@ def pack(
     json_: AsJson = False,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Write one file with the evidence for the answers of a finished run, which seenset verify checks offline."""
+    """Write the evidence for the answers of a finished run to one file, which seenset verify checks offline."""
     _check_run(run)
     from ray_jobs.select import write_bundle
 
@@ -421,7 +410,7 @@ def verify(
     json_: AsJson = False,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Recompute the answers in a bundle from its scores, offline and without the model. Exit 5 where one is refuted."""
+    """Recompute the answers in a bundle from its scores, offline and without the model. Exit 5 if one is refuted."""
     from pipeline.bundle.verify import verify_bundle
     from pipeline.bundle.versions import commitment_of
 

@@ -11,20 +11,19 @@ import typer
 
 from ray_jobs.supervisor import give_as_zero
 
-ConfigPath = Annotated[str, typer.Argument(metavar="AUDIT.YAML", help="The audit's configuration.")]
-RunPath = Annotated[str, typer.Argument(metavar="RUN", help="A run directory: local path or fsspec URL.")]
+ConfigPath = Annotated[str, typer.Argument(metavar="AUDIT.YAML", help="Configuration of the audit.")]
+RunPath = Annotated[str, typer.Argument(metavar="RUN", help="Run directory: local path or fsspec URL.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting; may be repeated.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N documents of each role.")]
-NoText = Annotated[bool, typer.Option("--no-text", help="Leave all texts out of the report and the selected.")]
+NoText = Annotated[bool, typer.Option("--no-text", help="Leave all texts out of the report and the lists.")]
 FailIfSelected = Annotated[
     bool,
     typer.Option(
         "--fail-if-selected",
-        help="Exit 4 when anything is selected, and 5 when anything is selected by a selection that a check "
-        "contradicts.",
+        help="Exit with 4 if anything is selected, with 5 if a check contradicts a selection that selects anything.",
     ),
 ]
 ExitZeroOn = Annotated[
@@ -35,7 +34,7 @@ ExitZeroOn = Annotated[
         callback=give_as_zero,
         is_eager=True,
         expose_value=False,
-        help="Exit codes to end with 0 on, such as 3,4, for schedulers that fail a job on any other.",
+        help="Exit with 0 instead of these codes, such as 3,4, for schedulers that fail a job on any other code.",
     ),
 ]
 

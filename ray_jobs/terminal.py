@@ -96,13 +96,14 @@ def show(as_json: bool, facts: Any, print_text: Callable[..., None], *arguments:
 def _pass_in_words(entry: dict[str, Any]) -> str:
     """A pass of the forecast, behind the word pass."""
     if entry["kind"] == "generate":
-        return (
-            f"generate: {entry['draws']} continuations of the first {100 * entry['prefix_ratio']:g}% of a text's words"
-        )
+        share = 100 * entry["prefix_ratio"]
+        return f"generate: {entry['draws']} continuations of the first {share:g}% of a text's words"
     more = f" and {entry['paraphrases']} paraphrases of it" if entry["paraphrases"] else ""
     on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
     read = f"{entry['text']} text" if entry["text"].startswith(("plain", "lowercase", "swapped")) else entry["text"]
     read = entry["prefix"] if entry["kind"] == "count" else read
+    if "prefix_cost" in entry:
+        read += f" behind {entry['prefix']}, read once for {entry['prefix_shared_by']:,} documents"
     return f"{entry['kind']}: {entry['model']} model{on}, {read}{more}"
 
 

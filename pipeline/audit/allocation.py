@@ -5,7 +5,7 @@ Parts are drawn at random by the run's seed. Near copies stay together: what is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,9 +28,10 @@ from pipeline.detectors.base import Prefix
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
 from pipeline.errors import UserError, nearest
 from pipeline.models.load import check_model, open_empty
+from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.tokens import open_tokenizer, plain_ids, tokenize
 from pipeline.report.wording.setup import AND_TO_CALIBRATE
-from pipeline.stages.prefixes import Prefixes, Shots, cut_to_room, joined_ids
+from pipeline.stages.prefixes import Prefixes, Shots, cut_to_room, given_ids, joined_ids
 from pipeline.store.files import Store
 from pipeline.training.adapter import check_targets
 
@@ -135,6 +136,8 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
     corpus_pools = {
         name: _own_corpus(config, settings, name) for name, settings in adapter_settings.items() if not settings.roles
     }
+    if config.corpus.has_ids and (model := open_empty(weights_of(config.model))) is not None:
+        _free_of_unknown(role_pools.values(), embedding_rows(model))
     if config.overlap == "drop":
         _free_of_audited([*role_pools.values(), *corpus_pools.values()], shards, config.near_copies)
     adapters: dict[str, Part] = {}
@@ -242,10 +245,13 @@ def _shots(prefix: Prefix, pool: _Pool, tokenizer: Any, config: AuditConfig) -> 
             f"never as few as {prefix.shots}"
         )
     texts, keys = list(_texts(pool, chosen)), pool.keys.take(chosen)
+    if config.corpus.has_ids:
+        sequences, bare = given_ids(texts, tokenizer.bos_token_id, prefix.joined)
+    else:
+        sequences = [joined_ids(tokenizer, some) for some in ([texts] if prefix.joined else [[text] for text in texts])]
+        bare = [plain_ids(tokenizer, text) for text in texts] if prefix.counted else []
     if prefix.counted:
-        counted = tuple(plain_ids(tokenizer, text)[: config.max_tokens] for text in texts)
-        return Shots(counted, keys.sketch, config.near_copies), keys
-    sequences = [joined_ids(tokenizer, some) for some in ([texts] if prefix.joined else [[text] for text in texts])]
+        return Shots(tuple(ids[: config.max_tokens] for ids in bare), keys.sketch, config.near_copies), keys
     positions = check_model(weights_of(config.model))["max_tokens"]
     cut = tuple(cut_to_room(ids, config.max_tokens, positions) for ids in sequences)
     return Shots(cut, keys.sketch, config.near_copies), keys
@@ -307,6 +313,13 @@ def _free_of_audited(pools: Sequence[_Pool], shards: Sequence[Shard], near_copie
     for _, audited in keyed(_documents([shard for shard in shards if shard.role == "audit"])):
         for pool, index in zip(pools, indexes, strict=True):
             pool.free[index.documents(index.near(audited.sketch)[1])] = False
+
+
+def _free_of_unknown(pools: Iterable[_Pool], rows: int) -> None:
+    """Exclude documents with a token id that the model does not know; scoring puts them into quarantine."""
+    for pool in pools:
+        for place, document in enumerate(_documents(pool.shards)):
+            pool.free[place] = unknown_id(list(map(int, document.text.split())), rows) is None
 
 
 def _documents(shards: Sequence[Shard]) -> Iterator[Document]:

@@ -72,6 +72,9 @@ MATCHED_SCHEMA = pa.schema(
         ("kept_with", pa.float64()),
     ]
 )
+"""Of token ids there is a column `tokens` behind these, and `text` holds their numbers."""
+
+MOST_ID = (1 << 63) - 1  # of a column of integers; no model has so many
 
 
 def telling_words(known: Sequence[str], audit: Sequence[str], count: int = SHOWN_WORDS) -> tuple[list[str], list[str]]:
@@ -141,7 +144,7 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
         if test.ok is False:
             audited, known_words = telling_words([d.text for _, d in known], [d.text for _, d in audit])
             words[role] = {"audit": audited, role: known_words}
-            lines.append(wording.telling_words_phrase(role, audited, known_words))
+            lines.append(wording.telling_words_phrase(role, audited, known_words, test.by))
         if role in weighted:
             lines += _weighted_lines(plan, role, known, audit, test)
     return Advice(words, lines)
@@ -152,7 +155,7 @@ def _weighted_lines(plan: Plan, role: Role, known: _Sampled, audit: _Sampled, te
     learnt, total = _learnt(known, audit, plan.config), plan.documents(role)[0]
     effective = effective_number(np.minimum(learnt.odds(), learnt.weigher.largest)[~learnt.compared.audited])
     after = learnt.tested(role)
-    outlook = weighting_diagnostic(effective * total / len(known), total, role, test, after)
+    outlook = weighting_diagnostic(effective * total / len(known), total, role, test, after, test.by)
     return [f"warning: {each.sentence}" if each.ok is False else each.sentence for each in (outlook, after)]
 
 
@@ -174,15 +177,16 @@ class Matched:
     total: int  # readable documents of the role
     before: Blind | None  # the blind test with all
     after: Blind | None  # with those that were kept; None where they are too few
+    by: str  # words or tokens
 
     def sentence(self) -> str:
         """What was kept and what that repairs, for a person."""
-        return wording.matched(self.path, self.count, self.total, self.role, self.before, self.after)
+        return wording.matched(self.path, self.count, self.total, self.role, self.before, self.after, self.by)
 
     def facts(self) -> dict[str, Any]:
         """The same for machines."""
         tests = {"before": self.before, "after": self.after}
-        plain = {name: blind_diagnostic(test, self.role).plain() for name, test in tests.items()}
+        plain = {name: blind_diagnostic(test, self.role, self.by).plain() for name, test in tests.items()}
         return {"role": self.role, "path": self.path, "documents": self.count, "of": self.total, **plain}
 
 
@@ -223,6 +227,8 @@ def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
     taught = [audit[place] for place in np.flatnonzero(~tested).tolist()]
     learnt = _learnt(known, taught, plan.config)
     certain = _certain(learnt)
+    ids = plan.config.corpus.has_ids
+    schema = MATCHED_SCHEMA.append(pa.field(wording.TOKENS, pa.list_(pa.int64()))) if ids else MATCHED_SCHEMA
     path = os.path.join(folder, f"{role}.parquet")
     part = Path(folder, f".{role}.{uuid.uuid4().hex[:8]}.part")
     total, kept = 0, 0
@@ -230,9 +236,9 @@ def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with whole(part):
-            with pq.ParquetWriter(part, MATCHED_SCHEMA) as writer:
+            with pq.ParquetWriter(part, schema) as writer:
                 for some in _windows(shards):
-                    table = _kept(some, learnt.weigher, certain, seed)
+                    table = _kept(some, learnt.weigher, certain, seed, schema)
                     writer.write_table(table)
                     total, kept = total + len(some), kept + len(table)
                     keys = np.array([id_key(name) for name in table["id"].to_pylist()])
@@ -245,7 +251,7 @@ def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
     others = [audit[place][1] for place in np.flatnonzero(tested).tolist()]
     matched = [Document(0, "", text, group) for _, text, group in sample]
     tests = [_tested(some, others, plan.config) for some in ([document for _, document in known], matched)]
-    return Matched(role, path, kept, total, *tests)
+    return Matched(role, path, kept, total, tests[0], tests[1], plan.config.corpus.units)
 
 
 def _tested(known: Sequence[Document], audit: Sequence[Document], config: AuditConfig) -> Blind | None:
@@ -280,7 +286,7 @@ def _windows(shards: Sequence[Shard]) -> Iterator[list[tuple[Shard, Document]]]:
         yield some
 
 
-def _kept(some: Sequence[tuple[Shard, Document]], weigher: Weigher, certain: float, seed: int) -> pa.Table:
+def _kept(some: _Sampled, weigher: Weigher, certain: float, seed: int, schema: pa.Schema) -> pa.Table:
     keys = np.array([id_key(document.doc_id) for _, document in some], dtype=np.int64)
     share = np.minimum(weigher.odds(word_counts([document.text for _, document in some]), keys) / certain, 1.0)
     draws = (mix(shuffled(keys, seed, _DRAW)) >> np.uint64(11)).astype(np.float64) / 2.0**53
@@ -296,4 +302,8 @@ def _kept(some: Sequence[tuple[Shard, Document]], weigher: Weigher, certain: flo
         }
         for (shard, document), chance in chosen
     ]
-    return pa.Table.from_pylist(rows, schema=MATCHED_SCHEMA)
+    table = pa.Table.from_pylist(rows, schema=MATCHED_SCHEMA)
+    if wording.TOKENS not in schema.names:
+        return table
+    ids = [[min(int(one), MOST_ID) for one in text.split()] for text in table["text"].to_pylist()]
+    return table.append_column(schema.field(wording.TOKENS), pa.array(ids, schema.field(wording.TOKENS).type))

@@ -20,7 +20,7 @@ from pipeline.corpus.keys import Keys, keyed
 from pipeline.corpus.near_copies import near_families
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.report.wording.blind import OF_CAPTIONED, OF_PICTURES, ONLY_SCORES, WORDS, blind_sentence
+from pipeline.report.wording.blind import OF_CAPTIONED, OF_PICTURES, ONLY_SCORES, TOKENS, WORDS, blind_sentence
 
 SAMPLED_TEXTS = 5_000
 SAMPLED_SHARDS = 25
@@ -145,7 +145,7 @@ def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDia
     Args:
         test: None where there were too few documents for one.
         role: whose documents calibrate.
-        by: what the classifier knows of documents, `WORDS`, `OF_PICTURES` or `OF_CAPTIONED`.
+        by: what the classifier knows of documents, `WORDS`, `TOKENS`, `OF_PICTURES` or `OF_CAPTIONED`.
     """
     outcome = "inconclusive" if test is None else test.outcome
     return BlindDiagnostic(
@@ -258,9 +258,9 @@ def _start_of(document: Document) -> str:
 
 
 def known_of(shards: Sequence[Shard], role: str) -> str:
-    """What the classifier knows of the documents of shards: `WORDS`, `OF_PICTURES` or `OF_CAPTIONED`."""
+    """What the classifier knows of the documents of shards: `WORDS`, `TOKENS`, `OF_PICTURES` or `OF_CAPTIONED`."""
     if not any(shard.pictures for shard in shards):
-        return WORDS
+        return TOKENS if any(shard.token_ids for shard in shards) else WORDS
     compared = [shard for shard in shards if shard.role in ("audit", role)]
     return OF_CAPTIONED if all(shard.caption_column is not None for shard in compared) else OF_PICTURES
 

@@ -16,7 +16,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, id_key
 from pipeline.errors import UserError
-from pipeline.report.wording.blind import weighted_sentence, weights_sentence
+from pipeline.report.wording.blind import WORDS, weighted_sentence, weights_sentence
 from pipeline.selection.split import halves, shuffled
 from pipeline.selection.weighted import FEWEST_EFFECTIVE, weight_levels
 
@@ -213,6 +213,7 @@ class LearntWeights:
     compared: Compared
     keys: np.ndarray  # int64, (documents,), of their ids
     seed: int
+    by: str  # "words" or "tokens"
 
     def odds(self) -> np.ndarray:
         """The odds of each document before they are clipped, float64, (documents,)."""
@@ -220,7 +221,7 @@ class LearntWeights:
 
     def tested(self, role: Role) -> BlindDiagnostic:
         """The blind test with the weights; `role` is of the documents that calibrate."""
-        return weighted_diagnostic(blind_after(self.words, self.compared, self.keys, self.seed), role)
+        return weighted_diagnostic(blind_after(self.words, self.compared, self.keys, self.seed), role, self.by)
 
 
 def learn_weights(known: Sequence[Document], audit: Sequence[Document], config: AuditConfig) -> LearntWeights:
@@ -239,7 +240,8 @@ def learn_weights(known: Sequence[Document], audit: Sequence[Document], config: 
     audited = np.arange(len(documents)) >= len(known)
     keys = np.array([id_key(document.doc_id) for document in documents], dtype=np.int64)
     compared = Compared.of(audited, blocks_of_documents(documents, audited, config.near_copies))
-    return LearntWeights(fit_weigher(words, audited, keys, config.seed), words, compared, keys, config.seed)
+    weigher = fit_weigher(words, audited, keys, config.seed)
+    return LearntWeights(weigher, words, compared, keys, config.seed, config.corpus.units)
 
 
 def effective_number(weights: np.ndarray) -> float:
@@ -248,22 +250,29 @@ def effective_number(weights: np.ndarray) -> float:
     return float(values.sum() ** 2 / (values**2).sum())
 
 
-def weighted_diagnostic(test: Blind | None, role: str) -> BlindDiagnostic:
+def weighted_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDiagnostic:
     """What stands in the place of the blind test where calibration documents are weighted.
 
     Args:
         test: from `blind_after`.
         role: whose documents calibrate.
+        by: `WORDS` or `TOKENS`.
     """
     if test is None:
-        return BlindDiagnostic(ok=None, sentence=weighted_sentence(None, role, None), n_to_settle=4 * LEAST)
+        return BlindDiagnostic(ok=None, by=by, sentence=weighted_sentence(None, role, None, by), n_to_settle=4 * LEAST)
     ok = None if test.ok and test.n_calibration < FEWEST_EFFECTIVE else test.ok
     outcome = "inconclusive" if ok is None else test.outcome
-    return BlindDiagnostic(ok=ok, outcome=outcome, sentence=weighted_sentence(test, role, ok), **asdict(test))
+    sentence = weighted_sentence(test, role, ok, by)
+    return BlindDiagnostic(ok=ok, by=by, outcome=outcome, sentence=sentence, **asdict(test))
 
 
 def weighting_diagnostic(
-    effective: float, n: int, role: str, before: BlindDiagnostic | None = None, after: BlindDiagnostic | None = None
+    effective: float,
+    n: int,
+    role: str,
+    before: BlindDiagnostic | None = None,
+    after: BlindDiagnostic | None = None,
+    by: str = WORDS,
 ) -> WeightingDiagnostic:
     """What the weights leave of the calibration documents, and whether that is enough.
 
@@ -273,12 +282,13 @@ def weighting_diagnostic(
         role: whose documents calibrate.
         before: the blind test without weights; None where there were no texts.
         after: the same with weights.
+        by: `WORDS` or `TOKENS`.
     """
-    aucs = [None if test is None else test.auc for test in (before, after)]
+    first, second = (None if test is None else test.auc for test in (before, after))
     return WeightingDiagnostic(
         ok=effective >= FEWEST_EFFECTIVE,
-        sentence=weights_sentence(effective, FEWEST_EFFECTIVE, n, role, *aucs),
+        sentence=weights_sentence(effective, FEWEST_EFFECTIVE, n, role, first, second, by),
         effective=effective,
-        auc_before=aucs[0],
-        auc_after=aucs[1],
+        auc_before=first,
+        auc_after=second,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipeline.config.audit import AuditConfig
@@ -340,7 +341,7 @@ def _check_textless(config: AuditConfig) -> None:
 
 
 def _check_ids(config: AuditConfig, detectors: Sequence[Detector]) -> None:
-    """Models at hand score token ids as they are, in no pass that changes a text, continues it or reads other texts."""
+    """Models at hand score token ids as they are, in no pass that changes a text or continues it."""
     for model in config.models:
         if isinstance(model, EndpointConfig):
             raise UserError(f"model {model.name} is an endpoint, and the documents are token ids: give weights")
@@ -348,16 +349,11 @@ def _check_ids(config: AuditConfig, detectors: Sequence[Detector]) -> None:
         raise UserError("text_transform changes texts, and the documents are token ids: set text_transform: null")
     for detector in detectors:
         for needed in detector.needs:
-            plain = needed == Pass(needed.kind, needed.model, needed.text) and needed.kind != "generate"
-            if not plain or needed.text not in ("plain", "repeated"):
+            plain = replace(needed, prefix=None) == Pass(needed.kind, needed.model, needed.text)
+            if not plain or needed.kind == "generate" or needed.text not in ("plain", "repeated"):
                 raise UserError(
-                    f"detector {detector.column} changes texts, continues them or reads others, and the documents are "
+                    f"detector {detector.column} changes texts, continues them or is trained on them, and these are "
                     "token ids: give detectors without it, or text in the place of tokens"
-                )
-            if needed.model == "reference" and not detector.same_tokens:
-                raise UserError(
-                    f"detector {detector.column} reads texts by the tokenizer of reference_model, and the documents "
-                    "are token ids: take ez or wbc, which give both models the same ids"
                 )
 
 

@@ -115,7 +115,7 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
     try:
         test = before.blind[role] if before and role in before.blind else blind_test(shards, role, config)
     except UserError as error:
-        return BlindTest(ok=None, sentence=untested(role, str(error)))
+        return BlindTest(ok=None, sentence=untested(role, str(error), config.corpus.units))
     write_part(scored.store, name, test)
     return test
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from pydantic import Field
@@ -90,8 +91,9 @@ class Evaluated:
     n_independent: int  # unseen documents that the TPR counts
     shares_groups: bool  # whether a group has documents of both roles
     n_groups_left_out: int  # of the table
-    given: tuple[str, ...] = ()  # columns of scores from elsewhere
+    higher: Mapping[str, str] = field(default_factory=dict)  # column of scores from elsewhere -> whose are higher
     has_text: bool = True  # whether texts were read, and not scores alone
+    units: str = "words"  # or tokens, of texts
 
 
 def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> Evaluated:
@@ -109,7 +111,8 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
     Raises:
         UserError: no document of a role has a score, a file is gone, or scores are damaged.
     """
-    columns = [detector.column for detector in parse_detectors(config.detectors)]
+    detectors = parse_detectors(config.detectors)
+    columns = [detector.column for detector in detectors]
     kinds = {role: known_documents(scored, role, columns) for role in COMPARED}
     blocks = blocks_of_roles(kinds, config.near_copies)
     held = words_alone(scored, kinds, blocks, config.seed)
@@ -142,8 +145,9 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
         n_independent=_sample(kinds, columns[0], None, blocks).independent[1].size,
         shares_groups=bool({*kinds["seen"].groups.tolist()} & {*kinds["unseen"].groups.tolist()} - {None}),
         n_groups_left_out=dropped,
-        given=tuple(columns) if config.corpus.scores else (),
+        higher={one.column: str(one.arguments["higher"]) for one in detectors} if config.corpus.scores else {},
         has_text=config.corpus.has_text,
+        units=config.corpus.units,
     )
 
 

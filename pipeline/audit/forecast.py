@@ -23,6 +23,7 @@ from pipeline.corpus.formats import extent_of
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
 from pipeline.endpoint.client import Usage
 from pipeline.models.load import LanguageModel, open_made_up
+from pipeline.passes.budget import CPU_BUDGET
 from pipeline.passes.forward import forward
 from pipeline.report.wording import resolution as wording
 from pipeline.report.wording.setup import MATRIX_PRODUCT, some_layers
@@ -34,6 +35,7 @@ from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import Rule, applied_to
 from pipeline.selection.resolution import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.versions_collection import EXPECTED
+from pipeline.stages.prefixes import reading_of, room_for
 from pipeline.stages.registry import forward_passes, questions_of
 
 HALF = Fraction(1, 2)
@@ -60,7 +62,11 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     window = config.corpus.audit.window if config.corpus.audit is not None else 0
     texts, length = _scored_texts(plan) or (1.0, min(average, config.max_tokens))
     tokens = round(total * texts * length)
-    passes = plan.passes()
+    batch = CPU_BUDGET.forward if config.resources.batch_tokens == "auto" else config.resources.batch_tokens
+    room = room_for(config.max_tokens, model.get("max_tokens"))
+    prefixes = prefixes_of(parse_detectors(config.detectors))
+    read = {str(one): reading_of(one, average, length, batch, room) for one in prefixes}
+    passes = [{**entry, **read.get(entry.get("prefix", ""), {})} for entry in plan.passes()]
     seconds = source = None
     if isinstance(config.model, ModelConfig) and model.get("parameters"):
         reads = total * texts * sum(forward_passes(entry) for entry in passes)

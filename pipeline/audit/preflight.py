@@ -172,7 +172,7 @@ def plan_checks(plan: Plan) -> dict[str, Any]:
     check_decodable(checked.undecodable)
     check_shared(checked, plan.config)
     check_weighable(checked, plan.config)
-    scope = wording.documents_and_words(checked.scope, PLAN.texts)
+    scope = wording.documents_and_words(checked.scope, PLAN.texts, plan.config.corpus.units)
     help_towards = advice(plan, checked.blind, PLAN.texts)
     lines = [*_lines(checked, plan.config), *help_towards.lines]
     return {**checked.plain(), "scope": scope, "lines": lines, "words": help_towards.words}
@@ -204,7 +204,7 @@ def check_weighable(checked: PreflightChecks, config: AuditConfig) -> None:
         if calibration_of(selection.calibration).weighted and counts is not None and min(counts) < LEAST:
             raise UserError(
                 f"selection {selection.name}: calibration weighted needs at least {LEAST} {role} and {LEAST} audited "
-                f"documents to learn how their words differ, got {counts[0]} and {counts[1]}"
+                f"documents to learn how their {config.corpus.units} differ, got {counts[0]} and {counts[1]}"
             )
 
 
@@ -233,7 +233,7 @@ def _before_weights(test: BlindDiagnostic | None, role: Role, config: AuditConfi
     of_role = [calibration_of(s.calibration) for s in config.selections if NULL_ROLE[s.direction] == role]
     if test is None or test.ok is not False or not of_role or not all(one.weighted for one in of_role):
         return test
-    return test.model_copy(update={"ok": None, "sentence": to_be_weighted(test.sentence)})
+    return test.model_copy(update={"ok": None, "sentence": to_be_weighted(test.sentence, test.by)})
 
 
 def stored_preflight(store: Store, shards: Sequence[Shard], seed: int) -> PreflightChecks | None:

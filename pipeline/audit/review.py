@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 from collections import Counter
+from collections.abc import Sequence
 
 from pydantic import Field
 
@@ -15,7 +16,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.paths import written
 from pipeline.errors import UserError, nearest
 from pipeline.report.wording.files import answered_by
-from pipeline.report.wording.review import review_sentence
+from pipeline.report.wording.review import AS_CSV, CHANGED, review_sentence
 from pipeline.selection.promises import Guarantee
 from pipeline.store.files import Store
 
@@ -28,6 +29,11 @@ REVIEWED_FILE = "reviewed.json"
 COLUMNS = ("doc_id", "source", "row", "excerpt", "review", "trained_on")
 ANSWERS = ("yes", "no", "unsure", "")
 """In `trained_on`: only yes removes a document; an empty value is of a document that was not reviewed."""
+
+_READ = ("doc_id", "review", "trained_on")
+_WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # of .xlsx and .ods, and of .xls
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_SEPARATORS = ("sep=,", "sep=;", "sep=\\t", "sep=")  # a first line that names the delimiter
 
 
 class ListedForReview(VersionedRecord):
@@ -107,15 +113,16 @@ def read_review(store: Store, config: AuditConfig) -> Reviewed | None:
         raise UserError(f"{where}: {store.url} has listed no documents: seenset review writes the file to fill in")
     rows = _rows(data, where)
     for row in rows:
-        if row["review"] != listed.review or listed.count != count:
+        if row["review"].strip() != listed.review or listed.count != count:
+            changed = "" if len(row["review"].strip()) == len(listed.review) else CHANGED
             raise UserError(
                 f"{where} is of another run or another review_count: document {row['doc_id']!r} has review "
-                f"{row['review']!r}, and this run has {listed.review}, with {listed.count} documents"
+                f"{row['review']!r}, and this run has {listed.review}, with {listed.count} documents{changed}"
             )
     known, times = set(listed.documents), Counter(row["doc_id"] for row in rows)
     for name, number in times.items():
         if name not in known:
-            raise UserError(f"{where}: document {name!r} is none of the {len(known)} that were listed")
+            raise UserError(f"{where}: document {name!r} is none of the {len(known)} that were listed{CHANGED}")
         if number > 1:
             raise UserError(f"{where}: document {name!r} has {number} rows")
     for name in listed.documents:
@@ -137,15 +144,34 @@ def read_review(store: Store, config: AuditConfig) -> Reviewed | None:
 
 
 def _rows(data: bytes, where: str) -> list[dict[str, str]]:
-    """The rows of a file of a review.
+    """The rows of a file of a review, as `seenset review` or a spreadsheet program writes it; empty rows are left out.
 
     Raises:
         UserError: no CSV file with its columns.
     """
+    if data.startswith(_WORKBOOKS):
+        raise UserError(f"{where} is a workbook and no CSV file; {AS_CSV}")
     try:
-        reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
-        if missing := [name for name in ("doc_id", "review", "trained_on") if name not in (reader.fieldnames or [])]:
-            raise UserError(f"{where} has no column {missing[0]}; seenset review writes {', '.join(COLUMNS)}")
-        return [{name: row[name] or "" for name in ("doc_id", "review", "trained_on")} for row in reader]
+        text = data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8-sig")
+        lines = list(io.StringIO(text, newline=""))
+        lines = lines[bool(lines and lines[0].strip().lower() in _SEPARATORS) :]
+        mark = next((mark for mark in ",;\t" if set(_READ) <= set(_header(lines, mark))), ",")
+        names, rows = _header(lines, mark), list(csv.reader(lines[1:], strict=True, delimiter=mark))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{where} is no CSV file in UTF-8: {error}") from None
+        raise UserError(f"{where} is no CSV file in UTF-8; {AS_CSV} ({error})") from None
+    for name in _READ:
+        if names.count(name) > 1:
+            raise UserError(f"{where} has {names.count(name)} columns {name}")
+        if name not in names:
+            raise UserError(f"{where} has no column {name}; seenset review writes {', '.join(COLUMNS)}")
+    rows = [row for row in rows if any(map(str.strip, row))]
+    for row in rows:
+        if any(map(str.strip, row[len(names) :])):
+            raise UserError(f"{where}: the row of {row[0]!r} has more values than columns; quote values with {mark!r}")
+    return [{name: dict(zip(names, row, strict=False)).get(name, "") for name in _READ} for row in rows]
+
+
+def _header(lines: Sequence[str], mark: str) -> list[str]:
+    """The names of the columns with a delimiter, up to the last column that has one."""
+    names = [name.strip().lower() for name in next(csv.reader(lines[:1], strict=True, delimiter=mark), [])]
+    return names[: max((place for place, name in enumerate(names, 1) if name), default=0)]

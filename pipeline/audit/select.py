@@ -370,7 +370,8 @@ class _Question:
         }
         if self.weights is not None and answer.effective is not None:
             before, after = self.blind_test.diagnostic, self.weights.blind
-            weighting = weighting_diagnostic(answer.effective, answer.n_calibration, role, before, after)
+            by = self.config.corpus.units
+            weighting = weighting_diagnostic(answer.effective, answer.n_calibration, role, before, after, by)
             checks |= {"blind": after, "weighting": weighting, "tail": None}
         diagnostics = diagnostics.model_copy(update=checks)
         review = self.scored.review.review if self.scored.review is not None and role == "unseen" else None

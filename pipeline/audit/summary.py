@@ -42,7 +42,7 @@ BlindOutcome = Literal["passed", "failed", "inconclusive", "not tested"]
 
 
 class BlindDiagnostic(Diagnostic):
-    """Whether the words alone, or what pictures look like, tell calibration documents from audited ones.
+    """Whether the words or tokens alone, or what pictures look like, tell calibration documents from audited ones.
 
     Numbers are null if not tested.
     """
@@ -54,7 +54,8 @@ class BlindDiagnostic(Diagnostic):
     )
     by: str = Field(
         "words",
-        description="What the classifier knows: words, or of pictures thumbnails, colours and files.",
+        description="What the classifier knows: words, or tokens where documents are given as token ids; of pictures "
+        "thumbnails, colours and files.",
     )
     n_to_settle: int | None = Field(
         None, description="Documents of each kind, about, that would settle the test; null where it is settled."
@@ -453,7 +454,7 @@ def make_summary(
         factor=answer.factor,
         weights=answer.weights,
         guarantee=answer.guarantee,
-        assumption=answer.assumption,
+        assumption=wording.assumption_in(diagnostics.blind.by, answer.assumption),
         promise=answer.promise,
         supported=diagnostics.support(),
         reasons=diagnostics.failures(),

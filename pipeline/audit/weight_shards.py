@@ -145,7 +145,7 @@ def _weights_of(scored: Scored, receipt: Receipt, weigher: Weigher) -> pa.Table:
     rows: list[int] = []
     weights = [np.empty(0, dtype=np.int64)]
     shard = scored.shards[receipt.shard]
-    readable = (document for document in read_shard(shard) if document.row in wanted and document.problem is None)
+    readable = (document for document in read_shard(shard, wanted=wanted) if document.problem is None)
     while some := list(islice(readable, AT_ONCE)):
         if any(text_key(document.text) != wanted[document.row][1] for document in some):
             break

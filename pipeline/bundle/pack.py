@@ -184,7 +184,7 @@ class _Packing:
 
     def _all_texts(self, shard: Shard, rows: Sequence[int]) -> list[tuple[str, ...]]:
         """All versions of some documents of a shard, as their file has them."""
-        texts = {one.row: one.texts for one in read_shard(replace(shard, transform=None))}
+        texts = {one.row: one.texts for one in read_shard(replace(shard, transform=None), wanted=rows)}
         return [texts.get(row, ()) for row in rows]
 
     def _table(self, role: Role, receipt: Receipt, part: dict[str, pa.Array]) -> pa.Table:
@@ -224,7 +224,7 @@ class _Packing:
         """
         shard = self.scored.shards[receipt.shard]
         wanted = dict(zip(table["row"].to_pylist(), table["text_key"].to_pylist(), strict=True))
-        texts = {one.row: one.text for one in read_shard(shard) if one.row in wanted and one.problem is None}
+        texts = {one.row: one.text for one in read_shard(shard, wanted=wanted) if one.problem is None}
         if any(row not in texts or text_key(texts[row]) != key for row, key in wanted.items()):
             raise UserError(
                 f"--texts reads the texts again, and those of {shard.name} are not the ones that were scored"

@@ -320,7 +320,8 @@ class _Bundle:
                 BlindDiagnostic(ok=None, sentence="", auc=_at(stated, "diagnostics", "weighting", name))
                 for name in ("auc_before", "auc_after")
             )
-            weighting = weighting_diagnostic(answer.effective, answer.n_calibration, role, before, after)
+            by = self.manifest.config.corpus.units
+            weighting = weighting_diagnostic(answer.effective, answer.n_calibration, role, before, after, by)
         known = {"resolution": computed.resolution, "sign_symmetry": computed.sign_symmetry, "weighting": weighting}
         diagnostics = build(Diagnostics, stated.get("diagnostics") or {}).model_copy(update=known)
         series = self.manifest.config.series

@@ -442,6 +442,11 @@ class CorpusConfig(Section):
         return any(source.tokens is not None for _, source in self.roles())
 
     @property
+    def units(self) -> str:
+        """What a document that is no picture consists of: words or tokens."""
+        return "tokens" if self.has_ids else "words"
+
+    @property
     def has_captions(self) -> bool:
         """Whether all documents are pictures with captions."""
         return all(source.caption is not None for _, source in self.roles())

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import math
 import unicodedata
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Container, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,13 +53,19 @@ class Document:
         return (self.text,) if self.versions is None else self.versions.texts
 
 
-def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch = unwatched) -> Generator[Document]:
+def read_shard(
+    shard: Shard,
+    content: ContentDigest | None = None,
+    watch: Watch = unwatched,
+    wanted: Container[int] | None = None,
+) -> Generator[Document]:
     """All documents of a shard, in order, good and bad. Memory holds one batch of them, within the shard's limits.
 
     Args:
         shard: to be read.
         content: takes in every row as it is read.
         watch: is told of every row before it is read.
+        wanted: numbers of the rows whose documents are checked and returned; None: of all.
 
     Raises:
         UserError: the file itself is damaged (truncated, corrupt, gone), or passes a limit.
@@ -81,7 +87,8 @@ def read_shard(shard: Shard, content: ContentDigest | None = None, watch: Watch 
                 text = _picture(shard, text)
                 if content is not None:
                     content.add_picture(text if isinstance(text, bytes) else None, caption)
-            yield _checked(shard, row, text, identity, group, caption)
+            if wanted is None or row in wanted:
+                yield _checked(shard, row, text, identity, group, caption)
             if watch(row + max(1, shard.window), True):
                 raise UserError(f"{shard.name} cannot be read beyond row {row}: that killed its reader again and again")
     except _DAMAGE as error:
@@ -324,5 +331,5 @@ def fetch_texts(shards: Sequence[Shard], places: Sequence[tuple[str, int]]) -> d
         end = following.first_row if same and following is not None else None
         rows = {row for row in rows if row >= shard.first_row and (end is None or row < end)}
         if rows:
-            texts.update(((shard.name, d.row), d.text) for d in read_shard(shard) if d.row in rows)
+            texts.update(((shard.name, d.row), d.text) for d in read_shard(shard, wanted=rows))
     return texts

@@ -50,9 +50,9 @@ def same_texts(shard: Shard, keys: Mapping[int, int]) -> Iterator[tuple[int, str
     if not wanted:
         return
     try:
-        with closing(read_shard(shard)) as documents:
+        with closing(read_shard(shard, wanted=keys)) as documents:
             for document in documents:
-                if document.row in wanted and document.problem is None:
+                if document.problem is None:
                     if wanted.pop(document.row) == document_key(document):
                         yield document.row, document.text
                     if not wanted:

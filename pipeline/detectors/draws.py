@@ -93,14 +93,16 @@ def cdd_score(candidates: Sequence[Sequence[Any]], greedy: Sequence[Any], alpha:
     """Share of continuations near the greedy one, in [0, 1], higher = more member-like (CDD, arXiv 2402.15938).
 
     Near: the edit distance of the first 100 tokens is at most alpha times the most tokens that any of them, greedy
-    among them, has of these.
+    among them, has of these. Without continuations, or where the greedy one is empty, it is 0.
 
     Args:
-        candidates: tokens of the continuations, at least one.
+        candidates: tokens of the continuations.
         greedy: tokens of the continuation by the likeliest token each.
         alpha: in (0, 1].
     """
     centre, *others = (tokens[:TOKENS_COMPARED] for tokens in (greedy, *candidates))
+    if not centre or not others:
+        return 0.0
     most = int(alpha * max(map(len, (centre, *others))) + 1e-9)  # 0.07 * 100 is no whole number in binary
     return sum(within_edits(tokens, centre, most) for tokens in others) / len(others)
 

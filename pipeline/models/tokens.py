@@ -84,20 +84,21 @@ def plain_ids(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def check_same_tokens(first: Any, second: Any, models: tuple[str, str], reader: str) -> None:
+def check_same_tokens(first: Any, second: Any, models: tuple[str, str], reader: str, token_ids: bool = False) -> None:
     """Make sure that two tokenizers have one vocabulary, with the same ids.
 
     Args:
         first: a tokenizer of a model of transformers.
         second: the other model's.
         models: names of the two, for the error.
-        reader: the detector that compares them token by token.
+        reader: the detector that gives both the same tokens.
+        token_ids: whether the documents are token ids, so that no text is tokenised.
 
     Raises:
         UserError: the vocabularies, or what they make of a sentence, differ.
     """
     one, two = first.get_vocab(), second.get_vocab()
-    probes = [tokenizer(PROBE, verbose=False)["input_ids"] for tokenizer in (first, second)]
+    probes = [[] if token_ids else tokenizer(PROBE, verbose=False)["input_ids"] for tokenizer in (first, second)]
     if one != two:
         ids = {token: (one.get(token, "none"), two.get(token, "none")) for token in one.keys() | two.keys()}
         token = min(token for token, (here, there) in ids.items() if here != there)
@@ -106,9 +107,13 @@ def check_same_tokens(first: Any, second: Any, models: tuple[str, str], reader: 
         differs = f"of {PROBE!r} they make ids {probes[0]} and {probes[1]}"
     else:
         return
+    use = "gives" if token_ids else "compares"
+    how, remedy = (
+        (" the same ids", "text in the place of tokens") if token_ids else (" token by token", "detector reference")
+    )
     raise UserError(
-        f"detector {reader} compares model {models[0]} and reference_model {models[1]} token by token, and their "
-        f"tokenizers differ: {differs}; take a reference_model of the same family, or detector reference"
+        f"detector {reader} {use} model {models[0]} and reference_model {models[1]}{how}, and their "
+        f"tokenizers differ: {differs}; take a reference_model of the same family, or {remedy}"
     )
 
 

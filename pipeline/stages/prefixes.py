@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,12 +56,16 @@ class Prefixes:
     shots: Mapping[Prefix, Shots]
 
     def fingerprint(self) -> dict[str, str]:
-        """A digest of the token ids of each prefix."""
-        return {str(key): sha256(json.dumps(one.ids).encode()).hexdigest()[:16] for key, one in self.shots.items()}
+        """A digest of the token ids of each prefix, and of what keeps near copies from standing before each other."""
+        digests = {}
+        for prefix, one in self.shots.items():
+            read = one.ids if prefix.joined else (one.ids, one.sketches.tolist(), one.near_copies)
+            digests[str(prefix)] = sha256(json.dumps(read).encode()).hexdigest()[:16]
+        return digests
 
 
 def room_for(max_tokens: int, positions: int | None) -> int:
-    """Tokens that a prefix keeps at most, of its end: as many as a text, and no more than fit beside the longest.
+    """Tokens that a prefix keeps at most, of its end: as many as a text or 64, and no more than fit beside the longest.
 
     It is the same before every text, so that one cache of keys and values serves all.
 
@@ -68,7 +73,30 @@ def room_for(max_tokens: int, positions: int | None) -> int:
         max_tokens: kept of a document.
         positions: of the model; None: unknown.
     """
-    return max_tokens if positions is None else min(max_tokens, positions - min(max_tokens, positions))
+    most = max(max_tokens, LEAST_TOKENS)
+    return most if positions is None else min(most, positions - min(max_tokens, positions))
+
+
+def reading_of(prefix: Prefix, average: float, length: float, batch: int, room: int) -> dict[str, float]:
+    """About how much is read before documents: for an entry of `Plan.passes`.
+
+    Args:
+        prefix: what stands before them.
+        average: tokens of a document.
+        length: tokens that are scored of a document, on average.
+        batch: padded tokens of a batch.
+        room: tokens that are kept of the prefix, at most.
+
+    Returns:
+        Tokens, documents that one reading of them serves, and its cost for a document, in forward passes over it.
+    """
+    if prefix.counted:
+        return {}
+    tokens = min(average * (prefix.shots if prefix.joined else 1), room)
+    length = max(1.0, length)
+    several = 1 if prefix.joined else min(prefix.shots, max(1, int(batch / length)))
+    shared = max(1, min(int(batch / length) // several, int(batch / (tokens + length))))
+    return {"prefix_tokens": round(tokens), "prefix_shared_by": shared, "prefix_cost": tokens / shared / length}
 
 
 def cut_to_room(ids: list[int], max_tokens: int, positions: int | None) -> list[int]:
@@ -92,6 +120,19 @@ def cut_to_room(ids: list[int], max_tokens: int, positions: int | None) -> list[
 def joined_ids(tokenizer: Any, texts: Sequence[str]) -> list[int]:
     """Token ids of documents that stand one behind the other with a blank between (the published code of ReCaLL)."""
     return list(tokenizer(" ".join(texts), add_special_tokens=True, verbose=False)["input_ids"])
+
+
+def given_ids(texts: Sequence[str], beginning: int | None, joined: bool) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of documents that are given as such, and the same without the mark of the beginning.
+
+    Args:
+        texts: of the numbers of each document's ids, as `pipeline.corpus.documents.ids_text` writes them.
+        beginning: the id of that mark; None: there is none.
+        joined: whether they stand one behind the other in one sequence, which keeps the mark of the first.
+    """
+    ids = [list(map(int, text.split())) for text in texts]
+    bare = [one[1:] if one[:1] == [beginning] else one for one in ids]
+    return ([[*ids[0], *itertools.chain(*bare[1:])]] if joined else ids), bare
 
 
 def rarity_of(sequences: Sequence[Sequence[int]], vocabulary: int) -> np.ndarray:

@@ -21,6 +21,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass, Prefix
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, plan_passes
+from pipeline.errors import UserError
 from pipeline.models.beginnings import Tokens
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
@@ -145,8 +146,16 @@ class _Prepared:
     places: Mapping[Prefix, int] = field(default_factory=dict)  # which document of each prefix stands before it
 
 
+def pair_of(detectors: Sequence[Detector], token_ids: bool) -> str | None:
+    """The first detector that gives the target and its reference the same tokens, as all do where documents are ids."""
+    same = {d.column: d.same_tokens or (token_ids and any(p.model == "reference" for p in d.needs)) for d in detectors}
+    return next((column for column, alike in same.items() if alike), None)
+
+
 class Scorer:
     """The models of one actor and the detectors that read them. Scores depend on the shard alone."""
+
+    reads_ids = False  # whether documents are token ids
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Load the models."""
@@ -174,11 +183,11 @@ class Scorer:
         if any(p.model == "reference" for p in self.passes):
             assert isinstance(settings.reference_model, ModelConfig)
             self.models["reference"] = placement.open(open_model, settings.reference_model)
-        self.pair = next((detector.column for detector in self.detectors if detector.same_tokens), None)
+        self.pair = pair_of(self.detectors, self.reads_ids)
         if self.pair is not None:
             assert settings.reference_model is not None
             names = (display_name(settings.model), display_name(settings.reference_model))
-            check_same_tokens(self.tokenizer, self.models["reference"].tokenizer, names, self.pair)
+            check_same_tokens(self.tokenizer, self.models["reference"].tokenizer, names, self.pair, self.reads_ids)
         self.base = stage.fingerprint["model"]
         self.shown = display_name(settings.model)
         self.adapters: Adapters | None = None  # of the run, whose folder is known with the first shard
@@ -188,6 +197,9 @@ class Scorer:
         self.parts: defaultdict[str, PassSizes] = defaultdict(PassSizes)  # by the kind of pass and the model
         self.gradient = asdict(coverage_of(self.models["target"].model)) if gradient else None
         self.rows = {name: embedding_rows(lm.model) for name, lm in self.models.items()}
+        for prefix, some in shots.items():
+            if (problem := unknown_id([one for ids in some.ids for one in ids], self.rows["target"])) is not None:
+                raise UserError(f"{prefix.named}: {problem}")
         counted = {prefix: some.ids for prefix, some in shots.items() if prefix.counted}
         self.rarity = {
             prefix: to_device(torch.from_numpy(rarity_of(ids, self.rows["target"])), self.models["target"].device)

@@ -11,6 +11,8 @@ from pipeline.stages.score import Scorer
 class IdScorer(Scorer):
     """A scorer of token ids. What reads texts, as `zlib` does, reads what the target's tokenizer decodes them to."""
 
+    reads_ids = True
+
     def tokenise(self, texts: list[str]) -> tuple[list[Tokens], list[str]]:
         """The ids of documents, cut to `max_tokens`, and the texts that these decode to.
 

@@ -21,7 +21,7 @@ from pipeline.passes.budget import Budget
 from pipeline.stages import SCORE_FOLDER, SCORING
 from pipeline.stages.base import Placement, Stage, Worker
 from pipeline.stages.record import StageKind, Wanted
-from pipeline.stages.score import Scorer, ScoreSettings, score_schema
+from pipeline.stages.score import Scorer, ScoreSettings, pair_of, score_schema
 from pipeline.stages.score_columns import ColumnScorer
 from pipeline.stages.score_ids import IdScorer
 from pipeline.stages.score_pictures import PictureScorer
@@ -96,7 +96,8 @@ def _serves(needed: Pass, config: AuditConfig) -> bool:
 
 
 def _forward(entry: Mapping[str, Any]) -> float:
-    return (COPIES if entry.get("text") == "repeated" else 1.0) * (1 + float(entry["paraphrases"]))
+    each = (COPIES if entry.get("text") == "repeated" else 1.0) * (1 + float(entry["paraphrases"]))
+    return each + float(entry.get("prefix_cost", 0.0))
 
 
 def _gradient(entry: Mapping[str, Any]) -> float:
@@ -104,14 +105,14 @@ def _gradient(entry: Mapping[str, Any]) -> float:
 
 
 def _check(config: AuditConfig) -> None:
-    """Compare the tokenizers of the two models that a detector compares token by token. Raises UserError."""
-    pair = next((one.column for one in parse_detectors(config.detectors) if one.same_tokens), None)
+    """Compare the tokenizers of two models that a detector gives the same tokens. Raises UserError."""
+    pair = pair_of(parse_detectors(config.detectors), config.corpus.has_ids)
     if pair is not None:
         assert isinstance(config.model, ModelConfig)
         assert isinstance(config.reference_model, ModelConfig)
         models = (config.model, config.reference_model)
         first, second = map(open_tokenizer, models)
-        check_same_tokens(first, second, (models[0].shown, models[1].shown), pair)
+        check_same_tokens(first, second, (models[0].shown, models[1].shown), pair, config.corpus.has_ids)
 
 
 KIND = StageKind(SCORING, SCORE_FOLDER, _serves, _stages, _check, costs={"forward": _forward, "gradient": _gradient})

@@ -6,6 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from test_preflight_checks import planned
@@ -93,6 +95,34 @@ def test_a_matched_subset_calibrates_as_it_stands_and_words_no_longer_tell_it_ap
     checks = plan_checks(plan_from(described))
     assert checks["documents"]["unseen"] == len(table)
     assert checks["words"] == {}
+
+
+def test_token_ids_are_called_tokens_and_a_matched_subset_holds_them(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, ["x"], ["y"], calibration="weighted")
+    rng = np.random.default_rng(0)
+    for role in ("audit", "unseen"):
+        most = 4 if role == "audit" else 2  # of 5 documents that are of another kind
+        starts = [20 if n % 5 < most else 80 for n in range(800)]
+        ids = [rng.integers(start, start + 60, 60).tolist() for start in starts]
+        table = pa.table({"id": [f"{role}{n}" for n in range(800)], "ids": ids})
+        pq.write_table(table, tmp_path / f"{role}.parquet")
+    described = plan.config.model_dump(mode="json", by_alias=True)
+    for role in ("audit", "unseen"):
+        described["corpus"][role] = {"path": str(tmp_path / f"{role}.parquet"), "id": "id", "tokens": "ids"}
+    plan = plan_from(described)
+    checks = plan_checks(plan)
+    (matched,) = write_matched(plan, str(tmp_path / "matched"))
+    assert "whose tokens resemble the audited" in matched.sentence()
+    assert all(test["by"] == "tokens" for name, test in matched.facts().items() if name in ("before", "after"))
+    said = " ".join([*checks["lines"], checks["scope"], matched.sentence()])
+    assert "tokens that tell them apart: " in said
+    assert "Weighted by their tokens" in said
+    assert "word" not in said
+    assert matched.sentence().split(": then")[0].count(", tokens: tokens}") == 1
+    rows = pq.read_table(matched.path).to_pylist()
+    assert all(row["text"] == " ".join(map(str, row["tokens"])) for row in rows)
+    described["corpus"]["unseen"] = {"path": matched.path, "id": "id", "tokens": "tokens"}
+    assert plan_checks(plan_from(described))["documents"]["unseen"] == len(rows)
 
 
 def plan_from(described: dict[str, Any]) -> Any:

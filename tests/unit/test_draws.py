@@ -104,6 +104,10 @@ def test_cdd_worked_by_hand_and_by_its_definition():
     assert cdd_score([[-1] * 7 + list(range(7, 100))], range(100), alpha=0.07) == 1.0
     assert cdd_score([[1]], [2]) == 0.0
     assert cdd_score([[1]], [1]) == 1.0  # of one draw a score is 0 or 1
+    assert cdd_score([[], []], []) == 0.0  # nothing was sampled, and a peak at nothing is none
+    assert cdd_score([[], [1]], []) == 0.0
+    assert cdd_score([[], [1]], [1]) == 1 / 2
+    assert cdd_score([], [1]) == 0.0
     for alpha in (0.05, 0.3, 1.0):
         centre, draws = words(130, "ab").split(), [words(n, "ab").split() for n in (3, 70, 110, 140)]
         longest = max(len(tokens[:100]) for tokens in (centre, *draws))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import Parts, allocate, allocation_record
 from pipeline.audit.description import load_config
-from pipeline.audit.plan import make_plan
+from pipeline.audit.forecast import forecast
+from pipeline.audit.plan import describe_model, make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.keys import Keys
@@ -30,7 +32,8 @@ from pipeline.passes import parts as parts_module
 from pipeline.passes import shared
 from pipeline.passes.forward import forward
 from pipeline.passes.parts import PassSizes, behind_in_parts
-from pipeline.stages.prefixes import Shots, cut_to_room, room_for
+from pipeline.stages.prefixes import Prefixes, Shots, cut_to_room, room_for
+from pipeline.stages.registry import forward_passes
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.cli import main
@@ -119,6 +122,8 @@ def test_a_prefix_keeps_its_end_as_far_as_it_fits_beside_the_longest_text() -> N
     assert cut_to_room(ids, 1024, None) == ids[-1024:]
     assert cut_to_room(ids[:50], 1998, 2048) == ids[:50]
     assert room_for(4096, 2048) == 0
+    assert (room_for(24, 2048), room_for(24, None), room_for(24, 70)) == (64, 64, 46)
+    assert cut_to_room(ids, 24, 2048) == ids[-64:]
     with pytest.raises(UserError, match=r"^a prefix of 3000 tokens does not fit: .* 2048 positions.* to at most 1984$"):
         cut_to_room(ids, 1985, 2048)
 
@@ -138,6 +143,21 @@ def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_copy() -> 
     assert all(place != at % 5 for at, place in enumerate(themselves))
     copies = Shots(([1], [2]), pool.sketch[[0, 0]], NEAR_COPIES)
     assert copies.places(7, ids[:2], pool.sketch[:2])[0] is None
+
+
+def test_what_excludes_near_copies_is_in_the_fingerprint_where_a_document_chooses_one() -> None:
+    pool = keys_of([sentence(i, 60) for i in range(5)])
+
+    def digest(ids: tuple[list[int], ...], near_copies: float, **changed: Any) -> dict[str, str]:
+        shots = Shots(ids, changed.get("sketches", pool.sketch), near_copies)
+        return Prefixes({Prefix("unseen", 5, joined=len(ids) == 1): shots}).fingerprint()
+
+    several = tuple([i] for i in range(5))
+    assert digest(several, 0.8) == digest(several, 0.8)
+    assert digest(several, 0.8) != digest(several, 0.9)
+    assert digest(several, 0.8) != digest(several, 0.8, sketches=pool.sketch[::-1])
+    assert digest(([1, 2],), 0.8) == digest(([1, 2],), 0.9)  # joined, all documents have the same before them
+    assert digest(([1, 2],), 0.8) != digest(([2, 1],), 0.8)
 
 
 def keys_of(texts: list[str]) -> Keys:
@@ -281,3 +301,39 @@ def test_a_run_scores_alike_in_any_shards_and_calibrates_without_shots(tmp_path:
     stated = summary["diagnostics"]["fine_tuned"]["sentence"]
     assert stated.startswith("5 unseen documents were fine-tuned on or stand in a prefix, or are near copies of one")
     assert '"n_calibration": 25' in json.dumps(summary) or 25 in summary.values()
+
+
+def of_all_roles(count: int, words: int) -> dict[str, list[str]]:
+    roles = enumerate(("audit", "unseen", "seen"))
+    return {role: [sentence(1000 * n + i, words) for i in range(count)] for n, role in roles}
+
+
+@pytest.mark.parametrize("batch", [1024, 2048])
+def test_the_forecast_counts_each_prefix_once_a_part(tmp_path: Path, tiny_model_folder: Path, batch: int) -> None:
+    resources = {"cluster": "local", "actors": 1, "batch_tokens": batch}
+    path = write(tmp_path, tiny_model_folder, ALL, of_all_roles(64, 20), resources=resources)
+    config = load_config(str(path))
+    facts = forecast(make_plan(config), describe_model(config.model))
+    passes = [entry for entry in facts["passes"] if "prefix_tokens" in entry]
+    assert {entry["prefix"] for entry in passes} == {"4 of unseen", "3 of unseen", "3 of seen", "one of 5 of unseen"}
+    expected = sum(entry["prefix_cost"] for entry in passes)
+    assert [forward_passes(entry) for entry in passes] == [1 + entry["prefix_cost"] for entry in passes]
+    read: list[int] = []
+
+    def counted(lm: LanguageModel, prefix: list[int], *rest: Any, **named: Any) -> Any:
+        read.append(len(prefix))
+        return shared.forward_behind(lm, prefix, *rest, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts_module, "forward_behind", counted)
+        rows, _ = run(path)
+    assert 0.6 < expected / (sum(read) / sum(row["n_tokens"] for row in rows.values())) < 1.6
+
+
+def test_a_plan_names_what_stands_before_documents(
+    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", str(write(tmp_path, tiny_model_folder, ["recall"], of_all_roles(30, 20)))])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"pass forward: target model, plain text behind 10 of unseen, read once for \d+ documents", shown)

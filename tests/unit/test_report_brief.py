@@ -228,9 +228,9 @@ def test_too_few_calibration_documents_are_an_amber_light(tmp_path: Path) -> Non
     light = next(light for light in brief.lights if light.name == "resolution")
     assert (light.colour, light.reason) == (
         "amber",
-        "Too few: with 5 calibration documents nothing could be selected.",
+        "With 5 documents for calibration nothing could ever have been selected.",
     )
-    assert brief.this_list == "It is empty: with these calibration documents nothing could be selected."
+    assert brief.this_list == "It is empty; nothing could ever have been selected."
 
 
 # --- names
@@ -276,8 +276,9 @@ def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estima
     store = build_run(tmp_path, selections=(storey, {**storey, "name": "all"}, bh))
     for name, factor in (("s", 0.414), ("all", 1.22), ("b", 1.0)):
         amend(store, name, minimum_selectable=7, n_selected=0, factor=factor)
-    shares = (" (estimated: 41.4% of the audited documents were not trained on).", ".", ".")
+    part = " (as estimated, 41.4% of the audited documents were not trained on)"
+    shares = (part, " (as estimated, none of them was trained on)", "")
     for selection, given in zip(page_of(store)[1].selections, shares, strict=True):
         (reason,) = (light.reason for light in selection.brief.lights if light.name == "resolution")
-        assert reason == f"With 100 calibration documents the shortest possible list has 7 documents{given}"
-        assert selection.brief.this_list == f"It is empty; the shortest possible list has 7 documents{given}"
+        assert reason == f"With 100 documents for calibration the shortest possible list has 7 documents{given}."
+        assert selection.brief.this_list == f"It is empty; the shortest possible list has 7 documents{given}."

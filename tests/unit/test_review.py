@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +210,105 @@ def test_a_bundle_of_a_reviewed_run_holds_and_no_verdict_or_joint_answer_is_give
     shutil.copytree(audit / "run", audit / "other")
     line = refused(capsys, "joint", audit / "run", audit / "other", "--selection", "members", "--output", audit / "j")
     assert "removed calibration documents after a review" in line
+
+
+def saved(rows: list[dict[str, str]], delimiter: str, columns: Sequence[str] = COLUMNS, **how: Any) -> str:
+    """Rows as a spreadsheet program saves them."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, delimiter=delimiter, **how)
+    writer.writeheader()
+    writer.writerows([{name: row.get(name, "") for name in columns} for row in rows])
+    return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    "as_bytes",
+    [
+        lambda rows: saved(rows, ";", lineterminator="\r\n").encode("utf-8-sig"),
+        lambda rows: saved(rows, "\t", lineterminator="\r\n").encode("utf-16"),
+        lambda rows: saved(rows, ",", quoting=csv.QUOTE_ALL, lineterminator="\r").encode(),
+        lambda rows: ("sep=;\r\n" + saved(rows, ";", lineterminator="\r\n")).encode("utf-8-sig"),
+        lambda rows: saved(rows, ";", [*reversed(COLUMNS), "notes"]).encode(),
+        lambda rows: saved([*rows, {}, {}], ",", [*COLUMNS, "", " "]).encode(),
+        lambda rows: saved(
+            [{**r, "trained_on": f" {r['trained_on'].upper()}\xa0", "review": f" {r['review']} "} for r in rows],
+            ",",
+        ).encode(),
+        lambda rows: saved(rows, ";").replace("trained_on", " Trained_On ").encode(),
+    ],
+    ids=["semicolons", "utf-16 tabs", "all quoted, CR", "sep=", "other order", "empty rows", "capitals", "header"],
+)
+def test_a_list_that_a_spreadsheet_program_saved_removes_the_same_documents(
+    audit: Path, as_bytes: Callable[[list[dict[str, str]]], bytes]
+) -> None:
+    rows = [{**row, "excerpt": f'{row["excerpt"]}; a, b\n"c"'} for row in rows_of(audit / "review.csv")]
+    (audit / "review.csv").write_bytes(as_bytes(confirmed(rows)))
+    assert select(audit) == 0
+    review = answer(audit, "members")["review"]
+    assert (review["n_listed"], review["n_reviewed"], review["n_removed"]) == (6, 5, 3)
+
+
+REMEDY = "save it as CSV in UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("as_bytes", "expected"),
+    [
+        (lambda rows: b"PK\x03\x04" + b"\0" * 40, f"is a workbook and no CSV file; {REMEDY}"),
+        (lambda rows: b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 40, f"is a workbook and no CSV file; {REMEDY}"),
+        (
+            lambda rows: saved(rows, ";").encode().replace(b"unseen-", b"unseen\xe4"),
+            f"is no CSV file in UTF-8; {REMEDY}",
+        ),
+        (lambda rows: saved(rows, ",").encode() + b'"torn', f"is no CSV file in UTF-8; {REMEDY}"),
+        (
+            lambda rows: saved([{**row, "trained_on": "TRUE"} for row in rows], ",").encode(),
+            "is 'true'; it takes: yes, no",
+        ),
+        (lambda rows: saved(rows, ",", [*COLUMNS, "trained_on"]).encode(), "has 2 columns trained_on"),
+        (
+            lambda rows: (
+                saved(rows, ",", ["doc_id", "excerpt", "review", "trained_on"], quoting=csv.QUOTE_NONE, escapechar="\\")
+                .replace("\\,", ",")
+                .encode()
+            ),
+            "has more values than columns",
+        ),
+        (
+            lambda rows: saved([{**row, "doc_id": "1E+05"} for row in rows[:1]] + rows[1:], ",").encode(),
+            "'1E+05' is none of the 6 that were listed; a spreadsheet program changes what looks like a number or",
+        ),
+        (
+            lambda rows: saved([{**row, "": "x"} for row in rows], ",", [*COLUMNS, ""]).encode(),
+            "has more values than columns",
+        ),
+        (lambda rows: saved([{**row, "review": "1.2E+15"} for row in rows], ",").encode(), "read the columns as text"),
+    ],
+    ids=[
+        "xlsx",
+        "xls",
+        "latin-1",
+        "torn",
+        "true",
+        "two answers",
+        "unquoted comma",
+        "no name",
+        "changed id",
+        "changed digest",
+    ],
+)
+def test_a_list_that_a_spreadsheet_program_changed_is_refused_with_the_remedy(
+    audit: Path,
+    capsys: pytest.CaptureFixture[str],
+    as_bytes: Callable[[list[dict[str, str]]], bytes],
+    expected: str,
+) -> None:
+    before = answer(audit, "members")
+    rows = [{**row, "excerpt": "one, two"} for row in confirmed(rows_of(audit / "review.csv"))]
+    (audit / "review.csv").write_bytes(as_bytes(rows))
+    line = refused(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
+    assert expected in line
+    assert answer(audit, "members") == before
 
 
 @pytest.mark.parametrize(

@@ -194,14 +194,26 @@ def test_higher_nonmember_changes_the_sign(tmp_path: Path) -> None:
     assert answer_of(first, "bh").n_selected > 0
 
 
-@pytest.mark.parametrize(("above", "warned"), [(-1.0, True), (1.0, False)])
-def test_evaluate_warns_of_a_direction_that_the_labels_contradict(tmp_path: Path, above: float, warned: bool) -> None:
+@pytest.mark.parametrize(
+    ("above", "higher", "advice"),
+    [
+        (-1.0, None, "mean not trained on, write {column: loss, higher: nonmember} in scores of every role"),
+        (1.0, None, None),
+        (1.0, "nonmember", "mean trained on, leave out higher: nonmember in scores of every role"),
+        (-1.0, "nonmember", None),
+    ],
+)
+def test_evaluate_warns_of_a_direction_that_the_labels_contradict(
+    tmp_path: Path, above: float, higher: str | None, advice: str | None
+) -> None:
     kinds = rows_of(40, "n"), rows_of(40, "mm", above)
     rows = [{**row, "label": label} for label, of in enumerate(kinds) for row in of]
-    source = {"path": write(tmp_path / "rows.jsonl", rows), "id": "id", "label": "label", "scores": ["loss"]}
+    source = {"path": write(tmp_path / "rows.jsonl", rows), "id": "id", "label": "label"}
+    source["scores"] = ["loss" if higher is None else {"column": "loss", "higher": higher}]
     folder = run(tmp_path, "run", {"corpus": {"labelled": source}}, "evaluate")
     notices = json.loads((folder / "evaluation/evaluation.json").read_text())["notices"]
-    assert any("write {column: loss, higher: nonmember}" in notice for notice in notices) is warned
+    warnings = [notice for notice in notices if notice.startswith("Warning: column 'loss' ranks seen documents below")]
+    assert [advice in warning for warning in warnings] == [True] * (advice is not None)
     assert any("by their words was not checked" in notice for notice in notices)
 
 

@@ -113,7 +113,7 @@ def test_the_same_holds_at_the_share_of_nulls_that_was_estimated(run: RunFacts, 
     m = 230
     summary = asked(4, m, procedure=procedure, seen=9 if procedure == "known_members" else 0)
     said = limit_of(terms_of(run, summary))
-    assert said["ever"].startswith("have been selected at the estimated null share of ")
+    assert said["ever"].startswith("have been selected (as estimated, ")
     assert summary.factor is not None
     alpha = Fraction(1, 10) / Fraction(repr(summary.factor))  # which the share of nulls stretches alpha to
     assert said["needed"] == math.ceil(m / 5 / alpha)
@@ -154,7 +154,7 @@ def test_td4eval_takes_what_the_report_says(run: RunFacts, detectors: int) -> No
 
 
 FEWEST = re.compile(
-    r"calibration the shortest possible list(?: at the estimated null share of [\d.]+)? has ([\d,]+) documents: fewer"
+    r"calibration the shortest possible list has ([\d,]+) documents(?: \(as estimated, [^)]*\))?: fewer"
 )
 
 

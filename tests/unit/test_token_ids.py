@@ -15,23 +15,30 @@ import pytest
 import torch
 import yaml
 from pydantic import TypeAdapter, ValidationError
+from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config
+from pipeline.audit.allocation import allocate
+from pipeline.audit.description import build_config, load_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.summary import read_summary
 from pipeline.config.corpus import SourceConfig, TrainingSource
 from pipeline.corpus.documents import ids_text
 from pipeline.corpus.formats.base import Unreadable
 from pipeline.errors import UserError
+from pipeline.stages.prefixes import given_ids
+from pipeline.stages.registry import check_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.cli import main
 
 Rows = dict[str, list[Any]]
-ROLES = ("audit", "unseen")
-DETECTORS: list[Any] = ["loss", "zlib", "min_k", "min_k_plus_plus", "gradient_norm", "camia", "ez", "wbc"]
+ROLES = ("audit", "unseen", "seen")
+DETECTORS: list[Any] = [
+    "loss", "zlib", "min_k", "min_k_plus_plus", "gradient_norm", "camia", "ez", "wbc", "reference",
+    {"recall": {"shots": 1}}, {"con_recall": {"shots": 1}}, {"codec": {"shots": 4}}, {"dc_pdd": {"documents": 7}},
+]  # fmt: skip
 SELECTIONS = [{"name": "bh", "detectors": ["loss"], "procedure": "bh", "alpha": 0.99}]
 MAX_TOKENS = 24
 """Of which some documents have more."""
@@ -96,7 +103,7 @@ def test_token_ids_give_the_scores_of_their_texts_to_the_byte(folder: Path, tiny
     }
     assert {row["truncated"] for row in ids.values()} == {True, False}
     for key in ("text_key", "sketch"):  # of the numbers
-        assert len({str(row[key]) for row in ids.values()}) == 80
+        assert len({str(row[key]) for row in ids.values()}) == 120
     summaries = [read_summary(store, "bh") for store in stores.values()]
     assert summaries[0] is not None
     assert summaries[1] is not None
@@ -104,6 +111,17 @@ def test_token_ids_give_the_scores_of_their_texts_to_the_byte(folder: Path, tiny
     assert summaries[1].diagnostics.blind.auc is not None
     assert stores["text"].names("selection/bh", "evidence.parquet")
     assert not stores["tokens"].names("selection/bh", "evidence.parquet")  # no text is shown token by token
+    weighed = "selections=[{name: w, detectors: [loss], procedure: bh, alpha: 0.5, calibration: weighted}]"
+    with pytest.raises(SystemExit) as end:
+        main(["select", str(folder / "tokens"), "--set", weighed])
+    assert not end.value.code
+    made = read_summary(stores["tokens"], "w")
+    assert made is not None
+    assert made.diagnostics.blind.by == "tokens"
+    stated = " ".join([made.assumption, made.diagnostics.blind.sentence, made.diagnostics.weighting.sentence])  # type: ignore[union-attr]
+    assert "given its tokens" in stated
+    assert "Weighted by their tokens" in stated
+    assert "words" not in stated
 
 
 BAD: list[tuple[Any, str, str]] = [
@@ -137,7 +155,7 @@ def test_bad_ids_send_a_document_to_quarantine_and_equal_ids_are_found(tmp_path:
     for number, (_, reason, message) in enumerate(BAD):
         row = refused[f"bad{number}"]
         assert (row["reason"], row["message"][: len(message)]) == (reason, message)
-    assert len(rows_of(store)) == 40
+    assert len(rows_of(store)) == 60
     summary = read_summary(store, "bh")
     assert summary is not None
     assert (summary.n_calibration, summary.n_quarantined) == (19, len(BAD))  # the same ids are the same document
@@ -147,6 +165,58 @@ def test_ids_are_a_text_of_numbers() -> None:
     assert ids_text([12, 5, 0]) == "12 5 0"
     damaged = Unreadable("undecodable", "no JSON")
     assert ids_text(damaged) is damaged
+
+
+@pytest.mark.parametrize("detector", ["recall", "con_recall", "codec", "dc_pdd"])
+def test_a_known_document_with_an_unknown_id_is_neither_shown_nor_counted(
+    tmp_path: Path, tiny_model_folder: Path, detector: str
+) -> None:
+    rng = np.random.default_rng(3)
+    for role in ROLES:
+        rows = [{"id": f"{role}{n}", "ids": rng.integers(3, 90, 12).tolist()} for n in range(12)]
+        for row in rows[:7] if role != "audit" else ():
+            row["ids"][5] = 10**9
+        (tmp_path / f"{role}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    sources = {role: {"path": str(tmp_path / f"{role}.jsonl"), "tokens": "ids"} for role in ROLES}
+    argument = "documents" if detector == "dc_pdd" else "shots"
+    given = settings(tiny_model_folder, sources, run=str(tmp_path / "run"), error_budget=1, selections=[])
+    store = run(tmp_path, "run", {**given, "detectors": [{detector: {argument: 4}}]})
+    assert len(rows_of(store, "quarantine")) == 14
+    (tmp_path / "more.yaml").write_text(
+        yaml.safe_dump({**given, "run": str(tmp_path / "more"), "detectors": [{detector: {argument: 5}}]})
+    )
+    config = load_config(str(tmp_path / "more.yaml"))
+    with pytest.raises(UserError, match=f"has 5 documents, 5 {argument} need 6"):
+        allocate(config, make_plan(config).shards)
+
+
+def test_documents_of_a_prefix_are_joined_with_one_mark_of_the_beginning() -> None:
+    texts = ["1 5 6", "1 7", "8 1 9"]
+    bare = [[5, 6], [7], [8, 1, 9]]
+    assert given_ids(texts, 1, joined=True) == ([[1, 5, 6, 7, 8, 1, 9]], bare)
+    assert given_ids(texts, 1, joined=False) == ([[1, 5, 6], [1, 7], [8, 1, 9]], bare)
+    assert given_ids(texts[:2], None, joined=True) == ([[1, 5, 6, 1, 7]], [[1, 5, 6], [1, 7]])
+
+
+def test_a_reference_scores_token_ids_only_with_the_vocabulary_of_the_target(
+    folder: Path, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    """A tokenizer that splits otherwise and begins otherwise will do: it tokenises nothing."""
+    sources = {role: {"path": str(folder / f"{role}.parquet"), "tokens": "input_ids"} for role in ROLES}
+    AutoModelForCausalLM.from_pretrained(tiny_model_folder).save_pretrained(tmp_path / "apart")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.save_pretrained(tmp_path / "apart")
+    given = settings(tiny_model_folder, sources, run=str(tmp_path / "run"), selections=[])
+    given["reference_model"] = {"path": str(tmp_path / "apart"), "dtype": "float32"}
+    for name in ("reference", "ez"):
+        check_stages(build_config({**given, "detectors": [name]}))
+    tokenizer.add_tokens(["unheard-of"])
+    tokenizer.save_pretrained(tmp_path / "apart")
+    for name in ("reference", "wbc"):
+        expected = f"^detector {name} gives model .* the same ids, .*'unheard-of' has id none"
+        with pytest.raises(UserError, match=expected):
+            check_stages(build_config({**given, "detectors": [name]}))
 
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -164,10 +234,9 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"model": {"endpoint": "http://x/v1", "name": "m"}},
     ),
     *(
-        (f"detector {name}.* changes texts, continues them or reads others", {}, {"detectors": [name]})
-        for name in ("lowercase", "pac", "samia", "coverage", "cdd", "recall", "con_recall", "codec", "fsd", "knockoff")
+        (f"detector {name}.* changes texts, continues them or is trained on them", {}, {"detectors": [name]})
+        for name in ("lowercase", "pac", "samia", "coverage", "cdd", "fsd", "knockoff")
     ),
-    ("detector reference reads texts .* take ez or wbc", {}, {"detectors": ["reference"]}),
 ]
 
 

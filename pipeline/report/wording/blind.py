@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pipeline.audit.halvings import LEAST, LEAST_BLOCKS, PASSING, TOLERANCE, Blind, to_settle
 from pipeline.selection.digits import beside
 
-WORDS, OF_PICTURES = "words", "thumbnails, colours and files"
+WORDS, TOKENS, OF_PICTURES = "words", "tokens", "thumbnails, colours and files"
 OF_CAPTIONED = "thumbnails, colours, files and captions"
 """What a classifier knows of documents."""
 
@@ -42,32 +42,33 @@ def blind_sentence(test: Blind | None, role: str, by: str) -> str:
     return f"A {_tells(test, role, by)}: they differ in more than membership, and {_UNSUPPORTED}"
 
 
-def weighted_sentence(test: Blind | None, role: str, ok: bool | None) -> str:
+def weighted_sentence(test: Blind | None, role: str, ok: bool | None, by: str) -> str:
     """What came of the blind test with weights.
 
     Args:
         test: its calibration documents counted by their weights; None where there were too few for one.
         role: whose documents calibrate.
         ok: whether it passed; None where it is inconclusive.
+        by: `WORDS` or `TOKENS`.
     """
     if test is None:
         return (
-            f"Whether words still tell the weighted {role} documents from the audited ones could not be tested: "
+            f"Whether {by} still tell the weighted {role} documents from the audited ones could not be tested: "
             f"at least {4 * LEAST} documents of each kind are needed."
         )
     if ok is None:
         return (
             f"With the weights, the {role} documents compared count as much as {test.n_calibration:,} of equal "
-            f"weight, too few to test whether words still tell them from the audited ones ({_interval(test)})."
+            f"weight, too few to test whether {by} still tell them from the audited ones ({_interval(test)})."
         )
     if ok:
-        return f"With the weights, a {_hardly(test, role, WORDS)} It does not prove the weights right."
+        return f"With the weights, a {_hardly(test, role, by)} It does not prove the weights right."
     repaired = f"weighting did not repair that they differ, and {_UNSUPPORTED}"
-    return f"Even with the weights, a {_tells(test, role, WORDS)}: {repaired}"
+    return f"Even with the weights, a {_tells(test, role, by)}: {repaired}"
 
 
 def weights_sentence(
-    effective: float, fewest: int, n: int, role: str, before: float | None, after: float | None
+    effective: float, fewest: int, n: int, role: str, before: float | None, after: float | None, by: str
 ) -> str:
     """What weights leave of the calibration documents.
 
@@ -78,9 +79,10 @@ def weights_sentence(
         role: of these.
         before: AUC of the blind classifier without weights; None where it was not tested.
         after: the same with weights.
+        by: `WORDS` or `TOKENS`.
     """
     number = beside(effective, fewest, 1, ",f")
-    text = f"Weighted by their words, the {n:,} {role} documents count as much as {number} of equal weight"
+    text = f"Weighted by their {by}, the {n:,} {role} documents count as much as {number} of equal weight"
     if effective < fewest:
         text += f": fewer than {fewest}, so a few of them decide all, and the promise is not supported"
     if before is not None and after is not None:
@@ -88,9 +90,9 @@ def weights_sentence(
     return f"{text}."
 
 
-def to_be_weighted(sentence: str) -> str:
+def to_be_weighted(sentence: str, by: str) -> str:
     """The sentence of a failed blind test where every selection weighs the documents of the role."""
-    return f"{sentence} So much for the documents as they are; the weights by their words are to repair that."
+    return f"{sentence} So much for the documents as they are; the weights by their {by} are to repair that."
 
 
 def settled_by(first: str, second: str = "audited", by: str = WORDS, blocks: bool = False) -> str:
@@ -109,23 +111,23 @@ def settled_by(first: str, second: str = "audited", by: str = WORDS, blocks: boo
     )
 
 
-def untested(role: str, why: str) -> str:
+def untested(role: str, why: str, by: str = WORDS) -> str:
     """That the blind test of a role was not made, and why."""
-    return f"Whether the words of {role} and audited documents differ was not tested: {why}."
+    return f"Whether the {by} of {role} and audited documents differ was not tested: {why}."
 
 
 ONLY_SCORES = "only scores were at hand"
 """Why a blind test was not made of scores without texts."""
 
 
-def telling_words_phrase(role: str, audited: Sequence[str], known: Sequence[str]) -> str:
-    """The words that tell a role from the audited documents, those that are more frequent in either."""
-    return (
-        f"words that tell them apart: {', '.join(audited) or 'none'} (audited); {', '.join(known) or 'none'} ({role})"
-    )
+def telling_words_phrase(role: str, audited: Sequence[str], known: Sequence[str], by: str = WORDS) -> str:
+    """The words or tokens that tell a role from the audited documents, those that are more frequent in either."""
+    return f"{by} that tell them apart: {', '.join(audited) or 'none'} (audited); {', '.join(known) or 'none'} ({role})"
 
 
-def matched(place: str, count: int, total: int, role: str, before: Blind | None, after: Blind | None) -> str:
+def matched(
+    place: str, count: int, total: int, role: str, before: Blind | None, after: Blind | None, by: str = WORDS
+) -> str:
     """Which documents of a role were kept because their words resemble those of the audited, and what that repairs.
 
     Args:
@@ -135,15 +137,17 @@ def matched(place: str, count: int, total: int, role: str, before: Blind | None,
         role: of these.
         before: the blind test with all.
         after: with those that were kept; None where they are too few.
+        by: `WORDS` or `TOKENS`, which the file holds as well.
     """
-    text = f"{place}: {count:,} of {total:,} {role} documents whose words resemble the audited"
+    text = f"{place}: {count:,} of {total:,} {role} documents whose {by} resemble the audited"
     if after is None:
         return f"{text}; fewer than {LEAST}, too few to calibrate on: look for others"
     if before is not None:
         text += f"; blind AUC {before.auc:.2f} before, {after.auc:.2f} with these"
     if after.ok is False:
-        return f"{text}: words still tell them apart, so nothing of this set repairs that"
-    use = f"corpus.{role}: {{path: {place}, id: id}}"
+        return f"{text}: {by} still tell them apart, so nothing of this set repairs that"
+    column = ", tokens: tokens" if by == TOKENS else ""
+    use = f"corpus.{role}: {{path: {place}, id: id{column}}}"
     return f"{text}. To calibrate on them: {use}; then seenset plan says what they can select"
 
 

@@ -10,7 +10,7 @@ from pipeline.report.contents import AnswerText, BriefAnswer, Check, Light
 from pipeline.report.wording.bounds import bound_clause, known_claim, sentence, sureness, wrong_claim
 from pipeline.report.wording.checks import TITLES, checks, n_versions
 from pipeline.report.wording.conclusion import CONTRADICTED
-from pipeline.report.wording.numbers import documents, null_share, percent
+from pipeline.report.wording.numbers import documents, percent, shortest
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
 
@@ -125,27 +125,11 @@ def _this_list(summary: Summary) -> str:
     if summary.condition is None:
         return CONTRADICTED
     if not summary.n_selected:
-        return _empty_list(summary)
+        return f"It is empty; {shortest(summary)}." if summary.minimum_selectable > 1 else "It is empty."
     if bound is None:
         dependent = ": documents depend on each other" if summary.bound_withheld and not summary.was_reviewed else ""
         return f"How many of these {summary.n_selected:,} are wrong is not bounded{dependent}."
     return f"{sentence(wrong_claim(summary, bound))}."
-
-
-def _empty_list(summary: Summary) -> str:
-    least, given = summary.minimum_selectable, _as_estimated(summary)
-    if least > summary.n_audit and n_versions(summary) is not None:
-        return f"It is empty: of {summary.n_audit:,} documents nothing could be selected."
-    if least > summary.n_audit:
-        return f"It is empty: with these calibration documents nothing could be selected{given}."
-    return f"It is empty; the shortest possible list has {least:,} documents{given}." if least > 1 else "It is empty."
-
-
-def _as_estimated(summary: Summary) -> str:
-    """The null share for which the shortest list is stated, where the procedure estimated it."""
-    share, estimated = null_share(summary)
-    kind = "not trained on" if summary.direction == "members" else "trained on"
-    return f" (estimated: {share:.1%} of the audited documents were {kind})" if estimated and share < 1 else ""
 
 
 def _collection(summary: Summary) -> str:
@@ -178,8 +162,9 @@ def _light(summary: Summary, check: Check, diagnostic: Diagnostic) -> Light:
         return Light(name=name, label=label, colour="red", reason=diagnostic.sentence)
     if name == "blind" and diagnostic.ok is None:
         return Light(name=name, label=label, colour="amber", reason=_unknown(summary))
-    known = name == "resolution" and n_versions(summary) is None
-    reason = _fewest(summary) if known else _first_sentence(diagnostic.sentence)
+    known = name == "resolution" and n_versions(summary) is None and procedure_of(summary.procedure).fewest is None
+    fewest = f"With {documents(summary.n_calibration)} for calibration {shortest(summary)}."
+    reason = fewest if known else _first_sentence(diagnostic.sentence)
     return Light(name=name, label=label, colour="amber" if check.verdict == "limited" else "grey", reason=reason)
 
 
@@ -189,13 +174,6 @@ def _unknown(summary: Summary) -> str:
     if blind.outcome == "not tested":
         return "Not checked: that audited and calibration documents are alike is assumed."
     return f"Inconclusive: about {blind.n_to_settle or to_settle():,} documents of each kind would decide it."
-
-
-def _fewest(summary: Summary) -> str:
-    known, given = f"{summary.n_calibration:,} calibration documents", _as_estimated(summary)
-    if summary.minimum_selectable > summary.n_audit:
-        return f"Too few: with {known} nothing could be selected{given}."
-    return f"With {known} the shortest possible list has {documents(summary.minimum_selectable)}{given}."
 
 
 def _first_sentence(text: str) -> str:

@@ -19,6 +19,11 @@ UNCHECKED = "provided both groups are alike and their documents independent; thi
 """The conditions under which a bound is stated where the blind test is inconclusive, or was not made."""
 
 
+def assumption_in(units: str, assumption: str) -> str:
+    """An assumption on words, of documents that are token ids on these."""
+    return assumption.replace(" words", f" {units}") if units == "tokens" else assumption
+
+
 def elsewhere_assumption(assumption: str) -> str:
     """What must hold for scores that another program computed: of the procedure, and of the scores."""
     return (

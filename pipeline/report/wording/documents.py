@@ -77,9 +77,9 @@ def documents_read(count: int, whole: bool) -> str:
     return f"all {count:,} documents" if whole else f"a sample of {count:,} documents"
 
 
-def documents_and_words(read: str, texts: int) -> str:
-    """The same, with the most documents of each role whose words were compared."""
-    return f"{read}, and the words of at most {texts:,} documents of each role"
+def documents_and_words(read: str, texts: int, by: str) -> str:
+    """The same, with the most documents of each role whose words or tokens were compared."""
+    return f"{read}, and the {by} of at most {texts:,} documents of each role"
 
 
 def checked_before(read: str) -> str:

@@ -31,7 +31,7 @@ def notices(evaluated: Evaluated) -> Iterator[str]:
     evaluation = evaluated.evaluation
     if evaluation.limit is not None:
         yield sample_of(evaluation.limit)
-    yield about_words(evaluation.rows[0]) if evaluated.has_text else NO_WORDS
+    yield about_words(evaluation.rows[0], evaluated.units) if evaluated.has_text else NO_WORDS
     yield from _against_labels(evaluated)
     yield from _about_sample(evaluation)
     if evaluation.n_shared:
@@ -60,11 +60,15 @@ def _against_labels(evaluated: Evaluated) -> Iterator[str]:
     """Which columns of scores from elsewhere have a direction that the labels contradict."""
     for row in evaluated.evaluation.rows:
         column, auc = row.detector, row.auc.value
-        if column in evaluated.given and row.group is None and auc is not None and auc < 0.5:
-            yield (
-                f"Warning: column {column!r} is lower for seen than for unseen documents (AUC {auc:.3f}): if its "
-                f"higher scores mean not trained on, write {{column: {column}, higher: nonmember}}."
-            )
+        if column not in evaluated.higher or row.group is not None or auc is None or auc >= 0.5:
+            continue
+        meaning, change = "not trained on", f"write {{column: {column}, higher: nonmember}} in scores of every role"
+        if evaluated.higher[column] == "nonmember":
+            meaning, change = "trained on", "leave out higher: nonmember in scores of every role"
+        yield (
+            f"Warning: column {column!r} ranks seen documents below unseen ones (AUC {auc:.3f}): if its higher values "
+            f"mean {meaning}, {change}. It applies to selections of both directions."
+        )
 
 
 def _about_sample(evaluation: Evaluation) -> Iterator[str]:
@@ -104,14 +108,14 @@ def _about_intervals(evaluated: Evaluated, n_compared: int) -> Iterator[str]:
     yield from too_few_untrained(evaluated.n_independent, f"unseen {units}")
 
 
-def about_words(row: DetectorEvaluation) -> str:
+def about_words(row: DetectorEvaluation, units: str = WORDS) -> str:
     """What the classifier's row says of the documents; what it means that there is none."""
     if not is_blind(row.detector):
         return (
             f"Fewer than {LEAST} seen or unseen documents, or too few groups: whether a classifier tells them apart "
             "was not tested."
         )
-    by = WORDS if row.detector == BLIND else OF_PICTURES
+    by = units if row.detector == BLIND else OF_PICTURES
     value, low, high = row.auc.value, row.auc.low, row.auc.high
     assert value is not None  # there are documents of both kinds
     apart = f"a classifier that never saw the model tells seen from unseen documents by their {by}"

@@ -46,3 +46,14 @@ def null_share(summary: Summary) -> tuple[float, bool]:
         return summary.factor, True
     share = summary.null_proportion
     return share, share != 1 or procedure.estimates  # of a plugin's procedure nothing else tells
+
+
+def shortest(summary: Summary) -> str:
+    """How short a list could have been, or that none was possible: a clause that all lengths of an answer share."""
+    share, estimated = null_share(summary)
+    none, kind = ("none", "not trained on") if summary.direction == "members" else ("each", "trained on")
+    of = f"{share:.1%} of the audited documents were {kind}" if share < 1 else f"{none} of them was trained on"
+    at = f" (as estimated, {of})" if estimated else ""
+    if summary.minimum_selectable > summary.n_audit:
+        return f"nothing could have been selected{at}" if at else "nothing could ever have been selected"
+    return f"the shortest possible list has {documents(summary.minimum_selectable)}{at}"

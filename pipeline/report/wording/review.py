@@ -15,6 +15,9 @@ NO_VERDICT = (
 
 NO_JOINT = "removed calibration documents after a review: the error rate of a joint selection does not cover that"
 
+AS_CSV = "save it as CSV in UTF-8"
+CHANGED = "; a spreadsheet program changes what looks like a number or a date: read the columns as text"
+
 
 def review_sentence(n_listed: int, n_reviewed: int, n_removed: int, detector: str) -> str:
     """How many calibration documents were listed, reviewed and removed."""

@@ -13,7 +13,7 @@ from pipeline.report.facts import RunFacts, SelectionFacts
 from pipeline.report.names import model_name
 from pipeline.report.wording.bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.report.wording.checks import checks, n_versions
-from pipeline.report.wording.numbers import applied_in, documents, null_share, percent, share_text
+from pipeline.report.wording.numbers import applied_in, documents, percent, shortest
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.promises import NOTHING_PROVED
@@ -58,9 +58,8 @@ def _support_sentence(summary: Summary) -> str:
     why = "a check of what this answer assumes has failed"
     if summary.diagnostics.blind.ok is False:
         alone = f"their {summary.diagnostics.blind.by} alone tell the audited from the calibration documents"
-        why = f"{alone}, so they differ in more than membership"
-    if calibration_of(summary.calibration).weighted and summary.diagnostics.blind.ok is False:
-        why = "even with the weights their words alone tell the audited from the calibration documents"
+        weighted = calibration_of(summary.calibration).weighted
+        why = f"even with the weights {alone}" if weighted else f"{alone}, so they differ in more than membership"
     return f"Contradicted: {why}. "
 
 
@@ -94,8 +93,9 @@ def _terms(summary: Summary) -> str:
         )
     if calibration_of(summary.calibration).weighted:
         return (
-            f"No guarantee is proved where weights are estimated from words: the procedure ({summary.procedure}) aims "
-            f"at {alpha}, and {share} can be higher. {_strict_sentence(summary)} It rests on this: {summary.assumption}"
+            f"No guarantee is proved where weights are estimated from {summary.diagnostics.blind.by}: the procedure "
+            f"({summary.procedure}) aims at {alpha}, and {share} can be higher. {_strict_sentence(summary)} It rests "
+            f"on this: {summary.assumption}"
         )
     return (
         f"No guarantee is proved for this procedure ({summary.procedure}): it aims at {alpha}, and {share} can be "
@@ -147,34 +147,22 @@ def _empty_answer(summary: Summary) -> str:
     elif procedure.fewest is not None:
         text += " " + procedure.fewest(summary.detectors, Fraction(repr(summary.alpha)), summary.n_audit)[1]
     elif least > summary.n_audit and (procedure.per_list or not calibration_of(summary.calibration).plain):
-        text += f" With {documents(summary.n_calibration)} for calibration nothing could {_ever(summary)}."
+        text += f" With {documents(summary.n_calibration)} for calibration {shortest(summary)}."
     elif least > summary.n_audit:
         text += " " + _resolution_limit(summary)
     elif least > 1:
         text += (
-            f" With {documents(summary.n_calibration)} for calibration the shortest possible list{_at_share(summary)} "
-            f"has {documents(least)}: fewer could not have been selected, however strong the evidence."
+            f" With {documents(summary.n_calibration)} for calibration {shortest(summary)}: fewer could not have been "
+            "selected, however strong the evidence."
         )
     plain = summary.guarantee == "finite-sample" or summary.was_reviewed
     return text if plain else f"{text} {_strict_sentence(summary)}"
 
 
-def _at_share(summary: Summary) -> str:
-    """The null share for which a number of documents is stated, where the procedure estimated it."""
-    share, estimated = null_share(summary)
-    return f" at the estimated null share of {share_text(share)}" if estimated else ""
-
-
-def _ever(summary: Summary) -> str:
-    """That nothing can have been selected: ever, or at the estimated null share."""
-    at = _at_share(summary)
-    return f"have been selected{at}" if at else "ever have been selected"
-
-
 def _resolution_limit(summary: Summary) -> str:
     n, m = summary.n_calibration, summary.n_audit
     text = (
-        f"With only {documents(n)} for calibration nothing could {_ever(summary)}: the smallest possible "
+        f"With only {documents(n)} for calibration {shortest(summary)}: the smallest possible "
         f"p-value is 1/{n + 1:,}, and at least {summary.minimum_selectable:,} of {documents(m)} would have to "
         "reach it."
     )
