@@ -73,8 +73,8 @@ def test_settings_of_a_page_are_settings(block: Block) -> None:
         build_evaluation({**PARTS, **part})
     elif set(part) <= names_of(AuditConfig):
         sources = [source for source in part.get("corpus", {}).values() if isinstance(source, dict)]
-        pictures, scores = (any(key in source for source in sources) for key in ("image", "scores"))
-        whole = {} if scores else {**PARTS, "corpus": {}} if pictures else PARTS
+        scores, pictures, versions = (any(key in one for one in sources) for key in ("scores", "image", "versions"))
+        whole = {} if scores else {**PARTS, "corpus": {}} if pictures or versions else PARTS
         build_config(merged(whole, part))
     else:
         assert set(part) <= names_of(TrialConfig), f"neither an audit nor a trial: {sorted(part)}"
