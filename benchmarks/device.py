@@ -21,8 +21,7 @@ import transformers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pipeline.models.attention import use_fused_attention
-from pipeline.models.opened import LanguageModel
+from pipeline.models.opened import LanguageModel, use_fused_attention
 from pipeline.passes.forward import TokenStatistics
 
 SHAPES: dict[str, dict[str, Any]] = {

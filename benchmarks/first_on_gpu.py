@@ -20,9 +20,8 @@ from benchmarks.gpu import draw
 from pipeline.models.libraries import cap_memory
 from pipeline.models.opened import LanguageModel
 from pipeline.passes.forward import forward
-from pipeline.passes.generate import Prompt, continuations
+from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.gradient import coverage_of, gradient_norms
-from pipeline.passes.sampling import Sampling
 from pipeline.passes.statistics import STATISTICS
 
 Finding = tuple[bool, str]

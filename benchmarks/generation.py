@@ -32,8 +32,7 @@ from benchmarks.small_model import fast_type
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel
 from pipeline.models.tokens import tokenize
-from pipeline.passes.generate import Prompt, continuations
-from pipeline.passes.sampling import Sampling
+from pipeline.passes.generate import Prompt, Sampling, continuations
 
 DRAWS = 10
 LONG, SHORT = 128, 64  # tokens of a prompt

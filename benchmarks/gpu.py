@@ -49,9 +49,8 @@ from benchmarks.device import (
 from pipeline.models.opened import LanguageModel
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
 from pipeline.passes.forward import forward
-from pipeline.passes.generate import Prompt, continuations
+from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.gradient import coverage_of, gradient_norms
-from pipeline.passes.sampling import Sampling
 from pipeline.passes.statistics import STATISTICS
 
 SECONDS = 360.0

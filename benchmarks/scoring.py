@@ -31,8 +31,8 @@ from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, Detector, Evidence
 from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.errors import UserError
-from pipeline.models.attention import use_fused_attention
 from pipeline.models.load import LanguageModel, open_model
+from pipeline.models.opened import use_fused_attention
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 

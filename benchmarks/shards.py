@@ -33,7 +33,7 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import FileRecord, Receipt, write_receipt
 from ray_jobs import actors
 from ray_jobs.cluster import connect
-from ray_jobs.maps import fold_of
+from ray_jobs.select import fold_of
 
 LINE = '{{"text": "words of document {number:09d}"}}\n'
 STEPS = ("plan", "dispatch", "resume")

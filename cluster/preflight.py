@@ -35,7 +35,7 @@ from pipeline.stages.record import model_shape
 from pipeline.store.files import Store
 from ray_jobs import terminal
 from ray_jobs.cluster import cluster_nodes, cluster_warning, connect, versions_here
-from ray_jobs.options import AsJson, ConfigPath, Overrides
+from ray_jobs.commands import AsJson, ConfigPath, Overrides
 
 CLUSTER = "cluster"
 """In the place of a node, where a check is of all of them."""

@@ -15,7 +15,6 @@ from pipeline.audit.against import reconciled_judged
 from pipeline.audit.allocation import allocation_record, write_document_keys
 from pipeline.audit.answers import damaged_answers
 from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_types
-from pipeline.audit.budgets import device_on_file, note_device
 from pipeline.audit.evaluation import Evaluation, evaluate_scores
 from pipeline.audit.finished import FinishedRecord, forget_finished, note_finished, read_finished
 from pipeline.audit.machine import LocalMachine, actor_shape
@@ -31,7 +30,7 @@ from pipeline.audit.select import Answering, Each, select_all
 from pipeline.audit.status import Counts, RunState, Status, StatusFile, read_status
 from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.audit.top_documents import Reread
-from pipeline.audit.work import Work, work_of
+from pipeline.audit.work import Work, device_on_file, note_device, work_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.keys import keys_withdrawn
@@ -58,10 +57,10 @@ from ray_jobs.ask import ask_shards
 from ray_jobs.cluster import cluster_nodes, cluster_warning
 from ray_jobs.evidence import token_reader
 from ray_jobs.finetune import AdapterJob, adapter_jobs, train_adapters, trainings_beside
-from ray_jobs.heartbeat import heartbeat
-from ray_jobs.maps import fold_of
 from ray_jobs.progress import Reporter
+from ray_jobs.select import fold_of
 from ray_jobs.start import Checks, begin_model, device_of_run, machine_of, start_checks, types_of_run
+from ray_jobs.terminal import heartbeat
 
 FINETUNE_STAGE = "finetune"
 

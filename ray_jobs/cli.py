@@ -17,9 +17,18 @@ from pipeline.errors import ExitCode, UserError, instead_of_exit
 from pipeline.models.libraries import collect_rarely
 from pipeline.store.space import is_full, is_of_storage, message_of_storage
 from ray_jobs import supervisor, terminal
-from ray_jobs.commands import COMMANDS
-from ray_jobs.heartbeat import heartbeat
-from ray_jobs.options import AsJson, ConfigPath, ExitZeroOn, FailIfSelected, Limit, NoText, Overrides, from_options
+from ray_jobs.commands import (
+    COMMANDS,
+    AsJson,
+    ConfigPath,
+    ExitZeroOn,
+    FailIfSelected,
+    Limit,
+    NoText,
+    Overrides,
+    from_options,
+)
+from ray_jobs.terminal import heartbeat
 
 if TYPE_CHECKING:
     from pipeline.audit.plan import Plan
@@ -69,8 +78,8 @@ def plan(
     from pipeline.audit.forecast import forecast
     from pipeline.audit.plan import describe_model
     from pipeline.audit.preflight import plan_checks
+    from pipeline.series.claims import planned_scan
     from pipeline.series.earlier import planned_against
-    from pipeline.series.outlook import planned_scan
     from pipeline.stages.registry import check_stages
     from ray_jobs.cluster import cluster_warning
     from ray_jobs.start import planned_types

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, Literal
+from functools import wraps
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
 from pipeline.errors import ExitCode, UserError
 from ray_jobs import terminal
-from ray_jobs.options import AsJson, ExitZeroOn, FailIfSelected, NoText, Overrides, RunPath, from_options
-from ray_jobs.supervisor import supervise
+from ray_jobs.supervisor import give_as_zero, supervise
+
+ConfigPath = Annotated[str, typer.Argument(metavar="AUDIT.YAML", help="Configuration of the audit.")]
+RunPath = Annotated[str, typer.Argument(metavar="RUN", help="Run directory: local path or fsspec URL.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting; may be repeated.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N documents of each role.")]
+NoText = Annotated[bool, typer.Option("--no-text", help="Leave all texts out of the report and the lists.")]
+FailIfSelected = Annotated[
+    bool,
+    typer.Option(
+        "--fail-if-selected",
+        help="Exit with 4 if anything is selected, with 5 if a check contradicts a selection that selects anything.",
+    ),
+]
+ExitZeroOn = Annotated[
+    str | None,
+    typer.Option(
+        "--exit-zero-on",
+        metavar="CODES",
+        callback=give_as_zero,
+        is_eager=True,
+        expose_value=False,
+        help="Exit with 0 instead of these codes, such as 3,4, for schedulers that fail a job on any other code.",
+    ),
+]
 
 TRAINED_HELP = "Exit with 4 if the collection was trained on, with 5 if a check contradicts that answer."
 PAGE_HELP = "Write series.html and series.json to FOLDER, used for nothing else, or the page alone to FILE.html."
@@ -38,6 +67,25 @@ JointAlpha = Annotated[
     float | None,
     typer.Option("--alpha", metavar="A", help="Error rate of the joint selection. Default: that of the runs."),
 ]
+
+
+def from_options(command: Callable[[Any], None]) -> Callable[..., None]:
+    """A command of typer that makes a record of its arguments and options, and passes it to a function.
+
+    Args:
+        command: the function, with a frozen dataclass of the options as its only parameter.
+    """
+    (record,) = (hint for name, hint in get_type_hints(command).items() if name != "return")
+    hints = get_type_hints(record, include_extras=True)
+
+    @wraps(command)
+    def call(**given: Any) -> None:
+        command(record(**given))
+
+    parameters = [each.replace(annotation=hints[each.name]) for each in inspect.signature(record).parameters.values()]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = hints
+    return call
 
 
 def retry(
@@ -231,9 +279,8 @@ def compare(
 ) -> None:
     """Compare two runs: documents gained and lost, scores, settings and data."""
     from pipeline.compare.comparison import COMPARISON_FILE, compare_runs
-    from pipeline.compare.comparison_page import write_comparison
+    from pipeline.compare.comparison_page import open_output, write_comparison
     from pipeline.compare.finished_runs import open_finished
-    from pipeline.compare.output import open_output
 
     store = open_output(output, COMPARISON_FILE)
     comparison, scores = compare_runs(open_finished(run_a), open_finished(run_b), selection, store)
@@ -254,9 +301,9 @@ def joint(
     json_: AsJson = False,
 ) -> None:
     """Select what is clean (or was trained on) under all of several models, at one error rate."""
+    from pipeline.compare.comparison_page import open_output
     from pipeline.compare.finished_runs import open_finished
     from pipeline.compare.joint import JOINT_FILE, decide_jointly, joint_documents, write_joint
-    from pipeline.compare.output import open_output
 
     store = open_output(output, JOINT_FILE)
     opened = [open_finished(run) for run in runs]
@@ -302,9 +349,9 @@ class RankOptions:
 @from_options
 def rank(options: RankOptions) -> None:
     """Rank models by accuracy on all items of a benchmark and on those selected as clean, from per-item results."""
+    from pipeline.compare.comparison_page import open_output
     from pipeline.compare.finished_runs import open_finished
     from pipeline.compare.items import clean_items
-    from pipeline.compare.output import open_output
     from pipeline.compare.ranking import RANKING_FILE, rank_models
     from pipeline.compare.results import read_all_results, task_inputs
 

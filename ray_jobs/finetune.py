@@ -24,7 +24,7 @@ from pipeline.config.models import ModelConfig, weights_of
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.models.adapters import RECORD
-from pipeline.models.device_errors import out_of_memory
+from pipeline.models.devices import out_of_memory
 from pipeline.models.load import open_model
 from pipeline.store.files import Store
 from pipeline.store.space import is_full

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from pipeline.audit.arithmetic import Arithmetic, Deciding, decide_types, earlier_arithmetic
-from pipeline.audit.budgets import device_on_file, with_memory
 from pipeline.audit.machine import (
     LocalMachine,
     Node,
@@ -21,6 +20,7 @@ from pipeline.audit.machine import (
 )
 from pipeline.audit.plan import Plan, pending
 from pipeline.audit.preflight import RUN, PreflightChecks, begin_checks, check_before_scoring, stored_preflight
+from pipeline.audit.work import device_on_file, with_memory
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import adapters_of, parse_detectors

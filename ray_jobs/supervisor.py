@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from pipeline.errors import ExitCode, IncompleteError, UserError, one_line
-from ray_jobs.heartbeat import heartbeat
+from ray_jobs.terminal import heartbeat
 
 LONGEST_LINE = 2000
 """Characters of an error that are printed."""

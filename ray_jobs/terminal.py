@@ -6,17 +6,18 @@ import io
 import json
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from pipeline.errors import LINE_BREAK, visible
+from pipeline.errors import LINE_BREAK, one_line, visible
 from pipeline.stages import is_scoring
-from ray_jobs.heartbeat import heartbeat
 
 if TYPE_CHECKING:
     from pipeline.audit.evaluation import Evaluation
@@ -37,6 +38,9 @@ MOST_REPORTS = 8
 """Of the audits of a trial, whose addresses are printed."""
 
 _CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+SILENT_SECONDS = 8.0
+"""After which the next line is due."""
 
 
 class VisibleConsole(Console):
@@ -346,7 +350,7 @@ def print_ranking(ranking: RankingReport, folder: str) -> None:
 
 def print_course(course: Course, page: str | None) -> None:
     """The scans of a schedule, what is promised of all of them and what is not, and what is new."""
-    from pipeline.series.tables import course_table
+    from pipeline.series.course import course_table
 
     screen = console()
     screen.print(course_table(course))
@@ -401,3 +405,62 @@ def print_verification(verification: BundleVerification) -> None:
         print_line(f"{finding.outcome:<8} {finding}")
     end = "nothing is refuted" if verification.holds else "REFUTED"
     print_line(f"{verification.bundle} (SHA-256 {verification.sha256}): {end}")
+
+
+class Heartbeat:
+    """Prints what a command is doing as long as nothing else is printed; nothing before `begin`."""
+
+    def __init__(self) -> None:
+        self._stream: TextIO = sys.stdout
+        self._phase = ""
+        self._silent = SILENT_SECONDS
+        self._began = self._heard = 0.0
+        self._ended = threading.Event()
+
+    def begin(self, stream: TextIO, phase: str, silent: float | None = None) -> None:
+        """Begin with a first phase.
+
+        Args:
+            stream: where lines are printed.
+            phase: what the command is doing.
+            silent: seconds without a line, > 0; None: `SILENT_SECONDS`.
+        """
+        self._stream, self._silent = stream, silent or SILENT_SECONDS
+        self.phase(phase)
+        self.hear()
+        self.resume()
+
+    def phase(self, phase: str) -> None:
+        """Begin another phase."""
+        self._phase = phase
+        self._began = time.monotonic()
+
+    def hear(self) -> None:
+        """Note that something was printed."""
+        self._heard = time.monotonic()
+
+    def resume(self) -> None:
+        """Print lines from now on, if it has begun; a fork takes no threads along."""
+        if not self._phase:
+            return
+        self.stop()
+        self._ended = threading.Event()
+        threading.Thread(target=self._beat, args=(self._ended,), name="heartbeat", daemon=True).start()
+
+    def stop(self) -> None:
+        """Print nothing more; a process without threads can be forked."""
+        self._ended.set()
+
+    def _beat(self, ended: threading.Event) -> None:
+        while not ended.wait(max(self._heard + self._silent - time.monotonic(), self._silent / 10)):
+            if time.monotonic() - self._heard >= self._silent:
+                self.hear()
+                try:
+                    print(f"{one_line(self._phase)}: {time.monotonic() - self._began:.0f} s", file=self._stream)
+                    self._stream.flush()
+                except (OSError, ValueError):  # closed, or nobody reads it
+                    return
+
+
+heartbeat = Heartbeat()
+"""Of the command that this process runs."""

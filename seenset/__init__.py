@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pipeline.selection.rank_counts import RankCounts
     from pipeline.selection.step_up import step_up
     from seenset.notebook import Selected, score, select
-    from seenset.runs import Run, RunSelection, audit, open_run, trial, verdict
-    from seenset.support import UnsupportedWarning
+    from seenset.runs import Run, RunSelection, UnsupportedWarning, audit, open_run, trial, verdict
     from seenset.versions import Versions, VersionsAnswer, audit_versions, read_versions, select_versions
 
 __all__ = [
@@ -75,8 +74,7 @@ _HOMES = {
     "pipeline.selection.rank_counts": ("RankCounts",),
     "pipeline.selection.step_up": ("step_up",),
     "seenset.notebook": ("Selected", "score", "select"),
-    "seenset.runs": ("Run", "RunSelection", "audit", "open_run", "trial", "verdict"),
-    "seenset.support": ("UnsupportedWarning",),
+    "seenset.runs": ("Run", "RunSelection", "UnsupportedWarning", "audit", "open_run", "trial", "verdict"),
     "seenset.versions": ("Versions", "VersionsAnswer", "audit_versions", "read_versions", "select_versions"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -23,9 +23,9 @@ from pipeline.corpus.documents import Document, id_key, problem_of
 from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector, Evidence, Pass
 from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.errors import UserError, nearest
-from pipeline.models.attention import use_fused_attention
 from pipeline.models.devices import nominal_memory
 from pipeline.models.load import LanguageModel, open_model
+from pipeline.models.opened import use_fused_attention
 from pipeline.models.tokens import tokenize
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
 from pipeline.passes.copying import in_one_copy
@@ -38,7 +38,7 @@ from pipeline.selection.weighted import weight_levels
 from pipeline.stages.base import BatchSize, Entry, Output
 from pipeline.stages.score import batch_size_of
 from pipeline.stages.worker import work_through
-from seenset.support import warn_of_unsupported
+from seenset.runs import warn_of_unsupported
 
 
 @dataclass(frozen=True, slots=True)

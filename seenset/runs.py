@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -26,7 +26,6 @@ from ray_jobs import terminal
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
 from ray_jobs.select import give_verdict
-from seenset.support import UnsupportedWarning, warn_of_unsupported
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -176,3 +175,14 @@ def _mapping(
 ) -> dict[str, Any]:
     data = config.model_dump() if isinstance(config, (AuditConfig, TrialConfig)) else config
     return placed(kind, data, os.path.realpath(os.getcwd()))
+
+
+class UnsupportedWarning(UserWarning):
+    """A check contradicts what a selection assumes: nothing is promised of it, and nobody should act on it."""
+
+
+def warn_of_unsupported(summaries: Iterable[Summary]) -> None:
+    """Warn, in the name of the caller of the public function, of every answer that a check contradicts."""
+    for summary in summaries:
+        if summary.conclusion == "contradicted":
+            warnings.warn(summary.line(), UnsupportedWarning, stacklevel=3)

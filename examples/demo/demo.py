@@ -25,7 +25,7 @@ from rich.console import Console
 from examples.demo.passages import dependencies, gather_passages
 from examples.models import smollm2
 from pipeline.errors import ExitCode, UserError
-from ray_jobs.heartbeat import heartbeat
+from ray_jobs.terminal import heartbeat
 
 TRIAL: dict[str, Any] = {
     "contaminate": {"share": 0.5, "epochs": 4, "batch_size": 4, "learning_rate": 2e-3},

@@ -30,7 +30,7 @@ from pipeline.errors import UserError, nearest
 from pipeline.models.load import check_model, open_empty
 from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.tokens import open_tokenizer, plain_ids, tokenize
-from pipeline.report.wording.setup import AND_TO_CALIBRATE
+from pipeline.report.wording.starter import AND_TO_CALIBRATE
 from pipeline.stages.prefixes import Prefixes, Shots, cut_to_room, given_ids, joined_ids
 from pipeline.store.files import Store
 from pipeline.training.adapter import check_targets

@@ -44,8 +44,7 @@ from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
 from pipeline.report.wording import blind as wording
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.conformal import mix
-from pipeline.selection.split import halves, shuffled
+from pipeline.selection.conformal import halves, mix, shuffled
 from pipeline.store.space import whole
 
 SHOWN_WORDS = 12

@@ -17,7 +17,7 @@ from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, id_key
 from pipeline.errors import UserError
 from pipeline.report.wording.blind import WORDS, weighted_sentence, weights_sentence
-from pipeline.selection.split import halves, shuffled
+from pipeline.selection.conformal import halves, shuffled
 from pipeline.selection.weighted import FEWEST_EFFECTIVE, weight_levels
 
 PARTS = 5

@@ -18,7 +18,7 @@ from pipeline.detectors.plugins import load_installed, load_plugins, read_plugin
 from pipeline.detectors.registry import adapters_of, check_workers_know, parse_detectors, prefixes_of
 from pipeline.errors import UserError, nearest
 from pipeline.passes.statistics import PARTS
-from pipeline.report.wording.setup import add_role, did_you_mean, listed, not_given
+from pipeline.report.wording.starter import add_role, did_you_mean, listed, not_given
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import refuse_uncovered
 from pipeline.selection.procedures import PROCEDURES, check_known, procedure_of, why_unbounded

@@ -33,6 +33,8 @@ EVIDENCE_SCHEMA = pa.schema(
     ]
 )
 
+THUMBNAIL_SCHEMA = pa.schema([("source", pa.string()), ("row", pa.int64()), ("thumbnail", pa.binary())])
+
 
 @dataclass(frozen=True, slots=True)
 class DocumentEvidence:
@@ -80,3 +82,18 @@ def _evidence(row: Mapping[str, Any]) -> DocumentEvidence:
         ranked_by=row["ranked_by"],
         score=row["score"],
     )
+
+
+def thumbnails_file(selection: str) -> str:
+    """Where a run directory keeps the thumbnails of a selection."""
+    return f"selection/{selection}/thumbnails.parquet"
+
+
+def read_thumbnails(store: Store, selection: str) -> dict[tuple[str, int], bytes]:
+    """The thumbnails of a selection, JPEG files, by input and row; none where the documents are texts."""
+    name = thumbnails_file(selection)
+    if not store.exists(name):
+        return {}
+    table = store.read_table(name)
+    places = zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True)
+    return dict(zip(places, table["thumbnail"].to_pylist(), strict=True))

@@ -10,9 +10,8 @@ from typing import Any
 from pydantic import Field, JsonValue
 
 from pipeline.audit.arithmetic import Decided, read_arithmetic
-from pipeline.audit.known import FINISHED_FILE, KnownInput, known_record
 from pipeline.audit.manifest import versions
-from pipeline.audit.plan import Plan
+from pipeline.audit.plan import FINISHED_FILE, KnownInput, Plan, known_record
 from pipeline.audit.records import VersionedRecord, opened, write_record
 from pipeline.audit.review import content_of_review
 from pipeline.audit.scored import Scored

@@ -15,7 +15,7 @@ from pipeline.audit.records import write_record
 from pipeline.audit.review import COLUMNS, LISTED_FILE, ListedForReview, read_listed_for_review
 from pipeline.audit.scored import Each, Scored, find_overlaps, without_reviewed
 from pipeline.config.audit import AuditConfig
-from pipeline.corpus.excerpts import excerpts_of
+from pipeline.corpus.keys import excerpts_of
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 

@@ -25,15 +25,15 @@ from pipeline.endpoint.client import Usage
 from pipeline.models.load import LanguageModel, open_made_up
 from pipeline.passes.budget import CPU_BUDGET
 from pipeline.passes.forward import forward
-from pipeline.report.wording import resolution as wording
-from pipeline.report.wording.setup import MATRIX_PRODUCT, some_layers
+from pipeline.report.wording import numbers as wording
+from pipeline.report.wording.starter import MATRIX_PRODUCT, some_layers
 from pipeline.report.wording.versions import rows_that_fit
 from pipeline.selection.bounds import fewest_in_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import PLAIN, Basis
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import Rule, applied_to
-from pipeline.selection.resolution import factor_at, fewest_at_best, fewest_selectable, known_needed
+from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.versions_collection import EXPECTED
 from pipeline.stages.prefixes import reading_of, room_for
 from pipeline.stages.registry import forward_passes, questions_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipeline.audit.plan import Plan
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import UserError
-from pipeline.report.wording.setup import largest_of
+from pipeline.report.wording.starter import largest_of
 
 LOCAL_TOKENS = {"cpu": 5e6, "cuda": 2e8}
 """Tokens over all passes that count as small: some hours of a small model on a CPU, of a larger one on a GPU."""

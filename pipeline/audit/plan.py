@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pipeline.audit.known import read_known
+from pydantic import Field
+
+from pipeline.audit.manifest import InputRecord
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
 from pipeline.config.paths import check_run_folder, irregular_kind, written
+from pipeline.config.yaml import build
 from pipeline.corpus.formats import by_bytes, extent_of, format_named
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import InputFile, Shard
@@ -24,14 +29,17 @@ from pipeline.endpoint.client import check_endpoint
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import check_files
 from pipeline.models.load import check_model
-from pipeline.report.wording.setup import RUN_OR_LEDGER, pictures_with
+from pipeline.report.wording.starter import RUN_OR_LEDGER, pictures_with
 from pipeline.store.files import Store
+from pipeline.store.receipts import is_sealed
 
 BYTES_PER_TOKEN = 4.0
 """Of English text, about."""
 
 PICTURE_TOKENS = 640
 """Of a picture with the instruction and a description, about: 576 of them are the picture's in LLaVA-1.5."""
+
+FINISHED_FILE = "finished.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +201,45 @@ def pending(plan: Plan, stage: str, store: Store) -> list[Shard]:
         return place < len(names) and names[place] == name
 
     return [shard for shard in plan.shards if not is_done(f"{shard.id}.json")]
+
+
+class KnownInput(InputRecord):
+    """An input as it was planned, with what its files had to be opened for."""
+
+    files: list[str] = Field(description="Names of the text files of a folder.")
+    text_bytes: int = Field(description="Bytes of the text column, decompressed; 0 where metadata do not say.")
+
+
+def known_record(config: AuditConfig, inputs: Sequence[InputFile]) -> dict[str, Any]:
+    """What `finished.json` says of the inputs of a run: `sources` and `inputs`."""
+    known = [KnownInput.model_validate(entry, from_attributes=True) for entry in inputs]
+    return {"sources": _sources(config), "inputs": known}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was read of a finished run before its inputs were looked for."""
+
+    record: dict[str, Any] | None = None  # as it stands in `finished.json`; None where it was not read
+    inputs: Mapping[tuple[str, str], InputFile] = field(default_factory=dict)  # by role and path
+
+
+def read_known(config: AuditConfig) -> Known:
+    """The inputs of a finished run; none where its sources were others, or where all are local and cost nothing."""
+    if all("://" not in path for _, source in config.corpus.roles() for path in source.paths):
+        return Known()
+    record: dict[str, Any] = {}
+    try:
+        record = dict(Store(config.run).read_json(FINISHED_FILE) or {})
+        if not is_sealed(record) or record.get("sources") != _sources(config):
+            return Known(record)
+        entries = [build(KnownInput, dict(entry)) for entry in record["inputs"]]
+        inputs = [InputFile(**{**entry.model_dump(), "files": tuple(entry.files)}) for entry in entries]
+    except (UserError, OSError, KeyError, TypeError, ValueError):  # damaged, or out of reach: all is opened anew
+        return Known(record)
+    return Known(record, {(entry.role, entry.path): entry for entry in inputs})
+
+
+def _sources(config: AuditConfig) -> str:
+    described = [config.corpus.model_dump(mode="json"), config.limits.model_dump(mode="json")]
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -10,8 +10,7 @@ from itertools import islice
 
 from pipeline.audit.scored import Each
 from pipeline.config.corpus import Role
-from pipeline.corpus.content import ContentDigest
-from pipeline.corpus.documents import read_shard
+from pipeline.corpus.documents import ContentDigest, read_shard
 from pipeline.corpus.shard import BY_ID, Shard, place_of
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Usage

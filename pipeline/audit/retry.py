@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
-from pipeline.corpus.content import ContentDigest, text_digest
-from pipeline.corpus.documents import read_shard
+from pipeline.corpus.documents import ContentDigest, read_shard, text_digest
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Usage

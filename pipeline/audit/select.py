@@ -15,11 +15,17 @@ from pipeline.audit.answers import damaged_answers, run_digests, write_answer
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.density_weights import weighting_diagnostic
-from pipeline.audit.dependence import breaks_bounds, finding_beside, near_copies_diagnostic, read_sketches
+from pipeline.audit.dependence import (
+    GroupSizes,
+    breaks_bounds,
+    finding_beside,
+    group_diagnostic,
+    near_copies_diagnostic,
+    read_sketches,
+)
 from pipeline.audit.diagnostics import diagnose, run_blind_test, without_texts
 from pipeline.audit.digests import digests_file, scores_digest, verdicts_file
 from pipeline.audit.drawn import GroupTally, alpha_curve
-from pipeline.audit.group_sizes import GroupSizes, group_diagnostic
 from pipeline.audit.history import Command, note_answers
 from pipeline.audit.minority import Listed, families_diagnostic, tail_diagnostic
 from pipeline.audit.records import VERDICT_FILE
@@ -27,10 +33,9 @@ from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, 
 from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlaps, find_span
 from pipeline.audit.selected import STRENGTH, Judged, Total, with_excerpts, with_strength, write_selected
 from pipeline.audit.summary import Diagnostic, Summary, make_summary, series_place
-from pipeline.audit.thumbnails import MOST as THUMBNAILS
-from pipeline.audit.thumbnails import write_thumbnails
-from pipeline.audit.top_documents import Reread, kept_tokens, top_documents_of, write_evidence
-from pipeline.audit.versions import NO_BLIND_TEST, NO_OVERLAP, version_part
+from pipeline.audit.top_documents import MOST_THUMBNAILS as THUMBNAILS
+from pipeline.audit.top_documents import Reread, kept_tokens, top_documents_of, write_evidence, write_thumbnails
+from pipeline.audit.versions_verdict import NO_BLIND_TEST, NO_OVERLAP, version_part
 from pipeline.audit.weight_shards import RunWeights, weigh_run
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipeline.audit.drawn import GroupTally
 from pipeline.config.selection import SelectionConfig
-from pipeline.corpus.excerpts import excerpts_of
+from pipeline.corpus.keys import excerpts_of
 from pipeline.corpus.shard import Shard
 from pipeline.selection.passes import Answer, Batch
 from pipeline.store.files import Store

@@ -28,7 +28,7 @@ from pipeline.corpus.formats.picture import IMAGE
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.report.wording import starter as wording
-from pipeline.report.wording.setup import add_role
+from pipeline.report.wording.starter import add_role
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.store.files import to_json
 from pipeline.store.space import whole

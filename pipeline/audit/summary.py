@@ -14,8 +14,7 @@ from pipeline.audit.digests import check_answer, no_digests
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.audit.review import Review
 from pipeline.config.corpus import Role
-from pipeline.config.selection import Direction, SelectionConfig
-from pipeline.config.series import Rule, SeriesConfig
+from pipeline.config.selection import Direction, Rule, SelectionConfig, SeriesConfig
 from pipeline.errors import ExitCode
 from pipeline.report.wording import conclusion as wording
 from pipeline.report.wording.files import answered_by

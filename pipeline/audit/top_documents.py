@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +20,22 @@ import pyarrow.parquet as pq
 
 from pipeline.audit.dependence import copies_file
 from pipeline.audit.digests import read_digests, read_listed
-from pipeline.audit.evidence import EVIDENCE_SCHEMA, PLAIN, STANDARDISED, Kind, evidence_file
+from pipeline.audit.evidence import (
+    EVIDENCE_SCHEMA,
+    PLAIN,
+    STANDARDISED,
+    THUMBNAIL_SCHEMA,
+    Kind,
+    evidence_file,
+    thumbnails_file,
+)
 from pipeline.audit.scored import Overlap, Scored
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SelectionConfig
+from pipeline.corpus.documents import read_shard
+from pipeline.corpus.pictures import open_picture, picture_key
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD
 from pipeline.detectors.registry import parse_detectors
@@ -36,6 +48,9 @@ from pipeline.stages.tokens import STATISTICS, ScoredText, ScoredTexts, TokenSet
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 Reread = Callable[[Sequence[Shard], TokenSettings], pa.Table | None]
 """Reads documents of shards once more: a table of `TOKEN_SCHEMA`; None where that failed as a whole."""
 
@@ -43,6 +58,12 @@ _DECIDING = ("model", "tokenizer", "dtype", "quantization", "device", "text_tran
 """Of a score's fingerprint: what the tokens of a document and their numbers depend on."""
 
 _MADE_BY = b"seenset_made_by"
+
+MOST_THUMBNAILS = 500
+"""Thumbnails of a selection, at most."""
+
+SIDE = 96
+"""Pixels of a thumbnail's longer side."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -466,3 +487,56 @@ def _batches(store: Store, name: str) -> Iterator[pa.Table]:
 
 def _tuples(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple]:
     return zip(*(table[column].to_pylist() for column in columns), strict=True)
+
+
+def thumbnail_of(picture: Image) -> bytes:
+    """A picture, RGB, as a small JPEG file of its pixels alone: nothing that stood in its own file is in it."""
+    from PIL import Image
+
+    small = Image.frombytes("RGB", picture.size, picture.tobytes())
+    small.thumbnail((SIDE, SIDE))
+    file = io.BytesIO()
+    small.save(file, "JPEG", quality=75)
+    return file.getvalue()
+
+
+def write_thumbnails(scored: Scored, selected: Mapping[str, pa.Table]) -> dict[str, dict[str, str]]:
+    """Write the thumbnails of selected pictures that are still those that were scored.
+
+    Args:
+        scored: the score shards.
+        selected: by name of the selection its top documents, with columns source and row.
+
+    Returns:
+        By selection, the SHA-256 of its file of thumbnails, by name; nothing where it has none.
+    """
+    written: dict[str, dict[str, str]] = {name: {} for name in selected}
+    for name, rows in selected.items():
+        if len(rows):
+            file = thumbnails_file(name)
+            written[name][file] = scored.store.write_table(file, _thumbnails_of(scored, rows))
+    return written
+
+
+def _thumbnails_of(scored: Scored, selected: pa.Table) -> pa.Table:
+    wanted: defaultdict[str, set[int]] = defaultdict(set)
+    for source, row in zip(selected["source"].to_pylist(), selected["row"].to_pylist(), strict=True):
+        wanted[source].add(row)
+    rows = []
+    for receipt in scored.of("audit"):
+        shard = scored.shards[receipt.shard]
+        if shard.name not in wanted:
+            continue
+        table = scored.table(receipt, ["row", "text_key"])
+        pairs = zip(table["row"].to_pylist(), table["text_key"].to_pylist(), strict=True)
+        keys = {row: key for row, key in pairs if row in wanted[shard.name]}
+        try:
+            for document in read_shard(shard) if keys else ():
+                if document.row in keys and document.picture is not None:
+                    picture = open_picture(document.picture)
+                    if picture_key(picture) == keys[document.row]:
+                        row = {"source": shard.name, "row": document.row, "thumbnail": thumbnail_of(picture)}
+                        rows.append(row)
+        except (UserError, ValueError, LookupError, OSError):  # gone, or another file: an answer needs no picture
+            continue
+    return pa.Table.from_pylist(rows, schema=THUMBNAIL_SCHEMA)

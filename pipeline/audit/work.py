@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pipeline.audit.allocation import Parts, allocate
-from pipeline.config.audit import AuditConfig
+from pipeline.audit.records import opened
+from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import weights_of
 from pipeline.corpus.shard import Shard
+from pipeline.errors import DamagedError
 from pipeline.models.devices import CPU, Device
+from pipeline.report.wording.files import written_again
 from pipeline.stages.base import Stage, model_digests
 from pipeline.stages.judged import JudgedTexts
 from pipeline.stages.registry import stages_of
+from pipeline.store.files import Store
+from pipeline.store.receipts import DIGEST, sealed
 from pipeline.training.adapter import adapter_key
+
+DEVICE_FILE = "device.json"
+_RECORDED = ("gpus", "memory", "name")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +65,37 @@ def work_of(
     if (judged := judging(stages[-1].fingerprint)) is not None:
         stages = stages_of(config, keys or None, digest, device, judged, prefixes)
     return Work(stages, parts, keys, base)
+
+
+def with_memory(device: Device, resources: ResourcesConfig) -> Device:
+    """The device with the memory that the configuration states, if it does."""
+    if resources.gpu_memory == "auto" or not device.gpus:
+        return device
+    return replace(device, memory=int(resources.gpu_memory))
+
+
+def device_on_file(store: Store, resources: ResourcesConfig) -> Device | None:
+    """The device that a run was started on, with what the configuration states now; None where none is recorded.
+
+    A damaged record is logged and counts as none: the device is then decided again.
+    """
+    where = f"{store.url}/{DEVICE_FILE}"
+    try:
+        record = store.read_json(DEVICE_FILE)
+        if not record:
+            return None
+        if not isinstance(record, dict) or record.keys() - {DIGEST} != set(_RECORDED):
+            raise DamagedError(f"{where} is damaged: its keys are not those of a device")
+        if DIGEST in record:  # version 0.9.0 wrote none
+            record = opened(record, where)
+    except DamagedError as error:
+        _log.warning(written_again(error))
+        return None
+    device = Device(float(record["gpus"]), int(record["memory"]), str(record["name"]))
+    return with_memory(replace(device, deterministic=resources.deterministic and device.gpus > 0), resources)
+
+
+def note_device(store: Store, device: Device) -> None:
+    """Record the device of a run. The run's lock must be held, and its settings be those of what is there."""
+    values = asdict(device)
+    store.write_json(DEVICE_FILE, sealed({name: values[name] for name in _RECORDED}))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.compare.comparison import CHANGES_FILE, Comparison, PairedScores
+from pipeline.errors import UserError
 from pipeline.report.names import run_names
 from pipeline.report.svg import BLUE, FigureImage, draw, label
 from pipeline.report.templates import render
@@ -91,3 +92,20 @@ def _span(values: np.ndarray) -> tuple[float, float]:
 def _plain(value: Any) -> str:
     """A value of a configuration on one line."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def open_output(folder: str, mark: str) -> Store:
+    """A folder for the files of one command; what an earlier time of it left there is replaced.
+
+    Args:
+        folder: local path or fsspec URL; need not exist.
+        mark: the JSON file that the command writes, by which a folder of its own is known.
+
+    Raises:
+        UserError: the folder holds other files.
+    """
+    store = Store(folder)
+    names = store.names("")
+    if names and mark not in names:
+        raise UserError(f"{folder} holds other files ({', '.join(names[:3])}): give --output another folder")
+    return store

@@ -9,8 +9,7 @@ from pydantic import AfterValidator, ByteSize, ConfigDict, Field, model_validato
 from pipeline.config.corpus import LIMITS, NEAR_COPIES, CorpusConfig, LimitsConfig, NearCopies, TransformConfig
 from pipeline.config.models import AnyModel, ParaphraserConfig, ScoredModel
 from pipeline.config.paths import Place
-from pipeline.config.selection import SelectionConfig
-from pipeline.config.series import SeriesConfig
+from pipeline.config.selection import SelectionConfig, SeriesConfig
 from pipeline.config.training import FsdConfig
 from pipeline.config.yaml import Section
 

@@ -494,7 +494,7 @@ LIMITS = LimitsConfig()
 
 
 class TransformConfig(Section):
-    """How every text of a run is changed (`pipeline.corpus.transforms` lists the patterns)."""
+    """How every text of a run is changed (`pipeline.corpus.documents` lists the patterns)."""
 
     dates: Literal["remove", "replace_year"] = Field(
         description="Take dates and years out, or put `year` in the place of every year."

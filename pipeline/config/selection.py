@@ -8,12 +8,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 
 from pipeline.config.corpus import Role
+from pipeline.config.paths import Place
 from pipeline.config.yaml import NAME, Section
 
 Direction = Literal["members", "clean"]
 CalibrationName = Literal["pooled", "by_group", "conditional", "weighted"]
 NULL_ROLE: dict[Direction, Role] = {"members": "unseen", "clean": "seen"}
 SOUGHT_ROLE: dict[Direction, Role] = {"members": "seen", "clean": "unseen"}
+
+Rule = Literal["spend", "prds", "e-lond"]
 
 
 def checked_alpha(value: Any) -> float:
@@ -96,3 +99,21 @@ class SelectionConfig(Section):
     def exact_confidence(self) -> Fraction:
         """The confidence as the decimal that the user wrote."""
         return Fraction(repr(self.confidence))
+
+
+class SeriesConfig(Section):
+    """One error rate over all scans of a schedule; this run is one of them."""
+
+    ledger: Annotated[str, Place.RUN] = Field(
+        description="Folder of the scans of the schedule: a local path or an fsspec URL, the same for every scan."
+    )
+    alpha: Share = Field(0.1, description="Largest share of all that the scans select together that may be wrong.")
+    rule: Rule = Field(
+        "spend",
+        description="How alpha is shared out. spend: each scan has a part of it, under any dependence; prds: BH, which "
+        "counts what was selected before, for one unchanged scorer; e-lond: ebh, which counts it under any dependence.",
+    )
+    horizon: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="Scans of the schedule, each with the same part of alpha; null: no end, and ever smaller parts.",
+    )

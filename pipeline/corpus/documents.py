@@ -6,15 +6,16 @@ import csv
 import hashlib
 import itertools
 import math
+import re
 import unicodedata
-from collections.abc import Container, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
 
-from pipeline.config.corpus import LM_EVAL, LM_EVAL_TARGET
-from pipeline.corpus.content import ContentDigest
+from pipeline.config.corpus import LM_EVAL, LM_EVAL_TARGET, TransformConfig
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, overlong, unwatched
 from pipeline.corpus.labels import role_of_label
@@ -22,12 +23,93 @@ from pipeline.corpus.lines import Overlong
 from pipeline.corpus.options import orders_of, window_orders
 from pipeline.corpus.pictures import picture_bytes, picture_problem
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.transforms import transform
-from pipeline.corpus.versions import TextVersions, row_versions
 from pipeline.errors import UserError
 
 _DAMAGE = (OSError, EOFError, pa.ArrowException, csv.Error, UnicodeDecodeError)
 """What reading a damaged file raises."""
+
+MONTH = (
+    r"(?:Jan(?:uary|\.)?|Feb(?:ruary|\.)?|Mar(?:ch|\.)?|Apr(?:il|\.)?|May|June?|July?|Aug(?:ust|\.)?|"
+    r"Sept?(?:ember|\.)?|Oct(?:ober|\.)?|Nov(?:ember|\.)?|Dec(?:ember|\.)?)"
+)
+
+DAY = r"(?:0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
+WEEKDAY = r"(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day,?\s+)?"
+YEAR = r"(?<![\d.,/-])(?:1[5-9]|2[01])\d\d(?![\d]|[.,]\d)"
+"""1500 to 2199, by itself."""
+
+ANY_YEAR = r"(?:1[5-9]|2[01])\d\d"
+DATES = (
+    rf"\b{ANY_YEAR}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?\b",  # 2023-05-17T08:30:00Z
+    r"(?<![\d./])\d{1,2}([./-])\d{1,2}\1(?:\d{4}|\d\d)(?![\d./])",  # 17/05/2023, 17.5.23
+    rf"\b{WEEKDAY}{DAY}(?:\s+of)?\s+{MONTH}(?:,?\s+{ANY_YEAR})?\b",  # Wednesday, 17th of May 2023; 17 May
+    rf"\b{WEEKDAY}{MONTH}\s+{DAY}(?:,?\s+{ANY_YEAR})?\b",  # May 17, 2023; May 17
+    rf"\b{MONTH},?\s+{ANY_YEAR}\b",  # May 2023
+    rf"{YEAR}(?:\s*[-\u2013]\s*(?:{ANY_YEAR}|\d\d)(?!\d))?s?\b",  # 2023, 2019-2023, 1990s
+)
+
+_DATES = tuple(re.compile(pattern) for pattern in DATES)
+_YEAR = re.compile(rf"(?:{YEAR}|(?<={ANY_YEAR}[-\u2013]){ANY_YEAR}(?!\d))(?!s\b)")
+_YEAR_OF_A_DATE = re.compile(rf"(?<=[\d.,/-]){ANY_YEAR}(?!\d)|\b{ANY_YEAR}(?=-\d\d-\d\d)")
+_GAPS = ((re.compile(r"\(\s*[,;]?\s*\)"), ""), (re.compile(r"[ \t]{2,}"), " "), (re.compile(r" +([,.;:!?)])"), r"\1"))
+
+
+@dataclass(frozen=True, slots=True)
+class TextVersions:
+    """The k >= 2 distinct versions of one document."""
+
+    texts: tuple[str, ...]
+    published: int  # index of the published version, in [0, k)
+    digests: bytes  # SHA-256 of each version as its file has it, side by side: these differ whatever is transformed
+    kinds: tuple[str, ...] = ()  # of the edited sites
+    forms: tuple[bytes, ...] = ()  # of each version, a byte for each site; empty where they are not known
+    differing: bool = False  # whether only what differs between versions is scored
+
+    @property
+    def text(self) -> str:
+        """The published version."""
+        return self.texts[self.published]
+
+    def transformed(self, change: Callable[[str], str]) -> TextVersions:
+        """The same versions with every text changed; some of them may then be equal."""
+        return replace(self, texts=tuple(map(change, self.texts)))
+
+
+def row_versions(
+    where: str, value: Any, companions: Sequence[Any], problem_of: Callable[[Any], Unreadable | None]
+) -> TextVersions | Unreadable:
+    """The versions of a row; why there are none, where a text of it cannot be scored: then none of them is.
+
+    Args:
+        where: file and row, for messages.
+        value: of the column of versions.
+        companions: the values of `Shard.companions`: the index and, where they are given, kinds and forms.
+        problem_of: why a text cannot be scored.
+
+    Raises:
+        UserError: fewer than two versions, equal ones, an index outside them, or forms that are not theirs.
+    """
+    index, *sites = companions
+    if not isinstance(value, (list, tuple)):
+        raise UserError(f"{where} has no list of versions, but {type(value).__name__}")
+    if len(value) < 2:
+        raise UserError(f"{where} has {len(value)} version{'s' * (len(value) != 1)}; a document needs 2 or more")
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(value):
+        raise UserError(f"{where} has index {index!r}, outside its {len(value)} versions (from 0)")
+    for place, text in enumerate(value):
+        if (problem := problem_of(text)) is not None:
+            return Unreadable(problem.reason, f"version {place}: {problem.message}")
+    if len(set(value)) < len(value):
+        raise UserError(f"{where} has two equal versions")
+    kinds, forms = (tuple(one or ()) for one in sites) if sites else ((), ())
+    if sites and not (len(forms) == len(value) and all(_fits(form, kinds) for form in forms)):
+        raise UserError(f"{where} has forms that are not of its versions: a version has a byte for each of its sites")
+    digests = b"".join(sha256(text.encode()).digest() for text in value)
+    return TextVersions(tuple(value), index, digests, kinds, forms)
+
+
+def _fits(form: Any, kinds: Sequence[str]) -> bool:
+    return isinstance(form, bytes) and len(form) == len(kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,3 +415,55 @@ def fetch_texts(shards: Sequence[Shard], places: Sequence[tuple[str, int]]) -> d
         if rows:
             texts.update(((shard.name, d.row), d.text) for d in read_shard(shard, wanted=rows))
     return texts
+
+
+class ContentDigest:
+    """SHA-256 over the numbers, ids, groups and texts of documents, before any transform, in their order."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._whole = True
+
+    def add(self, row: int, text: Any, identity: Any, group: Any) -> None:
+        """Take in a row; a value in the place of a text that is none counts by its representation."""
+        kind, value = ("text", text) if isinstance(text, str) else ("none", repr(text))
+        data = value.encode("utf-8", "surrogatepass")
+        head = f"{row} {identity!r} {group!r} {kind} {len(data)}\n"
+        self._digest.update(head.encode("utf-8", "backslashreplace"))
+        self._digest.update(data)
+
+    def add_picture(self, picture: bytes | None, caption: Any) -> None:
+        """Take in the picture of the row that was added last, and its caption."""
+        data = picture or b""
+        self._digest.update(f"{picture is None} {len(data)} {caption!r}\n".encode("utf-8", "backslashreplace"))
+        self._digest.update(data)
+
+    def skip(self) -> None:
+        """A row could not be read, so nothing can be said of the whole."""
+        self._whole = False
+
+    def hexdigest(self) -> str:
+        """Of all rows so far, hexadecimal; empty where one could not be read, because it kills its reader."""
+        return self._digest.hexdigest() if self._whole else ""
+
+
+def text_digest(text: str) -> str:
+    """16 hexadecimal digits of the SHA-256 of a text as it is."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def transform(text: str, config: TransformConfig) -> str:
+    """The text as the run reads it; a text without a date is returned unchanged."""
+    if config.dates == "replace_year":
+        year = str(config.year)
+        for date in _DATES[:2]:
+            text = date.sub(lambda match: _YEAR_OF_A_DATE.sub(year, match[0]), text)
+        return _YEAR.sub(year, text)
+    removed = text
+    for date in _DATES:
+        removed = date.sub("", removed)
+    if removed == text:
+        return text
+    for gap, closed in _GAPS:
+        removed = gap.sub(closed, removed)
+    return removed.strip(" \t")

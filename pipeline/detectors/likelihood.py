@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.detectors.arguments import Count, NonNegative, Positive, Share
 from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, Prefix, WrittenNeeds, detector
-from pipeline.passes.statistics import RENYI_ORDERS, Part
-from pipeline.passes.swaps import SWAPPED
+from pipeline.passes.statistics import RENYI_ORDERS, SWAPPED, Part
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import fsspec
 
-from pipeline.corpus.content import ContentDigest
-from pipeline.corpus.documents import read_shard
+from pipeline.corpus.documents import ContentDigest, read_shard
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.inputs import find_inputs, stamp_of

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import itertools
 import re
+import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 
 from pipeline.errors import UserError, nearest
-from pipeline.mark.words import MONTHS, SETS, UNORDERED, number_lines, patterns, phrase_lines, spelling_lines
+
+_WORDS = tomllib.loads(resources.files(__package__).joinpath("english.toml").read_text(encoding="utf-8"))
+
+SETS: dict[str, frozenset[str]] = {name: frozenset(words.split()) for name, words in _WORDS["sets"].items()}
+"""Words that stand between others, and words of a kind."""
+
+MONTHS: tuple[str, ...] = tuple(_WORDS["months"].split())
+UNORDERED = SETS["UNORDERED"] | set(MONTHS)
+"""Items whose enumeration keeps its order."""
 
 RULES_VERSION = 1
 """Raised where the same text and seed would give other versions."""
@@ -43,6 +53,45 @@ _PROTECTED = re.compile(
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
 """Where nothing is edited: code, addresses, commands, formulas, names of accounts, tags and quotations."""
+
+
+def spelling_lines() -> Iterator[tuple[str, str]]:
+    """Every American spelling and its British one; the kind is the stem."""
+    between = _WORDS["spellings_between"]
+    for family in _WORDS["stems"].split(";"):
+        stems, *endings = family.split()
+        american, british = stems.split("/")
+        bound = bool(endings) and endings[0].startswith("-")  # a stem that is no word
+        for ending in [*([] if bound else [""]), *(ending.lstrip("-") for ending in endings)]:
+            yield american, f"{american}{ending}|{british}{ending} ; {between.get(american, '')}"
+    for stem in _WORDS["ize"].split():
+        for ending in ("e", "es", "ed", "ing", "ation", "ations", "er", "ers"):
+            yield "ize", f"{stem}iz{ending}|{stem}is{ending}"
+
+
+def phrase_lines(table: str) -> Iterator[tuple[str, str]]:
+    """The families of a table; the kind is the canonical form, and of contractions and units what is short in it."""
+    for line in _WORDS[table].strip().split("\n"):
+        first = line.split("|")[0]
+        yield (first.split()[-1] if table == "contraction" else first.split()[0] if table == "that" else first), line
+
+
+def number_lines() -> Iterator[tuple[str, str]]:
+    """Numbers of what is counted, in words and in figures."""
+    for value, word in enumerate(_WORDS["numbers"].split(), 2):
+        yield word, f"{word}|{value} ; >COUNTED <!LABEL ="
+
+
+def patterns() -> Iterator[tuple[str, str, list[list[str]]]]:
+    """(name, regular expression, families of what it matches); capitals in braces stand for a set in an expression."""
+    sets = {"MONTH": _WORDS["months"], "NUMBER": _WORDS["numbers"], **_WORDS["sets"]}
+    for name, entry in _WORDS["patterns"].items():
+        families = [family.split("|") for line in entry["families"].strip().split("\n") for family in line.split(";")]
+        forms = "|".join(re.escape(form) for family in families for form in sorted(family, key=len, reverse=True))
+        expression = entry["pattern"].replace("{FORMS}", f"(?:{forms})")
+        for capitals, words in sets.items():
+            expression = expression.replace(f"{{{capitals}}}", f"(?:{'|'.join(words.split())})")
+        yield name, expression, families
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +237,7 @@ def _neighbour(word: str) -> str:
 
 
 def family_of(kind: str, line: str) -> Family:
-    """The family that a line of a table describes (`pipeline.mark.words`)."""
+    """The family that a line of a table describes (`pipeline.mark.rules`)."""
     head, _, tail = line.partition(";")
     sets: dict[str, frozenset[str]] = {}
     for token in tail.split():

@@ -13,7 +13,6 @@ from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, Scored
 from pipeline.errors import UserError
 from pipeline.models.adapters import check_base, load_adapter
 from pipeline.models.arithmetic import choose_model, processor_here, stored_bytes
-from pipeline.models.attention import use_fused_attention
 from pipeline.models.checkpoints import (
     ADAPTER_CONFIG,
     SEQ2SEQ,
@@ -35,7 +34,7 @@ from pipeline.models.checkpoints import (
 )
 from pipeline.models.fit import other_shapes, refuse_integers, refuse_misfit
 from pipeline.models.libraries import BUILDING, import_models, quieten
-from pipeline.models.opened import LanguageModel, Seq2SeqModel
+from pipeline.models.opened import LanguageModel, Seq2SeqModel, use_fused_attention
 from pipeline.models.processors import load_processor
 from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer
 from pipeline.models.unpacked import Opened, is_small, unpacked, unpacked_settings

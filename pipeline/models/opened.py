@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
-if TYPE_CHECKING:  # torch costs seconds, and a model's files are checked in one
-    import torch
-    from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +52,96 @@ def unknown_id(ids: Sequence[int], rows: int) -> str | None:
     if largest < rows:
         return None
     return f"token id {largest} has no row in the model's embedding of {rows}: the tokenizer knows more than the model"
+
+
+def fused_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
+) -> Any:
+    """The `sdpa` attention of transformers, with the heads of keys repeated where no fused kernel takes fewer of them.
+
+    Shapes are (documents, heads, tokens, features of a head), of `key` and `value` with fewer heads.
+    """
+    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+
+    groups = getattr(module, "num_key_value_groups", 1)
+    prefill = query.shape[2] > 1 and settings.get("cache") is None
+    if groups > 1 and prefill and query.device.type != "cpu" and not _takes_groups(query, key, value, attention_mask):
+        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+        module = SimpleNamespace(is_causal=getattr(module, "is_causal", True))  # without groups
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+
+
+def use_fused_attention(device: Any) -> None:
+    """Make `fused_attention` what transformers calls `sdpa`, in this process, for a model on a GPU.
+
+    Args:
+        device: of the model, as torch names it; with "cpu" nothing is done.
+    """
+    from transformers import AttentionInterface
+
+    if str(device) != "cpu":
+        AttentionInterface.register("sdpa", fused_attention)
+
+
+def _takes_groups(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether a fused kernel takes fewer heads of keys than of queries, by torch's answer for these tensors."""
+    import torch
+
+    params = torch.backends.cuda.SDPAParams(query, key, value, mask, 0.0, mask is None, True)
+    backends = torch.backends.cuda
+    return backends.can_use_flash_attention(params) or backends.can_use_efficient_attention(params)
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What a model does with its hidden states: softcap(head(hidden) * factor)."""
+
+    base: nn.Module
+    head: nn.Module
+    factor: float
+    softcap: float | None
+
+    def finish(self, logits: Tensor, *, in_place: bool = True) -> Tensor:
+        """Scale and cap float32 logits.
+
+        Args:
+            logits: of the head, of any shape.
+            in_place: whether they are overwritten; gradients need them as they were.
+        """
+        out = logits if in_place else None
+        if self.factor != 1.0:
+            logits = torch.mul(logits, self.factor, out=out)
+        if self.softcap is not None:
+            logits = torch.mul(torch.tanh(torch.div(logits, self.softcap, out=out), out=out), self.softcap, out=out)
+        return logits
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of hidden states (..., hidden), float32 (..., vocabulary); gradients can be taken of them."""
+        return self.finish(self.head(hidden).float(), in_place=False)
+
+
+def stated_tail(model: Any) -> Tail | None:
+    """The tail that a model's configuration states; None where it has no base, or no head. It is yet to be proved.
+
+    Args:
+        model: of transformers.
+    """
+    base, head = getattr(model, "base_model", None), model.get_output_embeddings()
+    if base is None or base is model or head is None:
+        return None
+    config = model.config.get_text_config()
+    factor = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    return Tail(base, head, factor, getattr(config, "final_logit_softcapping", None))
+
+
+def agree(parts: Tensor, whole: Tensor, dtype: torch.dtype) -> bool:
+    """Whether logits by a tail are those that the model itself gave.
+
+    Args:
+        parts: by the tail, float32.
+        whole: of the model, float32, perhaps on another device: a model over several hands its logits to the first.
+        dtype: in which the model computes.
+    """
+    whole = whole.to(parts.device)
+    tolerance = (1e-4 if dtype == torch.float32 else 2e-2) * whole.nan_to_num().abs().max().item()
+    return parts.shape == whole.shape and torch.allclose(parts, whole, rtol=0, atol=tolerance, equal_nan=True)

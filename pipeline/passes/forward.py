@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.opened import LanguageModel
-from pipeline.models.tail import Tail, agree, stated_tail
+from pipeline.models.opened import LanguageModel, Tail, agree, stated_tail
 from pipeline.passes.copying import PaddedBatch, pad, to_device
 from pipeline.passes.products import multiplies_into_float32
 from pipeline.passes.statistics import GIVEN, MODIFIED_ORDERS, RENYI_ORDERS, STATISTICS

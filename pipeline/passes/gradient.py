@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeline.models.opened import LanguageModel
-from pipeline.models.tail import Tail
+from pipeline.models.opened import LanguageModel, Tail
 from pipeline.passes.forward import tail_of
 from pipeline.passes.gradient_head import head_gradient
 from pipeline.passes.products import gram, gram_is_cheaper, inner, product_squares, square

@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from pipeline.errors import UserError
 from pipeline.models.opened import LanguageModel, Seq2SeqModel, embedding_rows, unknown_id
-from pipeline.passes.generate import Continuation, Prompt, continuations
+from pipeline.passes.generate import Continuation, Prompt, Sampling, continuations
 from pipeline.passes.parts import PassSizes
-from pipeline.passes.sampling import Sampling
 
 PREFIX = "paraphrase: "
 INSTRUCTION = (

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.models.device_errors import out_of_memory
+from pipeline.models.devices import out_of_memory
 from pipeline.models.opened import LanguageModel
 from pipeline.passes.copying import to_device
 from pipeline.passes.forward import TokenStatistics, forward

@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.opened import LanguageModel
-from pipeline.models.tail import Tail, agree
+from pipeline.models.opened import LanguageModel, Tail, agree
 from pipeline.passes.copying import pad, to_device
 from pipeline.passes.forward import (
     TokenStatistics,
@@ -26,7 +26,6 @@ from pipeline.passes.forward import (
     sweep_rows,
     tail_of,
 )
-from pipeline.passes.key_values import cache_of
 
 WORTHWHILE = 0.7
 """Share of the tokens of all versions, at most, for which a document is computed by itself, in smaller products."""
@@ -149,3 +148,61 @@ def _hidden(model: Any, tail: Tail, beginning: Tensor, rests: Tensor) -> tuple[T
     first = tail.base(input_ids=beginning, past_key_values=held, use_cache=True).last_hidden_state
     held.reorder_cache(torch.zeros(len(rests), dtype=torch.int64, device=beginning.device))
     return first, tail.base(input_ids=rests, past_key_values=held, use_cache=True).last_hidden_state
+
+
+def cache_of(model: Any, positions: int) -> Any:
+    """An empty cache of keys and values, whose rows can be selected and repeated.
+
+    The room is taken when rows are first selected: until then it holds the prompts, each once. Layers that look at a
+    window of positions, and those without positions, keep theirs as transformers does.
+
+    Args:
+        model: of transformers.
+        positions: of a row at most, >= 1.
+    """
+    from transformers import DynamicCache, EncoderDecoderCache
+    from transformers.cache_utils import DynamicLayer
+
+    held = DynamicCache(config=model.config)
+    held.layers = [_reserved_layer()(positions) if type(layer) is DynamicLayer else layer for layer in held.layers]
+    return EncoderDecoderCache(held, DynamicCache()) if model.config.is_encoder_decoder else held
+
+
+@cache
+def _reserved_layer() -> Any:
+    """The class of a layer with reserved room; here, because transformers takes seconds to import."""
+    from transformers.cache_utils import DynamicLayer
+
+    class ReservedLayer(DynamicLayer):
+        """Keys and values (rows, heads, positions, features), as views of the first positions of their room."""
+
+        def __init__(self, positions: int) -> None:
+            super().__init__()
+            self.positions = positions
+            self.room: list[Tensor] = []  # of keys and of values; none before rows are selected
+
+        def reorder_cache(self, beam_idx: Tensor) -> None:
+            """Go on with these rows, in room of their own."""
+            if self.get_seq_length() == 0:
+                return
+            held = self.get_seq_length()
+            for place, name in enumerate(("keys", "values")):
+                states: Tensor = getattr(self, name)
+                rows = beam_idx.to(states.device)
+                room = states.new_empty(len(rows), states.shape[1], max(held, self.positions), states.shape[3])
+                room[:, :, :held] = states.index_select(0, rows)
+                setattr(self, name, room[:, :, :held])
+                self.room[place : place + 1] = [room]
+
+        def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **settings: Any) -> tuple[Any, Any]:
+            """Add positions; all keys and values."""
+            held, new = self.get_seq_length(), key_states.shape[-2]
+            if not self.room or held + new > self.room[0].shape[2]:
+                self.room = []
+                return super().update(key_states, value_states, *args, **settings)
+            for room, states in zip(self.room, (key_states, value_states), strict=True):
+                room[:, :, held : held + new] = states
+            self.keys, self.values = (room[:, :, : held + new] for room in self.room)
+            return self.keys, self.values
+
+    return ReservedLayer

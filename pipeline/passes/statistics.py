@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import Literal
+
+import numpy as np
 
 Part = Literal["image", "instruction", "description", "instruction_description"]
 PARTS: tuple[Part, ...] = ("image", "instruction", "description", "instruction_description")
@@ -26,3 +30,42 @@ STATISTICS = frozenset(
 
 GIVEN = frozenset({"token"})
 """What a forward pass hands on without computing it: the token itself, which no endpoint tells."""
+
+SWAPPED = "swapped"
+"""Before the number of a copy, from 1, in `Pass.text`: swapped1."""
+
+SHARE_SWAPPED = 0.3
+"""Of a text's words that change places in a copy (PAC, arXiv 2405.11930)."""
+
+_SPACE = re.compile(r"(\s+)")
+
+
+def text_read(text: str, kind: str, seed: int) -> str:
+    """A text as a pass reads it.
+
+    Args:
+        text: the part of a document that max_tokens keeps.
+        kind: `Pass.text`.
+        seed: of the run.
+    """
+    if kind == "lowercase":
+        return text.lower()
+    return swapped_words(text, int(kind.removeprefix(SWAPPED)), seed) if kind.startswith(SWAPPED) else text
+
+
+def swapped_words(text: str, copy: int, seed: int) -> str:
+    """The text with 30% of its words, rounded down to pairs and at least one pair, exchanged pairwise.
+
+    Which ones depends on the text, the copy's number and the seed alone. White space stays where it is. A text of fewer
+    than two words is returned as it is.
+    """
+    pieces = _SPACE.split(text)
+    places = [i for i in range(0, len(pieces), 2) if pieces[i]]  # the others are white space
+    if len(places) < 2:
+        return text
+    digest = hashlib.blake2b(f"{seed} {copy} {text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    order = np.random.PCG64(int.from_bytes(digest, "little")).random_raw(len(places)).argsort(kind="stable")
+    for pair in range(max(1, int(SHARE_SWAPPED * len(places)) // 2)):
+        one, other = places[order[2 * pair]], places[order[2 * pair + 1]]
+        pieces[one], pieces[other] = pieces[other], pieces[one]
+    return "".join(pieces)

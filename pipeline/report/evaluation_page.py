@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from pipeline.audit.evaluation import Evaluated, Evaluation, is_blind
 from pipeline.audit.manifest import read_run
 from pipeline.config.models import display_name
+from pipeline.report.figures import plain_logs
 from pipeline.report.names import model_name
-from pipeline.report.roc import roc_figures
+from pipeline.report.svg import COLOURS, INK, FigureImage, draw, label, put_legend
 from pipeline.report.tables import PageTable, evaluation_table, page_table
 from pipeline.report.templates import render
 from pipeline.store.files import Store
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 FOLDER = "evaluation"
+
+LEAST_RATE = 1e-3
+SMALL_RATE = 0.01
+ALL_POINTS = 1200
+NAMED = 12
+"""Detectors that are drawn at most; the table has all of them."""
+
+Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+
+DASHED = ", the dashed curve the classifier that never saw the model"
 
 
 def write_evaluation(store: Store, evaluated: Evaluated) -> str:
@@ -70,3 +92,81 @@ def headline(evaluation: Evaluation) -> str:
 def _table(evaluation: Evaluation, of_groups: bool) -> PageTable:
     rows = [row for row in evaluation.rows if (row.group is not None) == of_groups]
     return page_table(evaluation_table(evaluation.model_copy(update={"rows": rows})))
+
+
+def roc_figures(
+    curves: Curves, areas: Mapping[str, float | None], kinds: tuple[str, str], dashed: str | None = None
+) -> list[FigureImage]:
+    """The ROC curves of detectors, whole and at small false positive rates.
+
+    Args:
+        curves: detector -> FPR and TPR, each (thresholds + 1,); none where there are documents of one kind alone.
+        areas: AUC of the same detectors.
+        kinds: what the documents to be told apart are called, members first.
+        dashed: the detector that is drawn so, if any.
+    """
+    members, others = kinds
+    undefined = f"not defined: there are no {members} documents, or no {others} ones"
+    best = sorted(curves, key=lambda name: (name != dashed, -(areas[name] or 0)))[:NAMED]
+    left = f", and of {len(curves) - NAMED} more" if len(curves) > NAMED else ""
+    curves = {name: curve for name, curve in curves.items() if name in best}
+    whole = ", ".join(f"{label(name)} {areas[name]:.3f}" for name in curves) + left
+    small = ", ".join(f"{label(name)} {_reached(*curve):.3f}" for name, curve in curves.items()) + left
+    chance = f"The dotted line is chance{'' if dashed is None else DASHED}."
+    if left:
+        chance += f" The {NAMED} detectors with the largest AUC are drawn; the table has all of them."
+
+    def paint(figure: Figure, axes: Axes, logarithmic: bool) -> None:
+        points = ALL_POINTS // max(1, len(curves))
+        for (name, curve), colour in zip(curves.items(), cycle(COLOURS)):
+            fpr, tpr = _thinned(*curve, points, logarithmic)
+            shown = f"{label(name)} {areas[name]:.3f}"
+            style = "--" if name == dashed else "-"
+            axes.plot(fpr, tpr, style, color=colour, label=shown, drawstyle="steps-post", linewidth=1.5)
+        line = np.geomspace(LEAST_RATE, 1, 50) if logarithmic else np.array([0.0, 1.0])
+        axes.plot(line, line, color=INK, linewidth=0.8, linestyle=":")
+        axes.set_xlabel(f"FPR: {others} documents at or above a threshold")
+        axes.set_ylabel(f"TPR: {members} documents there")
+        if logarithmic:
+            axes.set(xscale="log", yscale="log", xlim=(LEAST_RATE, 1), ylim=(LEAST_RATE, 1.1))
+            plain_logs(axes)
+        if curves:
+            put_legend(figure, "AUC")
+        else:
+            axes.set_title(undefined, fontsize=9)
+
+    return [
+        draw(
+            "roc",
+            "roc.svg",
+            "ROC curves",
+            f"Share of {members} documents at or above each threshold over that of {others} ones; "
+            f"{f'AUC: {whole}' if curves else undefined}.",
+            f"All documents. {chance}",
+            lambda figure, axes: paint(figure, axes, False),
+        ),
+        draw(
+            "roc-small",
+            "roc-small.svg",
+            "ROC curves at small false positive rates",
+            f"The same on logarithmic axes; {f'TPR at {SMALL_RATE:.0%} FPR: {small}' if curves else undefined}.",
+            f"Logarithmic axes, on which small false positive rates show. {chance}",
+            lambda figure, axes: paint(figure, axes, True),
+        ),
+    ]
+
+
+def _reached(fpr: np.ndarray, tpr: np.ndarray) -> float:
+    """The largest TPR at an FPR of at most SMALL_RATE."""
+    return float(tpr[fpr <= SMALL_RATE].max(initial=0.0))
+
+
+def _thinned(fpr: np.ndarray, tpr: np.ndarray, points: int, logarithmic: bool) -> tuple[np.ndarray, np.ndarray]:
+    """At most so many points of a curve, about as far from one another on the axes that they are drawn on."""
+    if fpr.size <= points:
+        return fpr, tpr
+    x, y = (np.log(np.maximum(rate, LEAST_RATE)) if logarithmic else rate for rate in (fpr, tpr))
+    way = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))])
+    keep = np.unique(np.searchsorted(way, np.linspace(0, way[-1], points - 1)))
+    keep = np.unique(np.append(np.clip(keep, 0, fpr.size - 1), [0, fpr.size - 1]))
+    return fpr[keep], tpr[keep]

@@ -18,13 +18,11 @@ from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
 from pipeline.report.figures import draw_figures
 from pipeline.report.names import Folders, model_name
 from pipeline.report.rows import read_listings
-from pipeline.report.scripts import page_script, script_hash
 from pipeline.report.svg import FigureImage
-from pipeline.report.templates import render
+from pipeline.report.templates import page_script, render, script_hash
 from pipeline.report.wording.brief import assumptions, brief_answer
 from pipeline.report.wording.checks import checks, common_checks, common_lights, common_notes
-from pipeline.report.wording.history import history_report
-from pipeline.report.wording.run import fine_tuned, notices
+from pipeline.report.wording.history import fine_tuned, history_report, notices
 from pipeline.report.wording.selection import answer_text, not_covered, untested
 from pipeline.store.files import Store
 

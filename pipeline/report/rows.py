@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.audit.evidence import DocumentEvidence, read_evidence
-from pipeline.audit.thumbnail_files import read_thumbnails
+from pipeline.audit.evidence import DocumentEvidence, read_evidence, read_thumbnails
 from pipeline.errors import UserError, visible
 from pipeline.report.facts import NOT_SCORES, SelectionFacts, finite
 from pipeline.report.names import Folders

@@ -1,8 +1,7 @@
 """From scores to selected documents: ranks, counts of ranks, and a decision with its guarantee."""
 
-from pipeline.selection.conditional import simes_grid
-from pipeline.selection.conformal import calibrate, p_values, ranks
-from pipeline.selection.grid import Grid
+from pipeline.selection.calibrations import simes_grid
+from pipeline.selection.conformal import Grid, calibrate, p_values, ranks
 from pipeline.selection.groups import GroupCalibration, calibrate_by_group, pool, ranks_by_group
 from pipeline.selection.procedures import PROCEDURES, Decision
 from pipeline.selection.procedures.estimating import JKBB, jkbb, storey, strict

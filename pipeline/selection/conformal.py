@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from dataclasses import dataclass
+from fractions import Fraction
+
 import numpy as np
 
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
-from pipeline.selection.grid import Grid
+
+SAMPLE_SIZE = 20_000
+# A split and a sample need hashes of their own: with the same ones the half of the larger hashes would hardly enter
+# the sample while audit documents would, and the sample would tell the roles apart (simulated: FDR .116 for .100).
+_SPLIT, _SAMPLE = 1, 2
 
 
 def calibrate(scores: np.ndarray) -> np.ndarray:
@@ -118,3 +126,125 @@ def refuse_nan(values: np.ndarray, role: str) -> None:
     missing = int(np.isnan(values).sum())
     if missing:
         raise UserError(f"{missing} of {values.size} {role} scores are NaN: quarantine those documents first")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """The p-values that an audit's documents can have, ascending; rank k = 1..size stands for the k-th.
+
+    One group calibrated on n documents has the `uniform` grid k / (n + 1). Calibration by group pools the
+    grids of its groups (`groups.pool`), and calibration-conditional p-values have a grid of their own
+    (`conditional.simes_grid`). Every procedure reads counts over a grid and nothing else, so each runs on all.
+
+    p-values may repeat; the last is 1, which is where quarantined documents are counted.
+    """
+
+    numerators: np.ndarray  # int64, (size,), read-only
+    denominators: np.ndarray  # int64, (size,) or one for all, (); at most 2^62
+    n: int  # calibration documents, of all groups
+    groups: int = 1
+    delta: Fraction | None = None  # given: valid for all but this share of calibration sets, else on average over them
+    weighted: bool = False  # whether calibration documents count by weights, so that a rank is no number of documents
+
+    def __post_init__(self) -> None:
+        for name in ("numerators", "denominators"):
+            array = np.array(getattr(self, name), dtype=np.int64)
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+
+    @classmethod
+    def uniform(cls, n: int) -> Grid:
+        """P = k / (n + 1), k = 1..n + 1: the conformal p-values against n >= 1 calibration documents."""
+        return cls(np.arange(1, n + 2), np.array(n + 1), n)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.numerators.size
+
+    @property
+    def values(self) -> np.ndarray:
+        """The p-values as float64, (size,), each the nearest float to the exact one."""
+        return self.numerators / self.denominators
+
+    def p(self, k: int) -> Fraction:
+        """The exact p-value of rank k; 0 for k = 0."""
+        if k == 0:
+            return Fraction(0)
+        denominator = self.denominators if self.denominators.ndim == 0 else self.denominators[k - 1]
+        return Fraction(int(self.numerators[k - 1]), int(denominator))
+
+    def at_most(self, p: Fraction) -> int:
+        """How many ranks have a p-value of at most p, exact."""
+        if self.denominators.ndim == 0:
+            reach = p.numerator * int(self.denominators) // p.denominator
+            return int(np.searchsorted(self.numerators, min(reach, int(self.denominators)), side="right"))
+
+        def excess(k: int) -> int:
+            return int(self.numerators[k]) * p.denominator - p.numerator * int(self.denominators[k])
+
+        return bisect_right(range(self.size), 0, key=excess)
+
+    def same_as(self, other: Grid) -> bool:
+        """Whether ranks mean the same in both."""
+        return self is other or (
+            (self.n, self.groups, self.delta) == (other.n, other.groups, other.delta)
+            and self.weighted == other.weighted
+            and np.array_equal(self.numerators, other.numerators)
+            and np.array_equal(self.denominators, other.denominators)
+        )
+
+
+def shuffled(id_keys: np.ndarray, seed: int, purpose: int) -> np.ndarray:
+    """Hash of each id key, the seed and a purpose (splitmix64): uint64, a bijection of the keys for each of those."""
+    keys = np.asarray(id_keys, dtype=np.int64).view(np.uint64)
+    salt = mix(mix(np.array([seed], dtype=np.uint64)) + np.uint64(purpose))
+    return mix(mix(keys ^ salt))
+
+
+def halves(id_keys: np.ndarray, seed: int) -> np.ndarray:
+    """Choose half of the documents by the hash of their ids.
+
+    Guaranteed: the half depends on ids and seed only, so documents that were exchangeable with others (ids drawn
+    without regard to scores) stay so, in either half, given the other half.
+
+    Args:
+        id_keys: int64, (n,), distinct.
+        seed: of the selection.
+
+    Returns:
+        bool, (n,), True for floor(n / 2) documents: those of the smallest hashes.
+    """
+    order = np.argsort(shuffled(id_keys, seed, _SPLIT), kind="stable")
+    chosen = np.zeros(order.size, dtype=bool)
+    chosen[order[: order.size // 2]] = True
+    return chosen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """The documents of the smallest hashes (other hashes than those of `halves`) among all offered, at most `size`.
+
+    `hashes` is uint64, ascending, (k,); `rows` float64, (k, columns). Merging keeps the smallest of both, so the
+    sample of a corpus does not depend on its shards. Nothing in it tells the role of a document, so it is a
+    function of the set of documents, unchanged when two of them swap roles.
+    """
+
+    size: int
+    hashes: np.ndarray
+    rows: np.ndarray
+
+    @classmethod
+    def of(cls, id_keys: np.ndarray, rows: np.ndarray, seed: int, size: int = SAMPLE_SIZE) -> Sample:
+        """The sample of one shard: int64 keys (documents,), rows (documents, columns)."""
+        return cls._smallest(size, shuffled(id_keys, seed, _SAMPLE), np.asarray(rows, dtype=np.float64))
+
+    def __add__(self, other: Sample) -> Sample:
+        """The sample of both; commutative and associative."""
+        hashes = np.concatenate([self.hashes, other.hashes])
+        return Sample._smallest(min(self.size, other.size), hashes, np.concatenate([self.rows, other.rows]))
+
+    @classmethod
+    def _smallest(cls, size: int, hashes: np.ndarray, rows: np.ndarray) -> Sample:
+        order = np.argsort(hashes, kind="stable")[:size]
+        return cls(size, hashes[order], rows[order])

@@ -12,8 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from pipeline.config.selection import SelectionConfig
-from pipeline.config.series import Rule
+from pipeline.config.selection import Rule, SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.calibrations import calibration_of

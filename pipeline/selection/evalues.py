@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pipeline.selection.grid import Grid
+from pipeline.selection.conformal import Grid
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import EXACT_HARMONIC, harmonic_bound
 

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
-from pipeline.selection.conformal import calibrate, ranks
-from pipeline.selection.grid import Grid
+from pipeline.selection.conformal import Grid, calibrate, ranks
 
 Groups: TypeAlias = Sequence[str | None] | np.ndarray | pa.Array | pa.ChunkedArray
 

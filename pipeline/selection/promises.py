@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.selection.grid import Grid
+from pipeline.selection.conformal import Grid
 
 Guarantee = Literal["finite-sample", "asymptotic", "heuristic"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.selection.grid import Grid
+from pipeline.selection.conformal import Grid
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
-from pipeline.config.selection import SelectionConfig
-from pipeline.config.series import Rule
+from pipeline.config.selection import Rule, SelectionConfig
 from pipeline.errors import UserError
 
 PARTS = 10**12

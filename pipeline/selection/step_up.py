@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from pipeline.selection.grid import Grid
+from pipeline.selection.conformal import Grid
 from pipeline.selection.rank_counts import RankCounts
 
 EXACT_HARMONIC = 128

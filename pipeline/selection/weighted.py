@@ -10,8 +10,7 @@ import numpy as np
 
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
-from pipeline.selection.conformal import calibrate, refuse_nan
-from pipeline.selection.grid import Grid
+from pipeline.selection.conformal import Grid, calibrate, refuse_nan
 from pipeline.selection.rank_counts import RankCounts
 
 LEVELS = 1 << 20

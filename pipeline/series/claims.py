@@ -5,34 +5,39 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipeline import __version__
 from pipeline.audit.history import was_asked
+from pipeline.audit.plan import Plan
+from pipeline.audit.records import MANIFEST_FILE
 from pipeline.audit.scored import Scored
 from pipeline.audit.select import Claiming
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import display_name
-from pipeline.config.selection import Direction
-from pipeline.config.series import SeriesConfig
+from pipeline.config.selection import Direction, SeriesConfig
+from pipeline.corpus.shard import OF_A_SHARD
 from pipeline.detectors.plugins import BUILT_IN, code_digests, imported
 from pipeline.errors import UserError
 from pipeline.report.wording import series as wording
 from pipeline.selection.procedures import PROCEDURES
-from pipeline.selection.schedule import Slot, share_of
-from pipeline.series.places import check_ledger_place
-from pipeline.series.records import Claim, FiledSelection, Filing, Opening
-from pipeline.series.scans import Scan, Schedule, read_schedule, schedule_of
-from pipeline.series.scorers import check_scorers, keys_digest, scorers_of
+from pipeline.selection.schedule import Slot, level_of_prds, share_of
+from pipeline.series.scans import Claim, FiledSelection, Filing, Opening, Scan, Schedule, read_schedule, schedule_of
+from pipeline.stages.base import AGAINST
 from pipeline.store.files import Store
 from pipeline.store.ledger import LedgerEntry, append_entry
 
 Say = Callable[[str], None]
+
+IGNORED = OF_A_SHARD | {"document_bytes", "pixels", "detectors", AGAINST}
+"""Of a fingerprint: what is of shards, the detectors of other selections and the documents left out."""
 
 
 def open_ledger(series: SeriesConfig) -> Store:
@@ -363,3 +368,161 @@ def _by_name(answers: Iterable[FiledSelection]) -> list[FiledSelection]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def check_ledger_place(ledger: Store, run: Store) -> None:
+    """Check that a ledger is in no run directory, and no run directory in it.
+
+    Args:
+        ledger: its folder.
+        run: directory of a scan. Other runs are looked for on a disk alone.
+
+    Raises:
+        UserError: they are not apart.
+    """
+    there, here = ledger.url, run.url
+    within = here if f"{there}/".startswith(f"{here}/") else None
+    if within is None and f"{here}/".startswith(f"{there}/"):
+        raise UserError(
+            f"series.ledger {ledger.url}: run {run.url} is in it, and a ledger holds its entries alone: name a folder "
+            "beside the run directories"
+        )
+    if within is None and ledger.local:
+        folders = (there, *map(str, Path(there).parents))
+        within = next((folder for folder in folders if Path(folder, MANIFEST_FILE).exists()), None)
+    if within is not None:
+        raise UserError(
+            f"series.ledger {ledger.url} is in run directory {within}, and a run removes what is not its own: name a "
+            "folder beside the run directories"
+        )
+
+
+def scorers_of(config: AuditConfig, fingerprint: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """What decides a selection's scores and how it ranks them, by its name: a short digest each, by name.
+
+    Args:
+        config: of the audit.
+        fingerprint: of its scores.
+    """
+    common = {name: value for name, value in fingerprint.items() if name not in IGNORED}
+    scorers = {}
+    for selection in config.selections:
+        settings = selection.model_dump(mode="json", by_alias=True, exclude={"name", "alpha", "confidence"})
+        parts = {**common, "settings": settings}
+        scorers[selection.name] = {name: _short_digest(value) for name, value in sorted(parts.items())}
+    return scorers
+
+
+def check_scorers(
+    schedule: Schedule,
+    scorers: Mapping[str, Mapping[str, str]],
+    digests: Mapping[str, str],
+) -> None:
+    """Check that p-values of a schedule are positively dependent, as far as its claims can tell.
+
+    They are where one unchanged scorer ranks all documents among the same calibration documents. Fresh ones in every
+    scan would do too, if none of them was audited in another scan: that no claim can tell.
+
+    Args:
+        schedule: its earlier scans.
+        scorers: of the next scan, as `scorers_of` makes them.
+        digests: by selection, of its calibration documents; empty where they are not known yet.
+
+    Raises:
+        UserError: the scorer or the calibration documents changed.
+    """
+    for name, scorer in scorers.items():
+        for scan in schedule.scans:
+            _check_scorer(scan, name, scorer)
+            digest = scan.claim.calibration.get(name)
+            if digest is not None and name in digests and digest != digests[name]:
+                raise UserError(
+                    f"rule prds: scan {scan.claim.slot} was calibrated on other documents than selection {name} is: "
+                    "take exactly the same ones in every scan, or start a new ledger with rule spend, which allows any "
+                    "change"
+                )
+
+
+def _check_scorer(scan: Scan, name: str, scorer: Mapping[str, str]) -> None:
+    earlier = scan.claim.scorer.get(name)
+    if earlier is None:
+        return
+    names = {*earlier, *scorer}.difference(IGNORED)  # a claim of an older version may hold some
+    changed = sorted(key for key in names if earlier.get(key) != scorer.get(key))
+    if not changed:
+        return
+    raise UserError(
+        f"rule prds holds for one unchanged scorer, and selection {name} of scan {scan.claim.slot} had another: "
+        f"{', '.join(changed)}; keep what that scan had, or start a new ledger with rule spend, which allows any change"
+    )
+
+
+def keys_digest(keys: np.ndarray) -> str:
+    """SHA-256 of documents by the keys of their texts, whatever their order; hexadecimal."""
+    return hashlib.sha256(np.sort(keys).astype("<i8").tobytes()).hexdigest()
+
+
+def _short_digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def planned_scan(plan: Plan) -> tuple[Plan, dict[str, Any] | None]:
+    """The plan with every selection at the level that it would get if the place were claimed now, and what to say.
+
+    Args:
+        plan: of an audit.
+
+    Returns:
+        The plan, as it is for an audit that is no scan of a schedule; and the facts, None for such an audit.
+
+    Raises:
+        UserError: as `check_ledger`.
+        IncompleteError: the store of the ledger does not answer.
+    """
+    config = plan.config
+    if config.series is None:
+        return plan, None
+    schedule = check_ledger(config)
+    slots = next_slots(config, schedule)
+    slot = next(iter(slots.values()))
+    audited, _ = plan.documents("audit")
+    levels = {name: float(_level(one, max(1, audited))) for name, one in slots.items()}
+    selections = [one.model_copy(update={"alpha": levels[one.name]}) for one in config.selections]
+    facts = {
+        **config.series.model_dump(mode="json"),
+        "slot": slot.number,
+        "level": float(slot.level),
+        "before": {name: one.before for name, one in slots.items()},
+        "lines": [
+            *_planned_lines(config, schedule, slot, plan.limit),
+            *(wording.counted_before(name, one.before) for name, one in slots.items() if _counts(one)),
+        ],
+    }
+    return replace(plan, config=config.model_copy(update={"selections": selections})), facts
+
+
+def _level(slot: Slot, audited: int) -> Fraction:
+    """At what a selection of so many documents would be decided."""
+    return level_of_prds(slot, audited) if slot.rule == "prds" else slot.level
+
+
+def _counts(slot: Slot) -> bool:
+    """Whether the level of a selection depends on how many documents earlier scans selected."""
+    return slot.rule == "e-lond" and slot.before > 0
+
+
+def _planned_lines(config: AuditConfig, schedule: Schedule | None, slot: Slot, limit: int | None) -> list[str]:
+    assert config.series is not None
+    series, url = config.series, open_ledger(config.series).url
+    of = "" if series.horizon is None else f" of {series.horizon:,}"
+    full = series.horizon is not None and slot.number > series.horizon
+    lines = [] if full else [wording.next_scan(f"{slot.number:,}{of}", float(slot.level), series.alpha, series.rule)]
+    sample = [wording.SAMPLE] if limit is not None else []
+    if schedule is None:
+        return [*lines, wording.new_ledger(url), *sample]
+    unfiled = sum(scan.filing is None for scan in schedule.scans)
+    lines.append(wording.places_taken(url, f"{len(schedule.scans):,}{of}", unfiled))
+    run = Store(config.run).url
+    if places := [scan.claim.slot for scan in schedule.scans if scan.claim.run == run]:
+        lines.append(wording.place_of_run(places))
+    return [*lines, *schedule.clock_notes(), *sample]

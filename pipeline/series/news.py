@@ -14,8 +14,7 @@ from pipeline.audit.status import made_answer
 from pipeline.audit.summary import read_summary
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording.series import new_on_list, unread_earlier, unread_list
-from pipeline.series.records import FiledSelection
-from pipeline.series.scans import Scan, Schedule
+from pipeline.series.scans import FiledSelection, Scan, Schedule
 from pipeline.store.files import Store
 from pipeline.store.space import is_of_storage
 

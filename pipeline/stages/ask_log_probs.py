@@ -11,15 +11,14 @@ import pyarrow as pa
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import AnyModel, EndpointConfig
-from pipeline.corpus.content import text_digest
-from pipeline.corpus.documents import Document
+from pipeline.corpus.documents import Document, text_digest
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Pass
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, prompt_tokens
 from pipeline.errors import ExitCode, StopError
 from pipeline.models.tokens import count_words
-from pipeline.passes.swaps import text_read
+from pipeline.passes.statistics import text_read
 from pipeline.stages.base import Output, Placement, Stage, rows_schema
 from pipeline.stages.record import Questions, StageKind, Wanted
 from pipeline.store.files import Store

@@ -25,8 +25,7 @@ from pydantic import BaseModel
 from pipeline import __version__
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
-from pipeline.corpus.content import ContentDigest
-from pipeline.corpus.documents import Document
+from pipeline.corpus.documents import ContentDigest, Document
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint

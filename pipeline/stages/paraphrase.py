@@ -17,9 +17,9 @@ from pipeline.detectors.registry import draws_of
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, open_paraphraser
 from pipeline.models.tokens import open_tokenizer, tokenize
+from pipeline.passes.generate import Sampling
 from pipeline.passes.paraphrase import Draws, ParaphraseSettings, draw_paraphrases
 from pipeline.passes.parts import PassSizes
-from pipeline.passes.sampling import Sampling
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
 from pipeline.stages.record import StageKind, Wanted
 from pipeline.store.files import Store

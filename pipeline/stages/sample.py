@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
-from pipeline.corpus.content import text_digest
-from pipeline.corpus.documents import Document, id_key
+from pipeline.corpus.documents import Document, id_key, text_digest
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Continued, Pass
 from pipeline.detectors.registry import sampled_of
@@ -29,9 +28,8 @@ from pipeline.endpoint.client import Endpoint, Fault, Refusal, prompt_tokens
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.tokens import count_words, tokenize
-from pipeline.passes.generate import Prompt, continuations
+from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.parts import PassSizes
-from pipeline.passes.sampling import Sampling
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
 from pipeline.stages.process import earlier_rows
 from pipeline.stages.record import Questions, StageKind, Wanted

@@ -22,10 +22,10 @@ from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector,
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, plan_passes
 from pipeline.errors import UserError
+from pipeline.models.adapters import Adapters
 from pipeline.models.beginnings import Tokens
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
-from pipeline.models.switching import Adapters
 from pipeline.models.tokens import (
     check_same_tokens,
     count_words,
@@ -38,7 +38,7 @@ from pipeline.passes.copying import in_one_copy, to_device
 from pipeline.passes.forward import TokenStatistics, from_log_probs, restricted
 from pipeline.passes.gradient import coverage_of
 from pipeline.passes.parts import PassSizes, behind_in_parts, forward_in_parts, gradients_in_parts, versions_in_parts
-from pipeline.passes.swaps import text_read
+from pipeline.passes.statistics import text_read
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
 from pipeline.stages.prefixes import Prefixes, rarity_of
 from pipeline.stages.process import read_rows

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.corpus.documents import Document, id_key
+from pipeline.corpus.documents import Document, TextVersions, id_key
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.versions import TextVersions
 from pipeline.errors import UserError
 from pipeline.passes.shared import common_beginning, shares_beginnings
 from pipeline.stages.base import Entry, Output, Placement, Stage

@@ -24,8 +24,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.likelihood import standardised
 from pipeline.models.load import open_model
 from pipeline.models.opened import embedding_rows, unknown_id
-from pipeline.models.pieces import pieces_of
-from pipeline.models.tokens import tokenize
+from pipeline.models.tokens import pieces_of, tokenize
 from pipeline.passes.parts import PassSizes, forward_in_parts
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
 from pipeline.stages.token_table import TOKEN_SCHEMA

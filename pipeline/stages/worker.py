@@ -15,7 +15,7 @@ import torch
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.errors import LostDeviceError, UserError
-from pipeline.models.device_errors import check_lost, out_of_memory
+from pipeline.models.devices import check_lost, out_of_memory
 from pipeline.stages.base import BatchSize, BatchWorker, Entry, Output, Stage, Window, Worker
 from pipeline.stages.process import file_rows, readable_documents
 from pipeline.store.attempts import BATCH, WORK, AttemptLog, forget_attempts

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from pipeline.models.tail import Tail, agree, stated_tail
+from pipeline.models.opened import Tail, agree, stated_tail
 
 PIECE_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 27}
 """Logits that exist at a time: what a CPU trains on in one pass stays below, and a GPU has half a GiB in float32."""

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import IncompleteError, UserError
 from pipeline.models.arithmetic import choose_training, processor_here
-from pipeline.models.device_errors import check_lost, out_of_memory
+from pipeline.models.devices import check_lost, out_of_memory
 from pipeline.models.opened import embedding_rows
 from pipeline.training.loss import (
     attention_is_plain,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -25,33 +25,47 @@ from pipeline.audit.status import duration
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
-from pipeline.config.models import ModelConfig
+from pipeline.config.models import ModelConfig, display_name
 from pipeline.detectors.registry import parse_detectors
 from pipeline.models.arithmetic import processor_here
-from pipeline.report.roc import roc_figures
+from pipeline.report.evaluation_page import roc_figures
+from pipeline.report.names import model_name
 from pipeline.report.svg import FigureImage
-from pipeline.report.tables import Row, as_text, detector_rows, detector_table
+from pipeline.report.tables import (
+    PageTable,
+    Row,
+    as_text,
+    cell,
+    detector_rows,
+    detector_table,
+    labels,
+    page_table,
+    readable,
+)
+from pipeline.report.templates import render
 from pipeline.report.wording import trial as wording
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.training.train import TrainingStep
 from pipeline.trial import figures, table
-from pipeline.trial.checks import known_of_documents
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, audit_of
 from pipeline.trial.contaminate import Contaminated, contaminate, plan_contamination
 from pipeline.trial.documents import Documents, check_inputs, read_documents
 from pipeline.trial.learn import learn
-from pipeline.trial.page import PAGE, trial_page
 from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
-from pipeline.trial.repeats import ROWS_SCHEMA, Pool, measure, pool_of
+from pipeline.trial.repeats import ROWS_SCHEMA, Pool, known_of_documents, measure, pool_of
 from pipeline.trial.shift import check_shifts, positions
 from pipeline.trial.splits import Drawable, draw_split
 
 LINE_SECONDS = 10.0
 """Without a line of a training, after which its next step is shown."""
+
+PAGE = "trial.html"
+MOST_ROWS = 12
+"""Rows of the overview; the table below it holds all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,3 +413,63 @@ def _sample(pool: Pool, column: str) -> DetectorScores:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def trial_page(
+    config: TrialConfig,
+    facts: Mapping[str, Any],
+    settings: Sequence[str],
+    tables: Sequence[Table],
+    images: Sequence[FigureImage],
+    reports: Sequence[str],
+) -> str:
+    """The page as HTML; every text is escaped, and nothing is loaded from anywhere.
+
+    Args:
+        config: the trial as written.
+        facts: of `TrialOutcome`.
+        settings: of the sweep.
+        tables: as the command prints them.
+        images: the figures.
+        reports: addresses of the audits' reports.
+    """
+    shifted = config.split.shift is not None or any(path.startswith("split.shift") for path in settings)
+    return render(
+        "trial.html",
+        model=model_name(config.model),
+        path=display_name(config.model),
+        overview=overview(facts["selections"], settings),
+        verification=wording.verification(facts["selections"], settings, config.models, shifted),
+        tables=[page_table(table) for table in tables],
+        figures=images,
+        facts=facts,
+        left_out=", ".join(f"{why.replace('_', ' ')} {n:,}" for why, n in sorted(facts["left_out"].items())),
+        reports=reports,
+    )
+
+
+def overview(rows: Sequence[Row], settings: Sequence[str]) -> PageTable:
+    """The selections at a glance; of more than MOST_ROWS those that the repeats contradict come first."""
+    shown = list(readable(rows, settings))
+    short = len(shown) > MOST_ROWS
+    if short:
+        shown.sort(key=lambda row: not (row["contradicted"] or row.get("bound_contradicted")))
+    header = [*((name, False) for name in (*labels(settings), "selection", "procedure"))]
+    header += [*((name, True) for name in ("target", "FDR", "power")), ("the repeats", False)]
+    return PageTable(
+        title=wording.OVERVIEW_TITLE,
+        header=header,
+        rows=[
+            [
+                *(str(row[setting]) for setting in settings),
+                row["selection"],
+                row["procedure"],
+                f"{row['target']:g}",
+                cell(row, "fdr"),
+                cell(row, "power"),
+                wording.outcome(row),
+            ]
+            for row in shown[:MOST_ROWS]
+        ],
+        caption=wording.overview_caption(MOST_ROWS, len(shown)) if short else "",
+    )

@@ -14,16 +14,15 @@ from pipeline.audit.drawn import AlphaCurve, GroupCounts
 from pipeline.audit.evaluation import BLIND, ComparedDocuments, DetectorEvaluation, Evaluated, Evaluation
 from pipeline.audit.manifest import read_run, write_manifest
 from pipeline.config.models import ModelConfig
-from pipeline.report.evaluation_page import write_evaluation
+from pipeline.report.evaluation_page import roc_figures, write_evaluation
 from pipeline.report.page import write_report
-from pipeline.report.roc import roc_figures
 from pipeline.selection.in_memory import Scores
 from pipeline.store.files import Store
 from pipeline.trial.config import build_trial
 from pipeline.trial.figures import selection_figures
-from pipeline.trial.page import trial_page
 from pipeline.trial.repeats import Pool, measure
 from pipeline.trial.table import selection_rows, selection_table
+from pipeline.trial.trial import trial_page
 
 CALL = "document.documentElement.dataset.ran='{}';alert('{}')"
 

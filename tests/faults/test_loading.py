@@ -15,8 +15,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from benchmarks.device import random_model
 from pipeline.config.models import ModelConfig
-from pipeline.models.attention import fused_attention, use_fused_attention
 from pipeline.models.load import _quantization, fingerprint_model, open_made_up
+from pipeline.models.opened import fused_attention, use_fused_attention
 from seenset import score
 
 IDS = torch.arange(12)[None]

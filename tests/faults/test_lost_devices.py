@@ -26,11 +26,10 @@ from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard
 from pipeline.errors import ExitCode, LostDeviceError
-from pipeline.models.device_errors import check_lost
+from pipeline.models.devices import check_lost
 from pipeline.models.load import open_model, open_paraphraser
-from pipeline.passes.generate import Prompt, continuations
+from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.paraphrase import Draws, ParaphraseFailure, ParaphraseSettings, draw_paraphrases
-from pipeline.passes.sampling import Sampling
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, model_digests, rows_schema
 from pipeline.stages.local import finish_shards
 from pipeline.stages.process import read_rows

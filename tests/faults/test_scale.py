@@ -27,9 +27,8 @@ from pipeline.audit.plan import make_plan
 from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.selected import ORDER, STRENGTH, write_selected
 from pipeline.audit.shard_table import SHARDS_FILE, read_shards, reconciled_shards, write_shards
-from pipeline.corpus.near_copies import PART, SKETCH, different, near_families, sketch, stack_sketches
+from pipeline.corpus.near_copies import PART, SKETCH, SketchFile, different, near_families, sketch, stack_sketches
 from pipeline.corpus.shard import BY_ID, Shard, place_of
-from pipeline.corpus.sketch_file import SketchFile
 from pipeline.errors import UserError
 from pipeline.stages.events import Failure
 from pipeline.stages.registry import stages_of

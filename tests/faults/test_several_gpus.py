@@ -23,10 +23,9 @@ from pipeline.models.load import LanguageModel, open_picture_model
 from pipeline.models.pictures import picture_prompt
 from pipeline.passes import gradient
 from pipeline.passes.forward import forward, tail_of
-from pipeline.passes.generate import Prompt, continuations
+from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.gradient import coverage_of, gradient_norms
 from pipeline.passes.pictures import describe, forward_pictures
-from pipeline.passes.sampling import Sampling
 from pipeline.passes.statistics import PARTS
 
 IDS = [list(range(1, 60)), list(range(3, 50)), list(range(9, 30))]

@@ -20,8 +20,7 @@ from pipeline.audit.records import write_part
 from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
 from pipeline.audit.shard_table import write_shards
-from pipeline.corpus.content import ContentDigest
-from pipeline.corpus.documents import Document, id_key, read_shard, text_key
+from pipeline.corpus.documents import ContentDigest, Document, id_key, read_shard, text_key
 from pipeline.corpus.near_copies import sketch
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
-from ray_jobs.metrics import COUNTERS, LABELS, WORKERS, run_label
+from ray_jobs.actors import COUNTERS, LABELS, WORKERS, run_label
 
 SECONDS = 60.0
 """Waited for what must come; a test that waits so long has failed."""

@@ -24,7 +24,7 @@ from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.reconcile import reconcile
 from pipeline.audit.summary import BlindDiagnostic, Summary
-from pipeline.corpus import excerpts
+from pipeline.corpus import keys
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
@@ -32,7 +32,7 @@ from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
-from ray_jobs import maps as job
+from ray_jobs import select as job
 from ray_jobs.select import select_again
 
 BOTH = ["loss", "zlib"]
@@ -224,13 +224,13 @@ def test_the_selected_are_shown_by_how_they_begin_unless_texts_are_left_out(fini
 
 def test_the_texts_of_a_shard_are_read_once_for_all_selections(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    read_shard = excerpts.read_shard
+    read_shard = keys.read_shard
 
-    def counted(shard: Shard) -> Generator[Document]:
+    def counted(shard: Shard, **options: Any) -> Generator[Document]:
         opened.append(shard.id)
-        return read_shard(shard)
+        return read_shard(shard, **options)
 
-    monkeypatch.setattr(excerpts, "read_shard", counted)
+    monkeypatch.setattr(keys, "read_shard", counted)
     summaries = select(run, {"alpha": 0.2}, {"alpha": 0.3}, {"procedure": "by", "alpha": 0.01}, texts=True)
     assert all(summary.n_selected for summary in summaries[:2])
     assert len(opened) == len(set(opened)) > 1

@@ -18,6 +18,7 @@ from simulation import Estimate, leave_one_out, reconformal
 from benchmarks.selection import run_passes
 from pipeline.selection import RankCounts, calibrate, ranks, step_up
 from pipeline.selection import knockoff as knockoffs
+from pipeline.selection.conformal import Sample, halves
 from pipeline.selection.fusion import (
     Weights,
     find_threshold,
@@ -28,7 +29,6 @@ from pipeline.selection.fusion import (
 )
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.adadetect import fit_score
-from pipeline.selection.split import Sample, halves
 
 TABLE_SE = 0.002
 SHIFTS = (2.5, 2.2, 1.8, 1.5, 1.2, 1.0)

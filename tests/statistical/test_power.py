@@ -17,10 +17,10 @@ from test_fusion_validity import TABLE_SE, Detectors, against
 
 from pipeline.selection import Grid, RankCounts, calibrate, decide, ranks, simes_grid
 from pipeline.selection.fusion import statistic, symmetric_weights
-from pipeline.selection.moments import Moments
 from pipeline.selection.procedures.adadetect import fit_discriminant, fit_score
 from pipeline.selection.procedures.estimating import default_lambda
 from pipeline.selection.procedures.known import decide_by_scores, known_scores
+from pipeline.selection.thresholds import Moments
 
 ALPHA = Fraction(1, 10)
 HALF, MOST, NEARLY_ALL = Fraction(1, 2), Fraction(4, 5), Fraction(9, 10)

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from pipeline.models.load import LanguageModel
-from pipeline.models.tail import Tail
+from pipeline.models.opened import Tail
 from pipeline.passes import forward as module
 from pipeline.passes import sweep_kernel
 from pipeline.passes.forward import forward

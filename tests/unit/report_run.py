@@ -27,8 +27,8 @@ from pipeline.audit.summary import (
 )
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SelectionConfig
-from pipeline.corpus.excerpts import excerpt_of
 from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.keys import excerpt_of
 from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.selection import Decision, RankCounts, StrictAnswer, calibrate, decide, minimum_selectable, ranks, strict
 from pipeline.selection.passes import PLAIN

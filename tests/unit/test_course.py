@@ -24,8 +24,7 @@ from pipeline.series import claims
 from pipeline.series.claims import claim_slots, file_result
 from pipeline.series.course import Course, SelectionCourse, read_course
 from pipeline.series.page import check_page_place, write_course
-from pipeline.series.records import Claim
-from pipeline.series.scans import read_schedule
+from pipeline.series.scans import Claim, read_schedule
 from pipeline.store.files import Store
 from pipeline.store.ledger import entry_file
 from ray_jobs.cli import main

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.audit.budgets import device_on_file, note_device
 from pipeline.audit.description import build_config
 from pipeline.audit.machine import LocalMachine
+from pipeline.audit.work import device_on_file, note_device
 from pipeline.errors import UserError
 from pipeline.models.devices import CPU, ENVIRONMENT, Device, compute_as
 from pipeline.stages.base import Placement, Stage

@@ -19,7 +19,7 @@ from pipeline.errors import UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
-from pipeline.passes.swaps import swapped_words, text_read
+from pipeline.passes.statistics import swapped_words, text_read
 from pipeline.stages.base import Placement
 from pipeline.stages.process import read_rows
 from pipeline.stages.registry import stages_of

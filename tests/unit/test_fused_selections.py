@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.in_memory import Scores, Verdict, answer_all
-from pipeline.selection.moments import Moments
 from pipeline.selection.procedures.adadetect import fit_discriminant
 from pipeline.selection.procedures.known import known_scores
+from pipeline.selection.thresholds import Moments
 
 
 def verdict_of(

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from benchmarks.selection import run_passes
 from pipeline.selection import RankCounts
+from pipeline.selection.conformal import Sample, halves, shuffled
 from pipeline.selection.fusion import find_threshold, fuse, rounded_up, statistic, symmetric_weights, weights
-from pipeline.selection.split import Sample, halves, shuffled
 from pipeline.selection.thresholds import Threshold
 
 TENTH = Fraction(1, 10)

@@ -36,9 +36,8 @@ from transformers.generation.logits_process import (
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, Seq2SeqModel
 from pipeline.passes.budget import cache_bytes, shape_of
-from pipeline.passes.generate import Prompt, continuations, whole_words
-from pipeline.passes.key_values import cache_of
-from pipeline.passes.sampling import Sampling, sample_tokens
+from pipeline.passes.generate import Prompt, Sampling, continuations, sample_tokens, whole_words
+from pipeline.passes.shared import cache_of
 
 SIZES = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from made_up import sentence
 
-from ray_jobs.heartbeat import Heartbeat
-from ray_jobs.terminal import VisibleConsole
+from ray_jobs.terminal import Heartbeat, VisibleConsole
 
 SECONDS = 30.0
 COMMAND = """

@@ -9,9 +9,21 @@ import unicodedata
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.mark.rules import RULES, Family, Site, canonical, family_of, find_sites, rules_of, with_forms
+from pipeline.mark.rules import (
+    RULES,
+    SETS,
+    Family,
+    Site,
+    canonical,
+    family_of,
+    find_sites,
+    patterns,
+    phrase_lines,
+    rules_of,
+    spelling_lines,
+    with_forms,
+)
 from pipeline.mark.versions import FEWEST_SITES, drawn_index, versions_of
-from pipeline.mark.words import SETS, patterns, phrase_lines, spelling_lines
 
 ENGLISH = rules_of("en")
 BEFORE, AFTER = "He saw what we", "green apples of theirs"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.selection.moments import Moments, exact_sum
+from pipeline.selection.thresholds import Moments, exact_sum
 
 numbers = st.lists(st.floats(-1e300, 1e300), max_size=40)
 

@@ -8,6 +8,7 @@ import torch
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, Seq2SeqModel, open_model, open_paraphraser
+from pipeline.passes.generate import Sampling
 from pipeline.passes.paraphrase import (
     Draws,
     ParaphraseFailure,
@@ -18,7 +19,6 @@ from pipeline.passes.paraphrase import (
     piece_limit,
     split_text,
 )
-from pipeline.passes.sampling import Sampling
 
 TEMPLATE = "{% for m in messages %}<eos>{{ m.role }}\n{{ m.content }}<eos>{% endfor %}\n{{ date_string }}\nassistant\n"
 WORDS = ("stone", "music", "paper", "garden", "village")

@@ -29,7 +29,7 @@ from pipeline.errors import UserError
 from pipeline.models.load import open_picture_model
 from pipeline.models.pictures import picture_prompt
 from pipeline.models.processors import INSTRUCTION, picture_token
-from pipeline.series.scorers import scorers_of
+from pipeline.series.claims import scorers_of
 from pipeline.stages.base import Output, Placement
 from pipeline.stages.describe import shown_pictures
 from pipeline.stages.local import finish_shards

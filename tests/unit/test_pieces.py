@@ -13,8 +13,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from benchmarks.small_model import WORDS
 from pipeline.models.beginnings import first_length
-from pipeline.models.pieces import pieces_of
-from pipeline.models.tokens import tokenize
+from pipeline.models.tokens import pieces_of, tokenize
 
 
 @pytest.fixture(scope="module")

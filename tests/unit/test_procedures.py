@@ -34,9 +34,9 @@ from pipeline.selection import (
     terms_of,
 )
 from pipeline.selection.evalues import dependence_factor
-from pipeline.selection.moments import Moments
 from pipeline.selection.procedures.estimating import default_lambda, kernel, slope
 from pipeline.selection.procedures.known import known_members, known_scores
+from pipeline.selection.thresholds import Moments
 
 TENTH = Fraction(1, 10)
 alphas = st.fractions(Fraction(1, 100), Fraction(99, 100), max_denominator=100)

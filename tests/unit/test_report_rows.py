@@ -19,7 +19,7 @@ from pipeline.report.facts import read_facts
 from pipeline.report.names import Folders
 from pipeline.report.page import write_report
 from pipeline.report.rows import MAX_ROWS, Listing, _Packed, _tokens, even_shares, read_listings
-from pipeline.report.scripts import page_script
+from pipeline.report.templates import page_script
 from pipeline.store.files import Store
 
 HOME = Folders(("/home/somebody/",))

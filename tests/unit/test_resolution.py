@@ -19,11 +19,11 @@ from test_plan import outlook
 import seenset
 from pipeline.audit.diagnostics import diagnose_scores
 from pipeline.selection import PROCEDURES, Grid, RankCounts, decide, minimum_selectable, simes_grid
-from pipeline.selection.conditional import smallest_simes
+from pipeline.selection.calibrations import smallest_simes
+from pipeline.selection.conformal import halves
 from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.procedures.record import Rule
-from pipeline.selection.resolution import factor_at, fewest_at_best, fewest_selectable, known_needed
-from pipeline.selection.split import halves
+from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
 
 ALPHAS = [Fraction(1, 10), Fraction(1, 4), Fraction(1, 2)]
 HALF = Fraction(1, 2)

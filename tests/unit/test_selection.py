@@ -35,7 +35,7 @@ from pipeline.selection import (
 from pipeline.selection.procedures.bh import BH
 from pipeline.selection.procedures.estimating import MAX_BANDWIDTH, MIN_BANDWIDTH, bandwidth
 from pipeline.selection.procedures.record import Rule
-from pipeline.selection.resolution import known_needed
+from pipeline.selection.ranked import known_needed
 from pipeline.selection.step_up import EXACT_HARMONIC, harmonic_bound
 
 GOLDEN = RankCounts.of(np.array([1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 70, 80, 90, 99]), 99)

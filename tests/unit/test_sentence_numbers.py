@@ -31,11 +31,11 @@ from pipeline.report.wording import verdict as wording
 from pipeline.report.wording.bounds import bound_text, sureness
 from pipeline.report.wording.selection import answer_text
 from pipeline.selection import RankCounts, decide
+from pipeline.selection.conformal import halves
 from pipeline.selection.digits import beside, decimal, percentage
 from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures.bound import terms_of_bound
 from pipeline.selection.procedures.ktd import filter_terms
-from pipeline.selection.split import halves
 
 ALPHA = 0.1
 

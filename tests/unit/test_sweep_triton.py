@@ -19,7 +19,7 @@ from architectures import LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.models.load import LanguageModel
-from pipeline.models.tail import Tail
+from pipeline.models.opened import Tail
 from pipeline.passes import forward as module
 from pipeline.passes.forward import STATISTICS, forward
 from pipeline.passes.products import multiplies_into_float32

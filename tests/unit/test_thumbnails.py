@@ -19,8 +19,8 @@ from rich.console import Console
 from test_picture_runs import settings, write
 
 from pipeline.audit.description import build_config
-from pipeline.audit.thumbnail_files import read_thumbnails, thumbnails_file
-from pipeline.audit.thumbnails import SIDE, thumbnail_of
+from pipeline.audit.evidence import read_thumbnails, thumbnails_file
+from pipeline.audit.top_documents import SIDE, thumbnail_of
 from pipeline.corpus.pictures import open_picture
 from pipeline.report.page import write_report
 from pipeline.store.files import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config.corpus import TransformConfig
-from pipeline.corpus.transforms import transform
+from pipeline.corpus.documents import transform
 
 REMOVE = TransformConfig(dates="remove")
 REPLACE = TransformConfig(dates="replace_year", year=2000)

@@ -29,11 +29,11 @@ from pipeline.trial import figures
 from pipeline.trial.config import SplitConfig, TrialConfig, build_trial
 from pipeline.trial.documents import read_documents
 from pipeline.trial.intervals import mean_interval
-from pipeline.trial.page import trial_page
 from pipeline.trial.ranking import ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import Pool, measure, repeats
 from pipeline.trial.splits import Drawable, Split, choose_trained, draw_split
 from pipeline.trial.table import audit_row, audit_table, selection_rows, selection_table, to_arrow
+from pipeline.trial.trial import trial_page
 
 
 def trial(**settings: Any) -> dict[str, Any]:

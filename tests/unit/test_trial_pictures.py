@@ -19,10 +19,10 @@ from pipeline.config.yaml import build
 from pipeline.errors import UserError
 from pipeline.models.load import open_picture_model
 from pipeline.selection.in_memory import Scores
-from pipeline.trial.checks import known_of_documents, weigh_repeat
 from pipeline.trial.config import Point, TrialConfig
 from pipeline.trial.contaminate import contaminate, plan_contamination
 from pipeline.trial.documents import check_inputs, read_documents
+from pipeline.trial.repeats import known_of_documents, weigh_repeat
 from pipeline.trial.shift import positions
 
 

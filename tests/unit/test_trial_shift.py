@@ -15,10 +15,9 @@ from pipeline.corpus.near_copies import draw_families
 from pipeline.errors import UserError
 from pipeline.report.wording.trial import verification
 from pipeline.selection.in_memory import Scores
-from pipeline.trial.checks import words_of
 from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
 from pipeline.trial.documents import Documents, read_documents
-from pipeline.trial.repeats import Pool, measure
+from pipeline.trial.repeats import Pool, measure, words_of
 from pipeline.trial.shift import check_shifts, positions
 from pipeline.trial.splits import Drawable, draw_split
 from pipeline.trial.table import selection_rows, selection_table

@@ -19,8 +19,8 @@ from signed import file_blind_test, sign
 
 import seenset
 from pipeline.audit.blind import blind
+from pipeline.audit.dependence import GroupSizes
 from pipeline.audit.description import load_config
-from pipeline.audit.group_sizes import GroupSizes
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.summary import BlindDiagnostic, read_summary
 from pipeline.audit.verdict import CollectionVerdict, read_verdict

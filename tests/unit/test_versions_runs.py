@@ -19,7 +19,7 @@ from pipeline.audit.description import build_config
 from pipeline.audit.plan import BYTES_PER_TOKEN, make_plan
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.audit.verdict import read_verdict
-from pipeline.audit.versions import version_part
+from pipeline.audit.versions_verdict import version_part
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError

@@ -19,7 +19,7 @@ from examples.trials.versions import ALPHA, part_of, rates_of_redraws, score_onc
 from pipeline.audit.description import build_config
 from pipeline.audit.summary import read_summary
 from pipeline.audit.verdict import read_verdict
-from pipeline.audit.versions import version_part
+from pipeline.audit.versions_verdict import version_part
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.models.load import open_model

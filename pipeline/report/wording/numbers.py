@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pipeline.audit.summary import Summary
 from pipeline.selection.digits import at_most, percentage
+from pipeline.selection.passes import Basis
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import Options, Procedure
 
@@ -57,3 +60,88 @@ def shortest(summary: Summary) -> str:
     if summary.minimum_selectable > summary.n_audit:
         return f"nothing could have been selected{at}" if at else "nothing could ever have been selected"
     return f"the shortest possible list has {documents(summary.minimum_selectable)}{at}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResolutionFacts:
+    """The documents that a shortest list is of."""
+
+    n: int  # that calibrate
+    m: int  # audited
+    role: str  # of those that calibrate
+    basis: Basis
+
+    def __str__(self) -> str:
+        """The clause that begins a sentence."""
+        half = ", half of those that are known," if self.basis.halved else ""
+        share = "" if self.basis.share is None else f" at an estimated null share of {self.basis.share:.3g}"
+        return f"With {self.n:,} {self.role} documents to calibrate on{half} and {self.m:,} to judge{share}"
+
+    def for_a_hundredth(self, enough: int) -> str:
+        """How many known documents it takes to select 1% of the audited ones."""
+        half = ", half of which calibrate," if self.basis.halved else ""
+        group = " of one group" if self.basis.grouped else ""
+        few = "as few as 1% of the audited documents" if self.m >= 200 else "a single document"
+        return f" With {enough:,} {self.role} documents{group}{half} {few} can be selected"
+
+
+def shortest_list(given: ResolutionFacts, needed: int, ok: bool | None, enough: int | None) -> str:
+    """The shortest possible list.
+
+    Args:
+        given: the documents.
+        needed: documents of the list.
+        ok: False where that is more than are audited; True where as few as 1% of them can be selected.
+        enough: known documents that it takes to select 1%; None where their number does not matter.
+    """
+    text = f"{given}, the shortest possible list has {documents(needed)}."
+    if ok is False:
+        text = f"{given}, nothing can be selected: the shortest possible list would have {documents(needed)}."
+    return text if ok or enough is None else f"{text}{given.for_a_hundredth(enough)}."
+
+
+def shortest_list_by_share(given: ResolutionFacts, lengths: tuple[int, int, int], ok: bool | None, enough: int) -> str:
+    """The shortest possible list where the procedure estimates the share of nulls.
+
+    Args:
+        given: the documents.
+        lengths: of the list at a share of 1, at 0.5, and at the least share that can be estimated.
+        ok: as for `shortest_list`, at a share of 1.
+        enough: known documents that it takes to select 1% at a share of 1.
+    """
+    needed, half, best = lengths
+    if best > given.m:
+        text = (
+            f"{given}, nothing can be selected at any estimated null share: the shortest possible list would have "
+            f"{best:,} documents."
+        )
+    else:
+        text = (
+            f"{given}, the length of the shortest possible list depends on the estimated null share: {needed:,} at a "
+            f"share of 1, {half:,} at 0.5, never fewer than {best:,}."
+        )
+    if ok is True:
+        return text
+    were = "were" if given.role == "unseen" else "were not"
+    return f"{text}{given.for_a_hundredth(enough)}; fewer suffice if part of the audited documents {were} trained on."
+
+
+def shortest_list_of_plugin(given: ResolutionFacts, needed: int, procedure: str) -> str:
+    """What is known of the shortest list of a plugin's procedure: that of bh."""
+    return (
+        f"{given}, the shortest possible list of procedure bh has {documents(needed)}; that of {procedure}, a plugin's "
+        "procedure, is not known."
+    )
+
+
+def before_reading(sentence: str, weighted: bool, at_most: bool) -> str:
+    """A sentence of the shortest list, of documents that were not read yet.
+
+    Args:
+        sentence: that begins with `Given`.
+        weighted: whether they will be weighted, by weights that are not known yet.
+        at_most: whether adapters take documents of a group, which may be fewer.
+    """
+    if weighted:
+        sentence = sentence.replace("With ", "If all weighed the same, with ", 1)
+    return sentence.replace("With ", "With at most ", 1) if at_most else sentence

@@ -17,7 +17,7 @@ from pipeline.report.wording.numbers import applied_in, documents, percent, shor
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.promises import NOTHING_PROVED
-from pipeline.selection.resolution import Rule, known_needed
+from pipeline.selection.ranked import Rule, known_needed
 
 
 def answer_text(run: RunFacts, selection: SelectionFacts) -> AnswerText:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
-from pipeline.selection.conformal import calibrate, ranks
+from pipeline.selection.conformal import Sample, calibrate, halves, ranks
 from pipeline.selection.passes import Answer, Ask, Asking, Batch, FusedScore, SelectionInput
 from pipeline.selection.procedures.record import (
     ONLY_POOLED,
@@ -24,7 +24,6 @@ from pipeline.selection.procedures.record import (
 )
 from pipeline.selection.promises import EXCHANGEABLE, ON_AVERAGE, SHARE, Terms
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision
-from pipeline.selection.split import Sample, halves
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController

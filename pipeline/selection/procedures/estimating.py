@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeline.selection.grid import Grid
+from pipeline.selection.conformal import Grid
 from pipeline.selection.procedures.record import (
     Decision,
     Factor,

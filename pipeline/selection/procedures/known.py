@@ -10,13 +10,13 @@ from functools import partial
 import numpy as np
 
 from pipeline.errors import UserError
-from pipeline.selection.grid import Grid
-from pipeline.selection.moments import Moments
+from pipeline.selection.conformal import Grid
 from pipeline.selection.passes import Answer, Ask, Asking, SelectionInput
 from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, adaptive, curve_at_factor
 from pipeline.selection.promises import ALIKE, IN_THE_LIMIT, NO_PROMISE, ON_AVERAGE, SHARE, Terms
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import ranked
+from pipeline.selection.thresholds import Moments
 
 HALF_BITS = 31  # of a numerator, which has at most 62
 

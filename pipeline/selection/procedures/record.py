@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from pipeline.config.selection import Rule as ScheduleRule
 from pipeline.config.selection import SelectionConfig
-from pipeline.config.series import Rule as ScheduleRule
 from pipeline.detectors.plugins import BUILT_IN, Registry
 from pipeline.errors import UserError, nearest
-from pipeline.selection.conditional import simes_grid, smallest_simes
-from pipeline.selection.grid import Grid
+from pipeline.selection.calibrations import simes_grid, smallest_simes
+from pipeline.selection.conformal import Grid
 from pipeline.selection.passes import Answer, Asking, SelectionInput
 from pipeline.selection.promises import Guarantee, Terms, adapted
 from pipeline.selection.rank_counts import RankCounts

@@ -12,15 +12,13 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.selection import fusion
-from pipeline.selection.conformal import calibrate, ranks
-from pipeline.selection.grid import Grid
+from pipeline.selection.conformal import Grid, calibrate, halves, ranks
 from pipeline.selection.passes import Answer, Ask, Asking, Batch, FusedScore, Judge, SelectionInput, search_values
 from pipeline.selection.procedures.bh import BH
 from pipeline.selection.procedures.record import ONLY_POOLED, Options, Procedure, Rule, decide, procedure_of
 from pipeline.selection.promises import NULLS, SHARE, Terms
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision, resolution_at
-from pipeline.selection.split import halves
 from pipeline.selection.step_up import ONE, step_up
 
 
