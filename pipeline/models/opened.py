@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ class Tail:
             logits: of the head, of any shape.
             in_place: whether they are overwritten; gradients need them as they were.
         """
+        import torch
+
         out = logits if in_place else None
         if self.factor != 1.0:
             logits = torch.mul(logits, self.factor, out=out)
@@ -142,6 +145,8 @@ def agree(parts: Tensor, whole: Tensor, dtype: torch.dtype) -> bool:
         whole: of the model, float32, perhaps on another device: a model over several hands its logits to the first.
         dtype: in which the model computes.
     """
+    import torch
+
     whole = whole.to(parts.device)
     tolerance = (1e-4 if dtype == torch.float32 else 2e-2) * whole.nan_to_num().abs().max().item()
     return parts.shape == whole.shape and torch.allclose(parts, whole, rtol=0, atol=tolerance, equal_nan=True)

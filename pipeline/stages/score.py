@@ -22,10 +22,10 @@ from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector,
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, plan_passes
 from pipeline.errors import UserError
-from pipeline.models.adapters import Adapters
 from pipeline.models.beginnings import Tokens
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
+from pipeline.models.switching import Adapters
 from pipeline.models.tokens import (
     check_same_tokens,
     count_words,

@@ -13,8 +13,8 @@ from pipeline.config.training import FinetuneConfig
 from pipeline.detectors.base import FORWARD, LOWERCASE, Evidence, Pass
 from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.errors import UserError
-from pipeline.models.adapters import Adapters
 from pipeline.models.load import LanguageModel, fingerprint_model, open_model
+from pipeline.models.switching import Adapters
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.passes.gradient import gradient_norms
