@@ -1,1 +1,1 @@
-"""One file a claim about speed; each prints one JSON line."""
+"""One file a claim about speed, and one that checks the tests; each prints one JSON line."""

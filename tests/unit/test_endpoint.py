@@ -23,6 +23,7 @@ from pipeline.endpoint.client import (
     run_concurrently,
 )
 from pipeline.errors import ExitCode, StopError, UserError
+from pipeline.stages.ask_log_probs import Way, ask_log_probs
 
 KEY = "sk-sesame-1f2e3d"
 
@@ -168,3 +169,20 @@ def test_the_list_of_models_is_asked_before_anything_is_paid(monkeypatch: pytest
     with pytest.raises(UserError, match="does not answer") as caught:
         check_endpoint(config(server.url))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("way", "wanted"),
+    [
+        ("prompt_logprobs", {"max_tokens": 1, "prompt_logprobs": 0}),
+        ("echo", {"max_tokens": 0, "echo": True, "logprobs": 1}),
+    ],
+)
+def test_log_probabilities_are_requested_of_the_tokens_of_the_prompt_alone(way: Way, wanted: dict[str, Any]) -> None:
+    async def main(url: str) -> list[float]:
+        async with Endpoint(config(url), None) as endpoint:
+            return await ask_log_probs(endpoint, config(url), way, "one two", Usage())
+
+    with openai_server(log_probs=lambda text: [-0.5, -2.0], way=way) as server:
+        assert asyncio.run(main(server.url)) == [-0.5, -2.0]
+        assert server.bodies == [{"model": "stub", "prompt": "one two", "temperature": 0, **wanted}]

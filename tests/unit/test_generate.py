@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
+from itertools import chain, pairwise
 
 import pytest
 import torch
@@ -201,6 +201,29 @@ def test_a_draw_ends_as_soon_as_its_words_are_whole(llama):
             assert whole_words(llama.tokenizer.decode(short.ids[:-1])) < 4
             assert short.text.split()[:4] == long.text.split()[:4]
     assert "words" in ends
+
+
+def test_words_are_counted_next_when_as_many_tokens_as_words_were_missing_have_come(llama):
+    counted: list[tuple[int, int]] = []
+
+    class Counting:
+        def __getattr__(self, name):
+            return getattr(llama.tokenizer, name)
+
+        def decode(self, ids, **settings):
+            text = llama.tokenizer.decode(ids, **settings)
+            counted.append((len(ids), whole_words(text)))
+            return text
+
+    lm, gaps = LanguageModel(llama.model, Counting(), llama.device, None), []
+    for prompt in prompts((0,), words=4):
+        counted.clear()
+        continuations(lm, [prompt], SHARP, 7)
+        assert counted[0][0] == 5, "four words are whole after five tokens at the earliest"
+        steps = pairwise([one for one in counted if one[0] < counted[-1][0]])
+        gaps += [(after[0] - before[0], 4 - before[1]) for before, after in steps]
+    assert gaps
+    assert all(gap == missing for gap, missing in gaps)
 
 
 def test_a_draw_ends_at_eos_or_at_its_limit(llama):

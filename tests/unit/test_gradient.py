@@ -224,6 +224,14 @@ def test_a_model_that_yields_nan_gives_nan_and_no_exception():
     assert gradient_norms(lm, documents()).isnan().all()
 
 
+def test_a_model_without_any_gradient_fits_the_batched_pass():
+    lm = LanguageModel(COVERED["llama"](), None, torch.device("cpu"), None)
+    for parameter in lm.model.parameters():
+        parameter.data.zero_()
+    assert coverage_of(lm.model).reason == ""
+    assert gradient_norms(lm, [[3, 4, 5]]).tolist() == [0.0]
+
+
 @pytest.mark.parametrize("kind", ["llama", "strange parameter"])
 def test_a_document_of_one_token_has_no_gradient(kind):
     lm = make(kind)

@@ -239,6 +239,12 @@ def test_equal_spreads_and_no_documents_have_a_scale() -> None:
     assert run_passes(find_scale(4), lambda: iter(())) == Scale()
 
 
+@pytest.mark.parametrize(("documents", "scaled"), [(19, False), (20, True)])
+def test_the_scale_needs_twenty_documents(documents: int, scaled: bool) -> None:
+    spread = np.exp(np.arange(documents))
+    assert (run_passes(find_scale(10), lambda: [spread]) != Scale()) == scaled
+
+
 def test_a_selection_that_names_the_spread_divides_by_it_and_one_that_does_not_stays_as_it_is() -> None:
     rng, column, k = np.random.default_rng(5), "knockoff(base=loss, draws=10, combine=simultaneous)", 11
     each = np.exp(rng.normal(0, 1, 400))

@@ -123,6 +123,16 @@ def test_the_scores_are_those_of_a_plain_loop_over_the_models_own_logits(tmp_pat
         assert row[GIVEN] == pytest.approx(mean, abs=1e-4)
 
 
+def test_receipts_count_the_tokens_of_descriptions(tmp_path: Path, model: Path) -> None:
+    config = audit_of(tmp_path, model)
+    plan, store = make_plan(config), Store(config.run)
+    stage = next(stage for stage in stages_of(config) if stage.name == "describe")
+    for receipt in finish_shards(stage, plan.shards, store, 1):
+        if isinstance(receipt, Receipt):
+            written = store.read_table(receipt.data)["ids"].to_pylist()
+            assert receipt.tokens == sum(map(len, written)) > 0
+
+
 def test_rows_are_the_same_bytes_however_many_threads_make_them(tmp_path: Path, model: Path) -> None:
     config = audit_of(tmp_path, model)
     one = finished(config.model_copy(update={"run": str(tmp_path / "one")}))

@@ -33,6 +33,7 @@ from pipeline.selection import (
     storey,
     terms_of,
 )
+from pipeline.selection.calibrations import smallest_simes
 from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.procedures.estimating import default_lambda, kernel, slope
 from pipeline.selection.procedures.known import known_members, known_scores
@@ -384,3 +385,9 @@ def test_the_terms_say_what_the_calibration_changes() -> None:
     counts = RankCounts.empty(9).with_quarantined(1).over(conditional)
     assert decide("bh", counts, TENTH).promise == terms_of("bh", conditional).promise
     assert {"known_members", "ptdi_known_members"} <= set(by_ranks)
+
+
+def test_no_conditional_p_value_is_above_one() -> None:
+    """1 - delta is 1 in float64, and the margin for rounding would lift it above."""
+    assert smallest_simes(1, Fraction(1, 10**18)) == 1
+    assert simes_grid(1, Fraction(1, 10**18)).numerators.tolist() == [1 << 62] * 2
