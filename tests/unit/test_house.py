@@ -358,5 +358,5 @@ def test_a_room_keeps_its_budget_of_lines(room: str) -> None:
 def test_every_room_has_a_budget_and_no_module_is_too_long() -> None:
     assert set(BUDGETS) == set(ROOMS) - {"pipeline", "pipeline.errors"}
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    lengths = {path.name: path.read_text(encoding="utf-8").count("\n") for path in files}
+    lengths = {name_of(path): path.read_text(encoding="utf-8").count("\n") for path in files}
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
