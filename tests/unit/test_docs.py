@@ -161,6 +161,13 @@ def test_the_tree_of_the_architecture_is_that_of_the_code() -> None:
     assert all((ROOT / name).is_dir() for name in re.findall(r"^(\w+)/", tree, re.MULTILINE))
 
 
+def test_every_path_that_the_architecture_names_exists() -> None:
+    page = (PAGES / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:pipeline|ray_jobs|cluster|seenset|tests|docs)/[\w/.]*)`", page)
+    assert len(paths) > 30
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def test_the_readme_is_one_screen() -> None:
     assert len(README.read_bytes()) <= 8 * 1024
 
