@@ -9,6 +9,9 @@ from enum import IntEnum
 
 _READABLE_FORMATS = {"\u200c", "\u200d"}  # joiners: many scripts and emoji cannot be written without them
 
+_EXTRAS = {"s3fs": "s3", "gcsfs": "gs", "num2words": "pictures"}
+"""By the package that other packages ask for: the extra of Seenset that installs it."""
+
 LINE_BREAK = "⟨U+000A⟩"
 """What stands for a line break of a name in a message of one line."""
 
@@ -96,6 +99,16 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """A message as one line in which nothing hides: names of files and columns stand in it, and may hold anything."""
     return visible(" ".join(text.split()))
+
+
+def not_opened(error: Exception) -> str:
+    """Why something could not be opened, in one line; where a package of an extra is missing, it names the extra."""
+    text = one_line(str(error))
+    if isinstance(error, ImportError):
+        for package, extra in _EXTRAS.items():
+            if package in text:
+                return f"{package} is not installed: pip install 'seenset[{extra}]'"
+    return text
 
 
 def _shows(character: str) -> bool:

@@ -33,7 +33,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import UserError
 from pipeline.report.page import rewrite_report, write_report
-from pipeline.report.wording.review import NO_VERDICT
+from pipeline.report.wording.conclusion import NO_VERDICT
 from pipeline.series.claims import claim_of, file_result
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock

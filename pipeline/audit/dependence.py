@@ -1,4 +1,4 @@
-"""Near copies among scored documents, and which promises they take: those that count documents as independent."""
+"""Near copies among scored documents, groups, and which promises they take: those that count independent documents."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_copies import SKETCH, Sketches, SketchFile
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.documents import grouped
-from pipeline.selection.digits import beside
 from pipeline.selection.procedures import procedure_of
+from pipeline.selection.promises import beside
 from pipeline.store.receipts import Receipt
 
 MOST_GROUPS = 1_000

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from pipeline.errors import UserError
-from pipeline.stages.token_table import TOKEN_SCHEMA
+from pipeline.stages.events import TOKEN_SCHEMA
 from pipeline.store.files import Store
 
 Kind = Literal["log-probability", "standardised log-probability"]

@@ -15,8 +15,8 @@ from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.config.audit import AuditConfig
 from pipeline.config.paths import written
 from pipeline.errors import UserError, nearest
+from pipeline.report.wording.conclusion import AS_CSV, CHANGED, review_sentence
 from pipeline.report.wording.files import answered_by
-from pipeline.report.wording.review import AS_CSV, CHANGED, review_sentence
 from pipeline.selection.promises import Guarantee
 from pipeline.store.files import Store
 

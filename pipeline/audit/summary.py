@@ -17,8 +17,8 @@ from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction, Rule, SelectionConfig, SeriesConfig
 from pipeline.errors import ExitCode
 from pipeline.report.wording import conclusion as wording
+from pipeline.report.wording.conclusion import NOT_BOUNDED, reviewed_assumption, reviewed_promise
 from pipeline.report.wording.files import answered_by
-from pipeline.report.wording.review import NOT_BOUNDED, reviewed_assumption, reviewed_promise
 from pipeline.selection.passes import Answer
 from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.selection.schedule import Slot

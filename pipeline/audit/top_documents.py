@@ -1,4 +1,4 @@
-"""The top selected documents of a run's selections: what made their scores is gathered and written.
+"""The top selected documents of a run's selections: what made their scores, and thumbnails of pictures, are written.
 
 `pipeline.audit.evidence` says what that is. Nothing here may end a run.
 """
@@ -43,7 +43,7 @@ from pipeline.errors import BusyError, UserError
 from pipeline.report.wording.files import no_top_documents, top_documents
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import Answer, Batch
-from pipeline.stages.token_table import TOKEN_SCHEMA
+from pipeline.stages.events import TOKEN_SCHEMA
 from pipeline.stages.tokens import STATISTICS, ScoredText, ScoredTexts, TokenSettings
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt

@@ -1,4 +1,4 @@
-"""The verdict on a collection of documents with versions: all indices of published versions are redrawn."""
+"""Documents with versions: what is checked of them, and the verdict, for which all published indices are redrawn."""
 
 from __future__ import annotations
 

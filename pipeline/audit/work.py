@@ -1,4 +1,4 @@
-"""What an audit computes: its stages, and the adapters that they need."""
+"""What an audit computes and on what: its stages, the adapters that they need, its device, and the sizes of batches."""
 
 from __future__ import annotations
 

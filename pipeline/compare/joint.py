@@ -26,8 +26,7 @@ from pipeline.compare.joining import JoinedRuns, Shared, joined_runs, refuse_dif
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.report.wording import comparison as wording
-from pipeline.report.wording.conclusion import WARNING
-from pipeline.report.wording.review import NO_JOINT
+from pipeline.report.wording.conclusion import NO_JOINT, WARNING
 from pipeline.selection.calibrations import Calibration, calibration_of
 from pipeline.selection.joint import (
     JointCut,

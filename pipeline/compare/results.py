@@ -13,7 +13,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import UserError, nearest, one_line
+from pipeline.errors import UserError, nearest, not_opened, one_line
 
 COLUMNS = ("model", "item", "correct")
 METRICS = ("acc", "exact_match")
@@ -141,7 +141,7 @@ def _sample_files(path: str) -> list[str]:
             return [path]
         files = sorted(fs.find(root))
     except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"cannot read results {path}: {one_line(str(error))}") from None
+        raise UserError(f"cannot read results {path}: {not_opened(error)}") from None
     last: dict[tuple[str, str], tuple[str, str]] = {}
     for file in files:
         if match := _SAMPLES.search(file.rsplit("/", 1)[-1]):

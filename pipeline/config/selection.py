@@ -1,4 +1,4 @@
-"""One named question to the scores."""
+"""One named question to the scores, and a schedule of scans under one error rate."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from pipeline.corpus.formats.base import Format
 from pipeline.corpus.formats.picture import beside_pictures
 from pipeline.corpus.formats.saved import HUB, SAVED, SAVED_MARKS
 from pipeline.corpus.shard import InputFile
-from pipeline.errors import UserError, nearest
+from pipeline.errors import UserError, nearest, not_opened
 
 _EDGE = 1 << 16
 Seen = TypeVar("Seen")
@@ -161,7 +161,7 @@ def _expand(key: str, pattern: str) -> Iterator[tuple[str, dict[str, Any], Any]]
         infos = [info for _, info in sorted(fs.glob(full, detail=True).items())] if magic else []
         infos = infos or _info_of(fs, full)
     except (ImportError, ValueError, OSError) as error:
-        raise UserError(f"{key}: cannot open {pattern}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{key}: cannot open {pattern}: {not_opened(error)}") from None
     if not infos:
         raise UserError(f"{key}: no file {pattern}{_neighbours(fs, full)}")
     for info in infos:

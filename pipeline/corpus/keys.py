@@ -1,4 +1,4 @@
-"""Keys: by what two documents are one, near-duplicates, or of one group, whether they are texts or pictures."""
+"""Keys: by what two documents are one, near-duplicates, or of one group, texts or pictures; and how they begin."""
 
 from __future__ import annotations
 

@@ -81,18 +81,18 @@ def sketches_of_texts(texts: Sequence[str]) -> list[bytes]:
 
 
 def _mixed(hashes: np.ndarray) -> np.ndarray:
-    """The finalizer of MurmurHash3, as datasketch has it before its affine orders: uint32."""
+    """The finalizer of MurmurHash3, before the affine orders: uint32, as datasketch has both."""
     hashes = (hashes ^ (hashes >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     hashes = (hashes ^ (hashes >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return np.asarray(hashes ^ (hashes >> np.uint32(16)))
 
 
 @cache
-def _orders() -> Any:
-    """Of each order of all runs, what hashes are multiplied by and what is added: uint32, (2, 128)."""
-    from datasketch import MinHash
-
-    return MinHash(SKETCH, seed=1, scheme="affine32").permutations
+def _orders() -> np.ndarray:
+    """Of each order of all runs, what hashes are multiplied by, an odd number, and what is added: uint32, (2, 128)."""
+    rng = np.random.RandomState(1)  # whose numbers stay the same in every version of NumPy
+    factors = rng.randint(0, 1 << 31, SKETCH, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
+    return np.array([factors, rng.randint(0, 1 << 32, SKETCH, dtype=np.uint32)])
 
 
 def sketches_of(column: pa.ChunkedArray) -> np.ndarray:

@@ -178,12 +178,11 @@ def picture_sketches(pictures: Sequence[Image]) -> list[bytes]:
     Where nearly all bits are equal, as of a picture of one colour, the hash says nothing. A byte is then one number of
     an 8 x 8 thumbnail in colour, in steps of 32: two such pictures are near copies if these differ by 6 on average.
     """
-    import imagehash
-
     sketches = []
     for picture in pictures:
         grey = picture.convert("L")
-        rows, columns = imagehash.dhash(grey, _HASH_SIDE).hash, imagehash.dhash_vertical(grey, _HASH_SIDE).hash
+        wide, high = _thumbnail(grey, _HASH_SIDE + 1, _HASH_SIDE), _thumbnail(grey, _HASH_SIDE, _HASH_SIDE + 1)
+        rows, columns = wide[:, 1:] > wide[:, :-1], high[1:] > high[:-1]
         bits = np.concatenate([rows.ravel(), columns.ravel()]).astype(np.uint8)
         if any(_PLAIN <= float(half.mean()) <= 1 - _PLAIN for half in (rows, columns)):
             sketches.append(np.packbits(bits[_drawn_bits()], axis=1).tobytes())
@@ -193,6 +192,13 @@ def picture_sketches(pictures: Sequence[Image]) -> list[bytes]:
             # 1 to 9: bytes of the other kind are multiples of 32
             sketches.append(((colours[place] + begin) // 32 + 1).astype(np.uint8).tobytes())
     return sketches
+
+
+def _thumbnail(grey: Image, width: int, height: int) -> np.ndarray:
+    """A picture in grey, in so many pixels: uint8, (height, width)."""
+    from PIL.Image import Resampling
+
+    return np.asarray(grey.resize((width, height), Resampling.LANCZOS))
 
 
 @cache

@@ -15,7 +15,7 @@ from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.inputs import find_inputs, stamp_of
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.errors import UserError
+from pipeline.errors import UserError, not_opened
 from pipeline.export.request import ExportQuestion
 from pipeline.store.receipts import Receipt
 
@@ -44,7 +44,7 @@ def source_place(path: str, hub: bool = False, follow: bool = True) -> tuple[str
     try:
         fs, full = fsspec.core.url_to_fs(path if "://" in path else os.path.expanduser(path))
     except (ImportError, ValueError, OSError) as error:
-        raise UserError(f"cannot open {path}: {' '.join(str(error).split())}") from None
+        raise UserError(f"cannot open {path}: {not_opened(error)}") from None
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         full = os.path.realpath(full) if follow else os.path.abspath(full)
         return ("file:", *(part for part in full.split("/") if part))

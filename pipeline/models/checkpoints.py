@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.config.models import ModelConfig, expand_user
-from pipeline.errors import UserError, nearest
+from pipeline.errors import UserError, nearest, not_opened
 from pipeline.models.fit import TYPES, stored_weights
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.py")
@@ -45,9 +45,8 @@ def in_one_line(config: ModelConfig, part: str) -> Iterator[None]:
         raise
     except Exception as error:  # loaders raise whatever their parsers do
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise UserError(
-            f"model {config.shown}: cannot read its {part}: {lines[0] if lines else type(error).__name__}"
-        ) from error
+        reason = not_opened(error) if isinstance(error, ImportError) else lines[0] if lines else type(error).__name__
+        raise UserError(f"model {config.shown}: cannot read its {part}: {reason}") from error
 
 
 def locate(config: ModelConfig, *, weights: bool) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""What a run's actors compute on, as far as it decides the bytes of their rows."""
+"""What actors compute on, as far as it decides the bytes of their rows, and what an error states of the device."""
 
 from __future__ import annotations
 

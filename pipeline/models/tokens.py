@@ -1,4 +1,4 @@
-"""Tokenizers: open them, and turn texts into token ids of bounded number."""
+"""Tokenizers: open them, turn texts into token ids of bounded number, and cut texts into the pieces of their tokens."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-PRODUCT_ELEMENTS = 1 << 26  # of a product that are in memory at a time
+PRODUCT_ELEMENTS = 1 << 26
+"""Of a product that are in memory at a time."""
 
 
 def square(values: Tensor) -> Tensor:

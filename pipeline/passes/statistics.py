@@ -1,4 +1,4 @@
-"""The names of what a pass can measure: read when a detector is registered, before any model's library is loaded."""
+"""What a pass reads of a text, and the names of what it measures: read before the library of any model is loaded."""
 
 from __future__ import annotations
 

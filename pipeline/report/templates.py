@@ -1,4 +1,4 @@
-"""Templates of pages: one style, everything escaped, nothing loaded from anywhere."""
+"""Templates of pages and their script: one style, everything escaped, nothing loaded from anywhere."""
 
 from __future__ import annotations
 

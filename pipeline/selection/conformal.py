@@ -1,4 +1,4 @@
-"""Calibration: from scores to conformal ranks and p-values."""
+"""Calibration: from scores to conformal ranks and p-values on an exact grid, and splits of documents by ids."""
 
 from __future__ import annotations
 

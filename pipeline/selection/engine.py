@@ -16,12 +16,11 @@ from pipeline.config.selection import Rule, SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.digits import percentage
 from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.passes import Answer, Ask, Asking, Batch, SelectionInput
 from pipeline.selection.procedures import PROCEDURES, procedure_of, why_unbounded
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.promises import NOTHING_PROVED
+from pipeline.selection.promises import NOTHING_PROVED, percentage
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import judge_ranks, of_decision, ranked
 from pipeline.selection.schedule import Level, Slot, fewest_in_slot, known_in_slot

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.selection.digits import beside
+from pipeline.selection.promises import beside
 from pipeline.selection.shares import clopper_pearson
 from pipeline.selection.thresholds import INFINITY, NO_VALUE, Moments, Threshold, bits_of, find_place, value_of
 from pipeline.selection.versions import FLOOR, LEAST_DOCUMENTS, shrinkage

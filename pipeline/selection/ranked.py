@@ -1,4 +1,4 @@
-"""Answer a selection by the ranks of audit documents among calibration documents: what procedures share."""
+"""Answer a selection by the ranks of audit documents among calibration documents: what all share."""
 
 from __future__ import annotations
 

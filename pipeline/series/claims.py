@@ -15,13 +15,13 @@ import numpy as np
 
 from pipeline import __version__
 from pipeline.audit.history import was_asked
+from pipeline.audit.judge import audited_model
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import MANIFEST_FILE
 from pipeline.audit.scored import Scored
 from pipeline.audit.select import Claiming
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.config.audit import AuditConfig
-from pipeline.config.models import display_name
 from pipeline.config.selection import Direction, SeriesConfig
 from pipeline.corpus.shard import OF_A_SHARD
 from pipeline.detectors.plugins import BUILT_IN, code_digests, imported
@@ -130,7 +130,7 @@ def claim_slots(
             slot=slot,
             run=scored.store.url,
             key=key,
-            model=display_name(config.model),
+            model=audited_model(config),
             scorer=scorers,
             calibration=digests,
             share=float(share_of(slot, schedule.opening.horizon)),

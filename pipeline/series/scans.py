@@ -1,4 +1,4 @@
-"""The scans of a schedule, as its ledger holds them."""
+"""The scans of a schedule, and the records of its ledger that hold them."""
 
 from __future__ import annotations
 

@@ -1,12 +1,26 @@
-"""What a driver hears of the shards of a stage while they are worked on."""
+"""What a driver hears of the shards of a stage, and the rows of documents that are read once more: without torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, instead_of_exit
 from pipeline.store.receipts import Receipt
+
+TOKEN_SCHEMA = pa.schema(
+    [
+        ("source", pa.string()),
+        ("row", pa.int64()),
+        ("text_key", pa.int64()),
+        ("pieces", pa.list_(pa.string())),
+        ("log_prob", pa.list_(pa.float32())),
+        ("standardised", pa.list_(pa.float32())),
+    ]
+)
+"""A row a document: the pieces of its text, and two numbers a piece, which are null where the model gives none."""
 
 
 @dataclass(frozen=True, slots=True)

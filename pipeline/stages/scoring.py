@@ -1,9 +1,10 @@
-"""The record of scoring, of texts, of versions and of pictures: what scores depend on."""
+"""The record of scoring, what scores depend on, and workers that score token ids and columns of scores."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.audit import AuditConfig
@@ -11,21 +12,33 @@ from pipeline.config.corpus import CorpusConfig
 from pipeline.config.models import ModelConfig
 from pipeline.config.paths import written
 from pipeline.config.training import AdapterConfig
-from pipeline.corpus.near_copies import SKETCH_KIND
+from pipeline.corpus.documents import Document, id_key
+from pipeline.corpus.keys import Keys
+from pipeline.corpus.near_copies import SKETCH, SKETCH_KIND
 from pipeline.corpus.pictures import PICTURE_SKETCH_KIND
-from pipeline.detectors.base import Pass
+from pipeline.corpus.shard import Shard
+from pipeline.detectors.base import FORWARD, Evidence, Pass
 from pipeline.detectors.camia import COPIES
 from pipeline.detectors.registry import DetectorChoice, adapters_of, parse_detectors, plugin_code
-from pipeline.models.tokens import check_same_tokens, open_tokenizer
+from pipeline.models.beginnings import Tokens
+from pipeline.models.tokens import check_same_tokens, open_tokenizer, repeated
 from pipeline.passes.budget import Budget
+from pipeline.passes.copying import in_one_copy
 from pipeline.stages import SCORE_FOLDER, SCORING
-from pipeline.stages.base import Placement, Stage, Worker
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, Worker
 from pipeline.stages.record import StageKind, Wanted
-from pipeline.stages.score import Scorer, ScoreSettings, pair_of, score_schema
-from pipeline.stages.score_columns import ColumnScorer
-from pipeline.stages.score_ids import IdScorer
+from pipeline.stages.score import (
+    WINDOW_CHARACTERS,
+    WINDOW_DOCUMENTS,
+    Scorer,
+    ScoreSettings,
+    file_scores,
+    pair_of,
+    score_schema,
+)
 from pipeline.stages.score_pictures import PictureScorer
 from pipeline.stages.score_versions import VersionScorer, versions_schema
+from pipeline.store.files import Store
 
 _GRADIENT_COST = 3.0  # in forward passes
 
@@ -116,3 +129,85 @@ def _check(config: AuditConfig) -> None:
 
 
 KIND = StageKind(SCORING, SCORE_FOLDER, _serves, _stages, _check, costs={"forward": _forward, "gradient": _gradient})
+
+
+class IdScorer(Scorer):
+    """A scorer of token ids. What reads texts, as `zlib` does, reads what the target's tokenizer decodes them to."""
+
+    reads_ids = True
+
+    def tokenise(self, texts: list[str]) -> tuple[list[Tokens], list[str]]:
+        """The ids of documents, cut to `max_tokens`, and the texts that these decode to.
+
+        Args:
+            texts: of the numbers of each document's ids, as `pipeline.corpus.documents.ids_text` writes them.
+        """
+        most, known = self.max_tokens, len(self.tokenizer)
+        ids = [list(map(int, text.split(" ", most)[:most])) for text in texts]
+        tokens = [Tokens(each, text.count(" ") >= most, len(text)) for each, text in zip(ids, texts, strict=True)]
+        plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return tokens, [str(self.tokenizer.decode([one for one in each if one < known], **plain)) for each in ids]
+
+    def tokenise_passes(self, kept: list[list[str]], ids: dict[Pass, list[list[int]]]) -> None:
+        """Give every pass the ids themselves, or several copies of them."""
+        for needed in self.passes:
+            mark = self.models[needed.model].tokenizer.bos_token_id
+            ids[needed] = (
+                [repeated(each, self.max_tokens, mark) for each in ids[FORWARD]]
+                if needed.text == "repeated"
+                else ids[FORWARD]
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A document with its scores."""
+
+    role: str
+    text_key: int
+    sketch: bytes
+    scores: tuple[float, ...]  # of the detectors
+    truncated: bool = False
+
+
+class ColumnScorer:
+    """The detectors that read columns of scores; no model is opened."""
+
+    def __init__(self, stage: Stage, placement: Placement) -> None:
+        """Take the detectors."""
+        settings: ScoreSettings = stage.settings
+        self.detectors = settings.detectors.parse()
+        self.batch_size: BatchSize | None = None
+        self.window = Window(WINDOW_DOCUMENTS, WINDOW_CHARACTERS)
+
+    def open(self, shard: Shard, store: Store, output: Output) -> Shard:
+        """The shard, whose columns are known."""
+        return shard
+
+    def prepare(self, documents: list[Document], inputs: Shard, output: Output) -> list[Entry]:
+        """Make the keys of documents: of their texts, or without texts of their roles and ids, near no other's."""
+        if inputs.has_text:
+            keys = Keys.of(documents)
+            made = zip(keys.text.tolist(), map(bytes, keys.sketch), keys.length.tolist(), strict=True)
+        else:
+            names = [f"{inputs.role} {document.doc_id}" for document in documents]
+            made = zip(map(id_key, names), map(_sketch_of_name, names), [0] * len(names), strict=True)
+        return [
+            Entry(document, words, _Prepared(inputs.role, key, sketch, document.scores))
+            for document, (key, sketch, words) in zip(documents, made, strict=True)
+        ]
+
+    def work(self, batch: list[Entry], output: Output) -> None:
+        """Note the scores of a batch."""
+        columns = [detector.arguments["column"] for detector in self.detectors]
+        values = zip(*(entry.work.scores for entry in batch), strict=True)
+        evidence = Evidence(
+            [entry.document.text for entry in batch], {}, columns=dict(zip(columns, values, strict=True))
+        )
+        scores = in_one_copy([detector.score(evidence) for detector in self.detectors])
+        file_scores(self.detectors, batch, scores, output)
+
+
+def _sketch_of_name(name: str) -> bytes:
+    """A sketch that is alike for no two names: uint8, (128,), as independent and uniform ones."""
+    return hashlib.shake_128(name.encode("utf-8", "surrogatepass")).digest(SKETCH)

@@ -27,7 +27,7 @@ from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.tokens import pieces_of, tokenize
 from pipeline.passes.parts import PassSizes, forward_in_parts
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
-from pipeline.stages.token_table import TOKEN_SCHEMA
+from pipeline.stages.events import TOKEN_SCHEMA
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipt
 from pipeline.store.tables import read_filed

@@ -19,7 +19,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import DamagedError, UserError, one_line
+from pipeline.errors import DamagedError, UserError, not_opened
 from pipeline.store.space import remove_quietly, write_error
 
 SIDE_BY_SIDE = 16
@@ -86,7 +86,7 @@ class Store:
                 url if protocol else os.path.expanduser(url), **_OPTIONS.get(protocol, {})
             )
         except (ImportError, ValueError, OSError) as error:
-            raise UserError(f"cannot open run directory {url}: {one_line(str(error))}") from None
+            raise UserError(f"cannot open run directory {url}: {not_opened(error)}") from None
         self.root = root.rstrip("/")
         self.local = isinstance(self.fs, fsspec.implementations.local.LocalFileSystem)
         if self.local:

@@ -1,4 +1,4 @@
-"""Repeats: calibration and audit sets drawn again and again over one model's stored scores, each answer judged."""
+"""Repeats: calibration and audit sets drawn again and again over one model's stored scores, all answers judged."""
 
 from __future__ import annotations
 

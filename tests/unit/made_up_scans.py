@@ -19,14 +19,14 @@ FINGERPRINT = {"model": "m1", "dtype": "float32", "max_tokens": 1024, "code": "0
 def scan_config(
     ledger: str, run: str = "/runs/one", names: tuple[str, ...] = ("members",), **terms: Any
 ) -> AuditConfig:
-    """The configuration of a scan; `terms` are of its series."""
+    """The configuration of a scan; `terms` are of its series, but for `procedure`, `direction` and `adapter`."""
     asked = {"procedure": terms.pop("procedure", "bh"), "direction": terms.pop("direction", "members")}
     selections = [{"name": name, "detectors": ["loss"], **asked} for name in names]
     return build(
         AuditConfig,
         {
             "run": run,
-            "model": {"path": "model"},
+            "model": {"path": "model", "adapter": terms.pop("adapter", None)},
             "corpus": {"audit": {"path": "audit.jsonl"}, "unseen": {"path": "unseen.jsonl"}},
             "detectors": ["loss"],
             "selections": selections,

@@ -64,6 +64,14 @@ def test_scans_take_the_places_of_a_schedule_in_turn(config: Config) -> None:
     assert sum(slot.level for slot in slots) == slots[0].alpha
 
 
+def test_a_scan_names_the_adapter_of_its_checkpoint(config: Config) -> None:
+    for content, adapter in (("a", None), ("b", "adapters/second")):
+        claim(config(adapter=adapter), content)
+    names = [one.claim.model for one in schedule(config()).scans]
+    assert [name.count(" with adapter ") for name in names] == [0, 1]
+    assert names[1].endswith("second")
+
+
 def test_the_same_scan_keeps_its_place_and_another_question_takes_another(config: Config) -> None:
     first, again, other = [], [], []
     assert claim(config(), "a", first)["members"].number == 1

@@ -73,8 +73,8 @@ def test_settings_of_a_page_are_settings(block: Block) -> None:
         build_evaluation({**PARTS, **part})
     elif set(part) <= names_of(AuditConfig):
         sources = [source for source in part.get("corpus", {}).values() if isinstance(source, dict)]
-        pictures, scores = (any(key in source for source in sources) for key in ("image", "scores"))
-        whole = {} if scores else {**PARTS, "corpus": {}} if pictures else PARTS
+        scores, pictures, versions = (any(key in one for one in sources) for key in ("scores", "image", "versions"))
+        whole = {} if scores else {**PARTS, "corpus": {}} if pictures or versions else PARTS
         build_config(merged(whole, part))
     else:
         assert set(part) <= names_of(TrialConfig), f"neither an audit nor a trial: {sorted(part)}"
@@ -159,6 +159,13 @@ def test_the_tree_of_the_architecture_is_that_of_the_code() -> None:
     rooms = re.findall(r"^  (\w+)/", tree, re.MULTILINE)
     assert sorted(rooms) == sorted(path.parent.name for path in (ROOT / "pipeline").glob("*/__init__.py"))
     assert all((ROOT / name).is_dir() for name in re.findall(r"^(\w+)/", tree, re.MULTILINE))
+
+
+def test_every_path_that_the_architecture_names_exists() -> None:
+    page = (PAGES / "architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:pipeline|ray_jobs|cluster|seenset|tests|docs)/[\w/.]*)`", page)
+    assert len(paths) > 30
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_the_readme_is_one_screen() -> None:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 BARE_MACHINE = """
 import importlib.util, runpy, socket, sys
 
-MISSING = {"ray", "typer", "pydantic", "pydantic_core", "tenacity", "datasets", "datasketch", "gguf", "peft",
+MISSING = {"ray", "typer", "pydantic", "pydantic_core", "tenacity", "datasets", "gguf", "peft",
            "scipy", "sklearn", "matplotlib", "xxhash", "rich", "deepspeed", "bitsandbytes", "psutil", "hypothesis"}
 
 class Missing:

@@ -69,6 +69,30 @@ def _declared() -> Iterator[str]:
         yield re.split(r"[^\w.-]", line, maxsplit=1)[0]
 
 
+@pytest.mark.parametrize(
+    ("package", "message"),
+    [
+        ("s3fs", "cannot open run directory s3://bucket/run: s3fs is not installed: pip install 'seenset[s3]'"),
+        ("gcsfs", "cannot open run directory gs://bucket/run: gcsfs is not installed: pip install 'seenset[gs]'"),
+    ],
+)
+def test_a_missing_package_of_an_extra_is_named_with_the_extra(package: str, message: str) -> None:
+    url = message.split()[4].rstrip(":")
+    code = f"import sys; sys.modules[{package!r}] = None; from ray_jobs.cli import main; main(['status', {url!r}])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (2, f"seenset: {message}")
+
+
+def test_the_page_of_an_installation_states_the_size_of_every_package() -> None:
+    page = (ROOT / "docs/machines.md").read_text(encoding="utf-8")
+    table = page[page.index("| package | MB |") :]
+    stated = [name for row in re.findall(r"^\| (`[^|]+)\|", table, re.MULTILINE) for name in re.findall("`(.+?)`", row)]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert sorted(stated) == sorted(
+        _plain(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in project["dependencies"]
+    )
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 

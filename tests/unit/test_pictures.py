@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import imagehash
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -174,6 +175,16 @@ def natural(seed: int) -> Image.Image:
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
     return coarse.resize((160, 120), Image.Resampling.BICUBIC)
+
+
+def test_a_sketch_holds_bits_of_the_perceptual_hash_of_imagehash() -> None:
+    rng = np.random.default_rng(1)
+    drawn = np.stack([rng.permutation(288)[:3] for _ in range(128)])
+    pictures = [natural(seed) for seed in range(40)]
+    for picture, sketch in zip(pictures, picture_sketches(pictures), strict=True):
+        hashes = [imagehash.dhash(picture, 12).hash, imagehash.dhash_vertical(picture, 12).hash]
+        bits = np.concatenate([one.ravel() for one in hashes]).astype(np.uint8)
+        assert np.packbits(bits[drawn], axis=1).tobytes() == sketch
 
 
 def test_near_copies_are_told_from_other_pictures() -> None:

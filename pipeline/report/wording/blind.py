@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.audit.halvings import LEAST, LEAST_BLOCKS, PASSING, TOLERANCE, Blind, to_settle
-from pipeline.selection.digits import beside
+from pipeline.selection.promises import beside
 
 WORDS, TOKENS, OF_PICTURES = "words", "tokens", "thumbnails, colours and files"
 OF_CAPTIONED = "thumbnails, colours, files and captions"

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from pipeline.audit.summary import Summary
 from pipeline.selection.bounds import Bound
-from pipeline.selection.digits import percentage
+from pipeline.selection.promises import percentage
 
 
 def bound_clause(summary: Summary) -> str:

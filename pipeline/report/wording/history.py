@@ -1,4 +1,4 @@
-"""What a run was asked so far, and what asking several questions does to a promise."""
+"""What a reader must know of a run before its first answer, and what several questions do to a promise."""
 
 from __future__ import annotations
 

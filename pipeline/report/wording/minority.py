@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.audit.tail import LEVEL
-from pipeline.selection.digits import beside
+from pipeline.selection.promises import beside
 
 NAMED = 10
 """Documents that a sentence names."""

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Literal
 
 from pipeline.report.wording.conclusion import WARNING
-from pipeline.selection.digits import percentage
+from pipeline.selection.promises import percentage
 
 Doubt = Literal["asked before", "contradicted", "heuristic", "asymptotic", "other procedure", "share", "level"]
 """Why a schedule promises nothing of a list."""

@@ -1,4 +1,4 @@
-"""Comments of a starter configuration, and what `seenset init` states of the data that it was made from."""
+"""What a plan and a starter configuration state: what is missing, what was guessed, and where the work runs."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from pipeline.audit.conclusion import bound_condition
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount, Statement
 from pipeline.selection.collection import FOLDS, PERMUTATIONS
-from pipeline.selection.digits import beside, decimal, percentage
+from pipeline.selection.promises import beside, decimal, percentage
 
 OUTSIDE = "This verdict is outside the schedule of scans: its rates are of this scan alone, and add up over scans."
 NO_TEST = (

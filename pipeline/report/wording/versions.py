@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.audit.verdict import LEVEL, Statement, VersionsTest
 from pipeline.report.wording.numbers import percent
-from pipeline.selection.digits import beside
 from pipeline.selection.procedures.versions import ASSUMPTION
+from pipeline.selection.promises import beside
 
 NO_BLIND_TEST = (
     "Not needed: the published version of each document is compared with its other versions, not with other documents."

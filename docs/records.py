@@ -1,11 +1,10 @@
-"""JSON schemas of the files that a run directory holds, made from the records themselves.
+"""Write docs/schemas: JSON schemas of the files of runs, comparisons and schedules, made from the records themselves.
 
-`python -m pipeline.report.schemas docs/schemas` writes them.
+python -m docs.records
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,11 @@ from pipeline.audit.records import VersionedRecord
 from pipeline.audit.status import Status
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CollectionVerdict
+from pipeline.compare.comparison import Comparison
+from pipeline.compare.joint import JointReport
+from pipeline.compare.ranking import RankingReport
 from pipeline.report.contents import Report
+from pipeline.series.course import Course
 from pipeline.store.files import to_json
 from pipeline.store.receipts import DIGEST
 
@@ -31,6 +34,10 @@ RECORDS: dict[str, type[VersionedRecord]] = {
     "evaluation": Evaluation,
     "history": HistoryEntry,
     "verdict": CollectionVerdict,
+    "comparison": Comparison,
+    "joint": JointReport,
+    "ranking": RankingReport,
+    "series": Course,
 }
 """The files by name, and what they hold."""
 
@@ -61,4 +68,4 @@ def write_schemas(folder: Path, records: Mapping[str, type[VersionedRecord]] = R
 
 
 if __name__ == "__main__":
-    write_schemas(Path(sys.argv[1]))
+    write_schemas(Path(__file__).parent / "schemas")
