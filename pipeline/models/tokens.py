@@ -102,15 +102,8 @@ def check_same_tokens(first: Any, second: Any, models: tuple[str, str], reader: 
     Raises:
         UserError: the vocabularies, or what they make of a sentence, differ.
     """
-    one, two = first.get_vocab(), second.get_vocab()
-    probes = [[] if token_ids else tokenizer(PROBE, verbose=False)["input_ids"] for tokenizer in (first, second)]
-    if one != two:
-        ids = {token: (one.get(token, "none"), two.get(token, "none")) for token in one.keys() | two.keys()}
-        token = min(token for token, (here, there) in ids.items() if here != there)
-        differs = f"of {len(one)} and {len(two)} tokens, {token!r} has id {ids[token][0]} and {ids[token][1]}"
-    elif probes[0] != probes[1]:
-        differs = f"of {PROBE!r} they make ids {probes[0]} and {probes[1]}"
-    else:
+    differs = difference_of(first, second, token_ids)
+    if differs is None:
         return
     use = "gives" if token_ids else "compares"
     how, remedy = (
@@ -120,6 +113,17 @@ def check_same_tokens(first: Any, second: Any, models: tuple[str, str], reader: 
         f"detector {reader} {use} model {models[0]} and reference_model {models[1]}{how}, and their "
         f"tokenizers differ: {differs}; take a reference_model of the same family, or {remedy}"
     )
+
+
+def difference_of(first: Any, second: Any, token_ids: bool = False) -> str | None:
+    """In what two tokenizers differ; None where they agree. The arguments are those of `check_same_tokens`."""
+    one, two = first.get_vocab(), second.get_vocab()
+    if one != two:
+        ids = {token: (one.get(token, "none"), two.get(token, "none")) for token in one.keys() | two.keys()}
+        token = min(token for token, (here, there) in ids.items() if here != there)
+        return f"of {len(one)} and {len(two)} tokens, {token!r} has id {ids[token][0]} and {ids[token][1]}"
+    probes = [[] if token_ids else tokenizer(PROBE, verbose=False)["input_ids"] for tokenizer in (first, second)]
+    return f"of {PROBE!r} they make ids {probes[0]} and {probes[1]}" if probes[0] != probes[1] else None
 
 
 def count_words(texts: Sequence[str], max_tokens: int) -> list[Tokens]:

@@ -29,6 +29,7 @@ from pipeline.models.switching import Adapters
 from pipeline.models.tokens import (
     check_same_tokens,
     count_words,
+    difference_of,
     open_tokenizer,
     plain_ids,
     repeated,
@@ -188,6 +189,8 @@ class Scorer:
             assert settings.reference_model is not None
             names = (display_name(settings.model), display_name(settings.reference_model))
             check_same_tokens(self.tokenizer, self.models["reference"].tokenizer, names, self.pair, self.reads_ids)
+        tokenizers = [lm.tokenizer for lm in self.models.values()]
+        self.alike = len(tokenizers) == 2 and difference_of(*tokenizers) is None
         self.base = stage.fingerprint["model"]
         self.shown = display_name(settings.model)
         self.adapters: Adapters | None = None  # of the run, whose folder is known with the first shard
@@ -288,19 +291,17 @@ class Scorer:
         file_scores(self.detectors, batch, self.scores([entry.work for entry in batch]), output)
 
     def _unknown_id(self, ids: Mapping[Pass, list[list[int]]], index: int) -> str | None:
-        """What is wrong with the token ids of a document: a model has no row for one, or a pair reads other ones."""
+        """What is wrong with the token ids of a document: a model has no row for one."""
         read = {(p.model, id(ids[p])): ids[p][index] for p in self.passes}  # several passes share a list
-        if self.pair is not None and any(
-            ids[p][index] != ids[replace(p, model="target")][index] for p in self.passes if p.model == "reference"
-        ):
-            return f"detector {self.pair}: the two models read other tokens of the text"
         problems = (unknown_id(sequence, self.rows[model]) for (model, _), sequence in read.items())
         return next((problem for problem in problems if problem is not None), None)
 
     def tokenise_passes(self, kept: list[list[str]], ids: dict[Pass, list[list[int]]]) -> None:
-        """Add the ids of every pass; passes over the same text of the same model share them."""
+        """Add the ids of every pass; passes over the same text share them if their models' tokenizers agree."""
         for needed in self.passes:
             same = replace(needed, kind="forward", adapter="", prefix=None)
+            if self.alike and (of_target := replace(same, model="target")) in ids:
+                ids[same] = ids[of_target]  # the end of a text that was cut may else have other tokens
             if same not in ids:
                 texts = kept[needed.draw]
                 texts = [text_read(text, needed.text, self.seed) for text in texts]

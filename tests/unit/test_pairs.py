@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 import torch
 from tokenizers import normalizers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.small_model import smollm2_file
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
@@ -22,6 +23,7 @@ from pipeline.detectors.base import FORWARD, REFERENCE, Evidence
 from pipeline.detectors.registry import parse_detectors, plan_passes
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
+from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import check_stages, stages_of
@@ -185,6 +187,32 @@ def test_scores_of_a_run_do_not_depend_on_batches(tmp_path: Path, tiny_model_fol
         rows = pa.concat_tables([read_filed(store, receipt) for receipt in receipts])
         rows = rows.take(np.argsort([int(name) for name in rows["doc_id"].to_pylist()]))
         np.testing.assert_allclose(np.transpose([rows[name].to_numpy() for name in PAIRS]), expected, rtol=1e-4)
+
+
+def test_a_text_cut_between_two_line_ends_is_compared_by_the_tokens_of_the_target(tmp_path: Path) -> None:
+    """Read again, the text that the first tokens cover ends in one token for both."""
+    tokenizer = open_tokenizer(ModelConfig(path=str(smollm2_file())))
+    folders = [tmp_path / "target", tmp_path / "other"]
+    for seed, folder in enumerate(folders):
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    models = [open_model(ModelConfig(path=str(folder), dtype="float32")) for folder in folders]
+    text, most = "The quiet river\n\n= 7", 5
+    (cut,) = tokenize(models[0].tokenizer, [text], most)
+    assert tokenize(models[1].tokenizer, [text[: cut.kept]], most)[0].ids != cut.ids
+    settings = described(tmp_path, *folders, detectors=[*PAIRS, "reference"], max_tokens=most)
+    (tmp_path / "audit.jsonl").write_text(json.dumps({"id": "0", "text": text}))
+    config = build_config(settings)
+    shards, store = make_plan(config).shards, Store(config.run)
+    events = finish_shards(stages_of(config)[-1], shards, store, workers=1)
+    (receipt,) = (event for event in events if isinstance(event, Receipt))
+    rows = read_filed(store, receipt)
+    target, other = (forward(lm, [cut.ids], STATISTICS) for lm in models)
+    log_probs = [one.log_prob[0].double().tolist() for one in (target, other)]
+    assert rows["wbc"].to_pylist() == pytest.approx([wbc_of(*log_probs)])
+    assert rows["reference"].to_pylist() == pytest.approx([np.mean(log_probs[0]) - np.mean(log_probs[1])], rel=1e-4)
 
 
 def _with_a_token(tokenizer: Any) -> None:
