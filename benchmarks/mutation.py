@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -169,13 +170,20 @@ def _steps(test: Path) -> Mapping[Path, int]:
 
 
 def nearest_tests(path: str, most: int, steps: Mapping[Path, Mapping[Path, int]]) -> list[str]:
-    """The test files that reach a module by the fewest imports; those named after it and those of little else first."""
+    """The test files that reach a module by imports: those that write most of its names, then by the fewest imports."""
     reaching = {test: reached[ROOT / path] for test, reached in steps.items() if ROOT / path in reached}
-    stem = Path(path).stem
-    order = sorted(reaching, key=lambda test: (stem not in test.stem, reaching[test], len(steps[test]), str(test)))
+    body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+    names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    written = {test: _words(test) & (names | {Path(path).stem}) for test in reaching}
+    order = sorted(reaching, key=lambda test: (-len(written[test]), reaching[test], len(steps[test]), str(test)))
     first = [test for test in order if test.parent.name in FIRST]
     last = [test for kind in LAST for test in [one for one in order if one.parent.name == kind][: most // 4]]
     return [str(test.relative_to(ROOT)) for test in first[:most] + last]
+
+
+@cache
+def _words(path: Path) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", path.read_text(encoding="utf-8")))
 
 
 def first_failure(copy: Path, tests: Sequence[str], options: Sequence[str]) -> str | None:

@@ -23,10 +23,12 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.keys import Keys
-from pipeline.detectors.base import Prefix
+from pipeline.detectors.base import FORWARD, Evidence, Prefix
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
 from pipeline.models.opened import embedding_rows
+from pipeline.passes.forward import TokenStatistics
 from pipeline.stages.local import finish_shards
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
@@ -123,3 +125,13 @@ def test_an_endpoint_and_versions_are_refused(name: str, tmp_path: Path, tiny_mo
         described = {"run": "run", "model": {"path": str(tiny_model_folder)}, "detectors": [name]}
         with pytest.raises(UserError, match=f"detector {name} does not take documents with versions"):
             build_config({**described, "corpus": {"audit": audit}})
+
+
+def test_no_token_counts_for_more_than_a_hundredth_where_nothing_else_is_configured() -> None:
+    read = TokenStatistics(torch.tensor([[0.5, 0.001]]).log(), torch.ones(1, 2, dtype=torch.bool))
+    read = replace(read, token=torch.tensor([[0, 1]]))
+    evidence = Evidence(
+        ["a b c"], {FORWARD: read}, rarity={Prefix("unseen", 100, counted=True): torch.tensor([2.0, 3.0])}
+    )
+    (detector,) = parse_detectors(["dc_pdd"])
+    assert detector.score(evidence).tolist() == pytest.approx([(0.01 + 0.003) / 2])

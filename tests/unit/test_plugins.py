@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from pydantic import Field
@@ -22,6 +24,7 @@ from pipeline.detectors.plugins import Plugin, imported, load_plugins, read_plug
 from pipeline.detectors.registry import parse_detectors, plugin_code
 from pipeline.errors import UserError
 from pipeline.passes.forward import TokenStatistics
+from pipeline.selection import RankCounts, decide
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.trial.config import audit_of, build_trial
 
@@ -399,3 +402,14 @@ def test_the_schema_lists_the_procedures_that_are_built_in_and_allows_others() -
 def test_a_misspelt_import_names_the_key() -> None:
     with pytest.raises(UserError, match="unknown key 'imports'; did you mean 'import'"):
         build_config(audit(imports=[]))
+
+
+def test_a_procedure_of_a_plugin_decides_and_returns_nothing_but_a_decision(tmp_path: Path) -> None:
+    load(
+        write(tmp_path, PROCEDURE),
+        write(tmp_path, PROCEDURE.replace("half", "none").replace("return decision(", "return ("), "b.py"),
+    )
+    counts = RankCounts.of(np.arange(1, 11), 99)  # p = 0.01, 0.02, ..., 0.1: BH at 0.1 selects all ten, at 0.05 none
+    assert [decide("half", counts, Fraction(level, 10)).n_selected for level in (1, 2)] == [0, 10]
+    with pytest.raises(UserError, match=r"procedure none .* must return decision\(\.\.\.\), got"):
+        decide("none", counts, Fraction(1, 10))

@@ -10,7 +10,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.selection.engine import in_slot
 from pipeline.selection.passes import Answer
 from pipeline.selection.promises import StrictAnswer
-from pipeline.selection.schedule import Level, Slot, share_of
+from pipeline.selection.schedule import Level, Slot, known_in_slot, share_of
 
 STRICT = StrictAnswer("bh", 0, None, "finite-sample")
 
@@ -53,3 +53,11 @@ def test_the_parts_of_a_schedule_without_an_end_never_sum_to_more_than_one() -> 
     assert float(spent) + most_to_come > 1 - 1e-4
     assert spent + Fraction(least_to_come) <= 1
     assert share_of(1, None) == pytest.approx(1 / 2.28576566568013, abs=1e-4)
+
+
+def test_known_documents_that_a_slot_needs_to_select_a_few() -> None:
+    """The fewest n with n + 1 >= factor m / (level k), of m = 1,000 and a level of 1/20."""
+    parts = (Fraction(1, 10), Fraction(1, 2))
+    assert known_in_slot(1_000, 5, Slot(1, "spend", *parts, 0)) == 3_999
+    assert known_in_slot(1_000, 5, Slot(1, "spend", *parts, 0), Fraction(2)) == 7_999
+    assert known_in_slot(1_000, 5, Slot(2, "e-lond", *parts, 15)) == 999, "15 earlier ones count"
