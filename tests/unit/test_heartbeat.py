@@ -18,8 +18,8 @@ from ray_jobs.terminal import Heartbeat, VisibleConsole
 SECONDS = 30.0
 COMMAND = """
 import sys
-from ray_jobs import heartbeat
-heartbeat.SILENT_SECONDS = 0.05
+from ray_jobs import terminal
+terminal.SILENT_SECONDS = 0.05
 from ray_jobs.cli import main
 main()
 """

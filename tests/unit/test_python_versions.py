@@ -103,7 +103,10 @@ def test_natural_preference_for_a_form_is_removed_where_the_file_states_the_form
 def test_marked_documents_are_read_scored_and_judged(tiny_model_folder: Path, tmp_path: Path) -> None:
     """From `seenset mark` to the answer, on text that people wrote."""
     texts = [
-        text for page in sorted(DOCS.glob("*.md")) for text in page.read_text("utf-8").split("\n\n") if len(text) > 300
+        text
+        for page in sorted([*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")])
+        for text in page.read_text("utf-8").split("\n\n")
+        if len(text) > 300
     ]
     (tmp_path / "pages.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     with pytest.raises(SystemExit, match="0"):
