@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from itertools import chain, islice
 from statistics import fmean, median
 from typing import Any
 
@@ -93,18 +93,21 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scored_texts(plan: Plan) -> tuple[float, float] | None:
-    """Texts that are scored of a document with versions, and tokens of a text, on average over the first documents.
+    """Texts that are scored of a document with versions or of token ids, and tokens of a text, on average over the first.
 
-    None where the documents have no versions, or none of the first ones can be scored.
+    None for other documents, or where none of the first ones can be scored.
     """
-    if plan.config.corpus.versions is None:
+    corpus = plan.config.corpus
+    if corpus.versions is None and not corpus.has_ids:
         return None
-    first = itertools.islice(itertools.chain.from_iterable(map(read_shard, plan.shards)), SAMPLED)
+    first = islice(chain.from_iterable(map(read_shard, plan.shards)), SAMPLED)
     scored = [document.texts for document in first if document.problem is None]
     if not scored:
         return None
-    lengths = [min(len(text.encode()) / BYTES_PER_TOKEN, plan.config.max_tokens) for text in itertools.chain(*scored)]
-    return len(lengths) / len(scored), fmean(lengths)
+    counts = [
+        text.count(" ") + 1 if corpus.has_ids else len(text.encode()) / BYTES_PER_TOKEN for text in chain(*scored)
+    ]
+    return len(counts) / len(scored), fmean(min(count, plan.config.max_tokens) for count in counts)
 
 
 def outlooks(config: AuditConfig, roles: Mapping[str, Any], allocated: Allocated | None = None) -> list[dict[str, Any]]:

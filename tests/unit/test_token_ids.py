@@ -276,3 +276,25 @@ def test_nothing_is_trained_on_token_ids_and_the_manifest_reads_back() -> None:
     assert "tokens" not in SourceConfig(path="x.parquet").model_dump()
     with pytest.raises(ValidationError, match="these are trained on: give text"):
         TypeAdapter(TrainingSource).validate_python(source.model_dump())
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_plan_counts_the_ids_of_the_first_documents(
+    form: str, folder: Path, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of lines was taken for text of four bytes a token, and an id takes as many digits as it has."""
+    sources, expected = {}, 0
+    for role in ROLES:
+        rows = pq.read_table(folder / f"{role}.parquet", columns=["id", "input_ids"])
+        expected += sum(min(len(ids), MAX_TOKENS) for ids in rows["input_ids"].to_pylist())
+        path = tmp_path / f"{role}.{form}"
+        if form == "parquet":
+            pq.write_table(rows, path)
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()), encoding="utf-8")
+        sources[role] = {"path": str(path), "tokens": "input_ids"}
+    described = {"run": str(tmp_path / "run"), **settings(tiny_model_folder, sources)}
+    (tmp_path / "audit.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
+    with pytest.raises(SystemExit, match="0"):
+        main(["plan", str(tmp_path / "audit.yaml"), "--json"])
+    assert json.loads(capsys.readouterr().out)["estimated_tokens"] == pytest.approx(expected, rel=0.05)
