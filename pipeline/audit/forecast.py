@@ -40,7 +40,7 @@ from pipeline.stages.registry import forward_passes, questions_of
 
 HALF = Fraction(1, 2)
 Allocated = tuple[list[dict[str, Any]], dict[str, int]]  # adapters, and known documents that calibrate by role
-SAMPLED = 100  # documents with versions that are read for the forecast
+SAMPLED = 100  # documents with versions or of token ids that are read for the forecast
 TRAINING_COST = 3  # of a document in an epoch, in forward passes
 
 
@@ -93,9 +93,9 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scored_texts(plan: Plan) -> tuple[float, float] | None:
-    """Texts that are scored of a document with versions or of token ids, and tokens of a text, on average over the first.
+    """Texts that are scored of a document, and tokens of a text, on average over the first documents.
 
-    None for other documents, or where none of the first ones can be scored.
+    None where they are neither versions nor token ids, or none of the first ones can be scored.
     """
     corpus = plan.config.corpus
     if corpus.versions is None and not corpus.has_ids:
