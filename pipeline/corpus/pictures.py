@@ -152,7 +152,7 @@ def open_picture(data: bytes) -> Image:
 
 
 def made_up_picture() -> bytes:
-    """A grey picture of 64 x 64 pixels, which nobody could mind."""
+    """A grey picture of 64 x 64 pixels."""
     from PIL import Image
 
     file = io.BytesIO()

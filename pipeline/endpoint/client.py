@@ -38,7 +38,7 @@ Parsed = TypeVar("Parsed")
 PLAIN_BYTES, TOKEN_BYTES, MOST_BYTES = 1 << 20, 1 << 12, 1 << 26
 """Of an answer, beside its tokens; for each token, with its alternatives; of any answer."""
 
-_UNPACK_ANY = 47  # zlib or gzip, told by the first bytes
+_UNPACK_ANY = 47  # zlib or gzip, recognised by the first bytes
 _PACKINGS = "gzip, deflate"
 
 

@@ -144,7 +144,7 @@ def _provenance(question: ExportQuestion) -> dict[str, str]:
 
 
 def _settings(history: Sequence[HistoryEntry], name: str) -> dict[str, Any]:
-    """How a selection was asked for the last time; empty where nobody remembers."""
+    """How a selection was asked for the last time; empty where it is not recorded."""
     questions = [question for question in history[-1].questions if question.name == name] if history else []
     settings = questions[0].settings if questions else {}
     return {key: value for key, value in settings.items() if value is not None and key != "name"}

@@ -68,7 +68,7 @@ def free_memory() -> None:
 
 
 def give_back() -> None:
-    """Give memory that the C library holds and nobody uses back to the machine."""
+    """Return unused memory of the C library to the machine."""
     with contextlib.suppress(OSError, AttributeError):  # not the GNU one
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -102,7 +102,7 @@ def roc_figures(
     Args:
         curves: detector -> FPR and TPR, each (thresholds + 1,); none where there are documents of one kind alone.
         areas: AUC of the same detectors.
-        kinds: what the documents to be told apart are called, members first.
+        kinds: names of the two kinds of documents, members first.
         dashed: the detector that is drawn so, if any.
     """
     members, others = kinds

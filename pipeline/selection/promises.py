@@ -15,7 +15,7 @@ Guarantee = Literal["finite-sample", "asymptotic", "heuristic"]
 
 MOST_DIGITS = 17
 WRITTEN_DIGITS = 12
-"""More significant digits than this nobody wrote: the number was computed."""
+"""A number with more significant digits was computed, not written by a user."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ class Scorer:
         gradient = any(p.kind == "gradient" for p in self.passes)
         placement.set_up(settings.device, gradient)
         self.models: dict[str, LanguageModel] = {}
-        self.tokenizer: Any = None  # of an endpoint nobody knows it
+        self.tokenizer: Any = None  # None for an endpoint: it is unknown
         if isinstance(settings.model, ModelConfig):
             if any(p.model == "target" for p in self.passes):
                 self.models["target"] = placement.open(open_model, settings.model)

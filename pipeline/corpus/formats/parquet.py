@@ -175,7 +175,7 @@ class _Unread(Exception):
 
 
 class _Content(io.BytesIO):
-    """A file of some size whose content nobody gets."""
+    """A file of a given size whose content cannot be read."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
