@@ -20,7 +20,9 @@ from pipeline.audit.plan import BYTES_PER_TOKEN, make_plan
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.audit.verdict import read_verdict
 from pipeline.audit.versions_verdict import version_part
+from pipeline.config.corpus import SourceConfig
 from pipeline.corpus.documents import read_shard
+from pipeline.corpus.formats.base import check_columns
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.selection.versions import joined_versions, preference_residuals, version_ranks
@@ -341,3 +343,11 @@ def test_a_shard_of_versions_survives_its_dictionary(tmp_path: Path, tiny_model_
     assert document.versions is not None
     assert document.text == document.versions.texts[document.versions.published]
     assert document.texts == document.versions.texts
+
+
+def test_a_misspelt_column_of_a_private_file_is_not_taken_for_a_public_file() -> None:
+    source = SourceConfig.model_validate({"path": "versions.parquet", "versions": {"column": "version"}})
+    with pytest.raises(UserError, match=r"no column 'version' in versions\.parquet; did you mean 'versions'"):
+        check_columns(source, "versions.parquet", ["id", "versions", "index"])
+    with pytest.raises(UserError, match="the public files of seenset mark hold no versions"):
+        check_columns(source, "public.parquet", ["id", "text"])
