@@ -106,8 +106,8 @@ def _pass_in_words(entry: dict[str, Any]) -> str:
     on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
     read = f"{entry['text']} text" if entry["text"].startswith(("plain", "lowercase", "swapped")) else entry["text"]
     read = entry["prefix"] if entry["kind"] == "count" else read
-    if "prefix_cost" in entry:
-        read += f" behind {entry['prefix']}, read once for {entry['prefix_shared_by']:,} documents"
+    if "prefix_tokens" in entry:
+        read += f" behind {entry['prefix']} ({entry['prefix_tokens']:,} tokens)"
     return f"{entry['kind']}: {entry['model']} model{on}, {read}{more}"
 
 
