@@ -28,15 +28,9 @@ def gram(rows: Tensor) -> Tensor:
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """Products of each document's matrices, in float32: a GPU multiplies those in 16 bits as they are."""
-    halves = left.is_cuda and left.dtype == right.dtype and left.dtype in (torch.bfloat16, torch.float16)
-    if halves and _gives_float32():
+    if left.dtype == right.dtype and multiplies_into_float32(left.device, left.dtype):
         return torch.bmm(left, right, out_dtype=torch.float32)
     return torch.bmm(left.float(), right.float())
-
-
-def _gives_float32() -> bool:
-    """Whether this torch multiplies half-precision matrices into float32 ones, as it does from 2.8."""
-    return "dtype" in torch.ops.aten.bmm.overloads()
 
 
 def gram_is_cheaper(rows: int, inputs: int, outputs: int) -> bool:

@@ -120,13 +120,7 @@ class HeldPrefixes:
         self._held: dict[tuple[int, ...], Any] = {}
 
     def of(self, lm: LanguageModel, tail: Tail, prefix: Sequence[int]) -> Any:
-        """The cache of a prefix, of one row.
-
-        Args:
-            lm: the model.
-            tail: of it.
-            prefix: token ids, at least one.
-        """
+        """The cache of a prefix of at least one token, of one row."""
         key = tuple(prefix)
         if key not in self._held:
             if sum(map(len, self._held)) + len(key) > HELD:
@@ -170,14 +164,10 @@ def forward_behind(
 
 
 def _begun(model: Any, tail: Tail, beginning: Tensor) -> tuple[Tensor, Any]:
-    """Hidden states of a beginning, (1, tokens, hidden), and its keys and values.
+    """Hidden states of a beginning, (1, tokens, hidden), and its keys and values."""
+    from transformers import DynamicCache
 
-    Args:
-        model: of transformers.
-        tail: of it.
-        beginning: (1, tokens) ids.
-    """
-    cache = cache_of(model, 1)
+    cache = DynamicCache(config=model.config)
     return tail.base(input_ids=beginning, past_key_values=cache, use_cache=True).last_hidden_state, cache
 
 
@@ -191,11 +181,8 @@ def _followed(tail: Tail, begun: Any, rests: Tensor) -> Tensor:
     """
     cache = copy.copy(begun)
     cache.layers = [copy.copy(layer) for layer in begun.layers]
-    positions = begun.get_seq_length() + rests.shape[1]
-    for layer in cache.layers:
-        if isinstance(layer, _reserved_layer()):
-            layer.positions, layer.room = positions, []
-    cache.reorder_cache(torch.zeros(len(rests), dtype=torch.int64, device=rests.device))
+    for layer in cache.layers:  # views, which the layers copy when they append to them
+        layer.keys, layer.values = (states.expand(len(rests), -1, -1, -1) for states in (layer.keys, layer.values))
     hidden: Tensor = tail.base(input_ids=rests, past_key_values=cache, use_cache=True).last_hidden_state
     return hidden
 
