@@ -50,7 +50,7 @@ BUDGETS = {
     "pipeline.models": 2_685,
     "pipeline.training": 1_473,
     "pipeline.endpoint": 756,
-    "pipeline.passes": 3_129,
+    "pipeline.passes": 3_119,
     "pipeline.detectors": 2_280,
     "pipeline.stages": 3_679,
     "pipeline.selection": 5_935,
