@@ -52,7 +52,7 @@ class Prefix:
     @property
     def use(self) -> str:
         """What is done with them, in an error."""
-        return "counts the tokens of" if self.counted else "reads before a text"
+        return "counts the tokens of" if self.counted else "reads each text after documents of"
 
     def __str__(self) -> str:
         if self.counted:

@@ -240,7 +240,7 @@ def test_no_shot_and_no_near_copy_of_one_calibrates(
 @pytest.mark.parametrize(
     ("detectors", "missing", "settings", "message"),
     [
-        (["con_recall"], "seen", {}, "con_recall reads before a text.*seen"),
+        (["con_recall"], "seen", {}, "con_recall reads each text after.*seen"),
         ([{"recall": {"shots": 12}}], None, {}, "unseen has 12 documents, 12 shots need 13.*at most 11"),
         ([{"codec": {"shots": 20}}], None, {}, "unseen has 12 documents, 20 shots need 21"),
         ([{"recall": {"shots": 0}}], None, {}, "shots"),
