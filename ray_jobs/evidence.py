@@ -21,9 +21,9 @@ from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement, Stage
-from pipeline.stages.events import Event, Failure
+from pipeline.stages.events import Event, Failure, TokenSettings
 from pipeline.stages.local import finish_shards
-from pipeline.stages.tokens import TokenSettings, read_token_rows, token_stage
+from pipeline.stages.tokens import read_token_rows, token_stage
 from pipeline.stages.worker import KILLED
 from pipeline.store.files import Store
 from ray_jobs.actors import map_shards

@@ -29,8 +29,7 @@ from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.report.wording import files as wording
 from pipeline.stages import SCORING
-from pipeline.stages.base import AGAINST
-from pipeline.stages.judged import JudgedTexts, read_judged, write_judged
+from pipeline.stages.judged import AGAINST, JudgedTexts, read_judged, write_judged
 from pipeline.store.files import Store, real_address
 from pipeline.store.receipts import Receipt, read_receipts
 from pipeline.store.tables import read_filed

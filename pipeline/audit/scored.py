@@ -32,7 +32,7 @@ from pipeline.report.wording.files import REPEATED_ID, answered_by
 from pipeline.selection.passes import Batch
 from pipeline.selection.procedures import procedure_of
 from pipeline.stages import SCORING
-from pipeline.stages.process import QUARANTINE_SCHEMA
+from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
 from pipeline.store.tables import read_filed

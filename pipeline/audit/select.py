@@ -49,7 +49,7 @@ from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, togeth
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.versions import answer_versions
 from pipeline.selection.schedule import Slot
-from pipeline.stages.score_versions import VERSIONS
+from pipeline.stages.events import VERSIONS
 from pipeline.store.receipts import Receipt
 from pipeline.store.tables import read_filed
 

@@ -43,8 +43,7 @@ from pipeline.errors import BusyError, UserError
 from pipeline.report.wording.files import no_top_documents, top_documents
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import Answer, Batch
-from pipeline.stages.events import TOKEN_SCHEMA
-from pipeline.stages.tokens import STATISTICS, ScoredText, ScoredTexts, TokenSettings
+from pipeline.stages.events import STATISTICS, TOKEN_SCHEMA, ScoredText, ScoredTexts, TokenSettings
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 

@@ -21,7 +21,7 @@ from pipeline.errors import UserError
 from pipeline.report.wording import versions as wording
 from pipeline.selection.versions import VersionPart, VersionScores, residuals_of, version_ranks
 from pipeline.selection.versions_collection import REDRAWS, EProcess, redraw_p_value
-from pipeline.stages.score_versions import VERSIONS, VERSIONS_TYPE
+from pipeline.stages.events import VERSIONS, VERSIONS_TYPE
 from pipeline.store.receipts import Receipt
 
 

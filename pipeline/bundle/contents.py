@@ -14,7 +14,7 @@ from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.weighted import LEVELS
-from pipeline.stages.score_versions import VERSIONS
+from pipeline.stages.events import VERSIONS
 
 DOCUMENTS = "documents.parquet"
 VERDICTS = pa.schema([("id", pa.string()), ("p_value", pa.float64()), ("selected", pa.bool_())])

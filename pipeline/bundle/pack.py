@@ -39,7 +39,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
-from pipeline.stages.score_versions import VERSIONS
+from pipeline.stages.events import VERSIONS
 from pipeline.store.receipts import Receipt
 from pipeline.store.tables import read_filed
 

@@ -39,7 +39,7 @@ from pipeline.selection.in_memory import Verdict
 from pipeline.selection.passes import Ask, Batch, together
 from pipeline.selection.procedures.versions import answer_versions
 from pipeline.selection.versions import VersionPart
-from pipeline.stages.score_versions import VERSIONS, VERSIONS_TYPE
+from pipeline.stages.events import VERSIONS, VERSIONS_TYPE
 
 TEXTS = pa.field("texts", pa.list_(pa.string()))  # of all versions, in their order
 FIELDS = (

@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from pipeline.errors import LostDeviceError, UserError
 
 ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -57,6 +55,8 @@ def gpus_in_sight() -> tuple[int, str]:
     Raises:
         UserError: it sees none.
     """
+    import torch
+
     if not torch.cuda.is_available():
         raise UserError("torch sees no GPU on a node that has one for Ray: install the torch of its CUDA there")
     cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
@@ -96,6 +96,8 @@ def compute_as(mark: str, gradients: bool) -> None:
     """
     if not mark.startswith("cuda"):
         return
+    import torch
+
     wanted = "deterministic" in mark
     if wanted:
         os.environ.update(ENVIRONMENT)
@@ -107,10 +109,9 @@ def compute_as(mark: str, gradients: bool) -> None:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there was too little memory."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, by name
         return True
-    message = str(error)
-    return any(mark in message for mark in _NO_MEMORY)
+    return any(mark in str(error) for mark in _NO_MEMORY)
 
 
 def check_lost(error: BaseException) -> None:
@@ -135,6 +136,8 @@ def check_lost(error: BaseException) -> None:
 
 def _is_lost(error: BaseException) -> bool:
     """By what the devices say that this process uses; where torch can ask none, by the error."""
+    import torch
+
     if torch.cuda.is_initialized():
         return not all(map(_answers, range(torch.cuda.device_count())))
     lost = getattr(torch, "AcceleratorError", ())  # torch has it from 2.8 on
@@ -143,6 +146,8 @@ def _is_lost(error: BaseException) -> bool:
 
 def _answers(device: int) -> bool:
     """Whether a device that this process uses still works; one that it does not use must not be opened."""
+    import torch
+
     if not torch.cuda.memory_allocated(device):
         return True
     try:

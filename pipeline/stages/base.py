@@ -32,7 +32,7 @@ from pipeline.endpoint.client import Endpoint
 from pipeline.models.devices import check_device, compute_as
 from pipeline.models.load import fingerprint_model
 from pipeline.models.sharing import Opened, SharedModels
-from pipeline.stages.judged import JudgedTexts
+from pipeline.stages.judged import AGAINST, JudgedTexts
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
@@ -41,7 +41,6 @@ Digest = Callable[[AnyModel], Mapping[str, str]]
 Rows = dict[int, dict[str, Any]]
 """Columns of each row, by its number."""
 
-AGAINST = "against"
 """The key of a fingerprint under which the digest of the texts stands that earlier runs have judged."""
 
 

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
+from pipeline.config.models import ModelConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, instead_of_exit
 from pipeline.store.receipts import Receipt
+
+QUARANTINE_SCHEMA = pa.schema(
+    [
+        ("doc_id", pa.string()),
+        ("role", pa.string()),
+        ("source", pa.string()),
+        ("row", pa.int64()),
+        ("stage", pa.string()),
+        ("reason", pa.string()),
+        ("message", pa.string()),
+        ("id_key", pa.int64()),
+    ]
+)
 
 TOKEN_SCHEMA = pa.schema(
     [
@@ -21,6 +39,22 @@ TOKEN_SCHEMA = pa.schema(
     ]
 )
 """A row a document: the pieces of its text, and two numbers a piece, which are null where the model gives none."""
+
+STATISTICS = frozenset({"log_prob", "mean", "variance"})
+"""Of a forward pass: what `standardised` is of."""
+
+VERSIONS = "versions"
+"""The column of a score file with what is known of all versions."""
+
+VERSIONS_TYPE = pa.struct(
+    [
+        ("published", pa.int32()),  # index, from 0
+        ("digests", pa.binary()),  # SHA-256 of each version as its file has it, side by side
+        ("kinds", pa.list_(pa.string())),  # of the edited sites
+        ("forms", pa.list_(pa.binary())),  # of each version; empty where they are not known
+        ("scores", pa.list_(pa.float64())),  # of the first version by each detector, then of the second
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +106,35 @@ def failure_of(shard: Shard, raised: Exception | SystemExit) -> Failure:
     error = instead_of_exit(raised)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return Failure(shard.id, f"{kind}{' '.join(str(error).split())}")
+
+
+class ScoredText(NamedTuple):
+    """A document as it was scored."""
+
+    row: int  # number in the input
+    key: int  # `text_key`
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTexts:
+    """The documents that are read, in the order of their rows."""
+
+    by_shard: Mapping[str, Sequence[ScoredText]]  # id of a shard -> its documents
+
+    def __len__(self) -> int:
+        """How many documents."""
+        return sum(map(len, self.by_shard.values()))
+
+    def fingerprint(self) -> str:
+        """What a reading of these documents depends on."""
+        return hashlib.sha256(json.dumps(self.by_shard).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """Which documents are read once more, and by what."""
+
+    texts: ScoredTexts
+    model: ModelConfig
+    device: str  # `Device.mark`

@@ -14,6 +14,9 @@ from pipeline.corpus.keys import document_key
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 
+AGAINST = "against"
+"""Of a fingerprint: the digest of these texts."""
+
 JUDGED_FILE = "judged.npy"
 """Of a run directory: the keys of those texts, int64, ascending, written once when the run begins."""
 

@@ -17,25 +17,13 @@ from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
 from pipeline.errors import DamagedError, UserError
 from pipeline.stages.base import Asker, Output, Rows, Stage
+from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, write_receipt
 from pipeline.store.tables import read_filed, write_filed
 
 _OUTCOME = ("reason", "problem")
 """Columns of which the latest table says all."""
-
-QUARANTINE_SCHEMA = pa.schema(
-    [
-        ("doc_id", pa.string()),
-        ("role", pa.string()),
-        ("source", pa.string()),
-        ("row", pa.int64()),
-        ("stage", pa.string()),
-        ("reason", pa.string()),
-        ("message", pa.string()),
-        ("id_key", pa.int64()),
-    ]
-)
 
 
 async def process_by_asking(stage: Stage, asker: Asker, shard: Shard, store: Store, endpoint: Endpoint) -> Receipt:

@@ -19,24 +19,12 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.passes.shared import common_beginning, shares_beginnings
 from pipeline.stages.base import Entry, Output, Placement, Stage
+from pipeline.stages.events import VERSIONS, VERSIONS_TYPE
 from pipeline.stages.score import Scorer, score_schema
 from pipeline.stages.worker import longest_first
 from pipeline.store.files import Store
 
 _PIECE = re.compile(r"\w+|\s+|[^\w\s]")
-
-VERSIONS = "versions"
-"""The column of a score file with what is known of all versions."""
-
-VERSIONS_TYPE = pa.struct(
-    [
-        ("published", pa.int32()),  # index, from 0
-        ("digests", pa.binary()),  # SHA-256 of each version as its file has it, side by side
-        ("kinds", pa.list_(pa.string())),  # of the edited sites
-        ("forms", pa.list_(pa.binary())),  # of each version; empty where they are not known
-        ("scores", pa.list_(pa.float64())),  # of the first version by each detector, then of the second
-    ]
-)
 
 
 def versions_schema(columns: Sequence[str]) -> pa.Schema:

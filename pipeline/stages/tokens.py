@@ -7,18 +7,15 @@ are the same bits whatever else is read with it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document, text_key
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.likelihood import standardised
@@ -27,46 +24,13 @@ from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.tokens import pieces_of, tokenize
 from pipeline.passes.parts import PassSizes, forward_in_parts
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
-from pipeline.stages.events import TOKEN_SCHEMA
+from pipeline.stages.events import STATISTICS, TOKEN_SCHEMA, ScoredText, TokenSettings
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipt
 from pipeline.store.tables import read_filed
 
-STATISTICS = frozenset({"log_prob", "mean", "variance"})
 GONE = "its text is gone, or another now"
 SCHEMA = rows_schema(*((name, TOKEN_SCHEMA.field(name).type) for name in TOKEN_SCHEMA.names[2:]))
-
-
-class ScoredText(NamedTuple):
-    """A document as it was scored."""
-
-    row: int  # number in the input
-    key: int  # `text_key`
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredTexts:
-    """The documents that are read, in the order of their rows."""
-
-    by_shard: Mapping[str, Sequence[ScoredText]]  # id of a shard -> its documents
-
-    def __len__(self) -> int:
-        """How many documents."""
-        return sum(map(len, self.by_shard.values()))
-
-    def fingerprint(self) -> str:
-        """What a reading of these documents depends on."""
-        return hashlib.sha256(json.dumps(self.by_shard).encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class TokenSettings:
-    """Which documents are read once more, and by what."""
-
-    texts: ScoredTexts
-    model: ModelConfig
-    device: str  # `Device.mark`
 
 
 class TokenReader:

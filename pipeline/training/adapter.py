@@ -9,14 +9,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from peft import PeftConfig
+    from torch import Tensor
 
 ADALORA_START = 1.5
 """AdaLoRA begins with this many times the rank that it ends with."""
@@ -27,6 +25,7 @@ ADALORA_ORTHOGONAL = 0.5
 
 def linear_modules(model: Any) -> list[str]:
     """Full names of the linear layers of a model, without its output layer."""
+    from torch import nn
     from transformers.pytorch_utils import Conv1D
 
     output = model.get_output_embeddings()
@@ -100,6 +99,8 @@ def orthogonality(weights: dict[str, Tensor]) -> Tensor:
     Returns:
         float32 scalar, >= 0, already weighted.
     """
+    import torch
+
     distances = []
     for name, weight in weights.items():
         if "lora_A" in name or "lora_B" in name:

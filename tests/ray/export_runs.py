@@ -24,7 +24,7 @@ from pipeline.corpus.documents import ContentDigest, Document, id_key, read_shar
 from pipeline.corpus.near_copies import sketch
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows
-from pipeline.stages.process import QUARANTINE_SCHEMA
+from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.stages.score import score_schema
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, write_receipt

@@ -47,6 +47,15 @@ def test_importing_all_of_pipeline_loads_no_ray() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+@pytest.mark.parametrize(
+    "module", ["ray_jobs.select", "ray_jobs.commands", "pipeline.report.page", "pipeline.audit.verdict"]
+)
+def test_commands_on_a_finished_run_load_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print('torch' in sys.modules or 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
 @pytest.mark.parametrize(("given", "expected"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
 def test_threads_that_wait_sleep_unless_the_user_decides_otherwise(given: dict[str, str], expected: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given

@@ -24,7 +24,7 @@ from pipeline.errors import LostDeviceError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.models.tokens import tokenize
-from pipeline.stages.tokens import ScoredText, ScoredTexts, TokenSettings
+from pipeline.stages.events import ScoredText, ScoredTexts, TokenSettings
 from pipeline.store.attempts import MOST_DEATHS
 from pipeline.store.files import Store
 from ray_jobs.evidence import FOLDER, token_reader
