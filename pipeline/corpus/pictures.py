@@ -151,15 +151,6 @@ def open_picture(data: bytes) -> Image:
         raise ValueError(f"not a whole picture: {' '.join(str(error).split())[:200]}") from None
 
 
-def made_up_picture() -> bytes:
-    """A grey picture of 64 x 64 pixels."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("RGB", (64, 64), "grey").save(file, "PNG")
-    return file.getvalue()
-
-
 def picture_key(picture: Image) -> int:
     """A 64-bit key of a picture's size and pixels: equal pixels are one document, whatever file they were in."""
     digest = hashlib.blake2b(f"{picture.width} {picture.height} ".encode(), digest_size=8)
