@@ -65,7 +65,7 @@ STALE_SECONDS = 20.0
 """An attempt log that shows a death and has not changed for so long is abandoned."""
 
 GIVING_BACK = 8
-"""Shards after which an actor gives back memory: otherwise the C library keeps 150 MB that nobody uses."""
+"""Shards after which an actor gives back memory: otherwise the C library keeps 150 MB that are not used."""
 
 GROWTH = 2
 """Times the actors that a run began with: how many `auto` may grow to, in all its stages."""

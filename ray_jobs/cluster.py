@@ -102,7 +102,7 @@ def cluster_is_named() -> bool:
 
 
 def is_private() -> bool:
-    """Whether this process is connected to a cluster that it started itself, to which nobody adds nodes."""
+    """Whether this process is connected to a cluster that it started itself, to which no nodes are added."""
     return _folder != ""
 
 
@@ -215,7 +215,7 @@ def _note_cluster() -> None:
 
 
 def _start_private_cluster() -> None:
-    """Start a cluster on this machine that nobody else can join, and that joins no other.
+    """Start a cluster on this machine that no other process can join, and that joins no other cluster.
 
     Its files are in a folder of mode 0700, all that listens does so on the loopback interface, and who connects needs
     a token that is in that folder (unless RAY_AUTH_MODE says otherwise). The folder is removed when the process ends.

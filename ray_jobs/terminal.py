@@ -106,8 +106,8 @@ def _pass_in_words(entry: dict[str, Any]) -> str:
     on = f" with adapter {entry['adapter']}" if entry["adapter"] else ""
     read = f"{entry['text']} text" if entry["text"].startswith(("plain", "lowercase", "swapped")) else entry["text"]
     read = entry["prefix"] if entry["kind"] == "count" else read
-    if "prefix_cost" in entry:
-        read += f" behind {entry['prefix']}, read once for {entry['prefix_shared_by']:,} documents"
+    if "prefix_tokens" in entry:
+        read += f" behind {entry['prefix']} ({entry['prefix_tokens']:,} tokens)"
     return f"{entry['kind']}: {entry['model']} model{on}, {read}{more}"
 
 
@@ -216,7 +216,7 @@ def _run_lines(status: Status) -> list[str]:
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:
-    """A table of the answers, which of them nobody should act on, and what each list is worth."""
+    """A table of the answers, which of them are contradicted, and what each list is worth."""
     if not summaries:
         return
     from pipeline.audit.conclusion import STYLES
@@ -261,7 +261,7 @@ def print_outcome(run: str, status: Status, report: str, as_json: bool) -> None:
 
 
 def print_verdict(verdict: CollectionVerdict) -> None:
-    """The verdict on a collection: the answer, why nobody should act on it, and the numbers that it rests on."""
+    """The verdict on a collection: the answer, what contradicts it, and the numbers that it rests on."""
     from pipeline.audit.conclusion import STYLES
     from pipeline.report.wording.conclusion import WARNING
 
@@ -458,7 +458,7 @@ class Heartbeat:
                 try:
                     print(f"{one_line(self._phase)}: {time.monotonic() - self._began:.0f} s", file=self._stream)
                     self._stream.flush()
-                except (OSError, ValueError):  # closed, or nobody reads it
+                except (OSError, ValueError):  # closed, or not read
                     return
 
 

@@ -176,11 +176,12 @@ def _in_order(groups: Sequence[Group]) -> Iterator[tuple[str, Group]]:
         together = Group(entries, sum(group.weight for group in light), True, False)
         for exposure in rest:
             yield exposure, together
-    for group in (*heavy, *(group for group in groups if group.costly)):
-        yield first, group
-    for exposure in rest:
+    for exposure in EXPOSURES:
         for group in heavy:
             yield exposure, group
+    for group in groups:
+        if group.costly:
+            yield first, group
 
 
 def _write_documents(folder: Path, sizes: Sizes) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Pictures with captions that nobody has seen, and a small vision-language model shaped like LLaVA, made in the run."""
+"""Pictures with captions that no model has seen, and a small vision-language model like LLaVA, made in the run."""
 
 from __future__ import annotations
 

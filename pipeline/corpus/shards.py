@@ -144,7 +144,7 @@ def _split_input(
         return
     if ranges := by_bytes(whole):
         step, total = shard_bytes, entry.size
-    elif entry.rows is None:  # nobody can begin inside the file without reading what stands before
+    elif entry.rows is None:  # the rows of the file can only be read from its beginning
         yield whole
         return
     else:

@@ -251,7 +251,7 @@ def _find_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Sa
     names the task of each.
 
     Raises:
-        UserError: nothing is kept; nobody knows to which task a document belongs, so that later ones cannot be counted.
+        UserError: nothing is kept; the task of a document is unknown, so that later ones cannot be counted.
     """
     question = answered.question
     counts, without = Counter[str](), 0
@@ -266,7 +266,7 @@ def _find_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Sa
                 task = question.task if question.task is not None else document.group
                 if task is None and document.problem is not None and parsed:
                     raise UserError(
-                        f"row {document.row} of {shard.name} cannot be read, so nobody knows which task it is an item "
+                        f"row {document.row} of {shard.name} cannot be read, so it is unknown which task it is an item "
                         "of, and the indices of later ones: correct it and run anew, or export a task by itself"
                     )
                 if task is None:

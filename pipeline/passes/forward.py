@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 
 from pipeline.models.opened import LanguageModel, Tail, agree, stated_tail
 from pipeline.passes.copying import PaddedBatch, pad, to_device
-from pipeline.passes.products import multiplies_into_float32
 from pipeline.passes.statistics import GIVEN, MODIFIED_ORDERS, RENYI_ORDERS, STATISTICS
 from pipeline.passes.sweep_kernel import proven_kernel
 
@@ -381,3 +381,21 @@ def _m_entropy(p: Tensor, scratch: Tensor, log_prob: Tensor, best: Tensor, targe
     is_best = best.squeeze(1) == targets
     rest = torch.where(is_best, terms, terms - of_target + of_best)
     return torch.where(is_best, others, 1 + minus_p_target) * -log_prob + rest
+
+
+@cache
+def multiplies_into_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `torch.mm` of matrices of this dtype can give float32 on this device without rounding in between.
+
+    On CUDA, from torch 2.8 on, for bfloat16 and float16: tried once.
+    """
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    ones = torch.ones(16, 16, dtype=dtype, device=device)
+    try:
+        torch.mm(ones, ones, out=ones.float(), out_dtype=torch.float32)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError):  # a torch that has no such argument, or a card that has no such product
+        return False
+    return True

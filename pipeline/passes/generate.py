@@ -22,7 +22,7 @@ from pipeline.models.opened import LanguageModel, Seq2SeqModel
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.shared import cache_of
 
-CACHE_POSITIONS = 1 << 13  # in the cache at a time, draws times (prompt + new tokens), where nobody says
+CACHE_POSITIONS = 1 << 13  # in the cache at a time, draws times (prompt + new tokens), where a caller names none
 COMPACT = 0.25  # share of finished rows at which they are removed from the batch
 End = Literal["eos", "words", "tokens", "non_finite"]
 

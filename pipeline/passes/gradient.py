@@ -21,8 +21,7 @@ from torch.nn import functional
 
 from pipeline.models.opened import LanguageModel, Tail
 from pipeline.passes.forward import tail_of
-from pipeline.passes.gradient_head import head_gradient
-from pipeline.passes.products import gram, gram_is_cheaper, inner, product_squares, square
+from pipeline.passes.gradient_head import gram, gram_is_cheaper, head_gradient, inner, product_squares, square
 
 _log = logging.getLogger(__name__)
 _Squares = dict[tuple[int, ...], Tensor]  # ids of parameters -> squared norm of their gradients together, (documents,)

@@ -20,7 +20,13 @@ from pipeline.models.opened import LanguageModel
 from pipeline.passes.copying import to_device
 from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.passes.gradient import gradient_norms
-from pipeline.passes.shared import common_beginning, forward_behind, forward_of_versions, shares_beginnings
+from pipeline.passes.shared import (
+    HeldPrefixes,
+    common_beginning,
+    forward_behind,
+    forward_of_versions,
+    shares_beginnings,
+)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -170,16 +176,18 @@ def behind_in_parts(
     ids: Sequence[Sequence[int]],
     tokens: int,
     parts: PassSizes,
+    held: HeldPrefixes | None = None,
 ) -> TokenStatistics:
     """`forward_behind` of a batch, so many padded tokens at a time, and in halves where memory ends.
 
     Args:
         lm: The model.
         prefixes: Token ids of each prefix.
-        places: Of each text, which of these stands before it; each is computed once a part.
+        places: Of each text, which of these stands before it.
         ids: Token ids of each text.
         tokens: Of a part, at most, with those of the prefix.
         parts: Of such passes of this model.
+        held: Prefixes of earlier batches of the same pass.
 
     Returns:
         `log_prob` of the tokens of each text from its second on.
@@ -189,7 +197,7 @@ def behind_in_parts(
     for place in sorted(set(places)):
         prefix, rows = prefixes[place], [row for row, other in enumerate(places) if other == place]
         some, order = [ids[row] for row in rows], [*order, *rows]
-        work = partial(forward_behind, lm, prefix, statistics=frozenset({"log_prob"}))
+        work = partial(forward_behind, lm, prefix, statistics=frozenset({"log_prob"}), held=held)
         measured += parts.run(work, some, [len(prefix) + len(one) for one in some], tokens)
     joined = joined_statistics(measured)
     back = to_device(torch.tensor(order).argsort(), joined.mask.device)

@@ -6,6 +6,7 @@ alone.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import weakref
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from pipeline.passes.forward import (
     sweep_rows,
     tail_of,
 )
+from pipeline.passes.statistics import HELD
 
 WORTHWHILE = 0.7
 """Share of the tokens of all versions, at most, for which a document is computed by itself, in smaller products."""
@@ -67,7 +69,9 @@ def _prove(model: Any) -> bool:
     with torch.inference_mode():
         whole = tail.base(input_ids=probe, use_cache=False).last_hidden_state
         try:
-            parts = torch.cat([part.expand(2, -1, -1) for part in _hidden(model, tail, probe[:1, :4], probe[:, 4:])], 1)
+            beginning, held = _begun(model, tail, probe[:1, :4])
+            rests = _followed(tail, held, probe[:, 4:])
+            parts = torch.cat([part.expand(2, -1, -1) for part in (beginning, rests)], 1)
         except (TypeError, AttributeError, ValueError):  # of a model that takes no cache, or another one
             return False
     return agree(parts.float(), whole.float(), whole.dtype)
@@ -93,7 +97,8 @@ def forward_of_versions(
     rows = torch.cat([torch.cat([torch.arange(before), before + places]) for places in of_version])
     stands = to_device(torch.arange(rest.ids.shape[1]) < counts[:, None], lm.device)
     with torch.inference_mode():
-        beginning, rests = _hidden(lm.model, tail, whole.ids[:1, :common], rest.ids)
+        beginning, held = _begun(lm.model, tail, whole.ids[:1, :common])
+        rests = _followed(tail, held, rest.ids)
         predicting = torch.cat([beginning[:, -1:].expand(len(ids), -1, -1), rests[:, :-1]], 1)
         hidden = torch.cat([beginning[0, :-1], predicting[stands.to(predicting.device)]])
         targets = torch.cat([whole.ids[0, 1:common], rest.ids[stands]])
@@ -107,8 +112,29 @@ def forward_of_versions(
         )
 
 
+class HeldPrefixes:
+    """Keys and values of prefixes, which a worker computes once for one model with one adapter."""
+
+    def __init__(self) -> None:
+        """Hold none."""
+        self._held: dict[tuple[int, ...], Any] = {}
+
+    def of(self, lm: LanguageModel, tail: Tail, prefix: Sequence[int]) -> Any:
+        """The cache of a prefix of at least one token, of one row."""
+        key = tuple(prefix)
+        if key not in self._held:
+            if sum(map(len, self._held)) + len(key) > HELD:
+                self._held.clear()
+            self._held[key] = _begun(lm.model, tail, pad([key], lm.device).ids)[1]
+        return self._held[key]
+
+
 def forward_behind(
-    lm: LanguageModel, prefix: Sequence[int], ids: Sequence[Sequence[int]], statistics: frozenset[str]
+    lm: LanguageModel,
+    prefix: Sequence[int],
+    ids: Sequence[Sequence[int]],
+    statistics: frozenset[str],
+    held: HeldPrefixes | None = None,
 ) -> TokenStatistics:
     """As `forward`, of texts that stand behind a prefix, whose keys and values are computed once.
 
@@ -119,6 +145,7 @@ def forward_behind(
         prefix: token ids, at least one.
         ids: token ids of each text.
         statistics: as of `forward`.
+        held: of earlier calls with this model, in which prefixes are looked up; None: this one is computed.
 
     Returns:
         Statistics of the tokens of each text from its second on, as `forward` of the texts alone shapes them.
@@ -129,25 +156,35 @@ def forward_behind(
     tail, batch = tail_of(lm.model), pad(ids, lm.device)
     assert tail is not None
     with torch.inference_mode():
-        hidden = _hidden(lm.model, tail, pad([prefix], lm.device).ids, batch.ids)[1].flatten(0, 1)
+        cache = (held or HeldPrefixes()).of(lm, tail, prefix)
+        hidden = _followed(tail, cache, batch.ids).flatten(0, 1)
         rows = hidden.index_select(0, batch.positions.to(hidden.device))
         swept = sweep_rows(logits_of_rows(lm.model, tail, rows), batch.targets, statistics)
         return statistics_at(swept, batch.cells, batch.mask, statistics)
 
 
-def _hidden(model: Any, tail: Tail, beginning: Tensor, rests: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden states of a beginning, (1, tokens, hidden), and of what follows it in each version.
+def _begun(model: Any, tail: Tail, beginning: Tensor) -> tuple[Tensor, Any]:
+    """Hidden states of a beginning, (1, tokens, hidden), and its keys and values."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    return tail.base(input_ids=beginning, past_key_values=cache, use_cache=True).last_hidden_state, cache
+
+
+def _followed(tail: Tail, begun: Any, rests: Tensor) -> Tensor:
+    """Hidden states of what follows a beginning, (texts, tokens, hidden); the cache of the beginning is not changed.
 
     Args:
-        model: of transformers.
-        tail: of it.
-        beginning: (1, tokens) ids.
-        rests: (versions, tokens) ids, padded on the right: behind a causal mask no token sees the padding.
+        tail: of the model.
+        begun: the cache of the beginning, of one row.
+        rests: (texts, tokens) ids, padded on the right: behind a causal mask no token sees the padding.
     """
-    held = cache_of(model, beginning.shape[1] + rests.shape[1])
-    first = tail.base(input_ids=beginning, past_key_values=held, use_cache=True).last_hidden_state
-    held.reorder_cache(torch.zeros(len(rests), dtype=torch.int64, device=beginning.device))
-    return first, tail.base(input_ids=rests, past_key_values=held, use_cache=True).last_hidden_state
+    cache = copy.copy(begun)
+    cache.layers = [copy.copy(layer) for layer in begun.layers]
+    for layer in cache.layers:  # views, which the layers copy when they append to them
+        layer.keys, layer.values = (states.expand(len(rests), -1, -1, -1) for states in (layer.keys, layer.values))
+    hidden: Tensor = tail.base(input_ids=rests, past_key_values=cache, use_cache=True).last_hidden_state
+    return hidden
 
 
 def cache_of(model: Any, positions: int) -> Any:

@@ -34,6 +34,9 @@ GIVEN = frozenset({"token"})
 SWAPPED = "swapped"
 """Before the number of a copy, from 1, in `Pass.text`: swapped1."""
 
+HELD = 1024
+"""Tokens of prefixes whose keys and values a worker holds for a pass, at most, unless a single one is longer."""
+
 SHARE_SWAPPED = 0.3
 """Of a text's words that change places in a copy (PAC, arXiv 2405.11930)."""
 

@@ -97,7 +97,7 @@ class Course(VersionedRecord):
 
     def exit_code(self) -> ExitCode:
         """How `--fail-if-new` ends: 5 where a check contradicts a list with new documents, else 4."""
-        lists = [one for one in self.new if one.n_new != 0]  # None: nobody can tell, and it selected something
+        lists = [one for one in self.new if one.n_new != 0]  # None: unknown, and it selected something
         if any(one.conclusion == "contradicted" for one in lists):
             return ExitCode.UNSUPPORTED
         return ExitCode.SELECTED if lists else ExitCode.DONE

@@ -168,7 +168,7 @@ async def find_way(
     """How the endpoint of a stage tells log-probabilities of a prompt: as configured, or by trying.
 
     Raises:
-        StopError: it does not, or nobody answers.
+        StopError: it does not, or does not answer.
     """
     model: EndpointConfig = stage.settings.model
     problems, answered = [], False

@@ -14,6 +14,7 @@ import numpy as np
 from pipeline.corpus.near_copies import CopyIndex
 from pipeline.detectors.base import Prefix
 from pipeline.errors import UserError
+from pipeline.passes.statistics import HELD
 
 LEAST_TOKENS = 64
 """Of a prefix that is cut: with less room, none is read."""
@@ -80,6 +81,9 @@ def room_for(max_tokens: int, positions: int | None) -> int:
 def reading_of(prefix: Prefix, average: float, length: float, batch: int, room: int) -> dict[str, float]:
     """About how much is read before documents: for an entry of `Plan.passes`.
 
+    A worker reads a prefix once. Only of single documents that are longer than `HELD` together it reads each again
+    for every batch.
+
     Args:
         prefix: what stands before them.
         average: tokens of a document.
@@ -88,15 +92,16 @@ def reading_of(prefix: Prefix, average: float, length: float, batch: int, room: 
         room: tokens that are kept of the prefix, at most.
 
     Returns:
-        Tokens, documents that one reading of them serves, and its cost for a document, in forward passes over it.
+        Tokens, and the cost for a document in forward passes over it.
     """
     if prefix.counted:
         return {}
     tokens = min(average * (prefix.shots if prefix.joined else 1), room)
+    if prefix.joined or prefix.shots * tokens <= HELD:
+        return {"prefix_tokens": round(tokens), "prefix_cost": 0.0}
     length = max(1.0, length)
-    several = 1 if prefix.joined else min(prefix.shots, max(1, int(batch / length)))
-    shared = max(1, min(int(batch / length) // several, int(batch / (tokens + length))))
-    return {"prefix_tokens": round(tokens), "prefix_shared_by": shared, "prefix_cost": tokens / shared / length}
+    readings = min(prefix.shots, batch / length)  # of the prefixes that the documents of a batch choose
+    return {"prefix_tokens": round(tokens), "prefix_cost": readings * tokens / batch}
 
 
 def cut_to_room(ids: list[int], max_tokens: int, positions: int | None) -> list[int]:

@@ -39,6 +39,7 @@ from pipeline.passes.copying import in_one_copy, to_device
 from pipeline.passes.forward import TokenStatistics, from_log_probs, restricted
 from pipeline.passes.gradient import coverage_of
 from pipeline.passes.parts import PassSizes, behind_in_parts, forward_in_parts, gradients_in_parts, versions_in_parts
+from pipeline.passes.shared import HeldPrefixes
 from pipeline.passes.statistics import text_read
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
 from pipeline.stages.prefixes import Prefixes, rarity_of
@@ -198,6 +199,7 @@ class Scorer:
         shots = {} if settings.prefixes is None else settings.prefixes.shots
         self.prefixes = {prefix: some for prefix, some in shots.items() if not prefix.counted}
         self.parts: defaultdict[str, PassSizes] = defaultdict(PassSizes)  # by the kind of pass and the model
+        self.held: defaultdict[Pass, HeldPrefixes] = defaultdict(HeldPrefixes)
         self.gradient = asdict(coverage_of(self.models["target"].model)) if gradient else None
         self.rows = {name: embedding_rows(lm.model) for name, lm in self.models.items()}
         for prefix, some in shots.items():
@@ -333,7 +335,9 @@ class Scorer:
                     norms[needed] = gradients_in_parts(model, ids, self.gradient_tokens, parts)
                 elif needed.prefix is not None:
                     shots, places = self.prefixes[needed.prefix], [entry.places[needed.prefix] for entry in batch]
-                    statistics[needed] = behind_in_parts(model, shots.ids, places, ids, self.batch_tokens, parts)
+                    statistics[needed] = behind_in_parts(
+                        model, shots.ids, places, ids, self.batch_tokens, parts, self.held[needed]
+                    )
                 else:
                     in_parts = versions_in_parts if versions else forward_in_parts
                     statistics[needed] = in_parts(model, ids, names, parts)

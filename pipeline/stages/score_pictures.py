@@ -32,7 +32,7 @@ from pipeline.store.files import Store
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """What the model wrote of a shard's pictures, by number of the row; empty where nobody reads it."""
+    """What the model wrote of a shard's pictures, by number of the row; empty where no pass reads it."""
 
     role: str
     descriptions: Mapping[int, Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""An append-only list of entries in one folder, which several writers may add to and nobody can change unnoticed.
+"""An append-only list of entries in one folder, which several writers may add to and in which a change is noticed.
 
 Entry n is the file `0000000n.json`. It holds its content, its number, the SHA-256 of the file of the entry before and a
 digest of itself. To append is to create the next number, which a store lets only one of several writers do; the others

@@ -381,5 +381,5 @@ def _file(number: int) -> str:
 
 
 def _now() -> float:
-    """Seconds on a clock that nobody sets and that goes on while the machine sleeps, where there is one."""
+    """Seconds on a clock that is never set and that goes on while the machine sleeps, where there is one."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

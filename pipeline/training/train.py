@@ -95,7 +95,7 @@ class TrainingCheckpoint:
         if total != steps * updates.processes.size:
             raise RuntimeError(f"this process read {self.path} at step {steps:g}, another one at another step")
         if state is None and updates.processes.rank == 0:
-            self.remove()  # of other work, or of other ways to hold the weights: nobody will read it
+            self.remove()  # of other work, or of other ways to hold the weights: it is not read again
         progress.began_at.append(len(progress.losses))
         return progress
 

@@ -220,7 +220,7 @@ def _config_at(data: Mapping[str, Any], settings: Mapping[str, Any]) -> TrialCon
 def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], run: str = "run") -> AuditConfig:
     """The audit of a contaminated model, as a user would write it; it does not tell which documents were trained in.
 
-    Nobody looks at its single documents, so none is read once more for its evidence.
+    Its single documents are not shown, so none is read once more for its evidence.
 
     Args:
         config: of the trial.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UserError
-from pipeline.selection.procedures.adadetect import fit_discriminant, fit_score
+from pipeline.selection.procedures.adadetect import RIDGE, fit_discriminant, fit_score
 
 
 def made_up(seed: int = 0, shift: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
@@ -63,6 +63,17 @@ def test_a_discriminant_does_not_see_the_order_of_documents_and_survives_constan
     assert np.isfinite(fit_discriminant(sought[:1], pool).score(pool)).all()
     with pytest.raises(UserError, match="documents to learn from and documents to rank, got 0 and 120"):
         fit_discriminant(sought[:0], pool)
+
+
+@pytest.mark.parametrize("pool", [2, 3, 9])
+def test_a_discriminant_has_the_pooled_covariance_with_two_means_taken_off(pool: int) -> None:
+    known, rows = np.array([[3.0]]), np.arange(float(pool))[:, None]
+    learnt = fit_discriminant(known, rows)
+    low, high = np.quantile(rows, [0.16, 0.84])
+    z = (rows - np.median(rows)) / ((high - low) / 2)
+    covariance = (z**2).sum() / (len(known) + pool - 2) + RIDGE
+    difference = (3.0 - np.median(rows)) / ((high - low) / 2) - z.mean()
+    assert learnt.coefficients == pytest.approx([difference / covariance, 0.0])
 
 
 def test_an_empty_half_is_refused_in_one_line() -> None:

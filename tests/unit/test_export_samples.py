@@ -88,7 +88,7 @@ def test_an_item_of_an_unknown_task_stops_the_count(tmp_path: Path) -> None:
     lines[4] = "broken"
     path.write_text("\n".join(lines) + "\n")
     run = finished_run(tmp_path / "w", {"path": str(path), "group": "task"})
-    with pytest.raises(UserError, match=r"row 4 of .*items\.jsonl cannot be read, so nobody knows which task"):
+    with pytest.raises(UserError, match=r"row 4 of .*items\.jsonl cannot be read, so it is unknown which task"):
         export(run, tmp_path / "out", form="samples")
     export(run, tmp_path / "out", form="samples", task="a")
     assert samples_in(tmp_path / "out") == {"a": [1, 2, 4, 5, 7, 8, 10, 11]}

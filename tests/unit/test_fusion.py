@@ -17,6 +17,7 @@ from benchmarks.selection import run_passes
 from pipeline.selection import RankCounts
 from pipeline.selection.conformal import Sample, halves, shuffled
 from pipeline.selection.fusion import find_threshold, fuse, rounded_up, statistic, symmetric_weights, weights
+from pipeline.selection.ranked import ROUNDED_UP
 from pipeline.selection.thresholds import Threshold
 
 TENTH = Fraction(1, 10)
@@ -108,6 +109,12 @@ def test_rounding_to_float32_goes_up_and_no_further_than_it_must(value: float) -
 
 
 # ---------------------------------------------------------------- fusion
+
+
+def test_the_least_number_of_known_documents_allows_for_rounding_and_little_more() -> None:
+    p = 0.5 + 2.0**-40  # one of the p-values that lose most: the next float32 is nearly a whole step above it
+    lost = float(rounded_up(np.array([p]))[0]) / p - 1
+    assert lost <= ROUNDED_UP - 1 <= 2.01 * lost
 
 
 def test_weights_are_those_of_the_paper_and_its_ablations() -> None:

@@ -47,6 +47,14 @@ def test_importing_all_of_pipeline_loads_no_ray() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+@pytest.mark.parametrize(("given", "expected"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+def test_threads_that_wait_sleep_unless_the_user_decides_otherwise(given: dict[str, str], expected: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
+    code = "import sys, seenset, os, pipeline; print('torch' in sys.modules, os.environ['OMP_WAIT_POLICY'])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", expected]
+
+
 def test_everything_imported_comes_with_a_declared_package() -> None:
     """An import that works here only because a test's package brings it would fail at a user's."""
     places = packages_distributions()

@@ -32,6 +32,7 @@ from pipeline.passes import parts as parts_module
 from pipeline.passes import shared
 from pipeline.passes.forward import forward
 from pipeline.passes.parts import PassSizes, behind_in_parts
+from pipeline.stages import prefixes as prefixes_module
 from pipeline.stages.prefixes import Prefixes, Shots, cut_to_room, room_for
 from pipeline.stages.registry import forward_passes
 from pipeline.store.files import Store
@@ -101,7 +102,7 @@ def test_a_cache_of_the_prefix_gives_the_scores_of_concatenation_in_batches_of_a
             torch.testing.assert_close(batch.log_prob[row][batch.mask[row]], whole, atol=1e-4, rtol=0)
 
 
-def test_a_prefix_is_read_once_a_part(tiny: LanguageModel) -> None:
+def test_a_prefix_is_read_once_for_all_batches(tiny: LanguageModel) -> None:
     ids = [[5, 6, 7, 8]] * 20
     read = []
     shared.shares_beginnings(tiny)
@@ -109,10 +110,23 @@ def test_a_prefix_is_read_once_a_part(tiny: LanguageModel) -> None:
         lambda _, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     try:
-        parts_module.behind_in_parts(tiny, [list(range(2, 102))], [0] * 20, ids, 10_000, PassSizes())
+        held = shared.HeldPrefixes()
+        for _ in range(2):
+            parts_module.behind_in_parts(tiny, [list(range(2, 102))], [0] * 20, ids, 1_040, PassSizes(), held)
     finally:
         handle.remove()
-    assert read == [100, 80]
+    assert read == [100, 40, 40, 40, 40]
+
+
+def test_short_prefixes_are_held_together_and_a_long_one_alone(tiny: LanguageModel) -> None:
+    held, tail = shared.HeldPrefixes(), shared.tail_of(tiny.model)
+    assert tail is not None
+    with torch.inference_mode():
+        short = [held.of(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)]
+        assert [held.of(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)] == short
+        long = held.of(tiny, tail, [5] * (shared.HELD - 100))
+        assert held.of(tiny, tail, [5] * (shared.HELD - 100)) is long
+        assert held.of(tiny, tail, range(2, 102)) is not short[0]
 
 
 def test_a_prefix_keeps_its_end_as_far_as_it_fits_beside_the_longest_text() -> None:
@@ -308,26 +322,36 @@ def of_all_roles(count: int, words: int) -> dict[str, list[str]]:
     return {role: [sentence(1000 * n + i, words) for i in range(count)] for n, role in roles}
 
 
-@pytest.mark.parametrize("batch", [1024, 2048])
-def test_the_forecast_counts_each_prefix_once_a_part(tmp_path: Path, tiny_model_folder: Path, batch: int) -> None:
-    resources = {"cluster": "local", "actors": 1, "batch_tokens": batch}
+def test_the_forecast_counts_prefixes_that_are_read_for_each_batch(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resources = {"cluster": "local", "actors": 1, "batch_tokens": 256}
     path = write(tmp_path, tiny_model_folder, ALL, of_all_roles(64, 20), resources=resources)
     config = load_config(str(path))
-    facts = forecast(make_plan(config), describe_model(config.model))
-    passes = [entry for entry in facts["passes"] if "prefix_tokens" in entry]
-    assert {entry["prefix"] for entry in passes} == {"4 of unseen", "3 of unseen", "3 of seen", "one of 5 of unseen"}
+    plan, model = make_plan(config), describe_model(config.model)
+    costs = {
+        entry["prefix"]: entry["prefix_cost"] for entry in forecast(plan, model)["passes"] if "prefix_cost" in entry
+    }
+    assert costs == dict.fromkeys(("4 of unseen", "3 of unseen", "3 of seen", "one of 5 of unseen"), 0)
+    for module in (prefixes_module, shared):
+        monkeypatch.setattr(module, "HELD", 50)
+    facts = forecast(plan, model)
+    passes = [entry for entry in facts["passes"] if "prefix_cost" in entry]
     expected = sum(entry["prefix_cost"] for entry in passes)
+    assert [entry["prefix"] for entry in passes if entry["prefix_cost"]] == ["one of 5 of unseen"]
     assert [forward_passes(entry) for entry in passes] == [1 + entry["prefix_cost"] for entry in passes]
     read: list[int] = []
+    begun = shared._begun
 
-    def counted(lm: LanguageModel, prefix: list[int], *rest: Any, **named: Any) -> Any:
-        read.append(len(prefix))
-        return shared.forward_behind(lm, prefix, *rest, **named)
+    def counted(model: Any, tail: Any, beginning: torch.Tensor) -> Any:
+        read.append(beginning.numel())
+        return begun(model, tail, beginning)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts_module, "forward_behind", counted)
-        rows, _ = run(path)
-    assert 0.6 < expected / (sum(read) / sum(row["n_tokens"] for row in rows.values())) < 1.6
+    monkeypatch.setattr(shared, "_begun", counted)
+    rows, _ = run(path)
+    tokens = sum(row["n_tokens"] for row in rows.values())
+    expected *= tokens / facts["estimated_tokens"]  # whose guess is of texts with four bytes a token
+    assert 0.6 < expected / (sum(read) / tokens) < 1.6
 
 
 def test_a_plan_names_what_stands_before_documents(
@@ -336,4 +360,4 @@ def test_a_plan_names_what_stands_before_documents(
     with pytest.raises(SystemExit):
         main(["plan", str(write(tmp_path, tiny_model_folder, ["recall"], of_all_roles(30, 20)))])
     shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"pass forward: target model, plain text behind 10 of unseen, read once for \d+ documents", shown)
+    assert re.search(r"pass forward: target model, plain text behind 10 of unseen \(\d+ tokens\)", shown)

@@ -140,7 +140,7 @@ def test_three_sentences_say_what_holds_on_average_of_this_list_and_of_all(tmp_p
 @pytest.mark.parametrize(
     ("changes", "average"),
     [
-        ({"guarantee": "asymptotic"}, "About 10% of such a list is wrong at most, not guaranteed at this size."),
+        ({"guarantee": "asymptotic"}, "At most about 10% of such a list is wrong, not guaranteed at this size."),
         ({"guarantee": "heuristic"}, "No guarantee is proved: it aims at 10% wrong, and can be higher."),
         ({"procedure": "bound"}, "No average is stated: procedure bound bounds the errors of this one list."),
         ({"calibration": "conditional"}, "At most 10% of such a list is wrong, with the probability stated below."),

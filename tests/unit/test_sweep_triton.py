@@ -22,8 +22,7 @@ from pipeline.models.load import LanguageModel
 from pipeline.models.opened import Tail
 from pipeline.passes import forward as module
 from pipeline.passes import sweep_kernel
-from pipeline.passes.forward import STATISTICS, forward
-from pipeline.passes.products import multiplies_into_float32
+from pipeline.passes.forward import STATISTICS, forward, multiplies_into_float32
 from pipeline.passes.sweep_kernel import proven_kernel
 
 HERE = Path(__file__).parent

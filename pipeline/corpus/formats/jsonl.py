@@ -105,7 +105,7 @@ def _object(
         line: of the shard.
         shard: that holds it.
         first: whether it is the first of its file, which may have a byte order mark.
-        wanted: fields of which none may stand in it twice, as nobody knows which is meant.
+        wanted: fields of which none may stand in it twice: which one is meant is unknown.
     """
     if isinstance(line, Overlong):
         return base.overlong(line, "bytes", shard)

@@ -108,9 +108,9 @@ def _average(summary: Summary) -> str:
     if summary.guarantee == "finite-sample":
         return f"At most {alpha} of such a list is wrong, over repeated audits."
     if summary.was_reviewed:
-        return f"About {alpha} / (1 - e) of such a list is wrong at most: a share e of the calibration is trained on."
+        return f"At most about {alpha} / (1 - e) of such a list is wrong: a share e of the calibration is trained on."
     if summary.guarantee == "asymptotic":
-        return f"About {alpha} of such a list is wrong at most, not guaranteed at this size."
+        return f"At most about {alpha} of such a list is wrong, not guaranteed at this size."
     return f"No guarantee is proved: it aims at {alpha} wrong, and can be higher."
 
 

@@ -32,7 +32,7 @@ Decide = Callable[[RankCounts, Fraction], Decision]
 
 
 def check_known(name: str, where: str = "") -> None:
-    """Refuse a procedure that nobody has registered.
+    """Refuse a procedure that is not registered.
 
     Raises:
         UserError: with the near miss, behind `where`.
