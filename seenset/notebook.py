@@ -20,8 +20,8 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, CalibrationName, Direction, SelectionConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, id_key, problem_of
-from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector, Evidence, Pass
-from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector, Evidence, Pass, plan_passes
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError, nearest
 from pipeline.models.devices import nominal_memory
 from pipeline.models.load import LanguageModel, open_model
