@@ -44,15 +44,15 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_897,
+    "pipeline.config": 1_881,
     "pipeline.corpus": 5_535,
     "pipeline.store": 1_961,
     "pipeline.models": 2_685,
     "pipeline.training": 1_473,
     "pipeline.endpoint": 756,
     "pipeline.passes": 3_119,
-    "pipeline.detectors": 2_252,
-    "pipeline.stages": 3_679,
+    "pipeline.detectors": 2_248,
+    "pipeline.stages": 3_678,
     "pipeline.selection": 5_935,
     "pipeline.audit": 11_245,
     "pipeline.report": 4_876,
@@ -64,7 +64,7 @@ BUDGETS = {
     "pipeline.trial": 2_844,
     "ray_jobs": 4_745,
     "cluster": 1_286,
-    "seenset": 937,
+    "seenset": 933,
 }
 """Lines of each room, blank ones too. To raise one takes a commit of its own that says what was removed instead."""
 
