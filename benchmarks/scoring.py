@@ -28,8 +28,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.small_model import fast_type, smollm2_file
 from pipeline.config.audit import DetectorEntry
 from pipeline.config.models import ModelConfig
-from pipeline.detectors.base import FORWARD, Detector, Evidence
-from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.detectors.base import FORWARD, Detector, Evidence, plan_passes
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import use_fused_attention

@@ -20,8 +20,8 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, CalibrationName, Direction, SelectionConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, id_key, problem_of
-from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector, Evidence, Pass
-from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector, Evidence, Pass, plan_passes
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError, nearest
 from pipeline.models.devices import nominal_memory
 from pipeline.models.load import LanguageModel, open_model
@@ -116,15 +116,7 @@ def score(
         >>> scores["problem"].to_pylist()
         [None, None, 'empty: nothing but white space']
     """
-    if isinstance(texts, (str, bytes)):
-        raise UserError(f"texts must be a sequence of texts, got one {type(texts).__name__}; write [text] to score one")
-    if not isinstance(texts, Iterable) or isinstance(texts, Mapping):
-        raise UserError(f"texts must be a sequence of texts, got {type(texts).__name__}")
-    if isinstance(detectors, (str, Mapping)) or not isinstance(detectors, Iterable):
-        guess = f"; write [{detectors!r}]" if isinstance(detectors, (str, Mapping)) else ""
-        raise UserError(f"detectors must be a sequence, got {detectors!r}{guess}")
-    if not isinstance(model, (str, PathLike, ModelConfig, LanguageModel)):
-        raise UserError(f"model must be a path, a ModelConfig or an opened model, got {type(model).__name__}")
+    _check_kinds(model, texts, detectors)
     texts, ids = list(texts), None if ids is None else list(ids)
     parsed = parse_detectors(list(detectors))
     for detector in parsed:
@@ -155,14 +147,24 @@ def score(
     return pa.Table.from_pylist(rows, schema=pa.schema(fields))
 
 
+def _check_kinds(model: Any, texts: Any, detectors: Any) -> None:
+    """Refuse a model, texts or detectors of another kind than `score` takes. Raises UserError."""
+    if isinstance(texts, (str, bytes)):
+        raise UserError(f"texts must be a sequence of texts, got one {type(texts).__name__}; write [text] to score one")
+    if not isinstance(texts, Iterable) or isinstance(texts, Mapping):
+        raise UserError(f"texts must be a sequence of texts, got {type(texts).__name__}")
+    if isinstance(detectors, (str, Mapping)) or not isinstance(detectors, Iterable):
+        guess = f"; write [{detectors!r}]" if isinstance(detectors, (str, Mapping)) else ""
+        raise UserError(f"detectors must be a sequence, got {detectors!r}{guess}")
+    if not isinstance(model, (str, PathLike, ModelConfig, LanguageModel)):
+        raise UserError(f"model must be a path, a ModelConfig or an opened model, got {type(model).__name__}")
+
+
 def _sizes(lm: LanguageModel, batch_tokens: int | None, max_tokens: int) -> tuple[BatchSize, int]:
     """The size of a batch, and the tokens of a gradient pass at most."""
-    budget = _budget(lm, max_tokens)
-    if lm.device.type != "cuda":
-        size = batch_size_of(batch_tokens or budget.forward, "cpu")
-        return size, size.tokens
-    size = batch_size_of(batch_tokens or budget.forward, "cuda")
-    return size, min(size.tokens, budget.gradient)
+    budget, device = _budget(lm, max_tokens), "cuda" if lm.device.type == "cuda" else "cpu"
+    size = batch_size_of(batch_tokens or max(1, budget.forward), device)
+    return size, min(size.tokens, max(1, budget.gradient)) if device == "cuda" else size.tokens
 
 
 def _budget(lm: LanguageModel, max_tokens: int) -> Budget:
@@ -173,8 +175,7 @@ def _budget(lm: LanguageModel, max_tokens: int) -> Budget:
     dtype = str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     card = Card(nominal_memory(torch.cuda.get_device_properties(lm.device).total_memory))
-    budget = budget_of(shape_of(model.config, dtype, parameters), card, max_tokens)
-    return Budget(max(1, budget.forward), max(1, budget.gradient), max(1, budget.cache))
+    return budget_of(shape_of(model.config, dtype, parameters), card, max_tokens)
 
 
 def _prepare(
@@ -305,13 +306,14 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
     ends = np.cumsum([len(table) for table in kept.values()])
     roles = {role: np.arange(end - len(table), end) for (role, table), end in zip(kept.items(), ends, strict=True)}
     everything = pa.concat_tables(kept.values())
+    weights = everything["weight"].to_numpy() if calibration_of(selection.calibration).weighted else None
     documents = Scores(
         {column: everything[column].to_numpy() for column in selection.detectors},
         np.array([id_key(name) for name in everything["doc_id"].to_pylist()], dtype=np.int64),
         everything["group"].combine_chunks() if "group" in everything.column_names else None,
-        {NULL_ROLE[selection.direction]: _weights(everything)}
-        if calibration_of(selection.calibration).weighted
-        else None,
+        None
+        if weights is None
+        else {NULL_ROLE[selection.direction]: weight_levels(weights, float(np.nanmax(weights, initial=0.0)))},
     )
     audited = where["audit"]
     quarantined = int((~audited).sum())
@@ -325,12 +327,6 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
         diagnostics = diagnostics.model_copy(update={"weighting": weighting})
     summary = make_summary(selection, verdict.answer, diagnostics, int(selected.sum()), quarantined)
     return Selected(selected, p_values, summary)
-
-
-def _weights(table: pa.Table) -> np.ndarray:
-    """The weights of all documents on one scale, int64."""
-    values = table["weight"].to_numpy()
-    return weight_levels(values, float(np.nanmax(values, initial=0.0)))
 
 
 def _table_of(value: Any, role: Role) -> pa.Table:

@@ -23,8 +23,8 @@ from pipeline.corpus.formats import by_bytes, extent_of, format_named
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.shards import plan_shards
-from pipeline.detectors.base import Pass
-from pipeline.detectors.registry import parse_detectors, plan_passes, sampled_of
+from pipeline.detectors.base import Pass, plan_passes
+from pipeline.detectors.registry import parse_detectors, sampled_of
 from pipeline.endpoint.client import check_endpoint
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import check_files

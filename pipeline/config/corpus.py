@@ -305,46 +305,32 @@ class SourceConfig(Section):
         return list(dict.fromkeys([*named, *self.companions, *self.score_companions]))
 
 
-def without_versions(source: SourceConfig) -> SourceConfig:
-    """The same source, if it has no versions.
+def _without(setting: str, reason: str) -> AfterValidator:
+    """Refuse a source with a setting, for a reason that the ValueError states."""
 
-    Raises:
-        ValueError: it has.
-    """
-    if source.versions is not None:
-        raise ValueError("versions are of documents to be judged, under corpus.audit: leave them out here")
-    return source
+    def check(source: SourceConfig) -> SourceConfig:
+        if getattr(source, setting) is not None:
+            raise ValueError(reason)
+        return source
 
-
-def without_review(source: SourceConfig) -> SourceConfig:
-    """The same source, if it has no review.
-
-    Raises:
-        ValueError: it has.
-    """
-    if source.review_count is not None:
-        raise ValueError("review and review_count are of unseen documents, under corpus.unseen: leave them out here")
-    return source
+    return AfterValidator(check)
 
 
-def without_tokens(source: SourceConfig) -> SourceConfig:
-    """The same source, if its documents are texts and no token ids.
+NO_VERSIONS = _without("versions", "versions are of documents to be judged, under corpus.audit: leave them out here")
+NO_REVIEW = _without(
+    "review_count", "review and review_count are of unseen documents, under corpus.unseen: leave them out here"
+)
+NO_TOKENS = _without(
+    "tokens", "tokens are of documents that a model at hand scores, and these are trained on: give text"
+)
 
-    Raises:
-        ValueError: they are token ids.
-    """
-    if source.tokens is not None:
-        raise ValueError("tokens are of documents that a model at hand scores, and these are trained on: give text")
-    return source
-
-
-UnseenSource = Annotated[SourceConfig, AfterValidator(without_versions)]
+UnseenSource = Annotated[SourceConfig, NO_VERSIONS]
 """A source of documents without versions, which may have been reviewed."""
 
-PlainSource = Annotated[UnseenSource, AfterValidator(without_review)]
+PlainSource = Annotated[UnseenSource, NO_REVIEW]
 """A source of documents without versions and without a review."""
 
-TrainingSource = Annotated[PlainSource, AfterValidator(without_tokens)]
+TrainingSource = Annotated[PlainSource, NO_TOKENS]
 """A source of texts or pictures that models are trained on."""
 
 
@@ -364,16 +350,14 @@ class LabelledConfig(SourceConfig):
 class CorpusConfig(Section):
     """The documents: those to be judged and those whose membership is known."""
 
-    audit: Annotated[SourceConfig, AfterValidator(without_review)] | None = Field(
+    audit: Annotated[SourceConfig, NO_REVIEW] | None = Field(
         None, description="Documents to be judged; every command but `evaluate` needs them."
     )
     unseen: UnseenSource | None = Field(None, description="Documents known not to be in the training data.")
     seen: PlainSource | None = Field(None, description="Documents known to be in the training data.")
-    labelled: Annotated[LabelledConfig, AfterValidator(without_versions), AfterValidator(without_review)] | None = (
-        Field(
-            None,
-            description="Both kinds in one source, for `evaluate`: a label says which; instead of the other three.",
-        )
+    labelled: Annotated[LabelledConfig, NO_VERSIONS, NO_REVIEW] | None = Field(
+        None,
+        description="Both kinds in one source, for `evaluate`: a label says which; instead of the other three.",
     )
 
     @model_validator(mode="after")

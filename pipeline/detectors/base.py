@@ -246,6 +246,15 @@ def detector(
     return register
 
 
+def plan_passes(detectors: Iterable[Detector]) -> dict[Pass, frozenset[str]]:
+    """The passes to run, each once, with the union of the statistics that the detectors read of it."""
+    planned: dict[Pass, frozenset[str]] = {}
+    for needs in (detector.needs for detector in detectors):
+        for needed, statistics in needs.items():
+            planned[needed] = planned.get(needed, frozenset()) | statistics
+    return planned
+
+
 def measurable(needs: WrittenNeeds, who: str) -> Needs:
     """The needs of a detector with the statistics of each pass as a frozenset, if the pass measures them.
 

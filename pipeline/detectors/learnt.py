@@ -21,7 +21,7 @@ from pydantic import Field
 
 from pipeline.config.paths import written
 from pipeline.corpus.documents import text_key
-from pipeline.detectors.base import FORWARD, REFERENCE, Detector, Evidence, Needs, detector, parse
+from pipeline.detectors.base import FORWARD, REFERENCE, Detector, Evidence, Needs, detector, parse, plan_passes
 from pipeline.detectors.pairs import token_differences
 from pipeline.errors import UserError
 
@@ -175,11 +175,7 @@ def _parsed(file: LearntFile) -> Learnt:
 def _needs(file: Any) -> Needs:
     if not isinstance(file, Learnt):
         raise UserError("detector learnt needs a file of `seenset trial --learn`: {learnt: {file: learnt.json}}")
-    needs: dict[Any, frozenset[str]] = {}
-    for feature in file.features:
-        for needed, names in feature.needs.items():
-            needs[needed] = needs.get(needed, frozenset()) | names
-    return needs
+    return plan_passes(file.features)
 
 
 @detector(needs=_needs, checks={"file": learnt_of}, signed=True)

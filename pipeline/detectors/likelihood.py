@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib as compression
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.detectors.arguments import Count, NonNegative, Positive, Share
@@ -34,31 +36,18 @@ def forward_of(part: str | None, caption: Caption) -> Pass:
     return FORWARD if part is None else Pass("forward", part=part, caption=caption)
 
 
-def _order(value: Any, orders: tuple[str, ...]) -> str:
+def order_named(value: Any, orders: tuple[str, ...]) -> str:
+    """One of some orders as its name, such as 0.5 or inf, given as a number or a string.
+
+    Raises:
+        ValueError: anything else.
+    """
     name = value.strip().lower().replace(".inf", "inf") if isinstance(value, str) else value
     if not isinstance(value, bool):
         for order in orders:
             if name == order or (isinstance(value, (int, float)) and value == float(order)):
                 return order
     raise ValueError(f"must be one of {', '.join(orders)}")
-
-
-def renyi_order(value: Any) -> str:
-    """A Renyi order as its name: 0.5, 1, 2 or inf, given as a number or a string.
-
-    Raises:
-        ValueError: anything else.
-    """
-    return _order(value, RENYI_ORDERS)
-
-
-def modified_order(value: Any) -> str:
-    """An order of a modified Renyi entropy as its name: 0.5, 1 or 2, given as a number or a string.
-
-    Raises:
-        ValueError: anything else.
-    """
-    return _order(value, ("0.5", "1", "2"))
 
 
 def share_or_one(value: Any) -> float:
@@ -104,15 +93,12 @@ def standardised(statistics: TokenStatistics) -> Tensor:
     return (statistics.log_prob - statistics.mean) / statistics.variance.clamp_min(TINY).sqrt()
 
 
-def _log_prob_needs(part: str | None, caption: Caption) -> WrittenNeeds:
-    return {forward_of(part, caption): ["log_prob"]}
+def _reads(*statistics: str) -> Callable[[str | None, Caption], WrittenNeeds]:
+    """Needs of a detector that reads these statistics of a text, or of a part of a picture with its description."""
+    return lambda part, caption: {forward_of(part, caption): statistics}
 
 
-def _moment_needs(part: str | None, caption: Caption) -> WrittenNeeds:
-    return {forward_of(part, caption): ["log_prob", "mean", "variance"]}
-
-
-@detector(needs=_log_prob_needs)
+@detector(needs=_reads("log_prob"))
 def loss(evidence: Evidence, part: WordsPart | None = None, caption: Caption = "generated") -> Tensor:
     """Mean token log-probability, <= 0: minus the cross-entropy (Yeom et al. 2018)."""
     t = evidence[forward_of(part, caption)]
@@ -141,7 +127,7 @@ def reference(evidence: Evidence) -> Tensor:
     return loss(evidence) - mean_of_all(other.log_prob, other.mask)
 
 
-@detector(needs=_log_prob_needs)
+@detector(needs=_reads("log_prob"))
 def min_k(
     evidence: Evidence,
     k: Share = 0.2,
@@ -158,7 +144,7 @@ def min_k(
     return mean_of_lowest(values, mask, k)
 
 
-@detector(needs=_moment_needs, signed=True)
+@detector(needs=_reads("log_prob", "mean", "variance"), signed=True)
 def min_k_plus_plus(
     evidence: Evidence,
     k: Share = 0.2,
@@ -175,11 +161,7 @@ def min_k_plus_plus(
     return mean_of_lowest(values, mask, k)
 
 
-def _gap_needs(part: str | None, caption: Caption) -> WrittenNeeds:
-    return {forward_of(part, caption): ["log_prob", "mean", "variance", "renyi_inf"]}
-
-
-@detector(needs=_gap_needs)
+@detector(needs=_reads("log_prob", "mean", "variance", "renyi_inf"))
 def gap_k(
     evidence: Evidence,
     k: Share = 0.2,
@@ -266,11 +248,7 @@ def dc_pdd(evidence: Evidence, clip: Positive = 0.01, documents: Count = 100) ->
     return mean_of_all((t.log_prob.double().exp() * rarity).clamp_max(clip), first_occurrences(t))
 
 
-def _entropy_needs(part: str | None, caption: Caption) -> WrittenNeeds:
-    return {forward_of(part, caption): ["m_entropy"]}
-
-
-@detector(needs=_entropy_needs)
+@detector(needs=_reads("m_entropy"))
 def m_entropy(evidence: Evidence, part: Part | None = None, caption: Caption = "generated") -> Tensor:
     """Minus the mean modified prediction entropy, <= 0 (Song & Mittal 2021, eq. 8; the sign is ours)."""
     t = evidence[forward_of(part, caption)]
@@ -282,7 +260,7 @@ def _mod_renyi_needs(order: str, part: str | None, caption: Caption) -> WrittenN
     return {forward_of(part, caption): ["m_entropy" if order == "1" else f"mod_renyi_{order}"]}
 
 
-@detector(needs=_mod_renyi_needs, checks={"order": modified_order})
+@detector(needs=_mod_renyi_needs, checks={"order": partial(order_named, orders=("0.5", "1", "2"))})
 def mod_renyi(
     evidence: Evidence, order: str = "0.5", part: Part | None = None, caption: Caption = "generated"
 ) -> Tensor:
@@ -300,7 +278,7 @@ def _renyi_needs(order: str, part: str | None, caption: Caption) -> WrittenNeeds
     return {forward_of(part, caption): [f"renyi_{order}"]}
 
 
-@detector(needs=_renyi_needs, checks={"order": renyi_order, "k": share_or_one})
+@detector(needs=_renyi_needs, checks={"order": partial(order_named, orders=RENYI_ORDERS), "k": share_or_one})
 def renyi(
     evidence: Evidence, order: str = "1", k: float = 0.2, part: Part | None = None, caption: Caption = "generated"
 ) -> Tensor:

@@ -22,7 +22,7 @@ from pipeline.detectors import (
     prefix,
     samia,
 )
-from pipeline.detectors.base import Continued, Detector, Pass, Prefix, is_detector, modules_of, parse
+from pipeline.detectors.base import Continued, Detector, Prefix, is_detector, modules_of, parse, plan_passes
 from pipeline.detectors.learnt import learnt_fingerprints, with_contents
 from pipeline.detectors.plugins import (
     Plugin,
@@ -117,15 +117,6 @@ def check_workers_know(entries: Sequence[str], detectors: Sequence[Detector]) ->
     plugins = imported(entries)
     for name, module in modules_of(detectors).items():
         check_reaches_workers(f"detector {name}", module, plugins)
-
-
-def plan_passes(detectors: Sequence[Detector]) -> dict[Pass, frozenset[str]]:
-    """The passes to run, each once, with the union of the statistics that the detectors read of it."""
-    planned: dict[Pass, frozenset[str]] = {}
-    for needs in (detector.needs for detector in detectors):
-        for needed, statistics in needs.items():
-            planned[needed] = planned.get(needed, frozenset()) | statistics
-    return planned
 
 
 def draws_of(detectors: Sequence[Detector]) -> int:

@@ -33,15 +33,10 @@ def rouge(candidate: Sequence[str], reference: Sequence[str], n: int = 1, kind: 
     recall: over the n-grams of the reference (Lin 2004; SaMIA, eq. 2); precision: over those of the candidate. A
     candidate without an n-gram has 0, and a reference without one NaN: there is nothing to find.
     """
-    return _overlap(_ngrams(candidate, n), _ngrams(reference, n), kind)
-
-
-def _overlap(candidate: Counter[tuple[str, ...]], reference: Counter[tuple[str, ...]], kind: Kind) -> float:
-    if not reference:
+    given, wanted = _ngrams(candidate, n), _ngrams(reference, n)
+    if not wanted:
         return math.nan
-    if not candidate:
-        return 0.0
-    return (reference & candidate).total() / (reference if kind == "recall" else candidate).total()
+    return (wanted & given).total() / max(1, (wanted if kind == "recall" else given).total())
 
 
 def _ngrams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
@@ -72,12 +67,11 @@ def samia_score(
         In [0, 1], or in bytes if compressed; NaN for a reference of fewer than n words.
     """
     words = reference.split()
-    ngrams = _ngrams(words, n)
     scores = []
     for candidate in candidates:
         text = cut_words(candidate, len(words) if candidate_words == "reference" else None)
         size = len(zlib.compress(text.encode("utf-8", "surrogatepass"), 6)) if compressed else 1
-        scores.append(_overlap(_ngrams(text.split(), n), ngrams, kind) * size)
+        scores.append(rouge(text.split(), words, n, kind) * size)
     return sum(scores) / len(scores)
 
 

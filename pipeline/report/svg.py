@@ -11,7 +11,6 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -83,10 +82,11 @@ def draw(kind: str, file: str, title: str, alt: str, caption: str, paint: Paint)
         paint: draws on the axes, and makes the legend if there is one.
     """
     import matplotlib  # costs a second, and nothing but a page needs it
+    from matplotlib.figure import Figure
 
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():  # type: ignore[arg-type]
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's fonts draw the text
-        figure = _figure_class()(figsize=SIZE, layout="constrained")
+        figure = Figure(figsize=SIZE, layout="constrained")
         paint(figure, figure.add_subplot())
         buffer = io.BytesIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -97,25 +97,6 @@ def draw(kind: str, file: str, title: str, alt: str, caption: str, paint: Paint)
 def _shorten(tag: re.Match[bytes]) -> bytes:
     """A tag with its coordinates to a hundredth of a point, and with fonts to fall back on."""
     return _FRACTION.sub(rb"\1", tag.group()).replace(b"'DejaVu Sans'", FONTS)
-
-
-@cache
-def _figure_class() -> type[Figure]:
-    """Figures that are laid out once and drawn once; matplotlib does both twice when it saves one, to the same end."""
-    from matplotlib.backend_bases import RendererBase
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    class OnceDrawn(Figure):
-        def draw(self, renderer: RendererBase) -> None:
-            layout = self.get_layout_engine()
-            if isinstance(layout, ConstrainedLayoutEngine):  # the first of two calls, of which nothing is kept
-                layout.execute(self)
-                self.set_layout_engine("none")
-            else:
-                super().draw(renderer)
-
-    return OnceDrawn
 
 
 def label(text: str) -> str:

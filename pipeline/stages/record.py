@@ -8,8 +8,8 @@ from typing import Any
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
-from pipeline.detectors.base import Detector, Pass
-from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.detectors.base import Detector, Pass, plan_passes
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import dtype_name, locate, read_model_config
 from pipeline.models.devices import CPU, Device

@@ -18,9 +18,9 @@ from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_copies import SKETCH_KIND, SKETCH_TYPE
 from pipeline.corpus.shard import Shard
-from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass, Prefix
+from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass, Prefix, plan_passes
 from pipeline.detectors.plugins import load_plugins
-from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of, plan_passes
+from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of
 from pipeline.errors import UserError
 from pipeline.models.beginnings import Tokens
 from pipeline.models.load import LanguageModel, open_model

@@ -13,9 +13,8 @@ from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.pictures import picture_key, picture_sketches
 from pipeline.corpus.shard import Shard
-from pipeline.detectors.base import Evidence, Pass
+from pipeline.detectors.base import Evidence, Pass, plan_passes
 from pipeline.detectors.plugins import load_plugins
-from pipeline.detectors.registry import plan_passes
 from pipeline.models.load import open_picture_model
 from pipeline.models.pictures import PicturePrompt, caption_ids
 from pipeline.models.processors import picture_token

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from pipeline.detectors.base import Evidence
-from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.detectors.base import Evidence, plan_passes
+from pipeline.detectors.registry import parse_detectors
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 

@@ -10,8 +10,8 @@ import zlib
 import pytest
 import torch
 
-from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass
-from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, plan_passes
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.passes.forward import RENYI_ORDERS, TokenStatistics
 from pipeline.passes.statistics import MODIFIED_ORDERS

@@ -17,9 +17,9 @@ from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.config.audit import DetectorEntry
 from pipeline.config.models import ModelConfig
-from pipeline.detectors.base import FORWARD, Evidence
+from pipeline.detectors.base import FORWARD, Evidence, plan_passes
 from pipeline.detectors.camia import REPEATED, Signal
-from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import repeated, tokenize

@@ -10,8 +10,8 @@ import torch
 from benchmarks.small_model import WORDS, save_small_model
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
-from pipeline.detectors.base import FORWARD, LOWERCASE, Evidence, Pass
-from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.detectors.base import FORWARD, LOWERCASE, Evidence, Pass, plan_passes
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, fingerprint_model, open_model
 from pipeline.models.switching import Adapters

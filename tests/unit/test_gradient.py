@@ -38,8 +38,8 @@ from benchmarks.plain_loop import process
 from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import make_plan
 from pipeline.config.audit import AuditConfig
-from pipeline.detectors.base import GRADIENT, Evidence
-from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.detectors.base import GRADIENT, Evidence, plan_passes
+from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel
 from pipeline.passes import gradient_head
 from pipeline.passes.gradient import coverage_of, gradient_norms

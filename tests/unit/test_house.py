@@ -44,18 +44,18 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_897,
+    "pipeline.config": 1_881,
     "pipeline.corpus": 5_535,
     "pipeline.store": 1_961,
     "pipeline.models": 2_690,
     "pipeline.training": 1_474,
     "pipeline.endpoint": 756,
     "pipeline.passes": 3_119,
-    "pipeline.detectors": 2_280,
-    "pipeline.stages": 3_687,
+    "pipeline.detectors": 2_248,
+    "pipeline.stages": 3_686,
     "pipeline.selection": 5_935,
     "pipeline.audit": 11_255,
-    "pipeline.report": 4_895,
+    "pipeline.report": 4_876,
     "pipeline.compare": 2_023,
     "pipeline.export": 1_268,
     "pipeline.mark": 1_147,
@@ -64,7 +64,7 @@ BUDGETS = {
     "pipeline.trial": 2_844,
     "ray_jobs": 4_745,
     "cluster": 1_286,
-    "seenset": 937,
+    "seenset": 933,
 }
 """Lines of each room, blank ones too. To raise one takes a commit of its own that says what was removed instead."""
 

@@ -19,8 +19,8 @@ from benchmarks.small_model import smollm2_file
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
-from pipeline.detectors.base import FORWARD, REFERENCE, Evidence
-from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.detectors.base import FORWARD, REFERENCE, Evidence, plan_passes
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import open_tokenizer, tokenize

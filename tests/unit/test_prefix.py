@@ -22,9 +22,9 @@ from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_copies import NEAR_COPIES, CopyIndex
-from pipeline.detectors.base import FORWARD, Evidence, Prefix
+from pipeline.detectors.base import FORWARD, Evidence, Prefix, plan_passes
 from pipeline.detectors.prefix import behind
-from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import tokenize

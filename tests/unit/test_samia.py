@@ -9,8 +9,8 @@ import zlib
 import pytest
 
 from pipeline.corpus.documents import Document
-from pipeline.detectors.base import Continuations, Continued, Evidence
-from pipeline.detectors.registry import parse_detectors, plan_passes, sampled_of
+from pipeline.detectors.base import Continuations, Continued, Evidence, plan_passes
+from pipeline.detectors.registry import parse_detectors, sampled_of
 from pipeline.detectors.samia import cut_words, prefix_and_reference, rouge, samia_score
 from pipeline.models.tokens import count_words
 from pipeline.stages.sample import cut_in_two

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.config.audit import DetectorEntry
-from pipeline.detectors.base import FORWARD, Evidence
-from pipeline.detectors.registry import parse_detectors, plan_passes
+from pipeline.detectors.base import FORWARD, Evidence, plan_passes
+from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel
 from pipeline.passes.copying import in_one_copy, pad
 from pipeline.passes.forward import forward
