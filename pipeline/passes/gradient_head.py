@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeline.passes.forward import HEAD_ELEMENTS, multiplies_into_float32
+from pipeline.passes.forward import HEAD_ELEMENTS
 
 PRODUCT_ELEMENTS = 1 << 26
 """Of a product that are in memory at a time."""
@@ -134,7 +134,8 @@ def gram(rows: Tensor) -> Tensor:
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """Products of each document's matrices, in float32: a GPU multiplies those in 16 bits as they are."""
-    if left.dtype == right.dtype and multiplies_into_float32(left.device, left.dtype):
+    halves = left.is_cuda and left.dtype == right.dtype and left.dtype in (torch.bfloat16, torch.float16)
+    if halves and "dtype" in torch.ops.aten.bmm.overloads():  # as of torch 2.8
         return torch.bmm(left, right, out_dtype=torch.float32)
     return torch.bmm(left.float(), right.float())
 

@@ -50,7 +50,7 @@ BUDGETS = {
     "pipeline.models": 2_690,
     "pipeline.training": 1_474,
     "pipeline.endpoint": 756,
-    "pipeline.passes": 3_119,
+    "pipeline.passes": 3_120,
     "pipeline.detectors": 2_248,
     "pipeline.stages": 3_686,
     "pipeline.selection": 5_935,
