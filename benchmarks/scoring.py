@@ -5,6 +5,9 @@ Everything is measured in one run, alternating, and reported as medians: on a sh
 - vs_bare_forward: documents/s with loss, zlib, min_k, min_k_plus_plus over documents/s of `model(ids).logits` on
   the same padded batches; `_all` with m_entropy and every Renyi order added.
 - vs_one_at_a_time: against one document at a time, log_softmax and softmax of all its logits in float32.
+
+With `--costs`, instead: the seconds of `min_k_plus_plus` and `etd` over those of `min_k_plus_plus` alone, and of all
+columns of `camia` over those of `loss` of the same tokens, each text three times over.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import transformers
@@ -28,15 +31,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.small_model import fast_type, smollm2_file
 from pipeline.config.audit import DetectorEntry
 from pipeline.config.models import ModelConfig
-from pipeline.detectors.base import FORWARD, Detector, Evidence, plan_passes
+from pipeline.detectors.base import Detector, Evidence, plan_passes
+from pipeline.detectors.camia import Signal
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import use_fused_attention
-from pipeline.models.tokens import tokenize
+from pipeline.models.tokens import repeated, tokenize
 from pipeline.passes.forward import forward
 
 BASIC: list[DetectorEntry] = ["loss", "zlib", "min_k", "min_k_plus_plus"]
+CAMIA: list[DetectorEntry] = [{"camia": {"signal": list(get_args(Signal)), "of": ["first", "difference"]}}]
 ALL: list[DetectorEntry] = [*BASIC, "m_entropy", {"renyi": {"order": [0.5, 1, 2, "inf"]}}]
 MAX_TOKENS = 1024
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
@@ -95,8 +100,8 @@ def bare(lm: LanguageModel, ids: Sequence[list[int]]) -> None:
 
 def seenset(lm: LanguageModel, detectors: Sequence[Detector], ids: list[list[int]], texts: list[str]) -> torch.Tensor:
     """Scores of a batch, (documents, detectors) float64."""
-    needs = plan_passes(detectors)[FORWARD]
-    evidence = Evidence(texts, {FORWARD: forward(lm, ids, needs)})
+    ((needed, statistics_read),) = plan_passes(detectors).items()
+    evidence = Evidence(texts, {needed: forward(lm, ids, statistics_read)})
     return torch.stack([detector.score(evidence).cpu() for detector in detectors], dim=1)
 
 
@@ -171,6 +176,34 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return report(arguments, seconds, scores, sum(map(len, ids)))
 
 
+def costs(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Ratios of seconds, medians over the rounds, of two detectors that should cost next to nothing."""
+    texts = wikimia(arguments.texts)
+    lm = load(arguments.model, arguments.device, arguments.dtype or "float32")
+    ids = [tokens.ids for tokens in tokenize(lm.tokenizer, texts, MAX_TOKENS)]
+    thrice = [repeated(one, MAX_TOKENS, lm.tokenizer.bos_token_id) for one in ids]
+    jobs = {
+        "min_k_plus_plus": (["min_k_plus_plus"], ids),
+        "etd": (["min_k_plus_plus", "etd"], ids),
+        "loss": (["loss"], thrice),
+        "camia": (CAMIA, thrice),
+    }
+    groups = batches(thrice, arguments.batch_tokens or BATCH_TOKENS[arguments.device])
+    ratios: dict[str, list[float]] = {"etd": [], "camia": []}
+    for number in range(arguments.rounds + 1):
+        clock = _Clock(lm.device)
+        for group in groups[-1:] if number == 0 else groups:  # round 0 warms up
+            for name, (entries, read) in jobs.items():
+                given = parse_detectors(entries), [read[i] for i in group], [texts[i] for i in group]
+                clock.time(name, lambda: seenset(lm, *given))  # noqa: B023 - run at once
+        if number:
+            seconds = {name: sum(values) for name, values in clock.seconds.items()}
+            ratios["etd"].append(seconds["etd"] / seconds["min_k_plus_plus"])
+            ratios["camia"].append(seconds["camia"] / seconds["loss"])
+    medians = {name: round(statistics.median(values), 4) for name, values in ratios.items()}
+    return {"benchmark": "scoring", "texts": len(texts), "tokens": sum(map(len, ids)), "costs": medians}
+
+
 def report(
     arguments: argparse.Namespace, seconds: dict[str, float], scores: dict[str, list[torch.Tensor]], tokens: int
 ) -> dict[str, Any]:
@@ -216,8 +249,10 @@ def main() -> None:
         "--dtype", choices=["float32", "bfloat16"], help="one type; default: float32, and bfloat16 where it is native"
     )
     parser.add_argument("--batch-tokens", type=int, help="padded tokens in a batch")
+    parser.add_argument("--costs", action="store_true", help="of etd and camia alone")
+    given = parser.parse_args()
     try:
-        print(json.dumps(measure(parser.parse_args())))
+        print(json.dumps(costs(given) if given.costs else measure(given)))
     except UserError as error:
         parser.exit(2, f"{error}\n")
 

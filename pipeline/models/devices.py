@@ -109,7 +109,9 @@ def compute_as(mark: str, gradients: bool) -> None:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there was too little memory."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, by name
+    import torch
+
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return any(mark in str(error) for mark in _NO_MEMORY)
 
