@@ -17,7 +17,7 @@ TITLES = {
     "groups": "Dependence within groups",
     "duplicates": "Repeated ids",
     "truncated": "Truncation",
-    "fine_tuned": "Adapter training",
+    "fine_tuned": "Documents of adapters and prefixes",
     "sign_symmetry": "Symmetry of signs",
     "weighting": "Weights",
     "tail": "Tail check",
