@@ -111,9 +111,8 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there was too little memory."""
     import torch
 
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return any(mark in str(error) for mark in _NO_MEMORY)
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, kinds) or any(mark in str(error) for mark in _NO_MEMORY)
 
 
 def check_lost(error: BaseException) -> None:
@@ -150,10 +149,9 @@ def _answers(device: int) -> bool:
     """Whether a device that this process uses still works; one that it does not use must not be opened."""
     import torch
 
-    if not torch.cuda.memory_allocated(device):
-        return True
     try:
-        torch.cuda.synchronize(device)
+        if torch.cuda.memory_allocated(device):
+            torch.cuda.synchronize(device)
     except RuntimeError:
         return False
     return True
