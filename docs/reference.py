@@ -75,7 +75,15 @@ def page() -> str:
         known |= {section: _anchor(title) for section, title in new.items()}
         for section, title in new.items():
             level = "##" if section is root else "###"
-            lines += [f"{level} {title}", "", _first_paragraph(section), "", *_table(section, title, known, rows), ""]
+            sentence = _first_paragraph(section)
+            shown = any(row.endswith(f"| {sentence} |") for row in rows)  # beside the setting that it describes
+            lines += [
+                f"{level} {title}",
+                "",
+                *([] if shown else [sentence, ""]),
+                *_table(section, title, known, rows),
+                "",
+            ]
     return "\n".join(lines).rstrip() + "\n"
 
 
