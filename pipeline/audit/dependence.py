@@ -134,25 +134,25 @@ def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None
     total = sum(receipt.n_scored for receipt in receipts)
     below = 256 if total <= most else max(1, 256 * most // total)
 
-    def of_shard(receipt: Receipt) -> tuple[str, np.ndarray, np.ndarray, int, GroupSizes]:
+    def of_shard(receipt: Receipt) -> tuple[str, np.ndarray, np.ndarray, GroupSizes]:
         keys = scored.keys(receipt)
         places = np.flatnonzero(keys.sketch[:, SKETCH - 1] < below)  # equal for two as often as they are alike
-        return receipt.shard, places, keys.sketch[places], len(keys), GroupSizes.of(keys)
+        return receipt.shard, places, keys.sketch[places], GroupSizes.of(keys)
 
     file = SketchFile()
     read, groups = {}, NO_GROUPS
-    for shard, some, sketches, size, sizes in each(receipts, of_shard):
-        read[shard] = (some, file.append(sketches), size)
+    for shard, some, sketches, sizes in each(receipts, of_shard):
+        read[shard] = (some, file.append(sketches))
         groups += sizes
-    places, filed, sizes = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int32)], []
+    places, filed, start = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int32)], 0
     for receipt in receipts:  # in their order, whatever order they were read in
-        inside, begin, size = read.pop(receipt.shard)
-        every = sum(sizes) + inside
+        inside, begin = read.pop(receipt.shard)
+        every = start + inside
         kept = np.ones(inside.size, dtype=bool) if keep is None else keep[every]
-        sizes.append(size)
+        start += scored.count(receipt)
         places.append(every[kept])
         filed.append((begin + np.flatnonzero(kept)).astype(np.int32))
-    rows = RoleRows(scored, role, sizes)
+    rows = RoleRows(scored, role)
     return Sketched(file.arranged(np.concatenate(filed)), below == 256, rows, np.concatenate(places), groups)
 
 

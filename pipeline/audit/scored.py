@@ -86,14 +86,18 @@ class Scored:
 
     def table(self, receipt: Receipt, columns: Sequence[str], finetuned: bool = False) -> pa.Table:
         """A score shard without rows that repeat an id or that a review removed, nor fine-tuning's unless asked for."""
-        table = _read(self.store, receipt, columns)
-        dropped = [self.duplicates.get(receipt.shard), None if finetuned else self.finetuned.get(receipt.shard)]
-        dropped.append(self.reviewed.get(receipt.shard))
-        keep = np.ones(len(table), dtype=bool)
-        for rows in dropped:
-            if rows is not None:
-                keep[rows] = False
+        table, keep = _read(self.store, receipt, columns), self._kept(receipt, finetuned)
         return table if keep.all() else table.filter(pa.array(keep))
+
+    def count(self, receipt: Receipt, finetuned: bool = False) -> int:
+        """How many documents `table` has."""
+        return int(self._kept(receipt, finetuned).sum())
+
+    def _kept(self, receipt: Receipt, finetuned: bool) -> np.ndarray:
+        keep = np.ones(receipt.n_scored, dtype=bool)
+        for dropped in (self.duplicates, {} if finetuned else self.finetuned, self.reviewed):
+            keep[dropped.get(receipt.shard, [])] = False
+        return keep
 
     def keys(self, receipt: Receipt, finetuned: bool = False) -> Keys:
         """The keys of the documents of `table`."""
@@ -152,7 +156,6 @@ class RoleRows:
 
     scored: Scored
     role: str
-    sizes: Sequence[int]  # documents of each shard
     finetuned: bool = False  # whether those of fine-tuning are among them
 
     def ids(self, places: Sequence[int] | np.ndarray) -> list[str]:
@@ -161,11 +164,12 @@ class RoleRows:
 
     def of(self, places: np.ndarray) -> pa.Table:
         """Columns of `PLACES` of documents, by their places, ascending."""
-        receipts, ends = self.scored.of(self.role), np.cumsum(self.sizes, dtype=np.int64)
-        shard = np.searchsorted(ends, places, side="right")
+        receipts = self.scored.of(self.role)
+        ends = np.cumsum([0, *(self.scored.count(receipt, self.finetuned) for receipt in receipts)])
+        shard = np.searchsorted(ends, places, side="right") - 1
         tables = [PLACES.empty_table()]
         for number in np.unique(shard).tolist():
-            chosen = places[shard == number] - (ends[number] - self.sizes[number])
+            chosen = places[shard == number] - ends[number]
             table = self.scored.table(receipts[number], ["doc_id", "row"], self.finetuned).take(pa.array(chosen))
             source = pa.array([self.scored.shards[receipts[number].shard].name] * len(table), pa.string())
             tables.append(table.append_column("source", source).select(PLACES.names))
@@ -337,11 +341,10 @@ def find_overlaps(
     """
     reading = [selection for selection in config.selections if _reads_trained(config, selection)]
     trained = trained_texts(scored.store, config.near_copies, needed=bool(reading))
-    keys = {role: [scored.keys(receipt, finetuned=True) for receipt in scored.of(role)] for role in roles}
     known = {}
-    for role, parts in keys.items():
-        joined = Keys.joined(parts)
-        known[role] = KnownTexts.of(joined.text, joined.sketch, config.near_copies)
+    for role in roles:
+        keys = Keys.joined(scored.keys(receipt, finetuned=True) for receipt in scored.of(role))
+        known[role] = KnownTexts.of(keys.text, keys.sketch, config.near_copies)
 
     def of_shard(receipt: Receipt) -> tuple[str, list[SharedTexts], int, int]:
         some = scored.keys(receipt)
@@ -358,9 +361,7 @@ def find_overlaps(
     overlaps = {}
     for place, role in enumerate(roles):
         of_role = [shared[receipt.shard][place] for receipt in scored.of("audit")]  # whatever order they were read in
-        audited = RoleRows(scored, "audit", [part.n_documents for part in of_role])
-        known_rows = RoleRows(scored, role, [len(part) for part in keys[role]], finetuned=True)
-        named = RoleNames(role, LEFT_OUT, audited.ids, known_rows.ids)
+        named = RoleNames(role, LEFT_OUT, RoleRows(scored, "audit").ids, RoleRows(scored, role, finetuned=True).ids)
         diagnostic, near = find_shared(of_role, known[role].text.size, named)
         if diagnostic.n_calibration and config.overlap == "error":
             raise shared_error(diagnostic, near.size, role)
