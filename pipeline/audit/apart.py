@@ -273,7 +273,7 @@ def _certain(learnt: LearntWeights) -> float:
         if effective_number(kept[~audited]) < 2:
             continue
         test = blind_weighted(learnt.words, learnt.compared, kept, learnt.seed)
-        if test is None or test.auc > 0.5 + TOLERANCE:
+        if test is None or test[0] > 0.5 + TOLERANCE:
             break
         best = limit
     return best
