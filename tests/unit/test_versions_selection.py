@@ -16,7 +16,8 @@ from scipy.special import polygamma
 from scipy.stats import chisquare
 
 from pipeline.errors import UserError
-from pipeline.selection import RankCounts, step_up
+from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.step_up import step_up
 from pipeline.selection.versions import (
     VersionScores,
     fewest_versions,

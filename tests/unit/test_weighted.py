@@ -35,8 +35,7 @@ from pipeline.audit.select import select_all
 from pipeline.audit.summary import Summary, unsettled
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
-from pipeline.selection import calibrate, ranks
-from pipeline.selection.conformal import tie_draws
+from pipeline.selection.conformal import calibrate, ranks, tie_draws
 from pipeline.selection.weighted import LEVELS, PRECISION, calibrate_weighted, ranks_by_weight, weight_levels
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
