@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,17 +104,6 @@ def group_diagnostic(
 def copies_file(role: str) -> str:
     """Where a run directory lists the near copies among the documents of a role."""
     return f"diagnostics/near-copies-{role}.parquet"
-
-
-@contextmanager
-def finding_beside() -> Iterator[Executor]:
-    """A thread in which near copies are looked for while shards are read; where the block fails, it begins no more."""
-    with ThreadPoolExecutor(1, "seenset-copies") as beside:
-        try:
-            yield beside
-        except BaseException:
-            beside.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None = None, most: int = MOST) -> Sketched:

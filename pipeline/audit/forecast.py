@@ -31,7 +31,8 @@ TRAINING_COST = 3  # of a document in an epoch, in forward passes
 def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     """Forecast a run: documents, shards, passes, time, price, and the smallest possible selections.
 
-    The time is a guess for one worker like this machine, from a matrix product measured here and now.
+    The time is a guess for one worker like this machine, from 2 operations a parameter and token, at the
+    speed of a matrix product that is measured here and now.
     """
     config = plan.config
     roles: dict[str, Any] = {}
@@ -55,7 +56,8 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(config.model, ModelConfig) and model.get("parameters"):
         reads = total * texts * sum(forward_passes(entry) for entry in passes)
         reads += TRAINING_COST * sum(entry["documents"] * entry["epochs"] for entry in adapters)
-        seconds = seconds_of_token(model["dtype"], model["parameters"]) * length * reads
+        speed = measured_flops(model["dtype"]) / 2  # half, for all that is not a matrix product
+        seconds = 2 * model["parameters"] / speed * length * reads
     return {
         "run": config.run,
         "model": {"path": display_name(config.model), **model},
@@ -90,18 +92,6 @@ def _scored_texts(plan: Plan) -> tuple[float, float] | None:
         text.count(" ") + 1 if corpus.has_ids else len(text.encode()) / BYTES_PER_TOKEN for text in chain(*scored)
     ]
     return len(counts) / len(scored), fmean(min(count, plan.config.max_tokens) for count in counts)
-
-
-def seconds_of_token(dtype: str, parameters: int) -> float:
-    """The time of a token in a forward pass: 2 floating-point operations a parameter at the speed of a matrix product.
-
-    That speed is halved for all that is not a matrix product.
-
-    Args:
-        dtype: of the weights, such as float32.
-        parameters: of the model.
-    """
-    return 2 * parameters / (measured_flops(dtype) / 2)
 
 
 def measured_flops(dtype: str) -> float:

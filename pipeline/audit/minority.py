@@ -182,7 +182,8 @@ def _is_shared(rows: pa.Table, listed: Listed) -> bool:
 def _found_family(kind: Role, rows: pa.Table, p_value: float, listed: Listed) -> FamiliesDiagnostic:
     """What the report states of a family that is in one role only, against chance."""
     names = [str(name) for name in rows["doc_id"].to_pylist()]
-    n_selected = _selected_among(rows, listed) if kind == "audit" else 0
+    places = set(zip(rows["source"].to_pylist(), rows["row"].to_pylist(), strict=True))
+    n_selected = len(listed.among(places)) if kind == "audit" else 0
     contradicted = n_selected >= max(1, listed.alpha / 2 * len(listed.selected))
     known = "audited" if kind == "audit" else kind
     others = listed.role if kind == "audit" else "audited"
@@ -200,12 +201,6 @@ def _found_family(kind: Role, rows: pa.Table, p_value: float, listed: Listed) ->
         n_selected=n_selected,
         documents=names[:NAMED],
     )
-
-
-def _selected_among(rows: pa.Table, listed: Listed) -> int:
-    """How many of these documents are selected."""
-    places = set(zip(rows["source"].to_pylist(), rows["row"].to_pylist(), strict=True))
-    return len(listed.among(places))
 
 
 def _log_choices(n: int, k: int) -> float:

@@ -251,9 +251,8 @@ def plan_checks(plan: Plan) -> dict[str, Any]:
     check_weighable(checked, plan.config)
     corpus = plan.config.corpus
     scope = wording.documents_and_words(checked.scope, PLAN.texts, corpus.units) if corpus.has_text else checked.scope
-    help_towards = advice(plan, checked.blind, PLAN.texts)
-    lines = [*_lines(checked, plan.config), *help_towards.lines]
-    return {**checked.plain(), "scope": scope, "lines": lines, "words": help_towards.words}
+    words, lines = advice(plan, checked.blind, PLAN.texts)
+    return {**checked.plain(), "scope": scope, "lines": [*_lines(checked, plan.config), *lines], "words": words}
 
 
 def check_shared(checked: PreflightChecks, config: AuditConfig) -> None:
@@ -326,11 +325,6 @@ def stored_preflight(store: Store, shards: Sequence[Shard], seed: int) -> Prefli
     except DamagedError as error:
         _log.warning(made_again_note(error, "the checks are"))
         return None
-
-
-def store_preflight(checked: PreflightChecks, store: Store, shards: Sequence[Shard], seed: int) -> None:
-    """Keep the checks of these documents in the run directory."""
-    write_record(store, _file(shards, seed), checked)
 
 
 def _file(shards: Sequence[Shard], seed: int) -> str:
@@ -460,7 +454,7 @@ def check_before_scoring(
     check_shared(checked, plan.config)
     check_weighable(checked, plan.config)
     if earlier is None:
-        store_preflight(checked, store, plan.shards, plan.config.seed)
+        write_record(store, _file(plan.shards, plan.config.seed), checked)
     lines = remarks(checked, plan.config)
     counts = {str(role): n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
     for entry in outlooks(plan.config, {role: {"documents": n, "exact": False} for role, n in counts.items()}):

@@ -339,7 +339,9 @@ def find_overlaps(
     Raises:
         UserError: there are some, and the config does not say `overlap: drop`; or as `_check_trained`.
     """
-    reading = [selection for selection in config.selections if _reads_trained(config, selection)]
+    detectors = parse_detectors(config.detectors)
+    needing = [one.column for one in detectors if adapters_of([one]) or prefixes_of([one])]
+    reading = [selection for selection in config.selections if {*needing} & {*selection.detectors}]
     trained = trained_texts(scored.store, config.near_copies, needed=bool(reading))
     known = {}
     for role in roles:
@@ -399,11 +401,6 @@ def _check_trained(config: AuditConfig, reading: Sequence[SelectionConfig], n_eq
             "take for clean (or a prefix or count holds them); take them out of what is fine-tuned on or shown, or "
             "begin a run anew with overlap: drop"
         )
-
-
-def _reads_trained(config: AuditConfig, selection: SelectionConfig) -> bool:
-    read = [d for d in parse_detectors(config.detectors) if d.column in selection.detectors]
-    return bool(adapters_of(read) or prefixes_of(read))
 
 
 def _lenient(config: AuditConfig, selection: SelectionConfig) -> bool:

@@ -72,7 +72,10 @@ class TopDocuments:
     detectors: tuple[str, ...]
     weights: tuple[float, ...]  # of the detectors; empty where they have none
     null_role: Role
-    ranking: Ranking
+    ranked_by: str  # a detector; a procedure where it fuses several
+    score: Callable[[Batch], np.ndarray]  # float64, (documents,), by which documents are ranked
+    calibrating: np.ndarray  # bool, of all documents of the null role that are scored, in the order of the shards
+    grouped: bool  # whether only calibration documents of a document's group count
     pairs: Mapping[str, list[str]]  # id -> calibration documents that are known near copies of it
 
     @property
@@ -105,7 +108,10 @@ def top_documents_of(selection: SelectionConfig, answer: Answer, rows: pa.Table,
         tuple(selection.detectors),
         weights,
         NULL_ROLE[selection.direction],
-        Ranking(name, score, calibrating, calibration_of(selection.calibration).grouped),
+        name,
+        score,
+        calibrating,
+        calibration_of(selection.calibration).grouped,
         pairs,
     )
 
@@ -288,13 +294,13 @@ def _all_tokens(
 def _neighbours(scored: Scored, one: TopDocuments, texts: Mapping[Place, _Text]) -> tuple[np.ndarray, list[_Near]]:
     """The scores of the documents of a selection, and of each the calibration documents nearest to it by score."""
     matrix = np.stack([one.rows[name].to_numpy() for name in one.detectors], axis=1)
-    scores = one.ranking.of(Batch(matrix, None, np.zeros(len(matrix), dtype=np.int64)))
-    role, at, groups = one.null_role, np.flatnonzero(one.ranking.calibrating), None
-    batch = scored.batches(role, one.detectors, one.ranking.grouped)
+    scores = one.score(Batch(matrix, None, np.zeros(len(matrix), dtype=np.int64)))
+    role, at, groups = one.null_role, np.flatnonzero(one.calibrating), None
+    batch = scored.batches(role, one.detectors, one.grouped)
     if batch.groups is not None:
         names = [texts[place].group for place in one.places], batch.groups.to_pylist()
         groups = np.array(names[0], dtype=object), np.array(names[1], dtype=object)[at]
-    known = one.ranking.of(batch)[at]
+    known = one.score(batch)[at]
     places = nearest(scores, known, groups)
     named = np.unique(places[places >= 0])
     ids = dict(zip(named.tolist(), RoleRows(scored, role).ids(at[named]), strict=True))
@@ -318,7 +324,7 @@ def _table(
         "doc_id": [ids[number] for number in here],
         "kind": [kind] * len(here),
         "detector": [detector] * len(here),
-        "ranked_by": [one.ranking.name] * len(here),
+        "ranked_by": [one.ranked_by] * len(here),
         "score": [float(scores[number]) for number in here],
         "neighbours": [[{"doc_id": name, "score": score} for name, score in neighbours[number]] for number in here],
         "near_copies": [[*one.pairs.get(ids[number], []), *copies.get(places[number], [])][:NAMED] for number in here],
@@ -365,16 +371,6 @@ def nearest(scores: np.ndarray, known: np.ndarray, groups: tuple[np.ndarray, np.
     best = np.argsort(distance, axis=1, kind="stable")[:, :NEIGHBOURS]
     near, there = (np.take_along_axis(each, best, axis=1) for each in (window, np.isfinite(distance)))
     return np.where(there, near, -1)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ranking:
-    """By which score a selection ranks documents, and among which calibration documents."""
-
-    name: str  # a detector; a procedure where it fuses several
-    of: Callable[[Batch], np.ndarray]  # float64, (documents,)
-    calibrating: np.ndarray  # bool, of all documents of the null role that are scored, in the order of the shards
-    grouped: bool  # whether only documents of a document's group count
 
 
 NAMED = 10

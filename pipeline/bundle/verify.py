@@ -328,7 +328,8 @@ class _Bundle:
         series = self.manifest.config.series
         place = None if slot is None or series is None else series_place(slot, series)
         counts = int(recomputed.selected.sum()), self.audit.size - self.roles["audit"].size
-        made = make_summary(selection, answer, diagnostics, *counts, self.manifest.limit).placed(place)
+        made = make_summary(selection, answer, diagnostics, *counts, self.manifest.limit)
+        made = made.model_copy(update={"series": place})
         if self.manifest.config.corpus.scores is not None:
             made = made.model_copy(update={"assumption": elsewhere_assumption(made.assumption)})
         withheld = stated.get("bound_withheld")
