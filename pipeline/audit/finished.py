@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from pipeline.audit.arithmetic import Decided, read_arithmetic
 from pipeline.audit.manifest import versions
-from pipeline.audit.plan import FINISHED_FILE, Plan, sources_of
+from pipeline.audit.plan import FINISHED_FILE, Plan, digest_of_sources
 from pipeline.audit.records import VersionedRecord, opened, write_record
 from pipeline.audit.review import content_of_review
 from pipeline.audit.scored import Scored
@@ -73,7 +73,7 @@ def note_finished(
         files={folder: store.state(folder, _PASSING) for folder in folders},
         report=report,
         status=status,
-        sources=sources_of(plan.config),
+        sources=digest_of_sources(plan.config),
         inputs=list(plan.inputs),
     )
     write_record(store, FINISHED_FILE, record)

@@ -216,7 +216,7 @@ def read_known(config: AuditConfig) -> Known:
     record: dict[str, Any] = {}
     try:
         record = dict(Store(config.run).read_json(FINISHED_FILE) or {})
-        if not is_sealed(record) or record.get("sources") != sources_of(config):
+        if not is_sealed(record) or record.get("sources") != digest_of_sources(config):
             return Known(record)
         inputs = TypeAdapter(list[InputFile]).validate_python(record["inputs"])
     except (UserError, OSError, KeyError, TypeError, ValueError):  # damaged, or out of reach: all is opened anew
@@ -224,7 +224,7 @@ def read_known(config: AuditConfig) -> Known:
     return Known(record, {(entry.role, entry.path): entry for entry in inputs})
 
 
-def sources_of(config: AuditConfig) -> str:
+def digest_of_sources(config: AuditConfig) -> str:
     """A digest of where the documents of an audit come from, and of the limits."""
     described = [config.corpus.model_dump(mode="json"), config.limits.model_dump(mode="json")]
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -301,7 +301,7 @@ def _neighbours(scored: Scored, one: TopDocuments, texts: Mapping[Place, _Text])
         names = [texts[place].group for place in one.places], batch.groups.to_pylist()
         groups = np.array(names[0], dtype=object), np.array(names[1], dtype=object)[at]
     known = one.score(batch)[at]
-    places = nearest(scores, known, groups)
+    places = nearest_known(scores, known, groups)
     named = np.unique(places[places >= 0])
     ids = dict(zip(named.tolist(), RoleRows(scored, role).ids(at[named]), strict=True))
     return scores, [[(ids[place], float(known[place])) for place in row if place >= 0] for row in places.tolist()]
@@ -344,7 +344,9 @@ NEIGHBOURS = 5
 _Near = list[tuple[str, float]]  # id and score
 
 
-def nearest(scores: np.ndarray, known: np.ndarray, groups: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:
+def nearest_known(
+    scores: np.ndarray, known: np.ndarray, groups: tuple[np.ndarray, np.ndarray] | None = None
+) -> np.ndarray:
     """The calibration documents that are nearest to each document by score.
 
     Args:
@@ -359,7 +361,7 @@ def nearest(scores: np.ndarray, known: np.ndarray, groups: tuple[np.ndarray, np.
     if groups is not None:
         for group in dict.fromkeys(groups[0].tolist()):
             here, there = (np.flatnonzero(each == group) for each in groups)
-            places[here] = np.append(there, -1)[nearest(scores[here], known[there])]
+            places[here] = np.append(there, -1)[nearest_known(scores[here], known[there])]
         return places
     if not known.size:
         return places

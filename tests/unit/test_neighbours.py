@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.audit.top_documents import NEIGHBOURS, nearest
+from pipeline.audit.top_documents import NEIGHBOURS, nearest_known
 
 
 def brute(score: float, known: np.ndarray) -> list[int]:
@@ -14,7 +14,7 @@ def brute(score: float, known: np.ndarray) -> list[int]:
 
 
 def places_of(scores: np.ndarray, known: np.ndarray, *groups: tuple[np.ndarray, np.ndarray]) -> list[list[int]]:
-    return [[place for place in row if place >= 0] for row in nearest(scores, known, *groups).tolist()]
+    return [[place for place in row if place >= 0] for row in nearest_known(scores, known, *groups).tolist()]
 
 
 @settings(max_examples=40)
