@@ -54,7 +54,7 @@ BUDGETS = {
     "pipeline.detectors": 2_248,
     "pipeline.stages": 3_686,
     "pipeline.selection": 5_865,
-    "pipeline.audit": 11_013,
+    "pipeline.audit": 10_948,
     "pipeline.report": 4_871,
     "pipeline.compare": 2_023,
     "pipeline.export": 1_268,
