@@ -249,7 +249,7 @@ def no_digests(store: Store, selection: str) -> DamagedError:
     )
 
 
-def changed_file(store: Store, name: str, missing: bool = False) -> DamagedError:
+def changed_file(store: Store, name: str, missing: bool) -> DamagedError:
     """The error of a file that is gone or is not the one that was written, with the command that writes it again."""
     what = not_as_written(f"{store.url}/{name}", missing)
     return DamagedError(f"{what}; {_OF_RUN.get(name) or answered_by(store.url)}")

@@ -67,6 +67,12 @@ def each_in_turn(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]
     return map(function, receipts)
 
 
+def in_order(each: Each, receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> list[Any]:
+    """The results of the function of every shard, in the order of the shards."""
+    results = dict(each(receipts, lambda receipt: (receipt.shard, function(receipt))))
+    return [results[receipt.shard] for receipt in receipts]
+
+
 @dataclass(frozen=True, slots=True)
 class Scored:
     """The finished score shards of a run: receipts, what each reads, and the rows that are left out."""
@@ -119,14 +125,10 @@ class Scored:
         """The scores of a whole role; empty when there is none."""
         wanted = [*columns, "id_key", *(["group"] if groups else [])]
         parts = [batch_of(self.table(r, wanted), columns, groups, r.data) for r in self.of(role)]
-        if not parts:
-            return Batch(np.empty((0, len(columns))), None, np.empty(0, dtype=np.int64))
+        matrix = np.concatenate([np.empty((0, len(columns))), *(part.matrix for part in parts)])
+        keys = np.concatenate([np.empty(0, dtype=np.int64), *(part.keys for part in parts)])
         chunks = [chunk for part in parts if part.groups is not None for chunk in part.groups.chunks]
-        return Batch(
-            np.concatenate([part.matrix for part in parts]),
-            pa.chunked_array(chunks, pa.string()) if groups else None,
-            np.concatenate([part.keys for part in parts]),
-        )
+        return Batch(matrix, pa.chunked_array(chunks, pa.string()) if groups and parts else None, keys)
 
     def check_quarantine(self, receipt: Receipt) -> None:
         """Check the documents of a shard that have no scores.
@@ -324,7 +326,7 @@ class Overlap:
 
 
 def find_overlaps(
-    scored: Scored, roles: Sequence[Role], config: AuditConfig, each: Each | None = None
+    scored: Scored, roles: Sequence[Role], config: AuditConfig, each: Each = each_in_turn
 ) -> dict[Role, Overlap]:
     """Find calibration documents of some roles that are near copies of audited ones, and audited ones trained on.
 
@@ -334,7 +336,7 @@ def find_overlaps(
         scored: the score shards.
         roles: whose documents calibrate.
         config: of the audit.
-        each: reads the shards; None: in this process.
+        each: reads the shards.
 
     Raises:
         UserError: there are some, and the config does not say `overlap: drop`; or as `_check_trained`.
@@ -348,21 +350,17 @@ def find_overlaps(
         keys = Keys.joined(scored.keys(receipt, finetuned=True) for receipt in scored.of(role))
         known[role] = KnownTexts.of(keys.text, keys.sketch, config.near_copies)
 
-    def of_shard(receipt: Receipt) -> tuple[str, list[SharedTexts], int, int]:
+    def of_shard(receipt: Receipt) -> tuple[list[SharedTexts], int, int]:
         some = scored.keys(receipt)
         equal = trained.equal(some)
-        shared = [known[role].shared(some) for role in roles]
-        return receipt.shard, shared, int(equal.sum()), int((trained.near(some) & ~equal).sum())
+        return [known[role].shared(some) for role in roles], int(equal.sum()), int((trained.near(some) & ~equal).sum())
 
-    shared, n_equal, n_trained = {}, 0, 0
-    for shard, of_documents, equal, alike in (each or each_in_turn)(scored.of("audit"), of_shard):
-        shared[shard] = of_documents
-        n_equal += equal
-        n_trained += alike
-    _check_trained(config, reading, n_equal, n_trained)
+    parts = in_order(each, scored.of("audit"), of_shard)
+    n_trained = sum(alike for _, _, alike in parts)
+    _check_trained(config, reading, sum(equal for _, equal, _ in parts), n_trained)
     overlaps = {}
     for place, role in enumerate(roles):
-        of_role = [shared[receipt.shard][place] for receipt in scored.of("audit")]  # whatever order they were read in
+        of_role = [shared[place] for shared, _, _ in parts]
         named = RoleNames(role, LEFT_OUT, RoleRows(scored, "audit").ids, RoleRows(scored, role, finetuned=True).ids)
         diagnostic, near = find_shared(of_role, known[role].text.size, named)
         if diagnostic.n_calibration and config.overlap == "error":
