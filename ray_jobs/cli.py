@@ -282,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         supervisor.fail(str(error), int(error.exit_code))
     except TyperException as error:
-        supervisor.reset_codes()  # a misspelt command is never given as done
+        supervisor.give_as_zero(None)  # a misspelt command is never given as done
         supervisor.fail(str(getattr(error, "format_message", error.__str__)()), int(ExitCode.USER_ERROR))
     except SystemExit as error:  # nothing of this package raises it in a command
         if isinstance(error.__context__, BrokenPipeError):  # the reader of the output is gone, as with `| head -1`
