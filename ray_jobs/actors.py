@@ -100,22 +100,21 @@ class ShardActor:
         self,
         stage: Stage,
         placement: Placement,
-        store_url: str,
+        store: Store,
         driver: str,
-        versions: Mapping[str, str] | None = None,  # of the driver's programs
-        flags: Sequence[str] | None = None,  # of the CPU that decided the types of the run
+        versions: Mapping[str, str],  # of the driver's programs
+        flags: Sequence[str] | None,  # of the CPU that decided the types of the run
     ) -> None:
         collect_rarely()
         keep_memory()
         self.stage = stage
-        self.store = Store(store_url)
+        self.store = store
         self.driver = driver
         self.finished = 0  # shards
-        self.metrics = Metrics(store_url, stage.name)
+        self.metrics = Metrics(store.url, stage.name)
         self.beginning: list[Ready | Remark | IncompleteError] = [Ready()]
         try:
-            if versions is not None:
-                check_versions(versions)
+            check_versions(versions)
             cap_memory(placement.gpus)
             self.worker = stage.make(stage, placement)
         except (UserError, SystemExit) as error:  # one line, not the trace of an actor
@@ -426,7 +425,7 @@ class _Wave:
                 fn_constructor_args=(
                     self.stage,
                     Placement(self.shape.gpus, self.shape.cpus),
-                    self.store.url,
+                    self.store,
                     driver,
                     versions_here(),
                     None if types is None else tuple(types.flags),
