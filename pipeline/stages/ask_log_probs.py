@@ -54,7 +54,7 @@ class EndpointReader:
         self._way: Way | None = None
         self._trying = asyncio.Lock()
 
-    async def _found(self, endpoint: Endpoint, answers: Answers) -> Way:
+    async def _chosen_way(self, endpoint: Endpoint, answers: Answers) -> Way:
         """How the endpoint tells log-probabilities, which is found out once for all shards."""
         async with self._trying:
             if self._way is None:
@@ -87,7 +87,7 @@ class EndpointReader:
         """Ask for the log-probabilities of a document."""
         text = document.text[: count_words([document.text], self.settings.max_tokens)[0].kept]
         text = text_read(text, self.settings.forward.text, self.stage.seed)
-        way = await self._found(endpoint, answers)
+        way = await self._chosen_way(endpoint, answers)
         question, values = answers.ask(), list[float]()
         try:
             values = await ask_log_probs(endpoint, self.settings.model, way, text, question.spent, question.book)
