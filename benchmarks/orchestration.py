@@ -1,8 +1,9 @@
 """The cost of Ray: the scoring job beside the same scorer in a plain loop, and the driver's memory.
 
-`python -m benchmarks.orchestration [--model smollm2]` prints one JSON line. Both sides use one thread on the same shards
-of short made-up documents, in alternating rounds of one run; start-up is left out on both sides. `ray_vs_loop` is the median ratio of documents a second. Memory is the driver's growth in resident size from a job
-over a tenth of the documents to one over all of them.
+`python -m benchmarks.orchestration [--model smollm2]` prints one JSON line. Both sides use one thread on the same
+shards of short made-up documents, in alternating rounds of one run; start-up is left out on both sides. `ray_vs_loop`
+is the median ratio of documents a second. Memory is the driver's growth in resident size from a job over a tenth of the
+documents to one over all of them.
 """
 
 from __future__ import annotations
