@@ -44,7 +44,7 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_881,
+    "pipeline.config": 1_829,
     "pipeline.corpus": 5_535,
     "pipeline.store": 1_961,
     "pipeline.models": 2_690,
@@ -61,7 +61,7 @@ BUDGETS = {
     "pipeline.mark": 1_147,
     "pipeline.bundle": 1_169,
     "pipeline.series": 1_401,
-    "pipeline.trial": 2_844,
+    "pipeline.trial": 2_838,
     "ray_jobs": 4_745,
     "cluster": 1_286,
     "seenset": 933,

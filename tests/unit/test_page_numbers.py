@@ -6,11 +6,6 @@ import re
 from fractions import Fraction
 from pathlib import Path
 
-import pytest
-
-from pipeline.config.models import ParaphraserConfig
-from pipeline.config.selection import SelectionConfig
-from pipeline.config.training import AdapterConfig
 from pipeline.detectors import base, registry
 from pipeline.detectors.base import detector_names
 from pipeline.selection import Grid, minimum_selectable, simes_grid
@@ -72,34 +67,6 @@ def test_every_procedure_stands_on_the_page_with_its_guarantee() -> None:
         for name in re.findall(r"`(\w+)`", names.partition(" with ")[0]):
             if name != "td4eval":  # of two guarantees
                 assert guarantees[name] == plain(label)
-
-
-@pytest.mark.parametrize(
-    ("page", "heading", "fields"),
-    [
-        ("procedures.md", "setting", SelectionConfig.model_fields),
-        ("detectors/deviation.md", "setting", AdapterConfig.model_fields),
-        ("detectors/knockoff.md", "setting", ParaphraserConfig.model_fields),
-    ],
-    ids=["selection", "adapter", "paraphraser"],
-)
-def test_settings_have_the_defaults_of_the_page(page: str, heading: str, fields: dict) -> None:
-    fields = {field.alias or name: field for name, field in fields.items()}
-    rows = {plain(row[0]): plain(row[1]) for row in table(page, heading)}
-    assert set(rows) <= set(fields)
-    assert set(rows) == set(fields) or page.endswith("knockoff.md")  # which leaves out those of every model
-    for name, default in rows.items():
-        field = fields[name]
-        if field.is_required():
-            assert default == "required"
-        elif isinstance(field.default, bool):
-            assert default == str(field.default).lower()
-        elif isinstance(field.default, float | int):
-            assert float(default) == field.default
-        elif field.default is not None:
-            assert default == field.default
-        else:
-            assert not default.replace(".", "").isdigit()
 
 
 def test_every_detector_is_on_one_page_with_its_defaults() -> None:
