@@ -251,6 +251,8 @@ def _location(problem: Any) -> list[str]:
 def _message(problem: Any) -> str:
     if problem["type"] in ("model_type", "dataclass_type"):  # whose words name a class of ours
         return "must be a section with keys of its own"
+    if problem["type"] in ("byte_size", "byte_size_unit"):
+        return "input should be a number of bytes, such as 67108864 or 64 MiB"
     message: str = problem["msg"].removeprefix("Value error, ")
     return message[0].lower() + message[1:]
 
