@@ -398,20 +398,16 @@ def read_labels(shard: Shard) -> Iterator[Any]:
 
 
 def fetch_texts(shards: Sequence[Shard], places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-    """Texts of single rows, by (input name, row), for excerpts. Reads only the shards that hold them.
+    """Texts of single rows, by (input name, row). Reads the shards of their inputs up to the last of them.
 
     Raises:
         UserError: an input is gone or damaged.
     """
     texts: dict[tuple[str, int], str] = {}
-    rows_of: dict[str, set[int]] = {}
-    for name, row in places:
-        rows_of.setdefault(name, set()).add(row)
-    for shard, following in itertools.zip_longest(shards, shards[1:]):
-        rows = rows_of.get(shard.name, set())
-        same = following is not None and (following.role, following.name) == (shard.role, shard.name)
-        end = following.first_row if same and following is not None else None
-        rows = {row for row in rows if row >= shard.first_row and (end is None or row < end)}
+    for shard in shards:
+        rows = {row for name, row in places if name == shard.name and row >= shard.first_row} - {
+            row for name, row in texts if name == shard.name
+        }
         if rows:
             texts.update(((shard.name, d.row), d.text) for d in read_shard(shard, wanted=rows))
     return texts

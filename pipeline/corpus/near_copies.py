@@ -38,9 +38,6 @@ _NO_WORD = re.compile(r"\W")
 _CHARACTERS = 1 << 20  # of a text whose words are found together, or some more
 _AT_ONCE = 1 << 10  # runs that are hashed together: what is made of them stays in a cache
 
-PART = 1 << 16
-"""Values that are sorted at a time, about."""
-
 _LEAST_RECALL = 0.95  # share of pairs at the threshold that become candidates; it is larger for closer ones
 _WIDEST_BAND = 7  # bytes: with one more they are a uint64
 _BUCKET = 32  # neighbours that a document is compared with where more share its band
@@ -223,7 +220,7 @@ def near_families(sketches: Sketches, threshold: float = NEAR_COPIES) -> np.ndar
     """Number the families of documents: near copies, and near copies of these, belong to one.
 
     Args:
-        sketches: of the documents; memory holds some 30 bytes a document besides.
+        sketches: of the documents; memory holds some 60 bytes a document besides.
         threshold: of the share of common runs, in [0.5, 1].
 
     Returns:
@@ -288,20 +285,18 @@ def _alike(
     sketches: Sketches, first: np.ndarray, labels: np.ndarray, band: int, width: int, threshold: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """The pairs of different sketches that share a band, are near copies and not of one family yet: int32 twice."""
-    every = _filled(sketches, lambda block: _keys(block, band, width))
-    every = every if first.size == every.size else every[first]
+    keys = _filled(sketches, lambda block: _keys(block, band, width))
+    keys = keys if first.size == keys.size else keys[first]
+    rising = np.argsort(keys, kind="stable").astype(np.int32)
+    keys, order = _neighbours(keys[rising], rising, width)
     one, other = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
-    for places in _in_parts(every):  # who shares a band shares its first byte
-        keys = every[places]
-        rising = np.argsort(keys, kind="stable")
-        keys, order = _neighbours(keys[rising], places[rising], width)
-        for begin, end in _candidates(keys, keys, width):
-            given, known = order[begin], order[end]
-            apart = labels[given] != labels[known]
-            given, known = given[apart], known[apart]
-            close = _close(sketches[first[given]], sketches[first[known]], threshold)
-            one.append(given[close])
-            other.append(known[close])
+    for begin, end in _candidates(keys, keys, width):
+        given, known = order[begin], order[end]
+        apart = labels[given] != labels[known]
+        given, known = given[apart], known[apart]
+        close = _close(sketches[first[given]], sketches[first[known]], threshold)
+        one.append(given[close])
+        other.append(known[close])
     return np.concatenate(one), np.concatenate(other)
 
 
@@ -475,44 +470,20 @@ def different(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Number values in the order in which they first stand.
 
     Args:
-        values: uint64, (values,), of any distribution; memory is least where first bytes are as frequent as others.
+        values: uint64, (values,).
 
     Returns:
         The place of the first of each different value, int32, ascending; and for all places the number of their value
         among these, int32.
     """
-    earliest = np.arange(values.size, dtype=np.int32)  # the first place of each one's value
-    for places in _in_parts(values):
-        order = np.argsort(values[places], kind="stable")
-        rising = values[places[order]]
-        begins = np.flatnonzero(np.concatenate([[True], rising[1:] != rising[:-1]])[: rising.size])
-        first = places[order[begins]]
-        earliest[places[order]] = np.repeat(first, np.diff(begins, append=rising.size))
+    order = np.argsort(values, kind="stable").astype(np.int32)
+    rising = values[order]
+    begins = np.flatnonzero(np.concatenate([[True], rising[1:] != rising[:-1]])[: rising.size])
+    earliest = np.empty(values.size, dtype=np.int32)  # the first place of each one's value
+    earliest[order] = np.repeat(order[begins], np.diff(begins, append=rising.size))
     is_first = earliest == np.arange(values.size, dtype=np.int32)
     number = np.cumsum(is_first, dtype=np.int32)[earliest]
     return np.flatnonzero(is_first).astype(np.int32), number - np.int32(1)
-
-
-def _in_parts(values: np.ndarray) -> Iterator[np.ndarray]:
-    """The places of values, those of equal first byte together, about PART at a time where bytes are spread evenly.
-
-    To sort a part takes memory for that part alone.
-
-    Args:
-        values: uint64, (values,).
-
-    Returns:
-        int32 arrays, each ascending: together every place once.
-    """
-    bits = min(8, max(0, values.size // PART).bit_length())
-    if not bits:
-        yield np.arange(values.size, dtype=np.int32)
-        return
-    part = np.empty(values.size, dtype=np.uint8)
-    for start in range(0, values.size, PART):
-        part[start : start + PART] = values[start : start + PART] >> np.uint64(64 - bits)
-    for name in range(1 << bits):
-        yield np.flatnonzero(part == name).astype(np.int32)
 
 
 class SketchFile:
