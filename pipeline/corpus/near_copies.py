@@ -138,7 +138,7 @@ class CopyIndex:
     threshold: float
     sketches: np.ndarray  # uint8, (documents, 128)
     distinct: np.ndarray  # uint8, (different sketches, 128)
-    number: np.ndarray  # int64, (documents,): the place of each document's sketch among these
+    number: np.ndarray  # int32, (documents,): the place of each document's sketch among these
     first: np.ndarray  # int64, (different sketches,): the first document that has it
     width: int  # bytes of a band
     order: list[np.ndarray]  # of each band: int32, the different sketches in the order of their keys
@@ -152,12 +152,13 @@ class CopyIndex:
             sketches: uint8, (documents, 128).
             threshold: of the share of common runs, in [0.5, 1].
         """
-        distinct, first, number = _distinct(sketches)
+        first, number = different(_digests(sketches))
+        distinct = sketches[first]
         width = band_width(threshold)
         keys = [_keys(distinct, band, width) for band in range(SKETCH // width)]
         order = [np.argsort(key, kind="stable").astype(np.int32) for key in keys]
         ordered = [key[places] for key, places in zip(keys, order, strict=True)]
-        return cls(threshold, sketches, distinct, number, first, width, order, ordered)
+        return cls(threshold, sketches, distinct, number, first.astype(np.int64), width, order, ordered)
 
     def near(self, sketches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The pairs of given documents and different sketches of the index that are near copies.
@@ -168,24 +169,14 @@ class CopyIndex:
         Returns:
             Two int64 arrays of one length: places among the given, ascending, and in `distinct`.
         """
-        if not len(self.distinct):
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        distinct, _, number = _distinct(sketches)
         codes = [np.empty(0, dtype=np.int64)]
-        for band in range(len(self.order)):
-            for given, known in self.candidates(distinct, band):
-                close = _close(distinct[given], self.distinct[known], self.threshold)
+        for band, (order, ascending) in enumerate(zip(self.order, self.keys, strict=True)):
+            for given, place in _candidates(_keys(sketches, band, self.width), ascending, self.width):
+                known = order[place].astype(np.int64)
+                close = _close(sketches[given], self.distinct[known], self.threshold)
                 codes.append(given[close] * len(self.distinct) + known[close])
-        code = np.unique(np.concatenate(codes))
-        given, known = np.divmod(code, max(1, len(self.distinct)))
-        return _of_documents(given, known, number)
-
-    def candidates(self, distinct: np.ndarray, band: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The pairs of different sketches, given and of the index, that share a band, a bounded number at a time."""
-        keys = _keys(distinct, band, self.width)
-        order = np.argsort(keys, kind="stable")  # a search for sorted keys stays in the cache
-        for given, place in _candidates(keys[order], self.keys[band], self.width):
-            yield order[given], self.order[band][place].astype(np.int64)
+        given, known = np.divmod(np.unique(np.concatenate(codes)), max(1, len(self.distinct)))
+        return given, known
 
     def matches(self, sketches: np.ndarray) -> np.ndarray:
         """Which of the given documents have a near copy in the index: bool, (others,)."""
@@ -339,12 +330,6 @@ def _close(first: np.ndarray, second: np.ndarray, threshold: float) -> np.ndarra
     return np.asarray(likeness(first, second) >= threshold - 1e-9)
 
 
-def _distinct(sketches: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The different sketches in the order of their first documents, those documents, and the number of each one's."""
-    first, number = different(_digests(sketches))
-    return sketches[first], first.astype(np.int64), number.astype(np.int64)
-
-
 def _digests(sketches: np.ndarray) -> np.ndarray:
     """64 bits of each sketch, which tell a billion of them apart: uint64, (documents,)."""
     words = np.ascontiguousarray(sketches).view("<u8")
@@ -392,16 +377,6 @@ def _candidates_of(keys: np.ndarray, known: np.ndarray, width: int) -> Iterator[
         offset = np.arange(int(some.sum())) - np.repeat(np.cumsum(some) - some, some)
         yield inside[given], np.repeat(start[place:stop], some) + offset
         place = stop
-
-
-def _of_documents(given: np.ndarray, known: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of different sketches as pairs of given documents and different sketches."""
-    counts = np.bincount(given, minlength=int(number.max(initial=-1)) + 1)
-    begins = np.cumsum(counts) - counts
-    repeat = counts[number]
-    documents = np.repeat(np.arange(number.size), repeat)
-    offset = np.arange(int(repeat.sum())) - np.repeat(np.cumsum(repeat) - repeat, repeat)
-    return documents, known[np.repeat(begins[number], repeat) + offset]
 
 
 def _run_hashes(texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -103,7 +103,6 @@ def course_figure(course: Course) -> FigureImage:
         put_legend(figure)
 
     return draw(
-        "course",
         "series-course.svg",
         wording.FIGURE_TITLE,
         wording.figure_alt({label(name): points for name, points in lines.items()}, course.unfiled),
