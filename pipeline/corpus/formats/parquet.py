@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -161,22 +160,20 @@ def _opened(source: Any, **options: Any) -> pq.ParquetFile:
         raise pa.ArrowInvalid(f"a column's name is damaged: {error}") from None
 
 
-class _Unread(Exception):
-    """Somebody wants the content of a file of which only the footer is known."""
-
-
 class _Content(io.BytesIO):
-    """A file of a given size whose content cannot be read."""
+    """A file of a given size of which nothing can be read."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self._size = size
+        self.wanted = False  # whether somebody tried to
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         return super().seek(offset + self._size) if whence == os.SEEK_END else super().seek(offset, whence)
 
     def read(self, size: int | None = -1) -> bytes:
-        raise _Unread
+        self.wanted = True
+        return b""
 
 
 def check_chunks(metadata: pq.FileMetaData, columns: Sequence[str], size: int) -> None:
@@ -194,17 +191,13 @@ def check_chunks(metadata: pq.FileMetaData, columns: Sequence[str], size: int) -
         OSError: the footer is damaged.
         pyarrow.ArrowException: likewise.
     """
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(_begin_reading, metadata, columns, size).result()
-
-
-def _begin_reading(metadata: pq.FileMetaData, columns: Sequence[str], size: int) -> None:
-    """As `check_chunks`, in a thread: PyArrow keeps `_Unread` for ever, and that the frames of its callers."""
-    parquet = pq.ParquetFile(pa.PythonFile(_Content(size), "r"), metadata=metadata, pre_buffer=True)
+    content = _Content(size)
+    parquet = pq.ParquetFile(pa.PythonFile(content, "r"), metadata=metadata, pre_buffer=True)
     try:
         next(parquet.iter_batches(1, columns=list(columns), use_threads=False), None)
-    except _Unread:
-        return
+    except (OSError, pa.ArrowException):
+        if not content.wanted:  # else the footer led to a page
+            raise
 
 
 def chunks_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
