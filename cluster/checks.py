@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from cluster.inspection import Measurement
+from cluster.inspection import Answer
 from pipeline.audit.machine import ActorShape, Node, places_on
 from pipeline.models.devices import nominal_memory
 from pipeline.passes.budget import Card, Shape, budget_of
@@ -42,14 +42,14 @@ class NodeReport:
     cpus: float = 0.0
     gpus: float = 0.0  # that Ray gives out there
     object_store: float = 0.0  # bytes of Ray's
-    answers: Mapping[str, Measurement] = field(default_factory=dict)  # by check
+    answers: Mapping[str, Answer] = field(default_factory=dict)  # by check
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """What the nodes are held to."""
 
-    driver: Mapping[str, Measurement]  # what the machine of this command measured: versions, plugins, model, input
+    driver: Mapping[str, Answer]  # what the machine of this command measured: versions, plugins, model, input
     shape: ActorShape  # of an actor
     actors: int  # at most
     shapes: Sequence[Shape]  # of the models that an actor holds
@@ -59,46 +59,32 @@ class Expectation:
     holders: Sequence[str] = ()  # a mark of each node that created the file that only one may create
 
 
-Verdict = tuple[State, str, str]  # state, value, remedy
-
-REMEDIES = {
-    "versions": "start Ray there from the same environment or image as here",
-    "processor": "take nodes of one kind where scores must agree in the last digits and bfloat16 must be fast",
-    "plugins": "install the plugin there, as it is here",
-    "gpus": "install the driver and the torch of its CUDA there",
-    "memory": "see the reason",
-    "/dev/shm": "mount /dev/shm there (docker --shm-size, or an emptyDir with medium Memory)",
-    "model": "copy the model to the same path there, or put it on a file system that all nodes share",
-    "input": "give paths or URLs that every node can read",
-    "run directory": "give a folder that all nodes share and may write to, or s3:// or gs://, with credentials there",
-    "storage": "see that the node reaches the run directory",
-    "clock": "install the same Seenset there: its checks do not start",
-    "first batch": "correct the lines above, or try the node alone",
-}
-"""What to do where a check could not be made, by check."""
+Verdict = tuple[State, str] | tuple[State, str, str]  # state, value, and what to do where that is not as usual
 
 HUNG = "see what hangs there (a file system, a driver, no place for a process), or give it more time with --timeout"
 
 
 def judge_nodes(nodes: Sequence[NodeReport], expected: Expectation) -> list[Finding]:
     """The lines of all nodes, in the order of the nodes and of the checks."""
-    flags = Counter(tuple(_facts(node, "processor").get("flags", ())) for node in nodes)
+    flags = Counter(tuple(_facts(node.answers, "processor").get("flags", ())) for node in nodes)
     common = max(flags, key=lambda each: (flags[each], each), default=())
-    shared = [_facts(node, "run directory") for node in nodes]
+    shared = [_facts(node.answers, "run directory") for node in nodes]
     holders = [str(facts["holder"]) for facts in shared if facts.get("won")]
     expected = replace(expected, flags=common, holders=holders)
     return [_line(node, check, answer, expected) for node in nodes for check, answer in node.answers.items()]
 
 
-def _facts(node: NodeReport, check: str) -> Mapping[str, Any]:
-    return node.answers[check].facts if check in node.answers else {}
+def _facts(answers: Mapping[str, Answer], check: str) -> Mapping[str, Any]:
+    answer = answers.get(check, "")
+    return {} if isinstance(answer, str) else answer
 
 
-def _line(node: NodeReport, check: str, answer: Measurement, expected: Expectation) -> Finding:
-    if answer.problem:
-        remedy = HUNG if answer.problem.startswith(NO_ANSWER) else REMEDIES[check]
-        return Finding(node.name, check, "red", answer.problem, remedy)
-    return Finding(node.name, check, *_JUDGES[check](answer.facts, node, expected))
+def _line(node: NodeReport, check: str, answer: Answer, expected: Expectation) -> Finding:
+    judge, remedy = _CHECKS[check]
+    if isinstance(answer, str):
+        return Finding(node.name, check, "red", answer, HUNG if answer.startswith(NO_ANSWER) else remedy)
+    state, value, *other = judge(answer, node, expected)
+    return Finding(node.name, check, state, value, "" if state == "good" else "".join(other) or remedy)
 
 
 def _processor(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
@@ -106,24 +92,24 @@ def _processor(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -
     value = f"{' '.join(facts['flags']) or 'no known flags'}: {native}"
     if tuple(facts["flags"]) != expected.flags:
         value = f"{value}; most nodes have {' '.join(expected.flags) or 'none of these flags'}"
-        return "note", value, REMEDIES["processor"]
-    return "good", value, ""
+        return "note", value
+    return "good", value
 
 
 def _versions(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
-    here = expected.driver["versions"].facts
+    here = _facts(expected.driver, "versions")
     if others := version_differences(here, facts):
-        return "red", ", ".join(others), REMEDIES["versions"]
+        return "red", ", ".join(others)
     names = ("seenset", "python", "ray", "torch", "transformers")
-    return "good", ", ".join(f"{name} {facts[name]}" for name in names if name in facts), ""
+    return "good", ", ".join(f"{name} {facts[name]}" for name in names if name in facts)
 
 
 def _plugins(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
-    here = expected.driver["plugins"].facts.get("digests", {})
+    here = _facts(expected.driver, "plugins").get("digests", {})
     names = sorted(name for name in {*here, *facts["digests"]} if here.get(name) != facts["digests"].get(name))
     if names:
-        return "red", f"another content than here: {', '.join(names)}", REMEDIES["plugins"]
-    return "good", ", ".join(sorted(facts["digests"]) or ["none"]), ""
+        return "red", f"another content than here: {', '.join(names)}"
+    return "good", ", ".join(sorted(facts["digests"]) or ["none"])
 
 
 def _gpus(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -> Verdict:
@@ -133,7 +119,7 @@ def _gpus(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -> 
         more = f"Ray gives out {node.gpus:g} GPUs, the driver has {len(cards)}"
         return "red", more, "start Ray there with the number of GPUs that nvidia-smi lists"
     if not (expected.shape.gpus and node.gpus):
-        return "good", value if cards else "none", ""
+        return "good", value if cards else "none"
     if sight < len(cards):
         remedy = f"install a torch of the driver's CUDA there (it has CUDA {facts['cuda']}), or a newer driver"
         return "red", f"{value}; torch sees {sight} of {len(cards)}", remedy
@@ -143,7 +129,7 @@ def _gpus(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -> 
         return "red", f"{value}: {size:.1f} GiB of weights leave no room for a batch", remedy
     if short := _taken(expected, cards):
         return "red", f"{value}; {short}", "end what else computes on these GPUs"
-    return "good", f"{value}, {min(card['free'] for card in cards) / GIB:.0f} GiB free", ""
+    return "good", f"{value}, {min(card['free'] for card in cards) / GIB:.0f} GiB free"
 
 
 def _cards(cards: Sequence[Mapping[str, Any]], cuda: str) -> str:
@@ -181,22 +167,21 @@ def _memory(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -
         what = "weights pass through it" if expected.shape.gpus else f"weights of {count} actors"
         remedy = "set resources.actors lower or cpus_per_actor higher, or take a larger machine"
         return "red", f"{value}, {need / GIB:.1f} GiB of {what}", remedy
-    return "good", value, ""
+    return "good", value
 
 
 def _shared_memory(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -> Verdict:
     value = f"{facts['total'] / GIB:.2g} GiB"
     together = expected.trainers > 1 or expected.shape.gpus > 1
     if together and facts["free"] < LEAST_SHARED:
-        return "red", f"{value}; workers that compute together need 1 GiB", REMEDIES["/dev/shm"]
+        return "red", f"{value}; workers that compute together need 1 GiB"
     if facts["total"] < node.object_store:
-        what = f"{value}, less than Ray's object store of {node.object_store / GIB:.2g} GiB, which goes to disk"
-        return "note", what, REMEDIES["/dev/shm"]
-    return "good", value, ""
+        return "note", f"{value}, less than Ray's object store of {node.object_store / GIB:.2g} GiB, which goes to disk"
+    return "good", value
 
 
 def _model(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
-    here = expected.driver["model"].facts.get("models", {})
+    here = _facts(expected.driver, "model").get("models", {})
     problems, missing, total = [], [], 0
     for name, files in facts["models"].items():
         mine = here.get(name, {})
@@ -208,10 +193,10 @@ def _model(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Ve
         problems += [f"{file} of {name} is {_how(mine.get(file), files.get(file))}" for file in differing]
         total += sum(size for size, _ in files.values())
     if problems:
-        return "red", "; ".join(problems[:3]), REMEDIES["model"]
+        return "red", "; ".join(problems[:3])
     if missing:
         return "note", f"{', '.join(missing)}: the hub will send its weights at the start", "fetch it there before"
-    return "good", f"{total / GIB:.2f} GiB, as here" if facts["models"] else "behind an endpoint", ""
+    return "good", f"{total / GIB:.2f} GiB, as here" if facts["models"] else "behind an endpoint"
 
 
 def _how(mine: Any, other: Any) -> str:
@@ -221,7 +206,7 @@ def _how(mine: Any, other: Any) -> str:
 
 
 def _input(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
-    here = expected.driver["input"].facts.get("marks", {})
+    here = _facts(expected.driver, "input").get("marks", {})
     broken = [f"{name}: {mark}" for name, mark in facts["marks"].items() if isinstance(mark, str)]
     broken += [
         f"{name} is another file there"
@@ -229,14 +214,13 @@ def _input(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Ve
         if isinstance(mark, list) and isinstance(here.get(name), list) and here[name] != mark
     ]
     if broken:
-        return "red", "; ".join(broken[:3]), REMEDIES["input"]
-    return "good", f"{len(facts['marks'])} of {facts['of']} read", ""
+        return "red", "; ".join(broken[:3])
+    return "good", f"{len(facts['marks'])} of {facts['of']} read"
 
 
 def _run_directory(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
     if not facts["seen"]:
-        value = "it does not see what this machine writes there: a folder of the node alone"
-        return "red", value, REMEDIES["run directory"]
+        return "red", "it does not see what this machine writes there: a folder of the node alone"
     if facts["second"] or facts["winners"] != 1:
         value = f"{facts['winners']} of 8 attempts created one name" + ("; and one more later" * facts["second"])
         remedy = "take a store with conditional writes: a shared file system, S3, GCS, or MinIO"
@@ -244,8 +228,8 @@ def _run_directory(facts: Mapping[str, Any], _: NodeReport, expected: Expectatio
     if (winners := len(expected.holders)) > 1:
         separate = facts["won"] and len(set(expected.holders)) > 1
         reason = ", each its own: this is a folder of each node alone" if separate else ", of which only one may"
-        return "red", f"{winners} nodes created one file{reason}", REMEDIES["run directory"]
-    return "good", "one of 8 attempts created a name", ""
+        return "red", f"{winners} nodes created one file{reason}"
+    return "good", "one of 8 attempts created a name"
 
 
 def _storage(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
@@ -254,7 +238,7 @@ def _storage(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdic
         return "red", f"{value}; what was read is not what was written", "leave this store"
     if min(facts["write"], facts["read"]) < SLOW_STORAGE:
         return "note", value, "choose a store that is nearer to the nodes"
-    return "good", value, ""
+    return "good", value
 
 
 def _clock(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
@@ -264,29 +248,38 @@ def _clock(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
         return "red", value, "set the clock by NTP there (chrony, timedatectl set-ntp true)"
     if abs(offset) - within > NOTED_SKEW:
         return "note", value, "let NTP set the clock there"
-    return "good", value, ""
+    return "good", value
 
 
 def _first_batch(facts: Mapping[str, Any], _: NodeReport, __: Expectation) -> Verdict:
     if "like" in facts:
-        return "good", f"as on {facts['like']}", ""
+        return "good", f"as on {facts['like']}"
     speed = facts["tokens"] / max(facts["batch"], 1e-9)
     peak = f", {facts['peak'] / GIB:.1f} GiB at most" if facts["peak"] else ""
     what = f"{facts['documents']} documents in {facts['batch']:.1f} s, {speed:,.0f} tokens/s{peak}"
-    return "good", f"loaded in {facts['load']:.1f} s, {what}", ""
+    return "good", f"loaded in {facts['load']:.1f} s, {what}"
 
 
-_JUDGES: dict[str, Callable[[Mapping[str, Any], NodeReport, Expectation], Verdict]] = {
-    "versions": _versions,
-    "processor": _processor,
-    "plugins": _plugins,
-    "gpus": _gpus,
-    "memory": _memory,
-    "/dev/shm": _shared_memory,
-    "model": _model,
-    "input": _input,
-    "run directory": _run_directory,
-    "storage": _storage,
-    "clock": _clock,
-    "first batch": _first_batch,
+_CHECKS: dict[str, tuple[Callable[[Mapping[str, Any], NodeReport, Expectation], Verdict], str]] = {
+    "versions": (_versions, "start Ray there from the same environment or image as here"),
+    "processor": (
+        _processor,
+        "take nodes of one kind where scores must agree in the last digits and bfloat16 must be fast",
+    ),
+    "plugins": (_plugins, "install the plugin there, as it is here"),
+    "gpus": (_gpus, "install the driver and the torch of its CUDA there"),
+    "memory": (_memory, "see the reason"),
+    "/dev/shm": (_shared_memory, "mount /dev/shm there (docker --shm-size, or an emptyDir with medium Memory)"),
+    "model": (_model, "copy the model to the same path there, or put it on a file system that all nodes share"),
+    "input": (_input, "give paths or URLs that every node can read"),
+    "run directory": (
+        _run_directory,
+        "give a folder that all nodes share and may write to, or s3:// or gs://, with credentials there",
+    ),
+    "storage": (_storage, "see that the node reaches the run directory"),
+    "clock": (_clock, "install the same Seenset there: its checks do not start"),
+    "first batch": (_first_batch, "correct the lines above, or try the node alone"),
 }
+"""By check: what judges its facts, and what to do where it is red or could not be made."""
+
+REMEDIES = {check: remedy for check, (_, remedy) in _CHECKS.items()}

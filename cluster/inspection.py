@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ import psutil
 import torch
 
 from pipeline.config.audit import AuditConfig, DetectorEntry
-from pipeline.config.models import AnyModel, ModelConfig
+from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.saved import HUB_SPLIT, hub_dataset_info
@@ -43,7 +43,7 @@ from pipeline.stages.base import Output, Placement
 from pipeline.stages.registry import served_before_scoring, stages_of
 from pipeline.stages.worker import longest_first
 from pipeline.store.files import Store
-from ray_jobs.cluster import NO_ANSWER
+from ray_jobs.cluster import NO_ANSWER, reason_of
 
 SHARED_MEMORY = "/dev/shm"
 EDGE = 1 << 16
@@ -68,12 +68,8 @@ PROGRAM_SECONDS = 60
 _TORCH = "import torch; print(torch.cuda.is_available(), torch.cuda.device_count(), torch.version.cuda)"
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What a check of a node measured, or why it could not."""
-
-    facts: dict[str, Any]
-    problem: str = ""  # one line; empty: it could
+Answer = dict[str, Any] | str
+"""What a check of a node measured, or in one line why it could not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +83,22 @@ class Inspection:
     folder: str  # of this preflight alone, in the run directory
 
 
-def measured(measure: Callable[[], dict[str, Any]]) -> Measurement:
+def measured(measure: Callable[[], dict[str, Any]]) -> Answer:
     """The facts that a function returns, or in one line why it returns none."""
     try:
-        return Measurement(measure())
+        return measure()
     except Exception as error:  # the check is what fails, not the preflight
-        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        return Measurement({}, one_line(f"{kind}{error}")[:300])
+        return reason_of(error)
 
 
-def measured_within(measures: Mapping[str, Callable[[], dict[str, Any]]], seconds: float) -> dict[str, Measurement]:
+def measured_within(measures: Mapping[str, Callable[[], dict[str, Any]]], seconds: float) -> dict[str, Answer]:
     """The measurements of functions by their names, side by side in threads; one that hangs is left behind.
 
     Args:
         measures: the functions.
         seconds: that they may take.
     """
-    answers: dict[str, Measurement] = {}
+    answers: dict[str, Answer] = {}
 
     def answer(name: str) -> None:
         answers[name] = measured(measures[name])
@@ -114,10 +109,10 @@ def measured_within(measures: Mapping[str, Callable[[], dict[str, Any]]], second
     end = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    return {name: answers.get(name) or Measurement({}, f"{NO_ANSWER} in {seconds:g} s") for name in measures}
+    return {name: answers.get(name, f"{NO_ANSWER} in {seconds:g} s") for name in measures}
 
 
-def inspect_node(inspection: Inspection, seconds: float) -> dict[str, Measurement]:
+def inspect_node(inspection: Inspection, seconds: float) -> dict[str, Answer]:
     """All of `CHECKS` here, by their names: storage when nothing else is measured.
 
     Args:
@@ -132,12 +127,6 @@ def inspect_node(inspection: Inspection, seconds: float) -> dict[str, Measuremen
 def remove_traces(inspection: Inspection) -> None:
     """Remove the folder of a preflight from the run directory."""
     Store(inspection.config.run).remove_folder(inspection.folder)
-
-
-def _processor(_: Inspection) -> dict[str, Any]:
-    """Flags of the CPU that decide its type of weights, and whether it multiplies bfloat16 natively."""
-    here = processor_here()
-    return {"flags": list(here.flags), "bfloat16": here.bfloat16}
 
 
 def _plugins(inspection: Inspection) -> dict[str, Any]:
@@ -185,12 +174,6 @@ def _memory(_: Inspection) -> dict[str, Any]:
     return {"total": int(total), "free": max(0, int(free))}
 
 
-def _shared_memory(_: Inspection) -> dict[str, Any]:
-    """Bytes of /dev/shm."""
-    usage = shutil.disk_usage(SHARED_MEMORY)
-    return {"total": usage.total, "free": usage.free}
-
-
 def _models(inspection: Inspection) -> dict[str, Any]:
     """Marks of the files that the fingerprint of each model is made of, by the model's path and the file's name."""
     config = inspection.config
@@ -236,7 +219,7 @@ def _mark(path: Path) -> str:
 def _inputs(inspection: Inspection) -> dict[str, Any]:
     """Marks of the inputs by their names, of at most 64 at equal distances; an input that is not there has none."""
     step = max(1, -(-len(inspection.inputs) // MOST_INPUTS))
-    marks = {}
+    marks: dict[str, Any] = {}
     for entry in inspection.inputs[::step]:
         try:
             marks[entry.name] = _input_mark(entry, inspection)
@@ -302,11 +285,11 @@ def _storage(inspection: Inspection) -> dict[str, Any]:
 
 
 CHECKS: dict[str, Callable[[Inspection], dict[str, Any]]] = {
-    "processor": _processor,
+    "processor": lambda _: asdict(processor_here()),
     "plugins": _plugins,
     "gpus": _gpus,
     "memory": _memory,
-    "/dev/shm": _shared_memory,
+    "/dev/shm": lambda _: shutil.disk_usage(SHARED_MEMORY)._asdict(),
     "model": _models,
     "input": _inputs,
     "run directory": _run_directory,
@@ -335,7 +318,7 @@ def first_batch(inspection: Inspection, gpus: float, threads: int) -> dict[str, 
     begin = time.perf_counter()
     detectors = scored_alone(config)
     plain = config.model_copy(update={"detectors": detectors, "paraphraser": None})
-    stage = stages_of(plain, {}, _unread, _device(plain, gpus))[-1]
+    stage = stages_of(plain, {}, lambda _: NO_CONTENT, _device(plain, gpus))[-1]
     worker = stage.make(stage, Placement(gpus, threads))
     loaded = time.perf_counter()
     output = Output()
@@ -378,7 +361,3 @@ def _device(config: AuditConfig, gpus: float) -> Device:
     memory, name = gpus_in_sight()
     fixed = config.resources.deterministic
     return Device(gpus, memory if stated == "auto" else int(stated), name if fixed else "", fixed)
-
-
-def _unread(_: AnyModel) -> dict[str, str]:
-    return NO_CONTENT

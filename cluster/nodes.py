@@ -13,8 +13,8 @@ import torch
 from cluster.checks import NodeReport
 from cluster.inspection import (
     CHECKS,
+    Answer,
     Inspection,
-    Measurement,
     first_batch,
     inspect_node,
     measured_within,
@@ -45,85 +45,69 @@ def answers_of_cluster(inspection: Inspection, patience: Patience) -> list[NodeR
     """What the nodes of the cluster that this process is connected to answer."""
     nodes, seconds = alive_nodes(), patience.seconds
     versions = ask_nodes(versions_here, nodes, seconds)
-    answers = {name: {"versions": _measurement(versions[name])} for name in nodes}
-    awake = {name: node for name, node in nodes.items() if not answers[name]["versions"].problem}
-    for name, there in ask_nodes(_clock_here, awake, seconds).items():
-        answers[name]["clock"] = _measurement(there) if isinstance(there, str) else _clock(name, awake, seconds)
-    awake = {name: node for name, node in awake.items() if not answers[name]["clock"].problem}
+    answers: dict[str, dict[str, Answer]] = {name: {"versions": versions[name]} for name in nodes}
+    awake = {name: node for name, node in nodes.items() if not isinstance(versions[name], str)}
+    for name, there in ask_nodes(time.time, awake, seconds).items():
+        answers[name]["clock"] = there if isinstance(there, str) else _clock(name, awake, seconds)
+    awake = {name: node for name, node in awake.items() if not isinstance(answers[name]["clock"], str)}
     # The checks have their time, the storage has it after them, and to answer takes some more.
     for name, given in ask_nodes(partial(inspect_node, inspection, seconds), awake, 2 * seconds + 10).items():
-        answers[name] |= dict.fromkeys(CHECKS, _measurement(given)) if isinstance(given, str) else given
+        answers[name] |= dict.fromkeys(CHECKS, given) if isinstance(given, str) else given
     if patience.shape is not None:
-        for name, batch in _first_batches(inspection, patience.shape, patience, awake, answers).items():
+        for name, batch in _first_batches(inspection, patience, awake, answers).items():
             answers[name]["first batch"] = batch
     ask_nodes(partial(remove_traces, inspection), awake, seconds)
-    return [_report(name, node["Resources"], answers[name]) for name, node in nodes.items()]
+    offered = {name: node["Resources"] for name, node in nodes.items()}
+    return [
+        NodeReport(name, has.get("CPU", 0.0), has.get("GPU", 0.0), has.get("object_store_memory", 0.0), answers[name])
+        for name, has in offered.items()
+    ]
 
 
-def _report(name: str, resources: Mapping[str, float], answers: Mapping[str, Measurement]) -> NodeReport:
-    offered = (resources.get(kind, 0.0) for kind in ("CPU", "GPU", "object_store_memory"))
-    return NodeReport(name, *offered, answers)
-
-
-def _measurement(answer: Any) -> Measurement:
-    """The answer of a node: facts, or a line in their place that says why there are none."""
-    return Measurement({}, answer) if isinstance(answer, str) else Measurement(dict(answer))
-
-
-def _clock_here() -> float:
-    """Seconds since 1970 by the clock of the node."""
-    return time.time()
-
-
-def _clock(name: str, nodes: Nodes, seconds: float) -> Measurement:
+def _clock(name: str, nodes: Nodes, seconds: float) -> Answer:
     """How far the clock of a node is before that of this machine, and within what, by the quickest round trip."""
     rounds = []
     for _ in range(ROUNDS):
         before, begin = time.time(), time.perf_counter()
-        there = ask_nodes(_clock_here, {name: nodes[name]}, seconds)[name]
+        there = ask_nodes(time.time, {name: nodes[name]}, seconds)[name]
         if isinstance(there, str):  # it has answered before
-            return Measurement({}, there)
+            return there
         trip = time.perf_counter() - begin
         rounds.append((trip, there - before - trip / 2))
     trip, offset = min(rounds)
-    return Measurement({"offset": offset, "within": trip / 2})
+    return {"offset": offset, "within": trip / 2}
 
 
 def _first_batches(
     inspection: Inspection,
-    shape: ActorShape,
     patience: Patience,
     nodes: Nodes,
-    answers: Mapping[str, Mapping[str, Measurement]],
-) -> dict[str, Measurement]:
+    answers: Mapping[str, Mapping[str, Answer]],
+) -> dict[str, Answer]:
     """A first batch on every node that holds an actor, or on one of each kind, whose name the others then give."""
+    shape = patience.shape
+    assert shape is not None
     first: dict[Any, str] = {}
     like: dict[str, str] = {}
     for name, node in nodes.items():
         resources = node["Resources"]
         if places_on(Node(resources.get("CPU", 0.0), resources.get("GPU", 0.0)), shape):
-            cards = [card["name"] for card in answers[name]["gpus"].facts.get("cards", ())]
-            kind = (*cards, resources.get("GPU", 0.0), str(answers[name]["versions"].facts))
+            gpus = answers[name]["gpus"]
+            cards = [] if isinstance(gpus, str) else [card["name"] for card in gpus["cards"]]
+            kind = (*cards, resources.get("GPU", 0.0), str(answers[name]["versions"]))
             like[name] = first.setdefault(name if patience.every else kind, name)
     options = {"num_cpus": shape.cpus, "num_gpus": shape.gpus, "max_retries": 0}
     options |= task_environment(inspection.config.resources, shape.gpus)
     chosen = {name: nodes[name] for name in first.values()}
     batch = partial(first_batch, inspection, shape.gpus, shape.cpus)
-    given = {
-        name: _measurement(answer) for name, answer in ask_nodes(batch, chosen, patience.batch_seconds, options).items()
-    }
-    return {name: given[name] if name == other else _as_on(other, given[other]) for name, other in like.items()}
-
-
-def _as_on(other: str, given: Measurement) -> Measurement:
-    if given.problem:
-        return Measurement({}, f"not tried, as {other} is of the same kind")
-    return Measurement({"like": other})
+    given = ask_nodes(batch, chosen, patience.batch_seconds, options)
+    failed = {other: f"not tried, as {other} is of the same kind" for other in chosen if isinstance(given[other], str)}
+    return {name: given[name] if name == other else failed.get(other, {"like": other}) for name, other in like.items()}
 
 
 def answers_of_machine(inspection: Inspection, patience: Patience) -> NodeReport:
     """What this machine answers."""
-    answers = {"versions": Measurement(dict(versions_here())), **inspect_node(inspection, patience.seconds)}
+    answers: dict[str, Answer] = {"versions": dict(versions_here()), **inspect_node(inspection, patience.seconds)}
     if (shape := patience.shape) is not None:
         batch = partial(first_batch, inspection, shape.gpus, shape.cpus)
         answers |= measured_within({"first batch": batch}, patience.batch_seconds)

@@ -21,7 +21,7 @@ from rich.text import Text
 from typer.exceptions import TyperException
 
 from cluster.checks import REMEDIES, Expectation, Finding, judge_nodes
-from cluster.inspection import CHECKS, DRIVER_FILE, Inspection, Measurement, measured
+from cluster.inspection import CHECKS, DRIVER_FILE, Answer, Inspection, measured
 from cluster.nodes import Patience, answers_of_cluster, answers_of_machine
 from pipeline.audit.description import load_config
 from pipeline.audit.machine import ActorShape, actor_shape, machine_node, places
@@ -34,7 +34,7 @@ from pipeline.errors import ExitCode, UserError, one_line
 from pipeline.stages.record import model_shape
 from pipeline.store.files import Store
 from ray_jobs import terminal
-from ray_jobs.cluster import cluster_nodes, cluster_warning, connect, versions_here
+from ray_jobs.cluster import cluster_nodes, cluster_warning, connect, reason_of, versions_here
 from ray_jobs.commands import AsJson, ConfigPath, Overrides
 
 CLUSTER = "cluster"
@@ -93,11 +93,13 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
     config = plan.config
     shard = next((shard for shard in plan.shards if shard.role == "audit"), None)
     inspection = Inspection(config, plan.inputs, shard, imported(config.import_), f"preflight-{uuid.uuid4().hex[:12]}")
-    driver = {check: measured(partial(CHECKS[check], inspection)) for check in SHOWN}
-    driver["versions"] = Measurement(dict(versions_here()))
+    driver: dict[str, Answer] = {check: measured(partial(CHECKS[check], inspection)) for check in SHOWN}
+    driver["versions"] = dict(versions_here())
     lines = [*_run_line(config), *_endpoint_lines(config)]
     lines += [
-        Finding(DRIVER, check, "red", a.problem, "correct it here first") for check, a in driver.items() if a.problem
+        Finding(DRIVER, check, "red", answer, "correct it here first")
+        for check, answer in driver.items()
+        if isinstance(answer, str)
     ]
     on_cluster = os.environ.get("RAY_ADDRESS", "") not in ("", "local") and config.resources.cluster != "local"
     with _without_traces(config.run, inspection.folder):
@@ -123,12 +125,9 @@ def _run_line(config: AuditConfig) -> list[Finding]:
     remedy = "begin a new run directory, or go on with that version on all nodes"
     try:
         manifest = read_manifest(Store(config.run))
-    except UserError as error:
-        return [Finding(CLUSTER, "manifest", "red", str(error), remedy)]
-    except Exception as error:  # of a store; the nodes say so too
-        return [
-            Finding(CLUSTER, "manifest", "red", one_line(f"{type(error).__name__}: {error}")[:300], "see the reason")
-        ]
+    except Exception as error:  # of what is there, or of a store; the nodes say so too
+        remedy = remedy if isinstance(error, UserError) else "see the reason"
+        return [Finding(CLUSTER, "manifest", "red", reason_of(error), remedy)]
     if manifest is None:
         return []
     before, here = manifest.versions.get("seenset"), versions_here().get("seenset")

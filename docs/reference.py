@@ -2,7 +2,7 @@
 
     python -m docs.reference
 
-One table a section: name, type, default and sentence. A test holds that the page on disk is what this writes.
+One table a section: name with default, type and sentence. A test holds that the page on disk is what this writes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ PAGE = Path(__file__).parent / "configuration.md"
 HEAD = """\
 # Configuration
 
-An audit and a trial are one YAML file each. This page lists every setting; it is made from the program's own
-descriptions of its fields, so it says what the version at hand takes. [Data](data.md), [models](models.md) and the
-pages of the detectors explain the settings by examples.
+An audit and a trial are one YAML file each. This page lists every setting with its default. [Data](data.md),
+[models](models.md) and the pages of the detectors have examples.
 
 - An unknown key is refused in one line that names the nearest known one.
 - `--set a.b=c` changes a setting for one call of `plan`, `run`, `evaluate`, `select` or `trial`. A number is a place
@@ -33,8 +32,7 @@ pages of the detectors explain the settings by examples.
 - Relative paths are relative to the file that names them; those of `--set`, and those of a `dict` in Python, to the
   folder in which the command runs. `~` and fsspec URLs (`s3://`, `gs://`) work. A model is a path if it begins with
   `./` or `../`, ends in `.gguf`, or names a folder beside the file; otherwise it is a hub id.
-- `manifest.json` keeps a relative path as `FOLDER/./PATH`: it opens from anywhere, and ids of documents begin with
-  `PATH`.
+- `manifest.json` keeps a relative path as `FOLDER/./PATH`, and ids of documents begin with `PATH`.
 - `null` means: not set.
 """
 SECTION_HEADS = {"audit": "Audit", "trial": "Trial"}
@@ -46,7 +44,7 @@ NOUNS = {
     "SourceConfig": "source",
     "LabelledConfig": "labelled source",
 }
-WORDS = {"string": "text", "boolean": "`true` or `false`", "null": "`null`", "object": "mapping"}
+WORDS = {"string": "text", "boolean": "boolean", "null": "`null`", "object": "mapping"}
 LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 
 
@@ -77,7 +75,15 @@ def page() -> str:
         known |= {section: _anchor(title) for section, title in new.items()}
         for section, title in new.items():
             level = "##" if section is root else "###"
-            lines += [f"{level} {title}", "", _first_paragraph(section), "", *_table(section, title, known, rows), ""]
+            sentence = _first_paragraph(section)
+            shown = any(row.endswith(f"| {sentence} |") for row in rows)  # beside the setting that it describes
+            lines += [
+                f"{level} {title}",
+                "",
+                *([] if shown else [sentence, ""]),
+                *_table(section, title, known, rows),
+                "",
+            ]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -115,8 +121,8 @@ def _table(
             own.append(row)
         else:
             shared.setdefault(earlier, []).append(f"`{name}`")
-    yield "| setting | type | default | what it is |"
-    yield "|---|---|---|---|"
+    yield "| setting | type | what it is |"
+    yield "|---|---|---|"
     yield from own
     for earlier, names in shared.items():
         yield ""
@@ -133,8 +139,15 @@ def _rows(section: type[BaseModel], anchors: Mapping[type[BaseModel], str]) -> d
         name = field.alias or field_name
         entry = schema["properties"][name]
         sentence = field.description or _sentence_of(field.annotation)
-        default = "required" if name in required else _default(field.get_default(call_default_factory=True))
-        rows[name] = f"| `{name}` | {_type(entry, links)} | {default} | {_cell(sentence)} |"
+        kind = _type(entry, links)
+        if name in required:
+            setting = f"`{name}` (required)"
+        else:
+            setting, kind = (
+                _setting(name, field.get_default(call_default_factory=True)),
+                kind.removesuffix(" or `null`"),
+            )
+        rows[name] = f"| {setting} | {kind} | {_cell(sentence)} |"
     return rows
 
 
@@ -161,11 +174,12 @@ def _type(entry: Mapping[str, Any], links: Mapping[str, str]) -> str:
     return WORDS.get(entry.get("type", ""), "any value")
 
 
-def _default(value: Any) -> str:
+def _setting(name: str, value: Any) -> str:
+    """A setting with its default, as a file has them; a section alone."""
     if isinstance(value, BaseModel):
-        return "its own"
-    text = json.dumps(value, ensure_ascii=False)
-    return f"`{value}`" if isinstance(value, str) else f"`{text}`"
+        return f"`{name}`"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"`{name}: {text}`"
 
 
 def _cell(text: str) -> str:

@@ -10,12 +10,13 @@ import itertools
 import json
 import logging
 import os
+import pickle
 import queue
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from pipeline.audit.arithmetic import read_arithmetic
@@ -71,9 +72,6 @@ GROWTH = 2
 """Times the actors that a run began with: how many `auto` may grow to, in all its stages."""
 
 
-Result = tuple[str, Any]
-"""What became of a shard: receipt or failure, and its plain values."""
-
 _first_nodes: dict[str, list[Node]] = {}  # by driver
 
 LABELS = ("run", "stage")
@@ -102,54 +100,56 @@ class ShardActor:
         self,
         stage: Stage,
         placement: Placement,
-        store_url: str,
+        store: Store,
         driver: str,
-        versions: Mapping[str, str] | None = None,  # of the driver's programs
-        flags: Sequence[str] | None = None,  # of the CPU that decided the types of the run
+        versions: Mapping[str, str],  # of the driver's programs
+        flags: Sequence[str] | None,  # of the CPU that decided the types of the run
     ) -> None:
         collect_rarely()
         keep_memory()
         self.stage = stage
-        self.store = Store(store_url)
+        self.store = store
         self.driver = driver
         self.finished = 0  # shards
-        self.metrics = Metrics(store_url, stage.name)
-        self.remark = self.broken = ""
+        self.metrics = Metrics(store.url, stage.name)
+        self.beginning: list[Ready | Remark | IncompleteError] = [Ready()]
         try:
-            if versions is not None:
-                check_versions(versions)
+            check_versions(versions)
             cap_memory(placement.gpus)
             self.worker = stage.make(stage, placement)
-        except (
-            UserError,
-            SystemExit,
-        ) as error:  # one line, not the trace of an actor
-            self.broken = f"{_node_here()}: {instead_of_exit(error)}"
+        except (UserError, SystemExit) as error:  # one line, not the trace of an actor
+            reason = f"{_node_here()}: {instead_of_exit(error)}; completed shards are kept"
+            self.beginning = [
+                IncompleteError(
+                    f"{reason}: every node needs the same packages, and each model as a hub id or under a path that "
+                    "all nodes share"
+                )
+            ]
         else:
             if flags is not None and not placement.gpus and (line := flags_differ(flags)):
-                self.remark = f"warning: {_node_here()}: {line}"
+                self.beginning.append(Remark(f"warning: {_node_here()}: {line}"))
 
-    def __call__(self, batch: Mapping[str, Any]) -> Iterator[dict[str, list[str]]]:
-        """Finish shards, a result each."""
+    def __call__(self, batch: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
+        """Finish shards; pickled lists of events."""
         (bundle,), (tail,), (tails,) = batch["bundle"], batch["tail"], batch["tails"]
-        yield _result("broken" if self.broken else "ready", self.broken or self.remark)
-        if self.broken:
+        yield _block(self.beginning)
+        if isinstance(self.beginning[0], IncompleteError):
             return
         _watch()
         try:
             if tails:
-                yield from map(_results, self._finish_missing(int(tail), int(tails)))
+                yield from (_block([event]) for event in self._finish_missing(int(tail), int(tails)))
             else:
                 shards = shards_in(bundle)
                 results, part = self._finish(shards), -(-len(shards) // RESULTS)
                 for _ in range(0, len(shards), part):
-                    yield _results(*itertools.islice(results, part))
+                    yield _block(list(itertools.islice(results, part)))
         except LostDeviceError:  # an exit that Ray was not told of: it starts another actor and repeats the row
             os._exit(1)
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def _finish(self, shards: Sequence[Shard], beside: bool = False) -> Iterator[Result]:
+    def _finish(self, shards: Sequence[Shard], beside: bool = False) -> Iterator[Receipt | Failure]:
         """Finish shards; `beside` an attempt of another actor that may still end, nothing but a receipt counts."""
         looked = time.monotonic()
 
@@ -170,14 +170,14 @@ class ShardActor:
             if isinstance(result, Receipt):
                 if stream.filed:
                     self.metrics.finish(result, stream)
-                yield "receipt", result.to_dict()
+                yield result
             elif not beside:
-                yield "failure", asdict(failure_of(shard, result))
+                yield failure_of(shard, result)
             self.finished += 1
             if self.finished % GIVING_BACK == 0:
                 give_back()
 
-    def _finish_missing(self, tail: int, tails: int) -> Iterator[Result]:
+    def _finish_missing(self, tail: int, tails: int) -> Iterator[Receipt | Failure]:
         """Finish shards that other actors have not finished, until none is missing, each at most once.
 
         They are taken from the end of the order in which they were dispatched, where no other actor may be for long.
@@ -205,7 +205,7 @@ class ShardActor:
             _watch()
             time.sleep(LISTING_SECONDS)
 
-    def _finish_beside(self, shard: Shard) -> Iterator[Result]:
+    def _finish_beside(self, shard: Shard) -> Iterator[Receipt | Failure]:
         """Finish a shard that another actor may be at; a mark says so, in case that its documents end actors."""
         mark = self._mark_of(shard)
         self.store.write(mark, b"")
@@ -227,12 +227,8 @@ def _todo_file(stage: Stage) -> str:
     return f"attempts/{stage.name}/shards"
 
 
-def _result(kind: str, value: str) -> dict[str, list[str]]:
-    return {"kind": [kind], "value": [value]}
-
-
-def _results(*results: Result) -> dict[str, list[str]]:
-    return _result("results", json.dumps(results))
+def _block(events: Sequence[Event | IncompleteError]) -> dict[str, list[bytes]]:
+    return {"events": [pickle.dumps(events)]}
 
 
 def _watch() -> None:
@@ -341,7 +337,7 @@ def map_shards(
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     for start in range(0, len(made), MOST_ROWS):
         wave = made[start : start + MOST_ROWS]
-        yield from _Wave(stage, store, resources, shape, (least, most)).run(wave, driver)
+        yield from _Wave(stage, store, resources, shape, least, most).run(wave, driver)
     store.remove(_todo_file(stage))
     for name in store.names(f"attempts/{stage.name}"):  # of actors that ended beside another one
         shard = name.rpartition(".")[0]
@@ -349,19 +345,18 @@ def map_shards(
             store.remove(f"attempts/{stage.name}/{name}")
 
 
+@dataclass(slots=True)
 class _Wave:
     """One dataset: bundles of shards and tail rows through a pool of actors."""
 
-    def __init__(
-        self, stage: Stage, store: Store, resources: ResourcesConfig, shape: ActorShape, between: tuple[int, int]
-    ) -> None:
-        self.stage = stage
-        self.store = store
-        self.resources = resources
-        self.shape = shape
-        self.least, self.most = between
-        self.results: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
-        self.stop = threading.Event()
+    stage: Stage
+    store: Store
+    resources: ResourcesConfig
+    shape: ActorShape
+    least: int  # actors
+    most: int
+    results: queue.SimpleQueue[Event | BaseException | None] = field(default_factory=queue.SimpleQueue)
+    stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self, made: Sequence[Sequence[Shard]], driver: str) -> Iterator[Event]:
         """What becomes of the shards of bundles, until all have ended."""
@@ -371,35 +366,28 @@ class _Wave:
         with self._running(self._dataset(made, driver), set(missing)):
             while missing:
                 try:
-                    result = self.results.get(timeout=TICK_SECONDS)
+                    event = self.results.get(timeout=TICK_SECONDS)
                 except queue.Empty:
                     if time.monotonic() - last > NO_PROGRESS_SECONDS:
                         raise IncompleteError(
                             f"no shard of stage {self.stage.name} was finished for {NO_PROGRESS_SECONDS / 3600:g} hours"
                         ) from None
-                    yield Tick()
-                    continue
-                if isinstance(result, BaseException):
-                    raise result
-                if result is None:
+                    event = Tick()
+                if isinstance(event, BaseException):
+                    raise event
+                if event is None:
                     yield from self._filed(missing)
                     return
-                kind, value = result
-                if kind == "broken":
-                    raise IncompleteError(
-                        f"{value}; completed shards are kept: every node needs the same packages, and each model as a "
-                        "hub id or under a path that all nodes share"
-                    )
-                event = _event(kind, value)
                 if isinstance(event, Remark):
-                    yield Ready()
-                    if event.text and event.text not in remarked:  # several actors of a node
-                        remarked.add(event.text)
-                        yield event
-                elif event.shard in missing:
+                    if event.text in remarked:  # several actors of a node
+                        continue
+                    remarked.add(event.text)
+                elif isinstance(event, (Receipt, Failure)):
+                    if event.shard not in missing:
+                        continue
                     missing.remove(event.shard)
                     last = time.monotonic()
-                    yield event
+                yield event
 
     def _filed(self, missing: set[str]) -> Iterator[Event]:
         """The receipts whose results were lost with an actor.
@@ -437,7 +425,7 @@ class _Wave:
                 fn_constructor_args=(
                     self.stage,
                     Placement(self.shape.gpus, self.shape.cpus),
-                    self.store.url,
+                    self.store,
                     driver,
                     versions_here(),
                     None if types is None else tuple(types.flags),
@@ -462,11 +450,9 @@ class _Wave:
                 results = iter(dataset.iter_batches(batch_size=None, prefetch_batches=0, batch_format="numpy"))
                 with closing(results):  # ends hung actors too
                     for batch in results:
-                        for kind, value in zip(batch["kind"], batch["value"], strict=True):
-                            results = json.loads(value) if kind == "results" else [(str(kind), str(value))]
-                            for result in results:
-                                self.results.put(result)
-                            missing.difference_update(v["shard"] for _, v in results if kind == "results")
+                        for event in itertools.chain.from_iterable(map(pickle.loads, batch["events"])):
+                            self.results.put(event)
+                            missing.discard(getattr(event, "shard", ""))
                         if not missing or self.stop.is_set():
                             return
             except BaseException as error:
@@ -482,12 +468,6 @@ class _Wave:
             self.stop.set()
             thread.join(END_SECONDS if not missing else 0)
             end_execution(dataset, thread)
-
-
-def _event(kind: str, value: Any) -> Receipt | Failure | Remark:
-    if kind == "receipt":
-        return Receipt.from_dict(value, "receipt of an actor")
-    return Failure(**value) if kind == "failure" else Remark(value)
 
 
 def end_execution(dataset: Any, thread: threading.Thread) -> None:

@@ -117,14 +117,13 @@ def run_audit(
     reporter: Reporter,
     limit: int | None = None,
     texts: bool = True,
-    fail_if_selected: bool = False,
 ) -> Outcome:
     """Do what is not done yet of an audit: score, select, report. The same call again resumes.
 
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
-    return run_plan(make_plan(config, limit), reporter, texts, fail_if_selected)
+    return run_plan(make_plan(config, limit), reporter, texts)
 
 
 def run_plan(
@@ -141,7 +140,7 @@ def run_plan(
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
         return Outcome(earlier.status, earlier.report)
     review = read_review(store, plan.config)
-    with scoring(plan, reporter, retried) as (scored, status, fold, reread):
+    with keys_withdrawn(plan.config.models), scoring(plan, reporter, retried) as (scored, status, fold, reread):
         types = read_arithmetic(store)
         config = plan.config if types is None else with_types(plan.config, types.types)
         reporter.say("selecting")
@@ -225,7 +224,7 @@ def run_evaluation(plan: Plan, reporter: Reporter) -> EvaluationOutcome:
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
-    with scoring(plan, reporter) as (scored, status, *_):
+    with keys_withdrawn(plan.config.models), scoring(plan, reporter) as (scored, status, *_):
         evaluated = worded(evaluate_scores(plan.config, without_reviewed(scored, None), plan.limit))
         page = write_evaluation(scored.store, evaluated)
         status.write("complete", ExitCode.DONE)
@@ -239,7 +238,6 @@ def scoring(
     """Score what is not scored yet of every role; the run is held until the block ends.
 
     What the block raises is noted in status.json, as what scoring raises is. That the run is complete, the block says.
-    No process that starts meanwhile gets the key of an endpoint.
 
     Args:
         plan: of the audit.
@@ -252,14 +250,6 @@ def scoring(
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
-    with keys_withdrawn(plan.config.models), _scoring(plan, reporter, retried) as scored:
-        yield scored
-
-
-@contextmanager
-def _scoring(
-    plan: Plan, reporter: Reporter, retried: Collection[str]
-) -> Iterator[tuple[Scored, StatusFile, Each, Reread]]:
     config = plan.config
     reporter.say(f"{len(plan.inputs)} inputs, {len(plan.shards)} shards; run directory {config.run}")
     machine = machine_of(plan)

@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +26,6 @@ from ray_jobs.commands import (
     Limit,
     NoText,
     Overrides,
-    from_options,
 )
 from ray_jobs.terminal import heartbeat
 
@@ -108,30 +107,24 @@ def plan(
     terminal.show(json_, facts, terminal.print_plan, facts)
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The options of `seenset run`."""
-
-    config: ConfigPath
-    set_: Overrides = None
-    json_: AsJson = False
-    limit: Limit = None
-    no_text: NoText = False
-    fail_if_selected: FailIfSelected = False
-    exit_zero_on: ExitZeroOn = None
-
-
 @app.command()
-@from_options
-def run(options: RunOptions) -> None:
+def run(
+    config: ConfigPath,
+    set_: Overrides = None,
+    json_: AsJson = False,
+    limit: Limit = None,
+    no_text: NoText = False,
+    fail_if_selected: FailIfSelected = False,
+    exit_zero_on: ExitZeroOn = None,
+) -> None:
     """Score, select and write the report. Run the same command again to resume."""
-    planned = _planned(options.config, options.set_, options.limit)
+    planned = _planned(config, set_, limit)
     from ray_jobs.audit import run_plan
     from ray_jobs.progress import Reporter
 
-    reporter = Reporter(terminal.console(errors=options.json_))
-    outcome = run_plan(planned, reporter, not options.no_text, options.fail_if_selected)
-    terminal.print_outcome(planned.config.run, outcome.status, outcome.report, options.json_)
+    reporter = Reporter(terminal.console(errors=json_))
+    outcome = run_plan(planned, reporter, not no_text, fail_if_selected)
+    terminal.print_outcome(planned.config.run, outcome.status, outcome.report, json_)
     if outcome.exit_code:
         raise typer.Exit(int(outcome.exit_code))
 
@@ -289,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         supervisor.fail(str(error), int(error.exit_code))
     except TyperException as error:
-        supervisor.reset_codes()  # a misspelt command is never given as done
+        supervisor.give_as_zero(None)  # a misspelt command is never given as done
         supervisor.fail(str(getattr(error, "format_message", error.__str__)()), int(ExitCode.USER_ERROR))
     except SystemExit as error:  # nothing of this package raises it in a command
         if isinstance(error.__context__, BrokenPipeError):  # the reader of the output is gone, as with `| head -1`

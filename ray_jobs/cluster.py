@@ -386,9 +386,13 @@ def answer_of(reference: Any, seconds: float) -> Any:
         ray.cancel(reference, force=False)
         return f"{NO_ANSWER} in {seconds:g} s"
     except Exception as error:  # of many kinds: Ray's, or what the task raised
-        cause = getattr(error, "cause", None) or error
-        kind = "" if isinstance(cause, UserError) else f"{type(cause).__name__}: "
-        return one_line(f"{kind}{cause}")[:300]
+        return reason_of(getattr(error, "cause", None) or error)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something failed, in one line; the kind of an error that is not meant for users is named."""
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return one_line(f"{kind}{error}")[:300]
 
 
 def versions_here() -> dict[str, str]:

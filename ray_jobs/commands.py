@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from functools import wraps
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal
 
 import typer
 
@@ -67,25 +64,6 @@ JointAlpha = Annotated[
     float | None,
     typer.Option("--alpha", metavar="A", help="Error rate of the joint selection. Default: that of the runs."),
 ]
-
-
-def from_options(command: Callable[[Any], None]) -> Callable[..., None]:
-    """A command of typer that makes a record of its arguments and options, and passes it to a function.
-
-    Args:
-        command: the function, with a frozen dataclass of the options as its only parameter.
-    """
-    (record,) = (hint for name, hint in get_type_hints(command).items() if name != "return")
-    hints = get_type_hints(record, include_extras=True)
-
-    @wraps(command)
-    def call(**given: Any) -> None:
-        command(record(**given))
-
-    parameters = [each.replace(annotation=hints[each.name]) for each in inspect.signature(record).parameters.values()]
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = hints
-    return call
 
 
 def retry(
@@ -216,58 +194,43 @@ def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None
     terminal.show(json_, {"report": path}, terminal.print_line, f"report: {path}")
 
 
-@dataclass(frozen=True, slots=True)
-class ExportOptions:
-    """The options of `seenset export`."""
-
-    run: RunPath
+def export(
+    run: RunPath,
     out: Annotated[
         str | None,
         typer.Argument(metavar="[OUT]", help="Output folder: local path or fsspec URL. Default: named after the run."),
-    ] = None
+    ] = None,
     selection: Annotated[
         str | None,
         typer.Option("--selection", metavar="NAME", help="Name of the selection; required if there are several."),
-    ] = None
+    ] = None,
     keep: Annotated[
         Literal["selected", "rest"] | None,
         typer.Option("--keep", help="Documents to write. Default: the rest; with direction clean, the selected."),
-    ] = None
-    as_list: Annotated[bool, typer.Option("--list", help="Write ids and rows only. Default: of the selected.")] = False
-    samples: Annotated[bool, typer.Option("--samples", help="Write what lm-eval takes for --samples.")] = False
+    ] = None,
+    as_list: Annotated[bool, typer.Option("--list", help="Write ids and rows only. Default: of the selected.")] = False,
+    samples: Annotated[bool, typer.Option("--samples", help="Write what lm-eval takes for --samples.")] = False,
     task: Annotated[
         str | None,
         typer.Option("--task", metavar="NAME", help="Task of --samples. Default: named by the group column."),
-    ] = None
-    huggingface: Annotated[bool, typer.Option("--huggingface", help="As a Hugging Face dataset in Parquet.")] = False
+    ] = None,
+    huggingface: Annotated[bool, typer.Option("--huggingface", help="As a Hugging Face dataset in Parquet.")] = False,
     without_quarantined: Annotated[
         bool, typer.Option("--without-quarantined", help="Leave documents that could not be scored out of the rest.")
-    ] = False
+    ] = False,
     unsupported_too: Annotated[
         bool, typer.Option("--unsupported-too", help="Export what a check contradicts, marked as such.")
-    ] = False
-    json_: AsJson = False
-
-
-@from_options
-def export(options: ExportOptions) -> None:
+    ] = False,
+    json_: AsJson = False,
+) -> None:
     """Write the corpus without the selected documents, or the selected alone, in the format of the input."""
     from pipeline.export.export import write_export
     from pipeline.export.request import ExportRequest, form_of
 
-    form = form_of({"list": options.as_list, "samples": options.samples, "huggingface": options.huggingface})
-    request = ExportRequest(
-        options.run,
-        options.out,
-        options.selection,
-        options.keep,
-        form,
-        options.task,
-        quarantined=not options.without_quarantined,
-        unsupported_too=options.unsupported_too,
-    )
-    exported = write_export(request)
-    terminal.show(options.json_, exported.plain(), terminal.print_export, exported)
+    form = form_of({"list": as_list, "samples": samples, "huggingface": huggingface})
+    options = {"quarantined": not without_quarantined, "unsupported_too": unsupported_too}
+    exported = write_export(ExportRequest(run, out, selection, keep, form, task, **options))
+    terminal.show(json_, exported.plain(), terminal.print_export, exported)
 
 
 def compare(
@@ -313,10 +276,7 @@ def joint(
     terminal.show(json_, {**answer.report.plain(), "folder": store.url}, terminal.print_joint, answer.report, store.url)
 
 
-@dataclass(frozen=True, slots=True)
-class RankOptions:
-    """The options of `seenset rank`."""
-
+def rank(
     results: Annotated[
         list[str],
         typer.Argument(
@@ -324,30 +284,27 @@ class RankOptions:
             help="Sample files of lm-eval or folders of them (NAME=PATH names the model), or Parquet with columns "
             "model, item, correct.",
         ),
-    ]
+    ],
     run: Annotated[
         list[str] | None,
         typer.Option("--run", metavar="RUN", help="Finished run that audited the items. Several: clean under all."),
-    ] = None
-    selection: SharedSelection = None
-    alpha: JointAlpha = None
-    metric: Annotated[str | None, typer.Option("--metric", help="Default: acc, else exact_match.")] = None
-    filter_: Annotated[str | None, typer.Option("--filter", help="Filter of lm-eval. Default: the only one.")] = None
+    ] = None,
+    selection: SharedSelection = None,
+    alpha: JointAlpha = None,
+    metric: Annotated[str | None, typer.Option("--metric", help="Default: acc, else exact_match.")] = None,
+    filter_: Annotated[str | None, typer.Option("--filter", help="Filter of lm-eval. Default: the only one.")] = None,
     task: Annotated[
         list[str] | None, typer.Option("--task", metavar="TASK=INPUT", help="Audited input of a task; may be repeated.")
-    ] = None
+    ] = None,
     id_field: Annotated[
         str | None,
         typer.Option(
             "--id", metavar="FIELD", help="Field of each doc that holds its id. Default: items are matched by row."
         ),
-    ] = None
-    output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "ranking"
-    json_: AsJson = False
-
-
-@from_options
-def rank(options: RankOptions) -> None:
+    ] = None,
+    output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "ranking",
+    json_: AsJson = False,
+) -> None:
     """Rank models by accuracy on all items of a benchmark and on those selected as clean, from per-item results."""
     from pipeline.compare.comparison_page import open_output
     from pipeline.compare.finished_runs import open_finished
@@ -355,12 +312,12 @@ def rank(options: RankOptions) -> None:
     from pipeline.compare.ranking import RANKING_FILE, rank_models
     from pipeline.compare.results import read_all_results, task_inputs
 
-    store, inputs = open_output(options.output, RANKING_FILE), task_inputs(options.task or ())
-    runs = [open_finished(one) for one in options.run or ()]
-    clean, items = clean_items(runs, options.selection, options.alpha)
-    read = read_all_results(options.results, options.metric, options.filter_, options.id_field)
+    store, inputs = open_output(output, RANKING_FILE), task_inputs(task or ())
+    runs = [open_finished(one) for one in run or ()]
+    clean, items = clean_items(runs, selection, alpha)
+    read = read_all_results(results, metric, filter_, id_field)
     ranking = rank_models(clean, items, read, runs, inputs, store)
-    terminal.show(options.json_, {**ranking.plain(), "folder": store.url}, terminal.print_ranking, ranking, store.url)
+    terminal.show(json_, {**ranking.plain(), "folder": store.url}, terminal.print_ranking, ranking, store.url)
 
 
 def series(
@@ -384,56 +341,39 @@ def series(
         raise typer.Exit(int(code))
 
 
-@dataclass(frozen=True, slots=True)
-class MarkOptions:
-    """The options of `seenset mark`."""
-
-    source: Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP)]
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help=OUT_HELP)]
-    versions: Annotated[int, typer.Option("--versions", metavar="K", help="Versions per document, 2 to 1,000.")] = 20
-    text: Annotated[str, typer.Option("--text", metavar="COLUMN", help="Column that holds the text.")] = "text"
+def mark(
+    source: Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP)],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help=OUT_HELP)],
+    versions: Annotated[int, typer.Option("--versions", metavar="K", help="Versions per document, 2 to 1,000.")] = 20,
+    text: Annotated[str, typer.Option("--text", metavar="COLUMN", help="Column that holds the text.")] = "text",
     id_: Annotated[
         str | None, typer.Option("--id", metavar="COLUMN", help="Column that holds the id. Default: file#row.")
-    ] = None
-    language: Annotated[str, typer.Option("--language", metavar="CODE", help="Language of the documents.")] = "en"
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help=SEED_HELP)] = None
-    with_: Annotated[str | None, typer.Option("--with", metavar="CONFIG.YAML", help=WITH_HELP)] = None
+    ] = None,
+    language: Annotated[str, typer.Option("--language", metavar="CODE", help="Language of the documents.")] = "en",
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help=SEED_HELP)] = None,
+    with_: Annotated[str | None, typer.Option("--with", metavar="CONFIG.YAML", help=WITH_HELP)] = None,
     date: Annotated[
         datetime | None,
         typer.Option(
             "--date", metavar="YYYY-MM-DD", formats=["%Y-%m-%d"], help="Date stated in commitment.json. Default: none."
         ),
-    ] = None
-    json_: AsJson = False
-
-
-@from_options
-def mark(options: MarkOptions) -> None:
+    ] = None,
+    json_: AsJson = False,
+) -> None:
     """Write several versions of each document and draw one to publish, so that training on it can be tested later."""
     from pipeline.mark.mark import MarkRequest, check_request, mark_documents
     from pipeline.mark.versions import new_seed
 
-    request, draw = (
-        MarkRequest(
-            options.source,
-            options.out,
-            options.versions,
-            options.text,
-            options.id_,
-            new_seed() if options.seed is None else options.seed,
-            options.language,
-            created=None if options.date is None else options.date.date().isoformat(),
-        ),
-        None,
-    )
+    number, created = new_seed() if seed is None else seed, None if date is None else date.date().isoformat()
+    request, draw = MarkRequest(source, out, versions, text, id_, number, language, created=created), None
     check_request(request)
-    if options.with_ is not None:
+    if with_ is not None:
         from pipeline.mark.paraphrases import paraphraser_of, paraphrasing
 
-        model = paraphraser_of(options.with_)
+        model = paraphraser_of(with_)
         request, draw = replace(request, model=model.shown), paraphrasing(model, request.versions, request.seed)
     marked = mark_documents(request, draw)
-    terminal.show(options.json_, marked.plain(), terminal.print_marked, marked)
+    terminal.show(json_, marked.plain(), terminal.print_marked, marked)
 
 
 def pack(

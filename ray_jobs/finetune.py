@@ -29,7 +29,7 @@ from pipeline.models.load import open_model
 from pipeline.store.files import Store
 from pipeline.store.space import is_full
 from pipeline.training.steps import ProcessGroup
-from pipeline.training.train import TrainingOptions, TrainingStep, train
+from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep, train
 from pipeline.training.zero import read_zero_settings, zero_stage
 from ray_jobs.cluster import cluster_nodes, connect
 
@@ -121,15 +121,11 @@ class AdapterTraining:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class Adapter(TrainingResult):
     """A finished training: a folder with weights and `training.json`."""
 
     name: str
     folder: str
-    steps: int
-    losses: tuple[float, ...]  # one a step, nats a token
-    tokens: int
-    seconds: float
 
     def line(self) -> str:
         """One line for the terminal."""
@@ -253,7 +249,8 @@ def train_adapters(
         run = _run_here(trainings, on_progress, check) if here else _run(trainings, at_once or 1, on_progress, check)
         for training in run:
             result = json.loads(Path(training.folder, RECORD).read_text(encoding="utf-8"))["result"]
-            yield Adapter(training.job.name, training.folder, **{**result, "losses": tuple(result["losses"])})
+            result |= {"losses": tuple(result["losses"]), "name": training.job.name, "folder": training.folder}
+            yield Adapter(**result)
     finally:
         for training in trainings:  # a checkpoint stays until its training is finished or has failed
             shutil.rmtree(training.scratch, ignore_errors=True)

@@ -115,7 +115,14 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
         if scored.review is not None and scored.review.documents:
             raise UserError(NO_VERDICT)
         check_budget(config, scored)
-        verdict = write_verdict(scored.store, _judge(config, scored, limit, fold_of(scored.store, True), blocks))
+        fold = fold_of(scored.store, True)
+        if config.corpus.versions is None:
+            verdict = judge_collection(config, scored, limit, fold, blocks)
+        elif blocks is None:
+            verdict = judge_versions(config, scored, limit, fold)
+        else:
+            raise UserError("--blocks is of documents that are compared with unseen ones, and these have versions")
+        verdict = write_verdict(scored.store, verdict)
         rewrite_report(scored.store)
     return verdict
 
@@ -190,17 +197,6 @@ def _answered(run: str) -> Iterator[tuple[AuditConfig, Scored, int | None]]:
         for name in answer_names(store, manifest.config):  # before anything is computed or written
             made_answer(store, name, held=True)
         yield config, read_scored(lock.held, shards, config.near_copies), manifest.limit
-
-
-def _judge(
-    config: AuditConfig, scored: Scored, limit: int | None, each: Each, blocks: BlockKind | None
-) -> CollectionVerdict:
-    """By redrawing the published versions where documents have versions, else against the unseen documents."""
-    if config.corpus.versions is None:
-        return judge_collection(config, scored, limit, each, blocks)
-    if blocks is not None:
-        raise UserError("--blocks is of documents that are compared with unseen ones, and these have versions")
-    return judge_versions(config, scored, limit, each)
 
 
 def map_in_threads(items: Sequence[Any], function: Callable[[Any], Any]) -> Iterator[Any]:

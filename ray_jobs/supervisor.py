@@ -76,7 +76,7 @@ def begin_command(whole_process: bool) -> None:
     global _decided, _may_supervise, _listening, _stop_requested, _hurried
     _decided, _may_supervise = None, whole_process and sys.platform == "linux"
     _listening, _stop_requested, _hurried = True, False, False
-    reset_codes()
+    give_as_zero(None)
     handle_signals()
 
 
@@ -85,12 +85,6 @@ def handle_signals() -> None:
     if _listening and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
-
-
-def reset_codes() -> None:
-    """Give every exit code as it is, from now on."""
-    global _as_zero
-    _as_zero = frozenset()
 
 
 def give_as_zero(codes: str | None) -> None:
@@ -177,27 +171,8 @@ def check() -> None:
     if _stop_requested:
         check_cluster()
         raise KeyboardInterrupt
-    _probe()
-
-
-def _probe() -> None:
-    """Probe the nodes on which this process depends, at most once a second.
-
-    Raises:
-        IncompleteError: one has been silent for too long.
-    """
-    global _probed, _hurried
-    if not _facts.cluster or time.monotonic() - _probed < PROBE_SECONDS:
-        return
-    for node, patience in _facts.nodes.items():
-        began = time.monotonic()
-        if _answers(node):
-            _silent.pop(node, None)
-        elif (seconds := began - _silent.setdefault(node, began)) > patience:
-            _hurried = True
-            reason = f"{_name(_facts.cluster, node)} has not answered for {seconds:.0f} s"
-            raise IncompleteError(_lost(_facts.cluster, reason))
-    _probed = time.monotonic()
+    if time.monotonic() - _probed >= PROBE_SECONDS:
+        check_cluster(patient=True)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -247,16 +222,25 @@ def note_folder(path: str) -> None:
     _note(folder=path)
 
 
-def check_cluster() -> None:
-    """Check that the nodes on which this process depends answer.
+def check_cluster(patient: bool = False) -> None:
+    """Check that the nodes on which this process depends answer, at once or after the patience of each.
 
     Raises:
         IncompleteError: one does not.
     """
-    global _hurried
-    if _facts.cluster and (silent := next((node for node in _facts.nodes if not _answers(node)), None)) is not None:
-        _hurried = True
-        raise IncompleteError(_lost(_facts.cluster, f"{_name(_facts.cluster, silent)} does not answer"))
+    global _probed, _hurried
+    for node, patience in _facts.nodes.items() if _facts.cluster else ():
+        began = time.monotonic()
+        if _answers(node):
+            _silent.pop(node, None)
+            continue
+        seconds = began - _silent.setdefault(node, began)
+        if not patient or seconds > patience:
+            _hurried = True
+            name = "its head node" if node == _facts.cluster else "the node of this process"
+            reason = f"has not answered for {seconds:.0f} s" if patient else "does not answer"
+            raise IncompleteError(_lost(_facts.cluster, f"{name} {reason}"))
+    _probed = time.monotonic()
 
 
 @contextlib.contextmanager
@@ -281,10 +265,6 @@ def _note(**facts: Any) -> None:
     if _to_parent is not None:
         with contextlib.suppress(OSError):
             os.write(_to_parent, json.dumps(facts).encode() + b"\n")
-
-
-def _name(cluster: str, node: str) -> str:
-    return "its head node" if node == cluster else "the node of this process"
 
 
 def _lost(cluster: str, reason: str) -> str:

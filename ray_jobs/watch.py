@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -58,18 +58,24 @@ def watch_progress(run: str, as_json: bool, every: float | None = None) -> Statu
         UserError: it is not there yet, or a file in it is damaged and stays so.
         Exception: the store fails for longer than `PATIENCE_SECONDS`.
     """
+    live, last = None, None
     try:
         with ExitStack() as stack:
-            show = _shown_as_lines(as_json)
             if not as_json and (screen := terminal.console()).is_interactive:
                 live = stack.enter_context(Live(console=screen, auto_refresh=False, transient=True))
-                show = _shown_on(live)
-            looks = _looks(run, EVERY_SECONDS if every is None else every)
-            while (status := next(looks)).state == "running":
-                show(status)
-            if as_json:
-                show(status)
-            return status
+            for status in _looks(run, EVERY_SECONDS if every is None else every):
+                runs, before, last = status.state == "running", last, _progress(status)
+                if live is not None and runs:
+                    live.update(_drawn(status), refresh=True)
+                elif last != before and (runs or as_json):  # it is further than the last time
+                    if as_json:
+                        terminal.print_json(status.plain(), in_one_line=True)
+                    else:
+                        print("; ".join(_lines(status)))
+                    sys.stdout.flush()
+                if not runs:
+                    return status
+        raise AssertionError
     except KeyboardInterrupt:
         leave_at_once("no longer watched; the run is as it was", int(ExitCode.INTERRUPTED))
     except BrokenPipeError:  # such as `| head -1`
@@ -112,32 +118,10 @@ def _lines(status: Status | TrialStatus) -> list[str]:
     return [visible(line).replace("\n", LINE_BREAK) for line in terminal.progress_lines(status)]
 
 
-def _shown_as_lines(as_json: bool) -> Callable[[Status | TrialStatus], None]:
-    """Prints a status in one line, unless it is no further than the last one."""
-    last: tuple[Any, ...] | None = None
-
-    def show(status: Status | TrialStatus) -> None:
-        nonlocal last
-        if (progress := _progress(status)) == last:
-            return
-        last = progress
-        if as_json:
-            terminal.print_json(status.plain(), in_one_line=True)
-        else:
-            print("; ".join(_lines(status)))
-        sys.stdout.flush()
-
-    return show
-
-
-def _shown_on(live: Live) -> Callable[[Status | TrialStatus], None]:
-    """Redraws a status in place, with a bar of the shards."""
-
-    def show(status: Status | TrialStatus) -> None:
-        parts: list[Text | ProgressBar] = [Text(line) for line in _lines(status)]
-        audit = status if isinstance(status, Status) else status.audit
-        if audit is not None and audit.shards:
-            parts.append(ProgressBar(audit.shards, audit.shards_done, width=BAR_WIDTH))
-        live.update(Group(*parts), refresh=True)
-
-    return show
+def _drawn(status: Status | TrialStatus) -> Group:
+    """A status with a bar of the shards."""
+    parts: list[Text | ProgressBar] = [Text(line) for line in _lines(status)]
+    audit = status if isinstance(status, Status) else status.audit
+    if audit is not None and audit.shards:
+        parts.append(ProgressBar(audit.shards, audit.shards_done, width=BAR_WIDTH))
+    return Group(*parts)

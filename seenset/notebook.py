@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal
 
@@ -20,65 +20,40 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, CalibrationName, Direction, SelectionConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, id_key, problem_of
-from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector, Evidence, Pass, plan_passes
-from pipeline.detectors.registry import parse_detectors
+from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector
+from pipeline.detectors.registry import DetectorChoice, parse_detectors
 from pipeline.errors import UserError, nearest
-from pipeline.models.devices import nominal_memory
+from pipeline.models.devices import Device, nominal_memory
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import use_fused_attention
-from pipeline.models.tokens import tokenize
+from pipeline.models.sharing import Opened
+from pipeline.models.switching import Adapters
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
-from pipeline.passes.copying import in_one_copy
-from pipeline.passes.parts import PassSizes, forward_in_parts, gradients_in_parts
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.fusion import Weights
 from pipeline.selection.in_memory import Scores, answer_all
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.weighted import weight_levels
-from pipeline.stages.base import BatchSize, Entry, Output
-from pipeline.stages.score import batch_size_of
-from pipeline.stages.worker import work_through
+from pipeline.stages import SCORE_FOLDER, SCORING
+from pipeline.stages.base import Output, Placement, Stage
+from pipeline.stages.score import Inputs, Scorer, ScoreSettings, score_schema
+from pipeline.stages.worker import prepare, work_through
 from seenset.runs import warn_of_unsupported
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A text that passed its checks."""
+class _Held(Placement):
+    """The device of a model that is open already."""
 
-    text: str  # the part that max_tokens keeps
-    ids: Mapping[Pass, list[int]]
+    model: Any = None
 
+    def set_up(self, mark: str, gradients: bool = False) -> None:
+        """Leave the process as it computes."""
 
-@dataclass(frozen=True, slots=True)
-class _Scorer:
-    """A model and the detectors that read it."""
-
-    model: LanguageModel
-    detectors: Sequence[Detector]
-    passes: Mapping[Pass, frozenset[str]]
-    batch_size: BatchSize
-    gradient_tokens: int
-    forward_parts: PassSizes = field(default_factory=PassSizes)
-    gradient_parts: PassSizes = field(default_factory=PassSizes)
-
-    def work(self, batch: list[Entry], output: Output) -> None:
-        """Note the scores of a batch, or why a document has none."""
-        statistics, norms = {}, {}
-        for needed, names in self.passes.items():
-            ids = [entry.work.ids[needed] for entry in batch]
-            if needed.kind == "gradient":
-                norms[needed] = gradients_in_parts(self.model, ids, self.gradient_tokens, self.gradient_parts)
-            else:
-                statistics[needed] = forward_in_parts(self.model, ids, names, self.forward_parts)
-        evidence = Evidence([entry.work.text for entry in batch], statistics, norms)
-        columns = in_one_copy([detector.score(evidence) for detector in self.detectors]).T.tolist()
-        scores = {detector.column: column for detector, column in zip(self.detectors, columns, strict=True)}
-        for index, entry in enumerate(batch):
-            row = {column: values[index] for column, values in scores.items()}
-            if bad := [column for column, value in row.items() if not np.isfinite(value)]:
-                output.refuse(entry.document, "non_finite_score", f"not a finite number: {', '.join(bad)}")
-            else:
-                output.keep(entry.document, n_tokens=entry.tokens, **row)
+    def open(self, opener: Callable[..., Opened], config: ModelConfig) -> Opened:
+        """The model."""
+        held: Opened = self.model
+        return held
 
 
 def score(
@@ -133,10 +108,15 @@ def score(
         model = ModelConfig(path=str(model))
     lm = model if isinstance(model, LanguageModel) else open_model(model, gpus=int(torch.cuda.is_available()))
     use_fused_attention(lm.device)
-    worker, output = _Scorer(lm, parsed, plan_passes(parsed), *_sizes(lm, batch_tokens, max_tokens)), Output()
+    output, worker = Output(), _scorer(lm, parsed, list(detectors), max_tokens, batch_tokens)
     names = [str(index) if ids is None else str(ids[index]) for index in range(len(texts))]
-    entries = _prepare(worker, texts, names, min(max_tokens, lm.max_tokens or max_tokens), output)
-    work_through(worker, entries, output)
+    documents = []
+    for number, (name, text) in enumerate(zip(names, texts, strict=True)):
+        if (problem := problem_of(text)) is not None:
+            output.refuse(Document(number, name, "", None), problem.reason, problem.message)
+        else:
+            documents.append(Document(number, name, text, None))
+    work_through(worker, prepare(worker, documents, Inputs("audit"), output), output)
     problems = {number: f"{reason}: {message}" for number, (_, reason, message) in output.refused.items()}
     rows = [
         {"doc_id": name, "problem": problems.get(number), **output.rows.get(number, {})}
@@ -160,11 +140,28 @@ def _check_kinds(model: Any, texts: Any, detectors: Any) -> None:
         raise UserError(f"model must be a path, a ModelConfig or an opened model, got {type(model).__name__}")
 
 
-def _sizes(lm: LanguageModel, batch_tokens: int | None, max_tokens: int) -> tuple[BatchSize, int]:
-    """The size of a batch, and the tokens of a gradient pass at most."""
-    budget, device = _budget(lm, max_tokens), "cuda" if lm.device.type == "cuda" else "cpu"
-    size = batch_size_of(batch_tokens or max(1, budget.forward), device)
-    return size, min(size.tokens, max(1, budget.gradient)) if device == "cuda" else size.tokens
+def _scorer(
+    lm: LanguageModel, detectors: Sequence[Detector], entries: list[Any], max_tokens: int, batch_tokens: int | None
+) -> Scorer:
+    """The worker of a run that scores texts alone, over a model that is open."""
+    budget, gpus = _budget(lm, max_tokens), int(lm.device.type == "cuda")
+    tokens = batch_tokens or max(1, budget.forward)
+    settings = ScoreSettings(
+        ModelConfig(path="model"),
+        None,
+        DetectorChoice(tuple(entries)),
+        None,
+        None,
+        max_tokens,
+        tokens,
+        min(tokens, max(1, budget.gradient)) if gpus else tokens,
+        Device(gpus).mark,
+    )
+    schema = score_schema([detector.column for detector in detectors])
+    stage = Stage(SCORING, SCORE_FOLDER, schema, settings, None, 0, Scorer, lambda _: {"model": ""})
+    scorer = Scorer(stage, _Held(gpus, model=lm))
+    scorer.adapters = Adapters(lm, {}, "", "")
+    return scorer
 
 
 def _budget(lm: LanguageModel, max_tokens: int) -> Budget:
@@ -176,32 +173,6 @@ def _budget(lm: LanguageModel, max_tokens: int) -> Budget:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     card = Card(nominal_memory(torch.cuda.get_device_properties(lm.device).total_memory))
     return budget_of(shape_of(model.config, dtype, parameters), card, max_tokens)
-
-
-def _prepare(
-    worker: _Scorer, texts: Sequence[Any], names: Sequence[str], max_tokens: int, output: Output
-) -> list[Entry]:
-    """Tokenise texts for every pass; those that cannot be scored are refused."""
-    documents = []
-    for number, (name, text) in enumerate(zip(names, texts, strict=True)):
-        if (problem := problem_of(text)) is not None:
-            output.refuse(Document(number, name, "", None), problem.reason, problem.message)
-        else:
-            documents.append(Document(number, name, text, None))
-    tokens = tokenize(worker.model.tokenizer, [document.text for document in documents], max_tokens)
-    kept = [document.text[: each.kept] for document, each in zip(documents, tokens, strict=True)]
-    lowered = tokens
-    if LOWERCASE in worker.passes:
-        lowered = tokenize(worker.model.tokenizer, [text.lower() for text in kept], max_tokens)
-    entries = []
-    for document, text, plain, lower in zip(documents, kept, tokens, lowered, strict=True):
-        ids = {needed: lower.ids if needed.text == "lowercase" else plain.ids for needed in worker.passes}
-        shortest = min(map(len, ids.values()))
-        if shortest < 2:
-            output.refuse(document, "too_short", f"{shortest} tokens; a score needs 2")
-        else:
-            entries.append(Entry(document, len(plain.ids), _Prepared(text, ids)))
-    return entries
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

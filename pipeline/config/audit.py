@@ -37,10 +37,9 @@ class ActorsConfig(Section):
     """Between how many actors a run on a cluster may work."""
 
     min: Annotated[int, Field(ge=1)] = Field(
-        1,
-        description="Actors that Ray keeps, also on a cluster that has no place for them yet and grows.",
+        1, description="Actors that Ray keeps, also on a cluster that must grow for them."
     )
-    max: Annotated[int, Field(ge=1)] = Field(description="Actors that the run may grow to, as places are there.")
+    max: Annotated[int, Field(ge=1)] = Field(description="Most actors.")
 
     @model_validator(mode="after")
     def _ordered(self) -> ActorsConfig:
@@ -54,45 +53,39 @@ class ResourcesConfig(Section):
 
     cluster: Literal["auto", "local", "ray"] = Field(
         "auto",
-        description="local: this machine alone, with threads that share one set of weights; ray: actors on the "
-        "cluster that RAY_ADDRESS names, or on one started here; auto: ray where RAY_ADDRESS is set, where this "
-        "machine has several GPUs, or where the work is large and this machine has a GPU or more than eight workers.",
+        description="local: threads on this machine; ray: actors on the cluster that RAY_ADDRESS names, or "
+        "on one started here; auto: by the number of GPUs and the work.",
     )
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] | ActorsConfig = Field(
         "auto",
-        description="Scoring actors, or local threads, at most; auto is as many as there are places, also "
-        "those of nodes that are added later, up to twice as many; {min: 2, max: 64} are bounds of one's own.",
+        description="Most scoring actors or local threads; auto: as many as there are places, on a growing "
+        "cluster up to twice as many.",
     )
     gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0), AfterValidator(_whole_or_share)] = Field(
-        "auto",
-        description="GPUs an actor: a share of one, which is also its share of that GPU's memory; 1; or several for a "
-        "model that needs them.",
+        "auto", description="A share of one GPU and of its memory, 1, or several for one model."
     )
     cpus_per_actor: Annotated[int, Field(ge=1)] = Field(1, description="Threads of an actor.")
     batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto",
-        description="Padded tokens in a batch, at most; auto is 2048 on a CPU, and on a GPU what its memory holds. A "
-        "gradient pass takes fewer at a time where they do not fit. On a CPU a batch ends before more than 64 tokens "
-        "of it are padding.",
+        description="Most padded tokens in a batch; auto: 2048 on a CPU, and what the memory of a GPU "
+        "holds. On a CPU a batch has at most 64 tokens of padding.",
     )
     gpu_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1 << 30)] = Field(
         "auto",
-        description="Memory of one GPU, such as 80 GiB, from which the sizes of batches follow; auto is the least of "
-        "the GPUs at hand when the run begins. The same value gives the same batches on any card.",
+        description="Memory of one GPU, such as 80 GiB, from which batch sizes follow; auto: the least of "
+        "the GPUs at the start.",
     )
     deterministic: bool = Field(
-        False,
-        description="On GPUs, take kernels of attention and gradients that give the same bits each time, and hold the "
-        "run to one model of GPU. A CPU does so in any case.",
+        False, description="The same bits each time on GPUs, with one model of GPU. A CPU gives them anyway."
     )
     finetune_workers: Annotated[int, Field(ge=1)] = Field(
         1, description="Workers that train one adapter together, each with cpus_per_actor threads or a whole GPU."
     )
     deepspeed: Annotated[str | None, Place.SETTINGS_FILE] = Field(
-        None, description="DeepSpeed settings for them, if no GPU holds the model: zero2, zero3, or a JSON file."
+        None, description="Their DeepSpeed settings, if no GPU holds the model: zero2, zero3, or a JSON file."
     )
     shard_bytes: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="Text bytes in a shard, about; auto is at most 1 MiB, and less where the corpus is small."
+        "auto", description="Text bytes in a shard, about; auto: at most 1 MiB."
     )
     shard_documents: Annotated[int, Field(ge=1)] = Field(4096, description="Most documents in a shard.")
 
@@ -127,40 +120,33 @@ class AuditConfig(Section):
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)  # `import` is no name in Python
 
     run: Annotated[str, Place.RUN] = Field(description="Run directory: a local path or an fsspec URL.")
-    model: AnyModel = Field(
-        description="The audited model: weights, or an endpoint; with scores from elsewhere its name, or nothing.",
-    )
+    model: AnyModel = Field(description="The audited model; with `scores` its name, or nothing.")
     reference_model: AnyModel | None = Field(None, description="Model for detectors `reference`, `ez`, `wbc`.")
     paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
     corpus: CorpusConfig
     detectors: Annotated[list[DetectorEntry], Place.DETECTORS] = Field(
         default=["loss", "zlib", "lowercase", "min_k", "min_k_plus_plus"],
         min_length=1,
-        description="Detectors, by name or as {name: {argument: value or list of values}}.",
+        description="Names, or {name: {argument: value or list of values}}.",
     )
     fsd: FsdConfig = Field(default=FsdConfig(), description="Adapters of the `fsd` detector.")
-    text_transform: TransformConfig | None = Field(None, description="What is changed in every text before any use.")
+    text_transform: TransformConfig | None = Field(None, description="Changes of every text.")
     max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
     overlap: Literal["error", "drop"] = Field(
-        "error",
-        description="Calibration documents that are near copies of audited ones: stop, or leave them out.",
+        "error", description="Calibration documents that are near copies of audited ones: stop, or leave them out."
     )
     near_copies: NearCopies = Field(
-        NEAR_COPIES,
-        description="Share of common runs of five words, of all in either, from which two documents are near copies.",
+        NEAR_COPIES, description="Shared part of the runs of five words from which two documents are near copies."
     )
     limits: LimitsConfig = LIMITS
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
     selections: list[SelectionConfig] = Field(default=[], description="Questions to the scores.")
     evidence: Annotated[int, Field(ge=0, le=MOST_EVIDENCE)] = Field(
-        200,
-        description="The first selected documents of each selection that are read once more, to show token by token "
-        "what its detector weighed; 0 for none. It changes no score.",
+        200, description="Selected documents of each selection whose token attributions are kept; 0: none."
     )
     series: SeriesConfig | None = Field(None, description="The schedule that this run is a scan of.")
     against: Annotated[str | None, Place.RUN] = Field(
-        None,
-        description="A run, or a ledger: only documents are audited that it has not judged by this model.",
+        None, description="A run or a ledger whose judged documents are left out."
     )
     resources: ResourcesConfig = ResourcesConfig()
     import_: Imports = Field(default=[])

@@ -37,9 +37,7 @@ class ScoreConfig(Section):
     """A column of scores that a model gave elsewhere."""
 
     column: str = Field(description="Name of the column.")
-    higher: Literal["member", "nonmember"] = Field(
-        "member", description="Which documents have the higher scores: those trained on, or the others."
-    )
+    higher: Literal["member", "nonmember"] = Field("member", description="Documents with the higher scores.")
 
 
 NEAR_COPIES = 0.8
@@ -66,37 +64,32 @@ def template_columns(template: str) -> list[str]:
 class VersionsConfig(Section):
     """Versions of each audited document, of which one, drawn at random, was published."""
 
-    column: str = Field("versions", description="Column with a list of texts: all versions of the document.")
-    index: str = Field("index", description="Column with the place of the published version in that list, from 0.")
+    column: str = Field("versions", description="Column with the list of all versions.")
+    index: str = Field("index", description="Column with the place of the published version, from 0.")
     kinds: str | None = Field(
-        None, description="Column with the kinds of the edited sites, as `seenset mark` writes it; with `forms`."
+        None, description="Column with the kinds of edited sites of `seenset mark`; with `forms`."
     )
     forms: str | None = Field(
         None,
-        description="Column with the form of each site in each version: what a model prefers by nature is then taken "
-        "out of the scores.",
+        description="Column with the form of each site in each version; removes natural preferences from the scores.",
     )
 
     differing: bool = Field(
-        False,
-        description="Score only the tokens of what is not common to all versions of a document, and those that follow "
-        "a place where something is left out.",
+        False, description="Score only tokens that versions do not share, and those after an omission."
     )
     permute: str | None = Field(
         None,
-        description="In the place of `column`: the column with the options of multiple-choice items, a list of texts "
-        "in their published order. The versions are the orders of the options. With `window`: `order`, the order of "
-        "the rows.",
+        description="Instead of `column`: the column with the list of options in published order, of which "
+        "all orders are versions; `order` with `window`.",
     )
     window: Annotated[int, Field(ge=2, le=1000)] | None = Field(
         None,
-        description="With `permute: order`: a document is a run of so many consecutive rows of a file whose order was "
-        "random, and its versions are orders of their texts.",
+        description="With `permute: order`: a document is this many consecutive rows, its versions are orders of them.",
     )
     template: str | None = Field(
         None,
-        description="With `permute`: the text of an item, with its columns in braces, such as "
-        "`{question}\\n{choices}`; the options stand on a line each, with a letter.",
+        description="With `permute`: text of an item with columns in braces, such as "
+        "`{question}\\n{choices}`; each option on a line, with a letter.",
     )
 
     @model_validator(mode="after")
@@ -140,54 +133,43 @@ class SourceConfig(Section):
     """Where the documents of one role come from."""
 
     path: Annotated[str | list[str] | None, Place.INPUT] = Field(
-        None,
-        description="Files, globs, folders, URLs: Parquet, JSONL (.gz, .zst), CSV, .txt, saved datasets.",
+        None, description="Files, globs, folders, URLs: Parquet, JSONL (.gz, .zst), CSV, .txt, saved datasets."
     )
-    dataset: str | None = Field(None, description="Name of a dataset on the hub, instead of `path`.")
+    dataset: str | None = Field(None, description="Dataset on the hub, instead of `path`.")
     subset: str | None = Field(None, description="Configuration of the hub dataset.")
     split: str | None = Field(
-        None,
-        description="Split of the hub dataset, by default train, or of a saved dataset dictionary that has several.",
+        None, description="Split of the hub dataset (default: train), or of a saved one that has several."
     )
-    text: str = Field("text", description="Column that holds the text.")
+    text: str = Field("text", description="Column of texts.")
     image: str | None = Field(
         None,
-        description="Column that holds a picture, in the place of a text: bytes, a record of bytes and path, or a path "
+        description="Column of pictures, instead of `text`: bytes, a record of bytes and path, or a path "
         "beside the file.",
     )
-    caption: str | None = Field(None, description="Column that holds what is written of the picture.")
-    tokens: str | None = Field(
-        None,
-        description="Column that holds the token ids of the model at hand, a list of integers, in the place of a text.",
-    )
-    id: str | None = Field(None, description="Column that holds the id; without one ids are file#row.")
-    group: str | None = Field(None, description="Column that holds the group.")
+    caption: str | None = Field(None, description="Column of captions.")
+    tokens: str | None = Field(None, description="Column of lists of token ids of the model, instead of `text`.")
+    id: str | None = Field(None, description="Column of ids; default: file#row.")
+    group: str | None = Field(None, description="Column of groups.")
     encoding: Annotated[str, AfterValidator(checked_encoding)] = Field(
-        PLAIN.encoding, description="Encoding of CSV, JSONL and .txt files, such as cp1252 or utf-16."
+        PLAIN.encoding, description="Of CSV, JSONL and .txt files, such as cp1252 or utf-16."
     )
     delimiter: Annotated[str, AfterValidator(checked_delimiter)] = Field(
         PLAIN.delimiter, description="Character between the fields of CSV files."
     )
     versions: VersionsConfig | None = Field(
-        None,
-        description="Of audited documents: each has versions, of which one, drawn at random, was published, so that no "
-        "unseen documents are needed. They take the place of `text`.",
+        None, description="audit: versions of each document, one of which was published, instead of `text`."
     )
     review_count: Annotated[int, Field(ge=1)] | None = Field(
-        None,
-        description="Of unseen documents: how many of those with the highest scores `seenset review` lists. It is "
-        "fixed before the first score.",
+        None, description="unseen: how many of the highest scores `seenset review` lists, fixed before the first score."
     )
     review: Annotated[str | None, Place.INPUT] = Field(
         None,
-        description="Of unseen documents: the file that `seenset review` wrote, filled in. Documents that it confirms "
-        "as trained on do not calibrate.",
+        description="unseen: the filled-in file of `seenset review`; documents confirmed as trained on do "
+        "not calibrate.",
     )
 
     scores: Annotated[list[ScoreConfig | str], Field(min_length=1)] | None = Field(
-        None,
-        description="Columns of scores from elsewhere, in the place of `model` and `detectors`, by name where higher "
-        "is more member-like. `text` is then read only where it is given.",
+        None, description="Columns of scores, instead of `model` and `detectors`; by name: higher is more member-like."
     )
 
     @model_validator(mode="after")
@@ -317,9 +299,7 @@ TrainingSource = Annotated[PlainSource, NO_TOKENS]
 class LabelledConfig(SourceConfig):
     """Where documents come from whose label says whether each is in the training data."""
 
-    label: str = Field(
-        description="Column that holds the label: 1, true, member or seen; 0, false, nonmember or unseen."
-    )
+    label: str = Field(description="Column of labels: 1, true, member or seen; 0, false, nonmember or unseen.")
 
     @property
     def columns(self) -> list[str]:
@@ -328,16 +308,15 @@ class LabelledConfig(SourceConfig):
 
 
 class CorpusConfig(Section):
-    """The documents: those to be judged and those whose membership is known."""
+    """Documents to be judged, and documents whose membership is known."""
 
     audit: Annotated[SourceConfig, NO_REVIEW] | None = Field(
-        None, description="Documents to be judged; every command but `evaluate` needs them."
+        None, description="Documents to be judged, for all commands but `evaluate`."
     )
-    unseen: UnseenSource | None = Field(None, description="Documents known not to be in the training data.")
-    seen: PlainSource | None = Field(None, description="Documents known to be in the training data.")
+    unseen: UnseenSource | None = Field(None, description="Documents that are not in the training data.")
+    seen: PlainSource | None = Field(None, description="Documents that are in the training data.")
     labelled: Annotated[LabelledConfig, NO_VERSIONS, NO_REVIEW] | None = Field(
-        None,
-        description="Both kinds in one source, for `evaluate`: a label says which; instead of the other three.",
+        None, description="For `evaluate`, instead of the others: both kinds in one source, with labels."
     )
 
     @model_validator(mode="after")
@@ -421,24 +400,18 @@ class CorpusConfig(Section):
 
 
 class LimitsConfig(Section):
-    """What a document, and a file that cannot be split, may hold at most: so much memory, or time, does a bomb cost."""
+    """Bounds on documents and on files that cannot be split."""
 
     document_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
-        ByteSize(64 << 20),
-        description="Most bytes of a document as its file has it: a line, a record or a text; a longer one is "
-        "quarantined.",
+        ByteSize(64 << 20), description="Most bytes of a line, record or text, such as 64 MiB."
     )
     shard_documents: Annotated[int, Field(ge=1)] = Field(
-        1_000_000,
-        description="Most documents of a file that cannot be split (CSV, .gz, .zst); the shard of one with more fails.",
+        1_000_000, description="Most documents of a file that cannot be split (CSV, .gz, .zst)."
     )
     unpacked_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
-        ByteSize(64 << 30),
-        description="Most bytes that a .gz or .zst file unpacks to; that of a larger one fails.",
+        ByteSize(64 << 30), description="Most bytes that a .gz or .zst file unpacks to."
     )
-    picture_pixels: Annotated[int, Field(ge=1)] = Field(
-        1 << 26, description="Most pixels of a picture, read from its head; a larger one is quarantined, undecoded."
-    )
+    picture_pixels: Annotated[int, Field(ge=1)] = Field(1 << 26, description="Most pixels of a picture.")
 
 
 LIMITS = LimitsConfig()
@@ -446,12 +419,12 @@ LIMITS = LimitsConfig()
 
 
 class TransformConfig(Section):
-    """How every text of a run is changed (`pipeline.corpus.documents` lists the patterns)."""
+    """Changes of every text (`pipeline.corpus.documents` lists the patterns)."""
 
     dates: Literal["remove", "replace_year"] = Field(
-        description="Take dates and years out, or put `year` in the place of every year."
+        description="Remove dates and years, or replace every year by `year`."
     )
-    year: int | None = Field(None, ge=1000, le=9999, description="replace_year: the year that all become.")
+    year: int | None = Field(None, ge=1000, le=9999, description="replace_year: the new year.")
 
     @model_validator(mode="after")
     def _one_year(self) -> TransformConfig:

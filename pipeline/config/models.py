@@ -20,15 +20,11 @@ class ModelConfig(Section):
     revision: str | None = Field(None, description="Hub revision: a commit, tag or branch.")
     gguf_file: str | None = Field(None, description="Name of the GGUF file inside `path`.")
     dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = Field(
-        "auto",
-        description="Type of the weights; auto takes the fastest of the device that loses nothing of the checkpoint: "
-        "its own where the device multiplies it natively, else float32 (GGUF: float32).",
+        "auto", description="Type of the weights; auto: the fastest of the device that loses nothing of the checkpoint."
     )
     quantization: Literal["8bit", "4bit"] | None = Field(None, description="Load through bitsandbytes.")
-    adapter: Annotated[str | None, Place.INPUT] = Field(
-        None, description="A PEFT adapter of this model, merged into it at load."
-    )
-    trust_remote_code: bool = Field(False, description="Run model code that ships with the checkpoint.")
+    adapter: Annotated[str | None, Place.INPUT] = Field(None, description="A PEFT adapter, merged at load.")
+    trust_remote_code: bool = Field(False, description="Run code that ships with the model.")
     allow_pickle: bool = Field(False, description="Load weights that are not safetensors or GGUF.")
 
     @property
@@ -77,31 +73,31 @@ class EndpointConfig(Section):
 
     endpoint: Annotated[str, BeforeValidator(_base_url)] = Field(description="Address, such as https://host/v1.")
     name: str = Field(min_length=1, description="The model as the endpoint calls it.")
-    api: Literal["completions", "chat"] = Field("completions", description="Which of the two interfaces to ask.")
+    api: Literal["completions", "chat"] = Field("completions", description="The interface of the endpoint.")
     instruction: str = Field(
         "Continue the following text as it goes on. Write nothing but the continuation.",
-        description="chat: what stands above the text.",
+        description="chat: stands above the text.",
     )
     log_probs: Literal["auto", "prompt_logprobs", "echo", "none"] = Field(
-        "auto", description="How the endpoint tells log-probabilities of a prompt, if it does; auto tries both ways."
+        "auto", description="How the endpoint gives log-probabilities of a prompt; auto tries both ways."
     )
     key_variable: str = Field(
-        "SEENSET_API_KEY", min_length=1, description="Environment variable that holds the key; unset: none is sent."
+        "SEENSET_API_KEY", min_length=1, description="Environment variable with the key; unset: none is sent."
     )
-    concurrency: int = Field(16, ge=1, le=1024, description="Most requests under way at a time.")
-    requests_per_minute: float | None = Field(None, gt=0, description="Most requests begun in a minute.")
-    timeout: float = Field(120.0, gt=0, description="Seconds that an answer may take.")
-    attempts: int = Field(6, ge=1, description="Times that a request is made before its document is given up.")
+    concurrency: int = Field(16, ge=1, le=1024, description="Most requests at a time.")
+    requests_per_minute: float | None = Field(None, gt=0, description="Most requests a minute.")
+    timeout: float = Field(120.0, gt=0, description="Seconds for an answer.")
+    attempts: int = Field(6, ge=1, description="Most attempts of a request.")
     backoff: float = Field(1.0, gt=0, description="Seconds before the second attempt, about; doubled for each more.")
-    choices: int = Field(16, ge=1, description="Most draws asked for in one request, whose prompt is then paid once.")
+    choices: int = Field(16, ge=1, description="Most draws in one request, whose prompt is paid once.")
     budget: BudgetConfig = BudgetConfig()
     price: PriceConfig = PriceConfig()
 
 
 class ScoredModel(Section):
-    """A model whose scores of the documents stand in a file: it is named and not asked."""
+    """A model whose scores stand in a file."""
 
-    name: str = Field(min_length=1, description="Of the model, on pages.")
+    name: str = Field(min_length=1, description="Name for pages.")
 
 
 def _kind_of_model(value: Any) -> str:
@@ -146,9 +142,9 @@ class ParaphraserConfig(ModelConfig):
     path: Annotated[str, Place.MODEL] = Field(
         "humarin/chatgpt_paraphraser_on_T5_base", description="Hub id, local folder, or a .gguf file."
     )
-    temperature: float = Field(1.9, gt=0, description="Of the sampling; higher makes draws differ more.")
-    top_k: int = Field(50, ge=1, description="Only the k likeliest tokens are drawn from.")
-    top_p: float = Field(0.95, gt=0, le=1, description="Of those, the likeliest that have this share together.")
+    temperature: float = Field(1.9, gt=0, description="Higher: draws differ more.")
+    top_k: int = Field(50, ge=1, description="Sampling from the k likeliest tokens.")
+    top_p: float = Field(0.95, gt=0, le=1, description="Of those, the likeliest with this total probability.")
 
 
 def expand_user(path: str) -> str:

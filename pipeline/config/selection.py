@@ -47,36 +47,34 @@ class SelectionConfig(Section):
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)  # `lambda` is no name in Python
 
     name: str = Field(pattern=NAME, description="Folder under selection/.")
-    direction: Direction = Field("members", description="members: find what was trained on; clean: the reverse.")
-    detectors: list[str] = Field(min_length=1, description="Score columns, as named under `detectors`.")
-    procedure: str = Field("bh", description="How the selected are chosen: one of docs/procedures.md, or of a plugin.")
-    alpha: Share = Field(0.1, description="Largest share of the selected that may be wrong.")
+    direction: Direction = Field("members", description="members: trained on; clean: the reverse.")
+    detectors: list[str] = Field(min_length=1, description="Score columns, as under `detectors`.")
+    procedure: str = Field("bh", description="A procedure of docs/procedures.md, or of a plugin.")
+    alpha: Share = Field(0.1, description="Largest expected share of wrong documents among the selected.")
 
     calibration: CalibrationName = Field(
         "pooled",
-        description="Rank among all known documents, those of the group, for the known ones at hand, or weighted by "
-        "how much their words resemble those of the audited.",
+        description="Rank among all known documents, those of the group, for the known ones at hand, or "
+        "weighted by words.",
     )
     delta: Share = Field(0.1, description="conditional: share of calibration sets for which the guarantee may fail.")
     lambda_: Share | None = Field(
         None,
         alias="lambda",
-        description="Where Storey's estimate counts the p-values of nulls, fixed before any score is seen; null: .5 "
-        "below 200 calibration documents and .8 from there, .3 with calibration conditional.",
+        description="Storey's lambda; null: .5 below 200 calibration documents, else .8, .3 with "
+        "calibration conditional.",
     )
     ties: Literal["conservative", "random"] = Field(
         "conservative", description="Equal scores count against selection, or are ordered by a hash of the id."
     )
     weights: Literal["rejections", "equal", "random", "max"] = Field(
-        "rejections", description="td4eval: how the detectors are weighted."
+        "rejections", description="td4eval: weights of the detectors."
     )
     step_up: Literal["bh", "storey"] = Field(
-        "bh", description="adadetect, and td4eval reconformal: take the share of nulls as 1, or estimate it."
+        "bh", description="adadetect, and td4eval reconformal: share of nulls is 1, or estimated."
     )
     reconformal: bool = Field(False, description="td4eval: rank the fused statistic anew, valid in finite samples.")
-    confidence: Share = Field(
-        0.95, description="With which the bounds of this one list and of all audited documents hold."
-    )
+    confidence: Share = Field(0.95, description="Of the bounds of the list and of all audited documents.")
 
     @field_validator("name")
     @classmethod
@@ -105,15 +103,14 @@ class SeriesConfig(Section):
     """One error rate over all scans of a schedule; this run is one of them."""
 
     ledger: Annotated[str, Place.RUN] = Field(
-        description="Folder of the scans of the schedule: a local path or an fsspec URL, the same for every scan."
+        description="Folder of the schedule: a local path or an fsspec URL, the same for every scan."
     )
-    alpha: Share = Field(0.1, description="Largest share of all that the scans select together that may be wrong.")
+    alpha: Share = Field(0.1, description="Largest expected share of wrong documents among all that the scans select.")
     rule: Rule = Field(
         "spend",
-        description="How alpha is shared out. spend: each scan has a part of it, under any dependence; prds: BH, which "
-        "counts what was selected before, for one unchanged scorer; e-lond: ebh, which counts it under any dependence.",
+        description="spend: each scan has a part of alpha; prds: BH that counts earlier selections, for "
+        "one unchanged scorer; e-lond: the same for ebh, under any dependence.",
     )
     horizon: Annotated[int, Field(ge=1)] | None = Field(
-        None,
-        description="Scans of the schedule, each with the same part of alpha; null: no end, and ever smaller parts.",
+        None, description="Number of scans with equal parts of alpha; null: no end, smaller and smaller parts."
     )

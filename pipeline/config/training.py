@@ -17,35 +17,31 @@ DEFAULT_ADAPTER = "default"
 class FinetuneConfig(Section):
     """How texts are trained into a model."""
 
-    method: Literal["lora", "adalora", "ia3", "full"] = Field(
-        "lora", description="An adapter of this kind, or all the weights."
-    )
+    method: Literal["lora", "adalora", "ia3", "full"] = Field("lora", description="A kind of adapter, or all weights.")
     target_modules: Annotated[list[str], Field(min_length=1)] | None = Field(
-        None, description="Linear layers that an adapter reaches, by the end of their name; by default all of them."
+        None, description="Linear layers, by the end of their name; default: all."
     )
-    rank: int = Field(16, ge=1, description="Rank of the update of each weight; its mean with adalora.")
-    lora_alpha: int = Field(32, ge=1, description="The update is scaled by lora_alpha / rank.")
-    epochs: int = Field(3, ge=1, description="Times that every text is seen.")
-    copies: int = Field(1, ge=1, description="Times that every text stands in an epoch.")
-    batch_size: int = Field(8, ge=1, description="Texts in a step; the last step of an epoch may hold fewer.")
+    rank: int = Field(16, ge=1, description="Rank of each update; with adalora its mean.")
+    lora_alpha: int = Field(32, ge=1, description="Updates are scaled by lora_alpha / rank.")
+    epochs: int = Field(3, ge=1, description="Passes over the texts.")
+    copies: int = Field(1, ge=1, description="Copies of each text in an epoch.")
+    batch_size: int = Field(8, ge=1, description="Texts in a step.")
     learning_rate: float = Field(1e-3, gt=0, description="Rate of the first step; a cosine takes it to zero.")
     max_tokens: int = Field(1024, ge=2, description="Texts are cut to this many tokens.")
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
-        "auto",
-        description="Type of the products; auto is bfloat16 where the device multiplies it natively, else float32. "
-        "Trained weights are float32.",
+        "auto", description="Type of products; auto: bfloat16 where native, else float32. Trained weights are float32."
     )
     pass_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None,
-        description="Padded tokens that go through the model at a time, at most; fewer take less memory. By default "
-        "256 on a CPU, elsewhere as many as keep 8 GiB, at most 16384; with deepspeed a step is one pass.",
+        description="Most padded tokens in a pass; fewer take less memory. Default: 256 on a CPU, else "
+        "what keeps 8 GiB, at most 16384; with deepspeed a step is one pass.",
     )
     recompute: bool | None = Field(
         None,
-        description="Compute activations again for the gradients instead of keeping them: a third more time, far less "
-        "memory. By default on a GPU where a single text would keep more than 8 GiB.",
+        description="Recompute activations for the gradients: a third more time, far less memory. Default: "
+        "on a GPU where one text would keep more than 8 GiB.",
     )
-    seed: int = Field(0, ge=0, description="Seed of an adapter's first weights and of the order of the texts.")
+    seed: int = Field(0, ge=0, description="Seed of an adapter's first weights and of the order of texts.")
 
     @model_validator(mode="after")
     def _adapters_have_targets(self) -> FinetuneConfig:
@@ -62,14 +58,14 @@ class AdapterConfig(FinetuneConfig):
     """An adapter of the `fsd` detector: the documents that it is trained on, and how."""
 
     documents: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="How many documents it is trained on; by default `share` of them."
+        None, description="Documents to train on; default: `share` of them."
     )
-    share: float = Field(0.3, gt=0, lt=1, description="Share of the documents that it is trained on.")
+    share: float = Field(0.3, gt=0, lt=1, description="Share of the documents to train on.")
     train_on: Literal["unseen", "seen", "mix"] = Field(
-        "unseen", description="The role that these come from; mix takes half of them from each."
+        "unseen", description="Role of the documents; mix: half from each."
     )
     group: str | None = Field(None, description="Only documents of this group.")
-    corpus: TrainingSource | None = Field(None, description="Other documents than a role's, of another domain say.")
+    corpus: TrainingSource | None = Field(None, description="Other documents than a role's.")
 
     @model_validator(mode="after")
     def _switchable(self) -> AdapterConfig:
@@ -105,7 +101,7 @@ class FsdConfig(AdapterConfig):
     adapters: Annotated[
         dict[Annotated[str, Field(pattern=NAME)], dict[str, Any]],
         Named(AdapterConfig),
-    ] = Field(default={}, description="Name -> the settings that it changes; {fsd: {adapter: name}} scores with it.")
+    ] = Field(default={}, description="Name -> changed settings; {fsd: {adapter: name}} scores with it.")
 
     @model_validator(mode="after")
     def _all_of_them(self) -> FsdConfig:

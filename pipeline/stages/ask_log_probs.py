@@ -54,8 +54,8 @@ class EndpointReader:
         self._way: Way | None = None
         self._trying = asyncio.Lock()
 
-    async def begin(self, endpoint: Endpoint, answers: Answers) -> None:
-        """Find out, once for all shards, how the endpoint tells log-probabilities."""
+    async def _chosen_way(self, endpoint: Endpoint, answers: Answers) -> Way:
+        """How the endpoint tells log-probabilities, which is found out once for all shards."""
         async with self._trying:
             if self._way is None:
                 question = answers.ask()
@@ -63,6 +63,7 @@ class EndpointReader:
                     self._way = await find_way(self.stage, endpoint, question.spent, question.book)
                 finally:
                     question.settle()
+            return self._way
 
     def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> dict[tuple[int, str], list[float]]:
         """The answers of earlier attempts, by number of the row and digest of the text."""
@@ -86,10 +87,10 @@ class EndpointReader:
         """Ask for the log-probabilities of a document."""
         text = document.text[: count_words([document.text], self.settings.max_tokens)[0].kept]
         text = text_read(text, self.settings.forward.text, self.stage.seed)
-        assert self._way is not None
+        way = await self._chosen_way(endpoint, answers)
         question, values = answers.ask(), list[float]()
         try:
-            values = await ask_log_probs(endpoint, self.settings.model, self._way, text, question.spent, question.book)
+            values = await ask_log_probs(endpoint, self.settings.model, way, text, question.spent, question.book)
             self._keep(document, values, output)
         except (Fault, Refusal) as error:
             output.refuse(document, "model_error", f"endpoint: {error}")

@@ -131,7 +131,8 @@ class Stage:
         if self.transform is not None:
             parts["text_transform"] = _plain(self.transform)
         if self.reads:
-            parts["reads"] = {stage.name: _short_digest(_but_judged(stage.fingerprint)) for stage in self.reads}
+            # without the documents that are left out: they change no row of the others
+            parts["reads"] = {stage.name: _short_digest(without(stage.fingerprint, AGAINST)) for stage in self.reads}
         if self.judged is not None:
             parts[AGAINST] = self.judged.fingerprint()
         object.__setattr__(self, "fingerprint", {**parts, "seed": self.seed, "code": __version__})
@@ -146,7 +147,7 @@ class Stage:
 
     def identity(self, shard: Shard) -> dict[str, Any]:
         """All that could change a row of a shard, without the setting of which only more can be asked."""
-        return {key: value for key, value in self.fingerprint_of(shard).items() if key != self.grows}
+        return without(self.fingerprint_of(shard), self.grows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +241,6 @@ class Worker(BatchWorker, Protocol):
 class Asker(Protocol):
     """A stage's own part where an endpoint is asked, a document at a time."""
 
-    async def begin(self, endpoint: Endpoint, answers: Answers) -> None:
-        """What must be known before the first document."""
-
     def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> Any:
         """What earlier attempts left of a shard; finished rows go to the output."""
 
@@ -267,9 +265,9 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _but_judged(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """A fingerprint without the documents that are left out: they change no row of the others."""
-    return {key: value for key, value in fingerprint.items() if key != AGAINST}
+def without(fingerprint: Mapping[str, Any], key: str | None) -> dict[str, Any]:
+    """A fingerprint without one of its keys, if it has it."""
+    return {name: value for name, value in fingerprint.items() if name != key}
 
 
 def _short_digest(value: Any) -> str:

@@ -16,7 +16,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
 from pipeline.errors import DamagedError, UserError
-from pipeline.stages.base import Asker, Output, Rows, Stage
+from pipeline.stages.base import Asker, Output, Rows, Stage, without
 from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, write_receipt
@@ -37,7 +37,6 @@ async def process_by_asking(stage: Stage, asker: Asker, shard: Shard, store: Sto
         return receipt
     began, output = time.monotonic(), Output()
     answers = Answers(store, stage.folder, stage.name, shard.id, stage.identity(shard))
-    await asker.begin(endpoint, answers)
     inputs = asker.open(shard, store, output, answers)
 
     def tasks() -> Iterator[Any]:
@@ -122,7 +121,7 @@ def earlier_rows(stage: Stage, shard: Shard, store: Store, output: Output) -> It
             continue
         with suppress(DamagedError):
             receipt = read_receipt(store, f"{parent}/{other}", shard.id)
-            if receipt is not None and _but(receipt.fingerprint, stage.grows) == stage.identity(shard):
+            if receipt is not None and without(receipt.fingerprint, stage.grows) == stage.identity(shard):
                 bases.append((len(receipt.earlier), int(other), receipt))
     for _, number, receipt in sorted(bases, key=lambda base: base[:2], reverse=True):
         with suppress(DamagedError):
@@ -197,10 +196,6 @@ def changed_input(shard: Shard, stage: str) -> str:
         f"input {shard.name} changed since stage {stage} read it (shard {shard.id}): its documents are others now; "
         "put back the ones that were read, or begin a new run directory"
     )
-
-
-def _but(fingerprint: Mapping[str, Any], name: str | None) -> dict[str, Any]:
-    return {key: value for key, value in fingerprint.items() if key != name}
 
 
 def _quarantine_table(stage: Stage, shard: Shard, output: Output) -> pa.Table:

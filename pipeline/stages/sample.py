@@ -218,9 +218,6 @@ class EndpointSampler:
         assert stage.endpoint is not None
         self.model: EndpointConfig = stage.endpoint
 
-    async def begin(self, endpoint: Endpoint, answers: Answers) -> None:
-        """Nothing must be known before the first document."""
-
     def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> dict[tuple[int, str], list[str]]:
         """The draws of files and of answers that no file holds yet, by number of the row and digest of the text."""
         keep_earlier_draws(self.stage, shard, store, output)

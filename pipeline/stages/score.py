@@ -115,13 +115,13 @@ def score_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
+class Inputs:
     """What earlier stages made of a shard's documents, by number of the row."""
 
     role: str
-    paraphrases: Mapping[int, Mapping[str, Any]]
-    continuations: Mapping[Continued, Mapping[int, Mapping[str, Any]]]
-    log_probs: Mapping[Pass, Mapping[int, Mapping[str, Any]]]
+    paraphrases: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    continuations: Mapping[Continued, Mapping[int, Mapping[str, Any]]] = field(default_factory=dict)
+    log_probs: Mapping[Pass, Mapping[int, Mapping[str, Any]]] = field(default_factory=dict)
 
     def refusal(self, number: int) -> tuple[str, str] | None:
         """Reason and message why an earlier stage has nothing for a document, if so."""
@@ -217,20 +217,20 @@ class Scorer:
         self.batch_size: BatchSize | None = batch_size_of(settings.batch_tokens, device)
         self.window = window_of(self.batch_size.tokens, device, self.max_tokens, self.draws)
 
-    def open(self, shard: Shard, store: Store, output: Output) -> _Inputs:
+    def open(self, shard: Shard, store: Store, output: Output) -> Inputs:
         """The rows of the earlier stages; with the first shard, the adapters of the run."""
         if self.adapters is None:
             folders = {name: Path(store.path(f"adapters/{key}")) for name, key in self.adapter_keys.items()}
             self.adapters = Adapters(self.models.get("target"), folders, self.base, self.shown)
         output.gradient = self.gradient
-        return _Inputs(
+        return Inputs(
             shard.role,
             read_rows(self.paraphrase, shard, store, output) if self.paraphrase is not None else {},
             {continued: read_rows(stage, shard, store, output) for continued, stage in self.samples.items()},
             {forward_pass: read_rows(stage, shard, store, output) for forward_pass, stage in self.answers.items()},
         )
 
-    def prepare(self, documents: list[Document], inputs: _Inputs, output: Output) -> list[Entry]:
+    def prepare(self, documents: list[Document], inputs: Inputs, output: Output) -> list[Entry]:
         """Tokenise documents for every pass; those that an earlier stage refused or that are too short are refused."""
         usable = []
         for document in documents:

@@ -257,7 +257,7 @@ class ShardStream:
             for part in [[entry] for entry in batch] if log.is_deadly(name) else [batch]:
                 names = [f"{WORK}{entry.document.row}" for entry in part]
                 log.enter(names if len(part) == 1 else [name, *names])
-                _halved(self.worker, part, attempt.output)
+                _in_halves(part, lambda some: self.worker.work(some, attempt.output), attempt.output)
             self._report(attempt)
         log.enter()
 
@@ -270,7 +270,7 @@ class ShardStream:
                 continue
             log.enter([f"{WORK}{document.row}"])
             for entry in prepare(self.worker, [document], inputs, output):
-                _halved(self.worker, [entry], output)
+                _in_halves([entry], lambda some: self.worker.work(some, output), output)
             log.enter()
             self._report(attempt)
         log.passed()
@@ -306,24 +306,15 @@ def _read_ahead(items: Iterator[_Item]) -> Future[_Item | None]:
 def work_through(worker: BatchWorker, entries: list[Entry], output: Output) -> None:
     """Compute prepared documents in this process: nothing is recorded or filed."""
     for batch in longest_first(entries, worker.batch_size):
-        _halved(worker, batch, output)
+        _in_halves(batch, lambda some: worker.work(some, output), output)
 
 
 def prepare(worker: Worker, documents: list[Document], inputs: Any, output: Output) -> list[Entry]:
-    """Prepare documents; where that fails, in halves, so that only the culprit has no result."""
-    if not documents:
-        return []
-    try:
-        return worker.prepare(documents, inputs, output)
-    except UserError:  # of the settings, which no other document would change
-        raise
-    except (Exception, SystemExit) as error:  # what a tokenizer raises on a text is that text's fault
-        check_lost(error)
-        if len(documents) == 1:
-            output.refuse(documents[0], *refusal_of(error))
-            return []
-    half = len(documents) // 2
-    return prepare(worker, documents[:half], inputs, output) + prepare(worker, documents[half:], inputs, output)
+    """Prepare documents; where that fails, in halves."""
+    entries: list[Entry] = []
+    if documents:
+        _in_halves(documents, lambda some: entries.extend(worker.prepare(some, inputs, output)), output)
+    return entries
 
 
 def refusal_of(error: BaseException) -> tuple[str, str]:
@@ -334,24 +325,24 @@ def refusal_of(error: BaseException) -> tuple[str, str]:
     return "out_of_memory" if out_of_memory(error) else "model_error", message
 
 
-def _halved(worker: BatchWorker, batch: list[Entry], output: Output) -> None:
-    """Compute a batch; where that fails, in halves, so that only the culprit has no result."""
+def _in_halves(items: list[Any], work: Callable[[Any], None], output: Output) -> None:
+    """Work on documents or entries together; where that fails, in halves, so that only the culprit has no result."""
     try:
-        worker.work(batch, output)
+        work(items)
         return
     except UserError:  # of the settings, which no other document would change
         raise
-    except (Exception, SystemExit) as error:  # what a model or a detector raises on a text is that text's fault
+    except (Exception, SystemExit) as error:  # what a tokenizer, model or detector raises on a text is its fault
         check_lost(error)
-        reason, message = refusal_of(error)
-    if len(batch) == 1:
-        output.refuse(batch[0].document, reason, message)
+        refusal = refusal_of(error)
+    if len(items) == 1:
+        output.refuse(getattr(items[0], "document", items[0]), *refusal)
         return
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    half = len(batch) // 2
-    _halved(worker, batch[:half], output)
-    _halved(worker, batch[half:], output)
+    half = len(items) // 2
+    _in_halves(items[:half], work, output)
+    _in_halves(items[half:], work, output)
 
 
 # --- windows of a shard and batches of a window: they follow from the shard alone, and so do its scores

@@ -95,7 +95,6 @@ class Store:
         self.url = self.root if self.local else self.fs.unstrip_protocol(self.root)
         self.check: Callable[[], None] = lambda: None
         """Called before each change."""
-        self._digests: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def guarded(self, check: Callable[[], None]) -> Store:
         """The same directory for a writer that calls `check` before each change; what that raises stops the change."""
@@ -178,8 +177,6 @@ class Store:
     def digest(self, name: str) -> str | None:
         """The SHA-256 of a file, hexadecimal, read in blocks; None where it is not there.
 
-        A local file is read again only where its size or its time of change differ from those of the last call.
-
         Raises:
             UserError: it cannot be read.
         """
@@ -187,13 +184,7 @@ class Store:
             if not self.local and not name.endswith(".parquet"):
                 return hashlib.sha256(self.read(name)).hexdigest()  # one request
             with self.fs.open(self.path(name), "rb") as file:
-                state = os.stat(self.path(name)) if self.local else None
-                mark = () if state is None else (state.st_ino, state.st_size, state.st_mtime_ns)
-                known, digest = self._digests.get(name, ((), ""))
-                if not mark or known != mark:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-                    self._digests[name] = (mark, digest)
-                return digest
+                return hashlib.file_digest(file, "sha256").hexdigest()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

@@ -33,9 +33,7 @@ Amount = Count | Annotated[float, Field(ge=0, le=1)]
 class ContaminationConfig(FinetuneConfig):
     """How a random part of the documents is trained into the model."""
 
-    share: float = Field(
-        0.5, ge=0, le=1, description="Share of the documents that do not calibrate which is trained in; 0 trains none."
-    )
+    share: float = Field(0.5, ge=0, le=1, description="Share of the documents outside calibration that is trained in.")
 
 
 BY_WORDS = "classifier"
@@ -47,34 +45,33 @@ class ShiftConfig(Section):
 
     by: str = Field(
         BY_WORDS,
-        description="Column of the documents whose large values calibrate, such as a year; or classifier: the two "
-        "halves that their words set apart most.",
+        description="Column whose large values calibrate, such as a year; classifier: the halves that "
+        "words separate most.",
     )
     strength: float = Field(
         1.0,
         allow_inf_nan=False,
-        description="A document one standard deviation further along calibrates with e^strength times the odds; 0: no "
-        "shift; below 0 the small values calibrate.",
+        description="One standard deviation multiplies the odds to calibrate by e^strength; 0: no shift; "
+        "below 0: small values calibrate.",
     )
 
 
 class SplitConfig(Section):
-    """Which documents calibrate and which are audited; drawn anew in every repeat. Whole numbers are documents."""
+    """Which documents calibrate and which are audited, drawn anew in every repeat."""
 
     unseen: Amount | None = Field(
-        None,
-        description="Untrained documents that calibrate: a number, or a share of all; by default a third if needed.",
+        None, description="Untrained documents that calibrate: number or share; default: a third if needed."
     )
     seen: Amount | None = Field(
-        None, description="Trained documents known as such: a number, or a share of all; by default a third if needed."
+        None, description="Trained documents known as such: number or share; default: a third if needed."
     )
-    audited: Amount = Field(1.0, description="How many of the others are audited: a number, or a share of them.")
+    audited: Amount = Field(1.0, description="Number or share of the others that is audited.")
     member_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="Share of the audited that was trained in; by default as it comes."
+        None, description="Share of the audited that was trained in; default: as it comes."
     )
-    label_noise: float = Field(0.0, ge=0, lt=1, description="Share of the calibration documents whose label is wrong.")
+    label_noise: float = Field(0.0, ge=0, lt=1, description="Share of calibration documents with a wrong label.")
     shift: ShiftConfig | None = Field(
-        None, description="Calibrates on documents that differ from the audited ones; by default they are alike."
+        None, description="How calibration documents differ from the audited; default: not."
     )
 
 
@@ -83,23 +80,21 @@ class TrialConfig(Section):
 
     model_config = AuditConfig.model_config  # `import`
 
-    run: Annotated[str, Place.RUN] = Field(description="Folder of the trial; contaminated models are local files.")
+    run: Annotated[str, Place.RUN] = Field(description="Folder of the trial, with local contaminated models.")
     work: Annotated[str | None, Place.RUN] = Field(
-        None, description="Folder of contaminated models and their audits, which trials may share; by default `run`."
+        None, description="Folder of contaminated models and audits that trials share; default: `run`."
     )
     model: ModelConfig = Field(description="A model that has not seen the documents.")
     reference_model: ModelConfig | None = Field(None, description="Model for detectors `reference`, `ez`, `wbc`.")
     paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
-    fsd: FsdConfig = Field(default=FsdConfig(), description="Adapters of the `fsd` detector, as in an audit.")
-    text_transform: TransformConfig | None = Field(None, description="What the audits change in every text.")
+    fsd: FsdConfig = Field(default=FsdConfig(), description="As in an audit.")
+    text_transform: TransformConfig | None = Field(None, description="Changes of every text.")
     documents: TrainingSource = Field(description="Documents that the model has not seen.")
     contaminate: ContaminationConfig = ContaminationConfig()
-    models: int = Field(1, ge=1, description="Contaminated models, each with a random part and a seed of its own.")
+    models: int = Field(1, ge=1, description="Contaminated models, each with its random part and seed.")
     split: SplitConfig = SplitConfig()
-    repeats: int = Field(100, ge=1, description="Splits of the documents over each model's scores.")
-    verdict: bool = Field(
-        False, description="Whether each repeat is asked too whether the whole collection was trained on (`unseen`)."
-    )
+    repeats: int = Field(100, ge=1, description="Splits of the documents, for each model.")
+    verdict: bool = Field(False, description="Also judge the whole collection in each repeat (`unseen`).")
     detectors: Annotated[list[DetectorEntry], Place.DETECTORS] = Field(
         default=["loss", "zlib", "lowercase", "min_k", "min_k_plus_plus"], min_length=1, description="As in an audit."
     )
@@ -107,13 +102,12 @@ class TrialConfig(Section):
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
     near_copies: NearCopies = Field(NEAR_COPIES, description="As in an audit; near copies stay together in every part.")
     limits: LimitsConfig = LIMITS
-    selections: list[SelectionConfig] = Field(min_length=1, description="Questions to the scores, as in an audit.")
+    selections: list[SelectionConfig] = Field(min_length=1, description="As in an audit.")
     resources: ResourcesConfig = ResourcesConfig()
     import_: Imports = Field(default=[])
     seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of the repeats and of the audits.")
     sweep: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Place.SWEPT] = Field(
-        default={},
-        description="Settings and the values that each takes, `selections.*.alpha: [.05, .1]`; several make a grid.",
+        default={}, description="Settings with lists of values, `selections.*.alpha: [.05, .1]`; several make a grid."
     )
 
     @model_validator(mode="after")

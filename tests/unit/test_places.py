@@ -15,7 +15,9 @@ from pipeline.config.yaml import build
 from pipeline.errors import UserError
 from pipeline.models.libraries import CONTEXT_BYTES, cap_memory
 from pipeline.stages.base import Placement
+from pipeline.store.files import Store
 from ray_jobs.actors import ShardActor, actors
+from ray_jobs.cluster import versions_here
 
 NODES = st.lists(st.builds(Node, st.integers(0, 40).map(float), st.integers(0, 9).map(float)), min_size=1, max_size=5)
 GPUS = st.one_of(st.just(0.0), st.floats(0.05, 1.0), st.integers(1, 9).map(float))
@@ -145,7 +147,7 @@ def test_actors_that_share_a_gpu_keep_to_their_shares_from_before_the_model_is_l
 ) -> None:
     card = Card(monkeypatch)
     stage = SimpleNamespace(name="score", make=lambda stage, placement: card.calls.append("load"))
-    ShardActor(stage, Placement(0.3333), str(tmp_path), "driver")  # type: ignore[arg-type]
+    ShardActor(stage, Placement(0.3333), Store(str(tmp_path)), "driver", versions_here(), None)  # type: ignore[arg-type]
     assert card.calls == ["cap", "load"]
     assert 0.3 < card.shares[0] < 0.3333
     assert 3 * (card.shares[0] * (80 << 30) + CONTEXT_BYTES) <= 80 << 30
