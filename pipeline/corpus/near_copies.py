@@ -67,12 +67,13 @@ def sketches_of_texts(texts: Sequence[str]) -> list[bytes]:
     """The `sketch` of each of several texts, which takes a fraction of the time of one after the other."""
     multiplier, summand = (values[:, None] for values in _orders())
     minimum = np.full((len(texts), SKETCH), np.iinfo(np.uint32).max, dtype=np.uint32)
-    for number, hashes in _run_hashes(texts):
-        begins = np.flatnonzero(np.diff(number, prepend=-1))
-        values = multiplier * _mixed(hashes)
-        values += summand
-        some = slice(int(number[0]), int(number[-1]) + 1)
-        np.minimum(minimum[some], np.minimum.reduceat(values, begins, axis=1).T, out=minimum[some])
+    for first, some in _together(texts):
+        for number, hashes in _hashes("\n".join(map(_normal_words, some)).encode("utf-8", "surrogatepass")):
+            begins = np.flatnonzero(np.diff(number, prepend=-1))
+            values = multiplier * _mixed(hashes)
+            values += summand
+            places = slice(first + int(number[0]), first + int(number[-1]) + 1)
+            np.minimum(minimum[places], np.minimum.reduceat(values, begins, axis=1).T, out=minimum[places])
     minimum *= np.uint32(0x9E3779B1)  # the smallest of many hashes has small high bits
     return list(map(bytes, (minimum >> np.uint32(24)).astype(np.uint8)))
 
@@ -379,22 +380,6 @@ def _candidates_of(keys: np.ndarray, known: np.ndarray, width: int) -> Iterator[
         place = stop
 
 
-def _run_hashes(texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The hashes of the runs of texts, a bounded number at a time.
-
-    Runs are all sequences of 5 words, normalised (NFKC, case folded, without punctuation and white space).
-
-    Args:
-        texts: none empty.
-
-    Returns:
-        The number of each run's text, int64, ascending, and its hash, uint32; every text has a run.
-    """
-    for first, some in _together(texts):
-        for number, hashes in _hashes("\n".join(map(_normal_words, some)).encode("utf-8", "surrogatepass")):
-            yield first + number, hashes
-
-
 def _together(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
     """Texts in parts of some characters, each with the number of its first."""
     begin = characters = 0
@@ -408,7 +393,11 @@ def _together(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
 
 
 def _hashes(lines: bytes) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The same of lines, whose words have a blank between them."""
+    """The hashes of the runs of lines, whose words have a blank between them, a bounded number at a time.
+
+    Returns:
+        The number of each run's line, int64, ascending, and its hash, uint32; every line has a run.
+    """
     signs = np.frombuffer(lines, dtype=np.uint8)
     gaps = np.flatnonzero((signs == ord(" ")) | (signs == ord("\n")))
     last = np.append(np.flatnonzero(signs[gaps] == ord("\n")), gaps.size)  # word of each line
