@@ -231,11 +231,12 @@ def _counted(documents: int) -> Prefix:
     return Prefix("unseen", documents, counted=True)
 
 
-def _dc_pdd_needs(documents: int) -> WrittenNeeds:
-    return {FORWARD: ["log_prob", "token"], Pass("count", prefix=_counted(documents)): ["rarity"]}
-
-
-@detector(needs=_dc_pdd_needs)
+@detector(
+    needs=lambda documents: {
+        FORWARD: ["log_prob", "token"],
+        Pass("count", prefix=_counted(documents)): ["rarity"],
+    }
+)
 def dc_pdd(evidence: Evidence, clip: Positive = 0.01, documents: Count = 100) -> Tensor:
     """Mean of min(clip, p ln(1 / f)) over the first occurrence of each token, > 0 (DC-PDD, Zhang et al. 2024).
 
@@ -256,11 +257,12 @@ def m_entropy(evidence: Evidence, part: Part | None = None, caption: Caption = "
     return -mean_of_all(t.m_entropy, t.mask)
 
 
-def _mod_renyi_needs(order: str, part: str | None, caption: Caption) -> WrittenNeeds:
-    return {forward_of(part, caption): ["m_entropy" if order == "1" else f"mod_renyi_{order}"]}
-
-
-@detector(needs=_mod_renyi_needs, checks={"order": partial(order_named, orders=("0.5", "1", "2"))})
+@detector(
+    needs=lambda order, part, caption: {
+        forward_of(part, caption): ["m_entropy" if order == "1" else f"mod_renyi_{order}"]
+    },
+    checks={"order": partial(order_named, orders=("0.5", "1", "2"))},
+)
 def mod_renyi(
     evidence: Evidence, order: str = "0.5", part: Part | None = None, caption: Caption = "generated"
 ) -> Tensor:
@@ -274,11 +276,10 @@ def mod_renyi(
     return -mean_of_all(values, t.mask)
 
 
-def _renyi_needs(order: str, part: str | None, caption: Caption) -> WrittenNeeds:
-    return {forward_of(part, caption): [f"renyi_{order}"]}
-
-
-@detector(needs=_renyi_needs, checks={"order": partial(order_named, orders=RENYI_ORDERS), "k": share_or_one})
+@detector(
+    needs=lambda order, part, caption: {forward_of(part, caption): [f"renyi_{order}"]},
+    checks={"order": partial(order_named, orders=RENYI_ORDERS), "k": share_or_one},
+)
 def renyi(
     evidence: Evidence, order: str = "1", k: float = 0.2, part: Part | None = None, caption: Caption = "generated"
 ) -> Tensor:
@@ -294,11 +295,7 @@ def _copies(copies: int) -> list[Pass]:
     return [Pass("forward", text=f"{SWAPPED}{copy}") for copy in range(1, copies + 1)]
 
 
-def _pac_needs(copies: int) -> WrittenNeeds:
-    return {needed: ["log_prob"] for needed in (FORWARD, *_copies(copies))}
-
-
-@detector(needs=_pac_needs)
+@detector(needs=lambda copies: {needed: ["log_prob"] for needed in (FORWARD, *_copies(copies))})
 def pac(evidence: Evidence, copies: Count = 5, k_high: Share = 0.05, k_low: Share = 0.3) -> Tensor:
     """Polarised distance of copies with words exchanged, less that of the text, any sign.
 
