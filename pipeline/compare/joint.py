@@ -15,13 +15,7 @@ from pydantic import Field
 from pipeline.audit.conclusion import Concluded
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.summary import Summary
-from pipeline.compare.finished_runs import (
-    FinishedRun,
-    RunRecord,
-    chosen_selection,
-    run_record,
-    same_models,
-)
+from pipeline.compare.finished_runs import FinishedRun, RunRecord, chosen_selection, run_record, same_models
 from pipeline.compare.joining import JoinedRuns, Shared, joined_runs, refuse_different
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
