@@ -10,7 +10,9 @@ import math
 import zlib as compression
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from pipeline.detectors.arguments import Count, NonNegative, Positive, Share
 from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, Prefix, WrittenNeeds, detector
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 TINY = 1e-12
 LIKELIHOOD = {FORWARD: ["log_prob"]}
+
+ShareOrOne = Annotated[float, Field(ge=0, le=1, description="a number in [0, 1], of which 0 is the single largest")]
 
 Caption = Literal["generated", "given"]
 """Whose words describe a picture: the model's own, or the corpus's."""
@@ -48,17 +52,6 @@ def order_named(value: Any, orders: tuple[str, ...]) -> str:
             if name == order or (isinstance(value, (int, float)) and value == float(order)):
                 return order
     raise ValueError(f"must be one of {', '.join(orders)}")
-
-
-def share_or_one(value: Any) -> float:
-    """A share from 0 to 1, of which 0 stands for a single value.
-
-    Raises:
-        ValueError: anything else.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise ValueError("must be a number in [0, 1], of which 0 is the single largest")
-    return float(value)
 
 
 def mean_of_all(values: Tensor, mask: Tensor) -> Tensor:
@@ -278,10 +271,10 @@ def mod_renyi(
 
 @detector(
     needs=lambda order, part, caption: {forward_of(part, caption): [f"renyi_{order}"]},
-    checks={"order": partial(order_named, orders=RENYI_ORDERS), "k": share_or_one},
+    checks={"order": partial(order_named, orders=RENYI_ORDERS)},
 )
 def renyi(
-    evidence: Evidence, order: str = "1", k: float = 0.2, part: Part | None = None, caption: Caption = "generated"
+    evidence: Evidence, order: str = "1", k: ShareOrOne = 0.2, part: Part | None = None, caption: Caption = "generated"
 ) -> Tensor:
     """Minus the mean of the largest k share of Renyi entropies, <= 0 (MaxRenyi-K%, Li et al. 2024; sign ours).
 
