@@ -6,14 +6,7 @@ import string
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    ByteSize,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, ByteSize, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from pipeline.config.dialect import PLAIN, Dialect, checked_delimiter, checked_encoding
 from pipeline.config.paths import Place

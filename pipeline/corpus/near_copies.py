@@ -492,13 +492,12 @@ class SketchFile:
         return sketches[number]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class FiledSketches:
     """Sketches of a file in an order of their own: what `near_families` reads."""
 
-    def __init__(self, file: SketchFile, places: np.ndarray) -> None:
-        """Read the sketches of these places, int64, (documents,)."""
-        self.file = file
-        self.places = places
+    file: SketchFile
+    places: np.ndarray  # int64, (documents,)
 
     def __len__(self) -> int:
         """How many documents there are."""
