@@ -60,13 +60,8 @@ BUDGETS = {
     "pipeline.export": 1_268,
     "pipeline.mark": 1_147,
     "pipeline.bundle": 1_169,
-<<<<<<< HEAD
     "pipeline.series": 1_394,
-    "pipeline.trial": 2_830,
-=======
-    "pipeline.series": 1_401,
     "pipeline.trial": 2_829,
->>>>>>> main
     "ray_jobs": 4_609,
     "cluster": 1_241,
     "seenset": 904,
