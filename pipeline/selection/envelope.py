@@ -65,7 +65,7 @@ class Envelope:
         """Nulls at ranks up to each level, at most, int64; of k nulls or fewer. It grows with k."""
         if k == 0:
             return np.zeros(self.levels.size, dtype=np.int64)
-        k = min(self.m, _round_up(k))
+        k = min(self.m, _GRID[bisect_left(_GRID, k)])
         return _limits(k, self.levels / (self.n + 1), _height(self.n, self.depth, k, self.delta))
 
 
@@ -190,7 +190,3 @@ def _grid() -> tuple[int, ...]:
 
 
 _GRID = _grid()
-
-
-def _round_up(k: int) -> int:
-    return _GRID[bisect_left(_GRID, k)]
