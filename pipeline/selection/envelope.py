@@ -16,8 +16,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from pipeline.errors import UserError
-
 DRAWS = 10_000
 SEED = 20260522
 UNLUCKY = 1e-3
@@ -55,9 +53,7 @@ class Envelope:
 
     @classmethod
     def of(cls, n: int, m: int, confidence: Fraction) -> Envelope:
-        """The envelope for up to m nulls against n calibration documents."""
-        if not 0 < confidence < 1:
-            raise UserError(f"confidence must be in (0, 1), got {float(confidence):g}")
+        """The envelope for up to m nulls against n calibration documents; the confidence is in (0, 1), exact."""
         depth = max(0, math.floor(math.log2(LOWEST / (ENOUGH * (1 / m + 1 / (n + 1))))))
         return cls(n, m, depth, 1 - confidence, _levels(n, depth))
 
