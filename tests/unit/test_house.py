@@ -44,7 +44,7 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_829,
+    "pipeline.config": 1_810,
     "pipeline.corpus": 5_535,
     "pipeline.store": 1_952,
     "pipeline.models": 2_649,
@@ -61,7 +61,7 @@ BUDGETS = {
     "pipeline.mark": 1_147,
     "pipeline.bundle": 1_169,
     "pipeline.series": 1_401,
-    "pipeline.trial": 2_830,
+    "pipeline.trial": 2_829,
     "ray_jobs": 4_609,
     "cluster": 1_241,
     "seenset": 904,
