@@ -98,6 +98,8 @@ def trial_status(folder: str) -> TrialStatus | None:
         return None
     status = read_record(store, TRIAL_STATUS_FILE, TrialStatus, "seenset trial writes it anew")
     if status is None:
+        if store.exists("trial.json"):
+            raise UserError(f"{store.url} is a trial that an older version finished: its results are in tables.txt")
         if audits := store.names("audits"):
             raise UserError(
                 f"{store.url} is the work folder of trials: give the folder that `run` of one names, or a single "
