@@ -18,7 +18,6 @@ _MOST_GUESSES = 3  # settings that a message names
 MOST_DEPTH = 100
 """Brackets, or keys of `a.b.c`, within one another."""
 
-
 MOST_BYTES = 1 << 22
 """Of a configuration: so many take a minute to read."""
 
@@ -175,10 +174,9 @@ def _set(node: Any, keys: Sequence[str], depth: int, value: Any, source: str) ->
     elif isinstance(node, dict):
         if last:
             node[key] = value
-            return
-        if node.get(key) is None:
-            node[key] = {}
-        _set(node[key], keys, depth + 1, value, source)
+        else:
+            node[key] = {} if node.get(key) is None else node[key]
+            _set(node[key], keys, depth + 1, value, source)
     else:
         raise UserError(f"{source}: {'.'.join(keys[:depth])} holds no keys")
 
