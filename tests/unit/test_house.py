@@ -54,7 +54,7 @@ BUDGETS = {
     "pipeline.detectors": 2_248,
     "pipeline.stages": 3_668,
     "pipeline.selection": 5_809,
-    "pipeline.audit": 10_874,
+    "pipeline.audit": 10_858,
     "pipeline.report": 4_871,
     "pipeline.compare": 2_023,
     "pipeline.export": 1_268,
