@@ -49,7 +49,6 @@ def selection_figures(rows: Sequence[Row], settings: Sequence[str]) -> list[Figu
 
     return [
         draw(
-            "fdr",
             "fdr.svg",
             wording.FDR_TITLE,
             wording.selections_alt(rows, settings, "fdr"),
@@ -57,7 +56,6 @@ def selection_figures(rows: Sequence[Row], settings: Sequence[str]) -> list[Figu
             paint_fdr,
         ),
         draw(
-            "power",
             "power.svg",
             "Power",
             wording.selections_alt(rows, settings, "power"),
@@ -77,7 +75,6 @@ def detector_figure(rows: Sequence[Row], settings: Sequence[str]) -> FigureImage
         put_legend(figure)
 
     return draw(
-        "detectors",
         "detectors.svg",
         wording.auc_title(settings),
         wording.auc_alt(rows, settings),
