@@ -61,7 +61,7 @@ BUDGETS = {
     "pipeline.mark": 1_147,
     "pipeline.bundle": 1_169,
     "pipeline.series": 1_394,
-    "pipeline.trial": 2_794,
+    "pipeline.trial": 2_791,
     "ray_jobs": 4_609,
     "cluster": 1_241,
     "seenset": 904,
