@@ -220,7 +220,7 @@ def write_evidence(
         tokens = _all_tokens(scored, config, texts, kept, reread)
         copies = families_of(scored.store, places)
         index = {place: number for number, place in enumerate(_places(tokens))}
-        for one in tops:
+        for one in (one for one in tops if len(one.rows)):
             near, shown = _neighbours(scored, one, texts), weighed_tokens(config, one.detectors, one.weights)
             table = _table(one, shown, near, copies, tokens, index)
             if len(table):
