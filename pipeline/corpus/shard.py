@@ -55,8 +55,7 @@ class Shard:
     limits: LimitsConfig = LIMITS
     pictures: bool = False  # whether `text` is the column of pictures
     caption_column: str | None = None  # of their captions
-    encoding: str = PLAIN.encoding
-    delimiter: str = PLAIN.delimiter
+    dialect: Dialect = PLAIN
     companions: tuple[str, ...] = ()  # where `text` is the column of versions: those of `VersionsConfig.companions`
     template: str = ""  # of the text of items whose options are `text`; empty where there are none
     window: int = 0  # rows of which a document is a run, whose orders are its versions; 0: a document is one row
@@ -68,7 +67,7 @@ class Shard:
         """A plain mapping, for JSON and for rows of a dataset."""
         transform = None if self.transform is None else self.transform.model_dump()
         value = {**{name: getattr(self, name) for name in _NAMES}, "transform": transform}
-        for name in ("limits", *_OF_VERSIONS, *_DIALECT):
+        for name in ("limits", "dialect", *_OF_VERSIONS):
             del value[name]
         limits = {} if self.limits == LIMITS else {"limits": self.limits.model_dump()}
         versions = {name: held for name in _OF_VERSIONS if (held := getattr(self, name))}
@@ -80,6 +79,8 @@ class Shard:
         transform = value.get("transform")
         text_transform = None if transform is None else TransformConfig(**transform)
         limits = LimitsConfig(**value["limits"]) if "limits" in value else LIMITS
+        differing = {name: value[name] for name in _DIALECT if name in value}
+        dialect = Dialect(**differing) if differing else PLAIN
         # what the shards of an input share stands in memory once
         shared = {name: sys.intern(text) for name, text in value.items() if isinstance(text, str) and name != "id"}
         files = tuple(value["files"])
@@ -87,10 +88,11 @@ class Shard:
             "files": files,
             "transform": text_transform,
             "limits": limits,
+            "dialect": dialect,
             "companions": tuple(value.get("companions", ())),
             "scores": tuple(value.get("scores", ())),
         }
-        return cls(**{**value, **shared, **given})
+        return cls(**{name: held for name, held in {**value, **shared, **given}.items() if name not in _DIALECT})
 
     @property
     def versioned(self) -> bool:
@@ -106,11 +108,6 @@ class Shard:
     def beside(self) -> tuple[str, ...]:
         """The columns that are read beside the documents: those of versions, or of scores."""
         return self.companions or self.scores
-
-    @property
-    def dialect(self) -> Dialect:
-        """How the file is encoded and separated."""
-        return Dialect(self.encoding, self.delimiter)
 
 
 def whole_shard(
@@ -139,8 +136,7 @@ def whole_shard(
         limits=limits,
         pictures=source.image is not None,
         caption_column=source.caption,
-        encoding=entry.dialect.encoding,
-        delimiter=entry.dialect.delimiter,
+        dialect=entry.dialect,
         companions=source.companions,
         template=source.template,
         window=source.window,

@@ -94,7 +94,7 @@ def _row_ends(data: bytes, columns: int, dialect: Dialect) -> int:
 def _pieces(shard: Shard, file: IO[bytes]) -> Numbered:
     with open_plain(shard.path, shard.limits.unpacked_bytes) as other:
         encoding, mark = mark_of(other.read(_LONGEST_MARK)) or ("", b"")
-    if encoding != shard.encoding:
+    if encoding != shard.dialect.encoding:
         mark = b""
     elif mark:
         yield -1, file.read(len(mark))
@@ -121,7 +121,7 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
     ):
         for row, piece in _pieces(shard, file):
             edit = edits.of(row) if row >= 0 else None
-            out.write(piece if edit is None else _edited_record(piece, position, shard.delimiter, edit))
+            out.write(piece if edit is None else _edited_record(piece, position, shard.dialect.delimiter, edit))
 
 
 def _edited_record(piece: bytes, position: int, delimiter: str, edit: base.TextEdit) -> bytes:

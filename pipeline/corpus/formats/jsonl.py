@@ -110,7 +110,7 @@ def _object(
     if isinstance(line, Overlong):
         return base.overlong(line, "bytes", shard)
     try:
-        text = line.removeprefix(_MARK if first else b"").decode(shard.encoding, "surrogateescape")
+        text = line.removeprefix(_MARK if first else b"").decode(shard.dialect.encoding, "surrogateescape")
         value = json.loads(text)
         repeated = _repeated_field(text, wanted)
     except (ValueError, RecursionError) as error:
