@@ -45,9 +45,9 @@ ROOMS = (
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
     "pipeline.config": 1_752,
-    "pipeline.corpus": 5_383,
+    "pipeline.corpus": 5_380,
     "pipeline.store": 1_952,
-    "pipeline.models": 2_633,
+    "pipeline.models": 2_615,
     "pipeline.training": 1_466,
     "pipeline.endpoint": 756,
     "pipeline.passes": 3_120,
