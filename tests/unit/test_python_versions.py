@@ -106,7 +106,7 @@ def test_marked_documents_are_read_scored_and_judged(tiny_model_folder: Path, tm
         text
         for page in sorted([*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")])
         for text in page.read_text("utf-8").split("\n\n")
-        if len(text) > 300
+        if len(text) > 200
     ]
     (tmp_path / "pages.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     with pytest.raises(SystemExit, match="0"):
