@@ -105,8 +105,8 @@ def test_marked_documents_are_read_scored_and_judged(tiny_model_folder: Path, tm
     texts = [
         text
         for page in sorted([*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")])
-        for text in page.read_text("utf-8").split("\n\n")
-        if len(text) > 200
+        for text in page.read_text("utf-8").split("\n## ")
+        if len(text) > 300
     ]
     (tmp_path / "pages.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     with pytest.raises(SystemExit, match="0"):
