@@ -52,7 +52,7 @@ BUDGETS = {
     "pipeline.endpoint": 756,
     "pipeline.passes": 3_120,
     "pipeline.detectors": 2_248,
-    "pipeline.stages": 3_668,
+    "pipeline.stages": 3_654,
     "pipeline.selection": 5_935,
     "pipeline.audit": 11_255,
     "pipeline.report": 4_876,
@@ -62,8 +62,8 @@ BUDGETS = {
     "pipeline.bundle": 1_169,
     "pipeline.series": 1_401,
     "pipeline.trial": 2_838,
-    "ray_jobs": 4_609,
-    "cluster": 1_241,
+    "ray_jobs": 4_605,
+    "cluster": 1_231,
     "seenset": 904,
 }
 """Lines of each room, blank ones too. To raise one takes a commit of its own that says what was removed instead."""
