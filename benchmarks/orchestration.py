@@ -1,9 +1,9 @@
 """The cost of Ray: the scoring job beside the same scorer in a plain loop, and the driver's memory.
 
-`python -m benchmarks.orchestration` prints one JSON line. Both sides use one thread on the same shards of short
-made-up documents and a small random model, in alternating rounds of one run; start-up is left out on both sides.
-`ray_vs_loop` is the median ratio of documents a second. Memory is the driver's growth in resident size from a job
-over a tenth of the documents to one over all of them.
+`python -m benchmarks.orchestration [--model smollm2]` prints one JSON line. Both sides use one thread on the same
+shards of short made-up documents, in alternating rounds of one run; start-up is left out on both sides. `ray_vs_loop`
+is the median ratio of documents a second. Memory is the driver's growth in resident size from a job over a tenth of the
+documents to one over all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.plain_loop import process
-from benchmarks.small_model import WORDS, save_small_model
+from benchmarks.small_model import WORDS, save_small_model, smollm2_file
 from pipeline.audit.description import build_config
 from pipeline.audit.manifest import versions
 from pipeline.audit.plan import make_plan
@@ -37,12 +37,16 @@ from ray_jobs.actors import map_shards
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=["random", "smollm2"], default="random", help="small and random, or SmolLM2")
     parser.add_argument("--documents", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        save_small_model(root / "model")
+        if arguments.model == "smollm2":
+            (root / "model.gguf").symlink_to(smollm2_file())
+        else:
+            save_small_model(root / "model")
         _write_documents(root / "few.jsonl", arguments.documents // 10)
         _write_documents(root / "many.jsonl", arguments.documents)
         _job(root, "few", "warm-up")
@@ -78,13 +82,14 @@ def _write_documents(path: Path, count: int) -> None:
 
 
 def _config(root: Path, corpus: str, run: str) -> AuditConfig:
+    (model,) = root.glob("model*")
     return build_config(
         {
             "run": str(root / run),
-            "model": {"path": str(root / "model")},
+            "model": {"path": str(model)},
             "corpus": {"audit": {"path": str(root / f"{corpus}.jsonl")}},
             "detectors": ["loss", "zlib", "min_k", "min_k_plus_plus"],
-            "resources": {"actors": 1, "shard_bytes": 1 << 17},
+            "resources": {"actors": 1, "shard_bytes": 1 << (17 if model.is_dir() else 12)},
         }
     )
 

@@ -121,7 +121,7 @@ def _table(
             own.append(row)
         else:
             shared.setdefault(earlier, []).append(f"`{name}`")
-    yield "| setting | type | what it is |"
+    yield "| setting | type | meaning |"
     yield "|---|---|---|"
     yield from own
     for earlier, names in shared.items():

@@ -221,12 +221,17 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, config: A
     reserve = 1 if settings.corpus is None else 0
     if count + reserve > available:
         raise too_few(name, pool.name, available, count, reserve, restriction)
+    return _drawn(pool, allowed, count, f"fsd adapter {name}", config)
+
+
+def _drawn(pool: _Pool, allowed: np.ndarray, count: int, name: str, config: AuditConfig) -> np.ndarray:
+    """Positions of so many of the allowed documents of a pool, at random, in whole families; ascending."""
     family = near_families(pool.keys.sketch, config.near_copies)
     chosen = draw_families(allowed, family, count, np.random.default_rng([config.seed, _PART]))
     if not chosen.any():
         raise UserError(
-            f"fsd adapter {name}: near copies among the documents of {pool.name} must stay together, and they "
-            f"are never as few as {count}"
+            f"{name}: near copies among the documents of {pool.name} must stay together, and they are never as few "
+            f"as {count}"
         )
     return np.flatnonzero(chosen)
 
@@ -236,14 +241,7 @@ def _shots(prefix: Prefix, pool: _Pool, tokenizer: Any, config: AuditConfig) -> 
     available = int(pool.free.sum())
     if prefix.shots + 1 > available:
         raise too_few_shots(prefix, available)
-    family = near_families(pool.keys.sketch, config.near_copies)
-    rng = np.random.default_rng([config.seed, _PART])
-    chosen = np.flatnonzero(draw_families(pool.free, family, prefix.shots, rng))
-    if not chosen.size:
-        raise UserError(
-            f"{prefix.named}: near copies among the documents of {pool.name} must stay together, and they are "
-            f"never as few as {prefix.shots}"
-        )
+    chosen = _drawn(pool, pool.free, prefix.shots, prefix.named, config)
     texts, keys = list(_texts(pool, chosen)), pool.keys.take(chosen)
     if config.corpus.has_ids:
         sequences, bare = given_ids(texts, tokenizer.bos_token_id, prefix.joined)

@@ -111,15 +111,11 @@ def calibrating(config: AuditConfig) -> list[Role]:
     return [role for role in ROLES if role in needed]
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """What `seenset plan` says towards better calibration documents."""
-
-    words: dict[Role, dict[str, list[str]]]  # role -> those more frequent among the audited, and among its own
-    lines: list[str]  # for a person
+Words = dict[Role, dict[str, list[str]]]
+"""Of a role the words more frequent among the audited documents, and among its own."""
 
 
-def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) -> Advice:
+def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) -> tuple[Words, list[str]]:
     """The words of each known role that the blind test told from the audited documents.
 
     Where a selection weighs a role, the lines also say what the weights leave of it and repair, in a sample.
@@ -129,10 +125,13 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
         blind_tests: of the known roles.
         texts: most texts of each side.
 
+    Returns:
+        The words, and lines for a person.
+
     Raises:
         UserError: a file is gone or damaged.
     """
-    words: dict[Role, dict[str, list[str]]] = {}
+    words: Words = {}
     lines: list[str] = []
     weighted = {NULL_ROLE[s.direction] for s in plan.config.selections if calibration_of(s.calibration).weighted}
     for role in calibrating(plan.config):
@@ -146,7 +145,7 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
             lines.append(wording.telling_words_phrase(role, audited, known_words, test.by))
         if role in weighted:
             lines += _weighted_lines(plan, role, known, audit, test)
-    return Advice(words, lines)
+    return words, lines
 
 
 def _weighted_lines(plan: Plan, role: Role, known: _Sampled, audit: _Sampled, test: BlindDiagnostic) -> list[str]:
@@ -273,7 +272,7 @@ def _certain(learnt: LearntWeights) -> float:
         if effective_number(kept[~audited]) < 2:
             continue
         test = blind_weighted(learnt.words, learnt.compared, kept, learnt.seed)
-        if test is None or test.auc > 0.5 + TOLERANCE:
+        if test is None or test[0] > 0.5 + TOLERANCE:
             break
         best = limit
     return best

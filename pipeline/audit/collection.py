@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.audit.copies import DEPENDENCE
 from pipeline.audit.score_shards import scores_of
-from pipeline.audit.scored import Each, Scored, trained_texts
+from pipeline.audit.scored import Each, Scored, in_order, trained_texts
 from pipeline.audit.verdict import BlockKind
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.keys import KEY_COLUMNS, Keys
@@ -51,13 +51,8 @@ class Collection:
         return int(self.block.max(initial=-1)) + 1 == self.block.size
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """The documents of one score shard."""
-
-    shard: str
-    keys: Keys
-    scores: np.ndarray  # float64, (documents, columns)
+_Part = tuple[Keys, np.ndarray]
+"""The documents of one score shard, and their scores: float64, (documents, columns)."""
 
 
 def block_kind(name: str | None) -> BlockKind | None:
@@ -94,21 +89,21 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
     columns = [detector.column for detector in parse_detectors(config.detectors)]
     parts = {role: _read(scored, role, columns, each, config.near_copies) for role in ("audit", "unseen")}
     for role, read in parts.items():
-        if not sum(len(part.keys) for part in read):
+        if not sum(len(keys) for keys, _ in read):
             raise UserError(f"no {role} document of {scored.store.url} has scores that can be compared")
     every = [*parts["audit"], *parts["unseen"]]
-    keys = Keys.joined(part.keys for part in every)
+    keys = Keys.joined(keys for keys, _ in every)
     grouped = keys.grouped
     if kind == "group" and not grouped.any():
         raise UserError("blocks by group need a column group, which no document of this run has: use --blocks family")
     kind = kind or ("group" if grouped.any() else "family")
     family, group = near_families(keys.sketch, config.near_copies), keys.group_numbers()
-    audited = np.arange(family.size) < sum(len(part.keys) for part in parts["audit"])
+    audited = np.arange(family.size) < sum(len(keys) for keys, _ in parts["audit"])
     together = joined_blocks(np.arange(family.size), group)
     return Collection(
         columns=columns,
         kind=kind,
-        scores=np.concatenate([part.scores for part in every]),
+        scores=np.concatenate([scores for _, scores in every]),
         audited=audited,
         block=joined_blocks(family, group if kind == "group" else np.full_like(group, -1)),
         keys=keys.id,
@@ -145,7 +140,6 @@ def _read(scored: Scored, role: str, columns: Sequence[str], each: Each, near_co
             by_group = keys.group_keys().view(np.uint64) < np.uint64(share * 2**64)
             keep &= np.where(keys.grouped, by_group, keys.sketch[:, SKETCH - 1] < max(1, int(256 * share)))
         matrix = np.stack([scores_of(table, column, receipt.data) for column in columns], axis=1)
-        return _Part(receipt.shard, keys.take(keep), matrix[keep])
+        return keys.take(keep), matrix[keep]
 
-    order = {receipt.shard: place for place, receipt in enumerate(receipts)}
-    return sorted(each(receipts, part_of), key=lambda part: order[part.shard])
+    return in_order(each, receipts, part_of)

@@ -24,7 +24,6 @@ PARTS = 5
 INNER = 3
 STRENGTHS = (0.1, 1.0, 10.0)
 CLIP = 0.99
-_COUNTS = ("n_calibration", "n_audit")
 _WEIGH = 3  # a hash of its own: with that of a split, documents of one half would all be weighed by the same models
 
 
@@ -125,47 +124,26 @@ def _fit(words: Any, audited: np.ndarray, seed: int) -> tuple[np.ndarray, float]
     return slope * model.coef_[0], slope * float(model.intercept_[0]) + level
 
 
-def blind_weighted(
-    words: Any, compared: Compared, weights: np.ndarray, seed: int, model: Any = None
-) -> WeightedTest | None:
+def blind_weighted(words: Any, compared: Compared, weights: np.ndarray, seed: int) -> tuple[float, float, int] | None:
     """The blind test over again, with calibration documents that count by their weights.
 
     The classifier is trained with the weights, and its AUC, held out, counts pairs by them.
 
     Args:
-        words: (documents, features), sparse, or dense `blind_pictures.picture_features`.
+        words: sparse, (documents, features).
         compared: roles and blocks of the documents.
         weights: float, (documents,), > 0; those of audited documents are not read.
         seed: of the halvings.
-        model: classifier that is trained, by default `blind.word_model()`.
 
     Returns:
-        None with too few blocks of a role.
+        the AUC, its standard error and the effective number of calibration documents; None with too few blocks of a
+        role.
     """
     audited = compared.audited
     counted = np.ones(audited.size)
     counted[~audited] = weights[~audited] * ((~audited).sum() / weights[~audited].sum())
-    weighed = Compared.of(audited, compared.block, counted)
-    held = held_out(words, weighed, seed, word_model() if model is None else model, weighted=True)
-    if held is None:
-        return None
-    auc, error = held.auc()
-    return WeightedTest(auc, error, max(2, math.floor(effective_number(counted[~audited]))), int(audited.sum()))
-
-
-@dataclass(frozen=True, slots=True)
-class WeightedTest:
-    """The AUC of a blind test with weights, and its standard error."""
-
-    auc: float
-    error: float
-    n_calibration: int  # effective number
-    n_audit: int
-
-    @property
-    def blind(self) -> Blind:
-        """The test with its 99% interval."""
-        return Blind(self.auc, *interval_of(self.auc, self.error), self.n_calibration, self.n_audit)
+    held = held_out(words, Compared.of(audited, compared.block, counted), seed, word_model(), weighted=True)
+    return None if held is None else (*held.auc(), max(2, math.floor(effective_number(counted[~audited]))))
 
 
 def blind_after(words: Any, compared: Compared, keys: np.ndarray, seed: int) -> Blind | None:
@@ -189,7 +167,7 @@ def blind_after(words: Any, compared: Compared, keys: np.ndarray, seed: int) -> 
     order = np.lexsort((keys, compared.block))
     firsts = order[np.unique(compared.block[order], return_index=True)[1]]
     first = halves(keys[firsts], seed)[compared.block]
-    tests: list[WeightedTest] = []
+    tests: list[tuple[float, float, int]] = []
     for taught, tested in ((first, ~first), (~first, first)):
         if min((role & half).sum() for role in (audited, ~audited) for half in (taught, tested)) < LEAST:
             return None
@@ -199,9 +177,8 @@ def blind_after(words: Any, compared: Compared, keys: np.ndarray, seed: int) -> 
         if test is None:
             return None
         tests.append(test)
-    auc, error = (float(np.mean([getattr(test, name) for test in tests])) for name in ("auc", "error"))
-    counts = (sum(getattr(test, name) for test in tests) for name in _COUNTS)
-    return WeightedTest(auc, error, *counts).blind
+    auc, error = (float(np.mean(values)) for values in list(zip(*tests, strict=True))[:2])
+    return Blind(auc, *interval_of(auc, error), sum(test[2] for test in tests), int(audited.sum()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

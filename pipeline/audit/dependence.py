@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,17 +106,6 @@ def copies_file(role: str) -> str:
     return f"diagnostics/near-copies-{role}.parquet"
 
 
-@contextmanager
-def finding_beside() -> Iterator[Executor]:
-    """A thread in which near copies are looked for while shards are read; where the block fails, it begins no more."""
-    with ThreadPoolExecutor(1, "seenset-copies") as beside:
-        try:
-            yield beside
-        except BaseException:
-            beside.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
 def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None = None, most: int = MOST) -> Sketched:
     """Read the sketches of the scored documents of a role.
 
@@ -134,25 +120,25 @@ def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None
     total = sum(receipt.n_scored for receipt in receipts)
     below = 256 if total <= most else max(1, 256 * most // total)
 
-    def of_shard(receipt: Receipt) -> tuple[str, np.ndarray, np.ndarray, int, GroupSizes]:
+    def of_shard(receipt: Receipt) -> tuple[str, np.ndarray, np.ndarray, GroupSizes]:
         keys = scored.keys(receipt)
         places = np.flatnonzero(keys.sketch[:, SKETCH - 1] < below)  # equal for two as often as they are alike
-        return receipt.shard, places, keys.sketch[places], len(keys), GroupSizes.of(keys)
+        return receipt.shard, places, keys.sketch[places], GroupSizes.of(keys)
 
     file = SketchFile()
     read, groups = {}, NO_GROUPS
-    for shard, some, sketches, size, sizes in each(receipts, of_shard):
-        read[shard] = (some, file.append(sketches), size)
+    for shard, some, sketches, sizes in each(receipts, of_shard):
+        read[shard] = (some, file.append(sketches))
         groups += sizes
-    places, filed, sizes = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int32)], []
+    places, filed, start = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int32)], 0
     for receipt in receipts:  # in their order, whatever order they were read in
-        inside, begin, size = read.pop(receipt.shard)
-        every = sum(sizes) + inside
+        inside, begin = read.pop(receipt.shard)
+        every = start + inside
         kept = np.ones(inside.size, dtype=bool) if keep is None else keep[every]
-        sizes.append(size)
+        start += scored.count(receipt)
         places.append(every[kept])
         filed.append((begin + np.flatnonzero(kept)).astype(np.int32))
-    rows = RoleRows(scored, role, sizes)
+    rows = RoleRows(scored, role)
     return Sketched(file.arranged(np.concatenate(filed)), below == 256, rows, np.concatenate(places), groups)
 
 

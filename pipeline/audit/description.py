@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
-from pipeline.config.models import EndpointConfig
+from pipeline.config.models import AnyModel, EndpointConfig
 from pipeline.config.paths import check_run_folder
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.config.yaml import build, read_mapping
@@ -318,10 +318,7 @@ def check_kind(config: AuditConfig, detectors: Sequence[Detector]) -> None:
         _check_ids(config, detectors)
     if not config.corpus.has_pictures:
         return
-    if isinstance(config.model, EndpointConfig):
-        raise UserError(f"model {config.model.name} is an endpoint, and the documents are pictures: give weights")
-    if config.text_transform is not None:
-        raise UserError("text_transform changes texts, and the documents are pictures: set text_transform: null")
+    _check_plain(config, [config.model], "pictures")
     for index, selection in enumerate(config.selections):
         if calibration_of(selection.calibration).weighted:
             raise UserError(
@@ -342,11 +339,7 @@ def _check_textless(config: AuditConfig) -> None:
 
 def _check_ids(config: AuditConfig, detectors: Sequence[Detector]) -> None:
     """Models at hand score token ids as they are, in no pass that changes a text or continues it."""
-    for model in config.models:
-        if isinstance(model, EndpointConfig):
-            raise UserError(f"model {model.name} is an endpoint, and the documents are token ids: give weights")
-    if config.text_transform is not None:
-        raise UserError("text_transform changes texts, and the documents are token ids: set text_transform: null")
+    _check_plain(config, config.models, "token ids")
     for detector in detectors:
         for needed in detector.needs:
             plain = replace(needed, prefix=None) == Pass(needed.kind, needed.model, needed.text)
@@ -355,6 +348,15 @@ def _check_ids(config: AuditConfig, detectors: Sequence[Detector]) -> None:
                     f"detector {detector.column} changes texts, continues them or is trained on them, and these are "
                     "token ids: give detectors without it, or text in the place of tokens"
                 )
+
+
+def _check_plain(config: AuditConfig, models: Sequence[AnyModel], kind: str) -> None:
+    """Documents that are no texts are read by models at hand, as they are."""
+    for model in models:
+        if isinstance(model, EndpointConfig):
+            raise UserError(f"model {model.name} is an endpoint, and the documents are {kind}: give weights")
+    if config.text_transform is not None:
+        raise UserError(f"text_transform changes texts, and the documents are {kind}: set text_transform: null")
 
 
 def _check_reads(config: AuditConfig, detector: Detector) -> None:

@@ -26,7 +26,6 @@ from pipeline.report.wording.blind import ONLY_SCORES, untested
 from pipeline.report.wording.files import made_again_note
 from pipeline.selection.knockoff import SignSymmetry
 from pipeline.selection.passes import Answer
-from pipeline.store.files import Store
 
 _log = logging.getLogger(__name__)
 
@@ -88,19 +87,6 @@ def blind_file(role: str) -> str:
     return f"diagnostics/blind-{role}.json"
 
 
-def filed_blind_test(store: Store, name: str) -> BlindTest | None:
-    """The blind test of a file; None where there is none, or one that is not as it was written, which is then logged.
-
-    Raises:
-        UserError: it was written by another version.
-    """
-    try:
-        return read_part(store, name, BlindTest)
-    except DamagedError as error:
-        _log.warning(made_again_note(error, "the test is"))
-        return None
-
-
 def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest:
     """The blind test of a role; made once a run, because the texts may be gone when its scores are read again.
 
@@ -108,8 +94,11 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
         UserError: the file of an earlier test was written by another version.
     """
     name = blind_file(role)
-    if (earlier := filed_blind_test(scored.store, name)) is not None:
-        return earlier
+    try:
+        if (earlier := read_part(scored.store, name, BlindTest)) is not None:
+            return earlier
+    except DamagedError as error:
+        _log.warning(made_again_note(error, "the test is"))
     shards = list(scored.shards.values())
     before = stored_preflight(scored.store, shards, config.seed)
     try:

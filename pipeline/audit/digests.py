@@ -249,7 +249,7 @@ def no_digests(store: Store, selection: str) -> DamagedError:
     )
 
 
-def changed_file(store: Store, name: str, missing: bool = False) -> DamagedError:
+def changed_file(store: Store, name: str, missing: bool) -> DamagedError:
     """The error of a file that is gone or is not the one that was written, with the command that writes it again."""
     what = not_as_written(f"{store.url}/{name}", missing)
     return DamagedError(f"{what}; {_OF_RUN.get(name) or answered_by(store.url)}")
@@ -260,17 +260,12 @@ def _digest(store: Store, name: str) -> str | None:
     digest = store.digest(name)
     if name != HISTORY_FILE or digest is None:
         return digest
-    if digest not in _timeless:
-        try:
-            entries = [json.loads(line) for line in store.read(name).splitlines() if line.strip()]
-            kept = [{key: one[key] for key in one if key not in _OF_A_TIME} for one in entries]
-        except (ValueError, TypeError):
-            return "no digest"
-        _timeless[digest] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-    return _timeless[digest]
+    try:
+        entries = [json.loads(line) for line in store.read(name).splitlines() if line.strip()]
+        kept = [{key: one[key] for key in one if key not in _OF_A_TIME} for one in entries]
+    except (ValueError, TypeError):
+        return "no digest"
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 _OF_A_TIME = ("when", "command", DIGEST)
-
-_timeless: dict[str, str] = {}
-"""Of a history's content by its SHA-256: many selections are checked against one history."""

@@ -123,7 +123,9 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
     names = [*([blind] if held else []), *columns]
     grouped, dropped = _groups(kinds)
     rows = [
-        _blind_row(kinds, blind, group, held.auc) if name == blind and held else _scored_row(kinds, name, group, blocks)
+        _blind_row(kinds, blind, group, held.auc)
+        if name == blind and held
+        else _row(name, group, _sample(kinds, name, group, blocks))
         for group in (None, *grouped)
         for name in names
     ]
@@ -170,7 +172,8 @@ def _sample(kinds: ByRole, name: str, group: str | None, blocks: Numbers) -> Det
     return DetectorScores(seen, unseen, numbers, mix(keys.view(np.uint64)))
 
 
-def _row(name: str, group: str | None, sample: DetectorScores, figures: Detection) -> DetectorEvaluation:
+def _row(name: str, group: str | None, sample: DetectorScores, figures: Detection | None = None) -> DetectorEvaluation:
+    figures = figures or detection([sample])
     return DetectorEvaluation(
         detector=name,
         group=group,
@@ -179,11 +182,6 @@ def _row(name: str, group: str | None, sample: DetectorScores, figures: Detectio
         auc=figures.auc,
         tpr={f"{rate:g}": figures.tpr[rate] for rate in RATES},
     )
-
-
-def _scored_row(kinds: ByRole, name: str, group: str | None, blocks: Numbers) -> DetectorEvaluation:
-    sample = _sample(kinds, name, group, blocks)
-    return _row(name, group, sample, detection([sample]))
 
 
 def _blind_row(kinds: ByRole, name: str, group: str | None, auc: Estimate) -> DetectorEvaluation:

@@ -11,13 +11,13 @@ from pydantic import Field, JsonValue
 
 from pipeline.audit.arithmetic import Decided, read_arithmetic
 from pipeline.audit.manifest import versions
-from pipeline.audit.plan import FINISHED_FILE, KnownInput, Plan, known_record
+from pipeline.audit.plan import FINISHED_FILE, Plan, digest_of_sources
 from pipeline.audit.records import VersionedRecord, opened, write_record
 from pipeline.audit.review import content_of_review
 from pipeline.audit.scored import Scored
 from pipeline.audit.status import Status
 from pipeline.config.yaml import build
-from pipeline.corpus.shard import OF_A_SHARD
+from pipeline.corpus.shard import OF_A_SHARD, InputFile
 from pipeline.errors import UserError
 from pipeline.stages import SCORE_FOLDER, SCORING
 from pipeline.store.files import Store
@@ -41,7 +41,7 @@ class FinishedRecord(VersionedRecord):
     types: dict[str, Decided] = Field({}, description="What dtype auto chose, by key of the configuration.")
     files: dict[str, str] = Field(description="Digest of the names, sizes and times of a folder's files, by folder.")
     sources: str = Field("", description="Digest of where the documents come from, and of the limits.")
-    inputs: list[KnownInput] = Field([], description="The inputs as they were planned.")
+    inputs: list[InputFile] = Field([], description="The inputs as they were planned.")
     report: str = Field(description="Address of the report.")
     status: Status = Field(description="How the run ended, with its answers.")
 
@@ -73,7 +73,8 @@ def note_finished(
         files={folder: store.state(folder, _PASSING) for folder in folders},
         report=report,
         status=status,
-        **known_record(plan.config, plan.inputs),
+        sources=digest_of_sources(plan.config),
+        inputs=list(plan.inputs),
     )
     write_record(store, FINISHED_FILE, record)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from itertools import chain, islice
 from statistics import fmean, median
 from typing import Any
@@ -19,10 +18,8 @@ from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import extent_of
 from pipeline.detectors.registry import parse_detectors, prefixes_of
 from pipeline.endpoint.client import Usage
-from pipeline.models.load import LanguageModel, open_made_up
 from pipeline.passes.budget import CPU_BUDGET
-from pipeline.passes.forward import forward
-from pipeline.report.wording.starter import MATRIX_PRODUCT, some_layers
+from pipeline.report.wording.starter import MATRIX_PRODUCT
 from pipeline.report.wording.versions import rows_that_fit
 from pipeline.stages.prefixes import reading_of, room_for
 from pipeline.stages.registry import forward_passes, questions_of
@@ -34,7 +31,8 @@ TRAINING_COST = 3  # of a document in an epoch, in forward passes
 def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     """Forecast a run: documents, shards, passes, time, price, and the smallest possible selections.
 
-    The time is a guess for one worker like this machine, from a forward pass measured here and now (`measure_pace`).
+    The time is a guess for one worker like this machine, from 2 operations a parameter and token, at the
+    speed of a matrix product that is measured here and now.
     """
     config = plan.config
     roles: dict[str, Any] = {}
@@ -54,13 +52,12 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     prefixes = prefixes_of(parse_detectors(config.detectors))
     read = {str(one): reading_of(one, average, length, batch, room) for one in prefixes}
     passes = [{**entry, **read.get(entry.get("prefix", ""), {})} for entry in plan.passes()]
-    seconds = source = None
+    seconds = None
     if isinstance(config.model, ModelConfig) and model.get("parameters"):
         reads = total * texts * sum(forward_passes(entry) for entry in passes)
         reads += TRAINING_COST * sum(entry["documents"] * entry["epochs"] for entry in adapters)
-        statistics = frozenset(name for entry in passes if entry["kind"] == "forward" for name in entry["statistics"])
-        pace = measure_pace(config.model, model["dtype"], model["parameters"], length, statistics)
-        seconds, source = pace.seconds * length * reads, pace.source
+        speed = measured_flops(model["dtype"]) / 2  # half, for all that is not a matrix product
+        seconds = 2 * model["parameters"] / speed * length * reads
     return {
         "run": config.run,
         "model": {"path": display_name(config.model), **model},
@@ -73,7 +70,7 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         "estimated_tokens": tokens,
         "endpoint": estimate_price(config, total, plan.text_bytes() / max(1, everything)),
         "estimated_seconds_one_worker": None if seconds is None else float(f"{seconds:.3g}"),
-        "estimated_from": source,
+        "estimated_from": None if seconds is None else MATRIX_PRODUCT,
         "selections": outlooks(config, roles, (adapters, calibration)),
         **({"window": rows_that_fit(window, average, config.max_tokens)} if window else {}),
     }
@@ -95,90 +92,6 @@ def _scored_texts(plan: Plan) -> tuple[float, float] | None:
         text.count(" ") + 1 if corpus.has_ids else len(text.encode()) / BYTES_PER_TOKEN for text in chain(*scored)
     ]
     return len(counts) / len(scored), fmean(min(count, plan.config.max_tokens) for count in counts)
-
-
-PASS_SECONDS = 0.15  # of one measured pass, about
-REPEATS = 3  # after one that warms up
-SLOW_SECONDS = 0.6  # of passes, after which no more are measured
-SOME = 3  # layers that are built
-LONGEST, FEWEST = 512, 32  # tokens of a document, tokens of a batch
-BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
-MOST_BYTES = 3 << 30  # of made-up weights
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The time of a token in a forward pass."""
-
-    seconds: float  # > 0
-    source: str  # what was measured, to be read after "from"
-
-
-def measure_pace(config: ModelConfig, dtype: str, parameters: int, length: float, statistics: frozenset[str]) -> Pace:
-    """Measure a forward pass of a model with made-up weights and 1 and 3 of its layers, and extend it to all of them.
-
-    On a CPU it is measured on one thread, which other work on the machine disturbs least, and taken to be as much
-    faster on all of them as a matrix product is. Where that takes too much memory or time, or the shape cannot be
-    built, as of a quantised model: 2 floating-point operations a parameter and token, at the speed of a matrix product,
-    halved for all that is not a matrix product.
-
-    Args:
-        config: of the model.
-        dtype: of its weights, such as float32.
-        parameters: of the model.
-        length: tokens of a document, on average.
-        statistics: that the pass measures, of `passes.statistics.STATISTICS`.
-    """
-    threads = torch.get_num_threads()
-    speed = measured_flops(dtype)
-    try:
-        torch.set_num_threads(1)
-        single = speed if torch.cuda.is_available() else measured_flops(dtype)
-        rough = Pace(2 * parameters / (max(single, speed) / 2), MATRIX_PRODUCT)
-        if config.quantization is not None:
-            return rough
-        pace = _of_layers(config, dtype, parameters, single / 2, length, statistics)
-        return rough if pace is None else replace(pace, seconds=pace.seconds / max(1.0, speed / single))
-    except Exception:  # a model's code may need what made-up weights do not give; its real faults show at load
-        return rough
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _of_layers(
-    config: ModelConfig, dtype: str, parameters: int, speed: float, length: float, statistics: frozenset[str]
-) -> Pace | None:
-    """The pace by layers; None where 3 of them are too many to measure here."""
-    made_up = open_made_up(config, dtype, SOME, MOST_BYTES)
-    if made_up is None:
-        return None
-    lm, some, total = made_up
-    share = sum(parameter.numel() for parameter in lm.model.parameters()) / parameters
-    each = 2 * share * parameters / speed
-    tokens = max(FEWEST, min(BATCH_TOKENS[lm.device.type], int(PASS_SECONDS / each)))
-    if tokens * each > SLOW_SECONDS:
-        return None
-    size = max(2, min(LONGEST, round(length), tokens))
-    ids = [[1] * size for _ in range(max(1, tokens // size))]
-    seconds = _seconds(lm, ids, statistics)
-    source = some_layers(some, total)
-    by_size = seconds / share
-    if some > 1 and (single := open_made_up(config, dtype, 1, MOST_BYTES)) is not None:
-        layer = (seconds - _seconds(single[0], ids, statistics)) / (some - 1)
-        return Pace(
-            max(seconds + (total - some) * layer, by_size / 2) / (size * len(ids)), source
-        )  # layer may be noise
-    return Pace(by_size / (size * len(ids)), source)
-
-
-def _seconds(lm: LanguageModel, ids: list[list[int]], statistics: frozenset[str]) -> float:
-    """The time of a pass, the best of a few after one that warms up."""
-    times: list[float] = []
-    while len(times) < 2 or (len(times) <= REPEATS and sum(times) < SLOW_SECONDS):
-        began = time.perf_counter()
-        forward(lm, ids, statistics).log_prob.sum().item()
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
 
 
 def measured_flops(dtype: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +28,6 @@ from pipeline.store.pieces import SortedRows
 LEAST_SELECTED = 2
 """Selected documents in a tail, at least, before it contradicts a list."""
 
-_ROWS = 1 << 42
-"""More than the rows of an input, so that source and row are one number in order."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listed:
@@ -43,26 +40,15 @@ class Listed:
     alpha: float
     near_copies: float  # the share of common runs from which documents are near-duplicates
 
-    def of_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> Iterator[tuple[int, int, str]]:
-        """The selected documents in ranges of rows that do not overlap, each given by source, first row and end.
-
-        Yields:
-            Number of the range, row and id, in one pass over the list.
-        """
-        sources = pa.array(sorted({source for source, _, _ in ranges}), pa.string())
-        ordered = sorted(range(len(ranges)), key=ranges.__getitem__)
-        numbers = pc.index_in(pa.array([ranges[index][0] for index in ordered], pa.string()), sources).to_numpy()
-        firsts, stops = (np.array([ranges[index][side] for index in ordered], dtype=np.int64) for side in (1, 2))
-        starts = numbers.astype(np.int64) * _ROWS + firsts
-        for piece in self.selected.pieces() if ranges else ():
-            part = piece.filter(pc.is_in(piece["source"], sources))
-            rows = part["row"].to_numpy()
-            places = pc.index_in(part["source"], sources).to_numpy().astype(np.int64) * _ROWS + rows
-            nearest = np.maximum(np.searchsorted(starts, places, side="right") - 1, 0)
-            inside = (places >= starts[nearest]) & (places < starts[nearest] - firsts[nearest] + stops[nearest])
-            names = part["doc_id"].filter(pa.array(inside)).to_pylist()
-            for index, row, doc_id in zip(nearest[inside].tolist(), rows[inside].tolist(), names, strict=True):
-                yield ordered[index], row, doc_id
+    def among(self, places: Collection[tuple[str, int]]) -> list[tuple[str, int, str]]:
+        """Source, row and id of the selected documents at some places, each given by source and row."""
+        sources, rows = (pa.array({place[side] for place in places}) for side in (0, 1))
+        listed = []
+        for piece in self.selected.pieces() if places else ():
+            near = piece.filter(pc.and_(pc.is_in(piece["source"], sources), pc.is_in(piece["row"], rows)))
+            named = zip(*(near[name].to_pylist() for name in ("source", "row", "doc_id")), strict=True)
+            listed += [one for one in named if one[:2] in places]
+        return listed
 
 
 def tail_diagnostic(test: BlindTest, listed: Listed) -> TailDiagnostic | None:
@@ -98,17 +84,14 @@ def tail_diagnostic(test: BlindTest, listed: Listed) -> TailDiagnostic | None:
 
 def _selected_in(tail: TailTest, listed: Listed) -> tuple[int, list[tuple[float, str]]]:
     """How many selected documents were compared; rank and id of those in the tail, the highest first."""
-    ranks = {(shard, row): rank for shard, row, rank in tail.documents}
-    shards = [listed.scored.shards[name] for name in tail.compared]
-    compared = zip(shards, tail.compared.values(), strict=True)
-    count, inside = 0, []
-    ranges = [(shard.name, shard.first_row, shard.first_row + rows) for shard, rows in compared]
-    for index, row, doc_id in listed.of_ranges(ranges):
-        count += 1
-        rank = ranks.get((shards[index].id, row - shards[index].first_row))
-        if rank is not None:
-            inside.append((rank, str(doc_id)))
-    return count, sorted(inside, key=lambda place: (-place[0], place[1]))
+    shards = listed.scored.shards
+    ranks = {(shards[name].name, shards[name].first_row + row): rank for name, row, rank in tail.documents}
+    compared = {
+        (shards[name].name, shards[name].first_row + row) for name, rows in tail.compared.items() for row in range(rows)
+    }
+    selected = listed.among(compared)
+    inside = [(ranks[source, row], str(name)) for source, row, name in selected if (source, row) in ranks]
+    return len(selected), sorted(inside, key=lambda place: (-place[0], place[1]))
 
 
 def _audited_names(tail: TailTest, scored: Scored) -> list[str]:
@@ -199,7 +182,8 @@ def _is_shared(rows: pa.Table, listed: Listed) -> bool:
 def _found_family(kind: Role, rows: pa.Table, p_value: float, listed: Listed) -> FamiliesDiagnostic:
     """What the report states of a family that is in one role only, against chance."""
     names = [str(name) for name in rows["doc_id"].to_pylist()]
-    n_selected = _selected_among(rows, listed) if kind == "audit" else 0
+    places = set(zip(rows["source"].to_pylist(), rows["row"].to_pylist(), strict=True))
+    n_selected = len(listed.among(places)) if kind == "audit" else 0
     contradicted = n_selected >= max(1, listed.alpha / 2 * len(listed.selected))
     known = "audited" if kind == "audit" else kind
     others = listed.role if kind == "audit" else "audited"
@@ -217,12 +201,6 @@ def _found_family(kind: Role, rows: pa.Table, p_value: float, listed: Listed) ->
         n_selected=n_selected,
         documents=names[:NAMED],
     )
-
-
-def _selected_among(rows: pa.Table, listed: Listed) -> int:
-    """How many of these documents are selected."""
-    places = set(zip(rows["source"].to_pylist(), rows["row"].to_pylist(), strict=True))
-    return sum(1 for _ in listed.of_ranges([(source, row, row + 1) for source, row in places]))
 
 
 def _log_choices(n: int, k: int) -> float:

@@ -7,18 +7,16 @@ import json
 import os
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pydantic import Field
+from pydantic import TypeAdapter
 
-from pipeline.audit.manifest import InputRecord
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
 from pipeline.config.paths import check_run_folder, irregular_kind, written
-from pipeline.config.yaml import build
 from pipeline.corpus.formats import by_bytes, extent_of, format_named
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import InputFile, Shard
@@ -203,19 +201,6 @@ def pending(plan: Plan, stage: str, store: Store) -> list[Shard]:
     return [shard for shard in plan.shards if not is_done(f"{shard.id}.json")]
 
 
-class KnownInput(InputRecord):
-    """An input as it was planned, with what its files had to be opened for."""
-
-    files: list[str] = Field(description="Names of the text files of a folder.")
-    text_bytes: int = Field(description="Bytes of the text column, decompressed; 0 where metadata do not say.")
-
-
-def known_record(config: AuditConfig, inputs: Sequence[InputFile]) -> dict[str, Any]:
-    """What `finished.json` says of the inputs of a run: `sources` and `inputs`."""
-    known = [KnownInput.model_validate(entry, from_attributes=True) for entry in inputs]
-    return {"sources": _sources(config), "inputs": known}
-
-
 @dataclass(frozen=True, slots=True)
 class Known:
     """What was read of a finished run before its inputs were looked for."""
@@ -231,15 +216,15 @@ def read_known(config: AuditConfig) -> Known:
     record: dict[str, Any] = {}
     try:
         record = dict(Store(config.run).read_json(FINISHED_FILE) or {})
-        if not is_sealed(record) or record.get("sources") != _sources(config):
+        if not is_sealed(record) or record.get("sources") != digest_of_sources(config):
             return Known(record)
-        entries = [build(KnownInput, dict(entry)) for entry in record["inputs"]]
-        inputs = [InputFile(**{**entry.model_dump(), "files": tuple(entry.files)}) for entry in entries]
+        inputs = TypeAdapter(list[InputFile]).validate_python(record["inputs"])
     except (UserError, OSError, KeyError, TypeError, ValueError):  # damaged, or out of reach: all is opened anew
         return Known(record)
     return Known(record, {(entry.role, entry.path): entry for entry in inputs})
 
 
-def _sources(config: AuditConfig) -> str:
+def digest_of_sources(config: AuditConfig) -> str:
+    """A digest of where the documents of an audit come from, and of the limits."""
     described = [config.corpus.model_dump(mode="json"), config.limits.model_dump(mode="json")]
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -99,17 +99,6 @@ class DecodingTally:
         return [one for one in described if one is not None]
 
 
-def check_decodable(inputs: Sequence[Undecodable]) -> None:
-    """Stop at an input that is of another encoding as a whole: most of its documents would go to quarantine.
-
-    Raises:
-        UserError: such an input, with the encoding to be set.
-    """
-    for one in inputs:
-        if one.stops:
-            raise UserError(one.sentence)
-
-
 def _described(shard: Shard, documents: int, undecodable: int) -> Undecodable | None:
     if "encoding" not in format_named(shard.format).settings:
         return None
@@ -243,38 +232,32 @@ def plan_checks(plan: Plan) -> dict[str, Any]:
     "words" are those that tell a known role from the audited documents, where such a test failed.
 
     Raises:
-        UserError: as `check_decodable`, `check_shared` and `check_weighable`.
+        UserError: as `check_usable`.
     """
     checked = check_documents(plan, PLAN)
-    check_decodable(checked.undecodable)
-    check_shared(checked, plan.config)
-    check_weighable(checked, plan.config)
+    check_usable(checked, plan.config)
     corpus = plan.config.corpus
     scope = wording.documents_and_words(checked.scope, PLAN.texts, corpus.units) if corpus.has_text else checked.scope
-    help_towards = advice(plan, checked.blind, PLAN.texts)
-    lines = [*_lines(checked, plan.config), *help_towards.lines]
-    return {**checked.plain(), "scope": scope, "lines": lines, "words": help_towards.words}
+    words, lines = advice(plan, checked.blind, PLAN.texts)
+    return {**checked.plain(), "scope": scope, "lines": [*_lines(checked, plan.config), *lines], "words": words}
 
 
-def check_shared(checked: PreflightChecks, config: AuditConfig) -> None:
-    """Stop at near copies in two roles, as selection would after scoring.
+def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
+    """Stop at documents of which most would go to quarantine, or that selection would refuse after scoring.
 
     Raises:
-        UserError: a role that calibrates a selection has some, and the config does not say `overlap: drop`.
+        UserError: an input is of another encoding as a whole; a role that calibrates a selection has near copies of
+            audited documents, and the config does not say `overlap: drop`; or fewer than 20 documents of either kind
+            to be weighed.
     """
+    for one in checked.undecodable:
+        if one.stops:
+            raise UserError(one.sentence)
     for role in calibrating(config):
         shared = checked.overlap.get(role)
         if shared is not None and shared.n_calibration and config.overlap == "error":
             error = shared_error(shared, checked.documents[role], role)
             raise error if checked.whole else UserError(f"in {checked.scope}, {error}")
-
-
-def check_weighable(checked: PreflightChecks, config: AuditConfig) -> None:
-    """Stop at documents that are too few to be weighed by their words, before any is scored.
-
-    Raises:
-        UserError: fewer than 20 of either kind.
-    """
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
         test = checked.blind.get(role)
@@ -326,11 +309,6 @@ def stored_preflight(store: Store, shards: Sequence[Shard], seed: int) -> Prefli
     except DamagedError as error:
         _log.warning(made_again_note(error, "the checks are"))
         return None
-
-
-def store_preflight(checked: PreflightChecks, store: Store, shards: Sequence[Shard], seed: int) -> None:
-    """Keep the checks of these documents in the run directory."""
-    write_record(store, _file(shards, seed), checked)
 
 
 def _file(shards: Sequence[Shard], seed: int) -> str:
@@ -451,16 +429,13 @@ def check_before_scoring(
         begun: the checks, from `begin_checks`; None: they are made here.
 
     Raises:
-        UserError: an input is of another encoding, or calibration documents are near copies of audited ones, and the
-            config does not say `overlap: drop`.
+        UserError: as `check_usable`.
     """
     earlier = stored_preflight(store, plan.shards, plan.config.seed)
     checked = earlier or (check_documents(plan, RUN) if begun is None else begun.result())
-    check_decodable(checked.undecodable)
-    check_shared(checked, plan.config)
-    check_weighable(checked, plan.config)
+    check_usable(checked, plan.config)
     if earlier is None:
-        store_preflight(checked, store, plan.shards, plan.config.seed)
+        write_record(store, _file(plan.shards, plan.config.seed), checked)
     lines = remarks(checked, plan.config)
     counts = {str(role): n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
     for entry in outlooks(plan.config, {role: {"documents": n, "exact": False} for role, n in counts.items()}):

@@ -24,7 +24,7 @@ from pipeline.store.tables import check_filed
 
 _log = logging.getLogger(__name__)
 
-AT_ONCE = 4_096
+AT_ONCE = 2_048
 """Receipts that are checked together; memory holds no more of them."""
 
 Stamps = Mapping[tuple[Role, str], str | None]

@@ -67,6 +67,12 @@ def each_in_turn(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]
     return map(function, receipts)
 
 
+def in_order(each: Each, receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> list[Any]:
+    """The results of the function of every shard, in the order of the shards."""
+    results = dict(each(receipts, lambda receipt: (receipt.shard, function(receipt))))
+    return [results[receipt.shard] for receipt in receipts]
+
+
 @dataclass(frozen=True, slots=True)
 class Scored:
     """The finished score shards of a run: receipts, what each reads, and the rows that are left out."""
@@ -86,14 +92,18 @@ class Scored:
 
     def table(self, receipt: Receipt, columns: Sequence[str], finetuned: bool = False) -> pa.Table:
         """A score shard without rows that repeat an id or that a review removed, nor fine-tuning's unless asked for."""
-        table = _read(self.store, receipt, columns)
-        dropped = [self.duplicates.get(receipt.shard), None if finetuned else self.finetuned.get(receipt.shard)]
-        dropped.append(self.reviewed.get(receipt.shard))
-        keep = np.ones(len(table), dtype=bool)
-        for rows in dropped:
-            if rows is not None:
-                keep[rows] = False
+        table, keep = _read(self.store, receipt, columns), self._kept(receipt, finetuned)
         return table if keep.all() else table.filter(pa.array(keep))
+
+    def count(self, receipt: Receipt, finetuned: bool = False) -> int:
+        """How many documents `table` has."""
+        return int(self._kept(receipt, finetuned).sum())
+
+    def _kept(self, receipt: Receipt, finetuned: bool) -> np.ndarray:
+        keep = np.ones(receipt.n_scored, dtype=bool)
+        for dropped in (self.duplicates, {} if finetuned else self.finetuned, self.reviewed):
+            keep[dropped.get(receipt.shard, [])] = False
+        return keep
 
     def keys(self, receipt: Receipt, finetuned: bool = False) -> Keys:
         """The keys of the documents of `table`."""
@@ -115,14 +125,10 @@ class Scored:
         """The scores of a whole role; empty when there is none."""
         wanted = [*columns, "id_key", *(["group"] if groups else [])]
         parts = [batch_of(self.table(r, wanted), columns, groups, r.data) for r in self.of(role)]
-        if not parts:
-            return Batch(np.empty((0, len(columns))), None, np.empty(0, dtype=np.int64))
+        matrix = np.concatenate([np.empty((0, len(columns))), *(part.matrix for part in parts)])
+        keys = np.concatenate([np.empty(0, dtype=np.int64), *(part.keys for part in parts)])
         chunks = [chunk for part in parts if part.groups is not None for chunk in part.groups.chunks]
-        return Batch(
-            np.concatenate([part.matrix for part in parts]),
-            pa.chunked_array(chunks, pa.string()) if groups else None,
-            np.concatenate([part.keys for part in parts]),
-        )
+        return Batch(matrix, pa.chunked_array(chunks, pa.string()) if groups and parts else None, keys)
 
     def check_quarantine(self, receipt: Receipt) -> None:
         """Check the documents of a shard that have no scores.
@@ -152,7 +158,6 @@ class RoleRows:
 
     scored: Scored
     role: str
-    sizes: Sequence[int]  # documents of each shard
     finetuned: bool = False  # whether those of fine-tuning are among them
 
     def ids(self, places: Sequence[int] | np.ndarray) -> list[str]:
@@ -161,11 +166,12 @@ class RoleRows:
 
     def of(self, places: np.ndarray) -> pa.Table:
         """Columns of `PLACES` of documents, by their places, ascending."""
-        receipts, ends = self.scored.of(self.role), np.cumsum(self.sizes, dtype=np.int64)
-        shard = np.searchsorted(ends, places, side="right")
+        receipts = self.scored.of(self.role)
+        ends = np.cumsum([0, *(self.scored.count(receipt, self.finetuned) for receipt in receipts)])
+        shard = np.searchsorted(ends, places, side="right") - 1
         tables = [PLACES.empty_table()]
         for number in np.unique(shard).tolist():
-            chosen = places[shard == number] - (ends[number] - self.sizes[number])
+            chosen = places[shard == number] - ends[number]
             table = self.scored.table(receipts[number], ["doc_id", "row"], self.finetuned).take(pa.array(chosen))
             source = pa.array([self.scored.shards[receipts[number].shard].name] * len(table), pa.string())
             tables.append(table.append_column("source", source).select(PLACES.names))
@@ -320,7 +326,7 @@ class Overlap:
 
 
 def find_overlaps(
-    scored: Scored, roles: Sequence[Role], config: AuditConfig, each: Each | None = None
+    scored: Scored, roles: Sequence[Role], config: AuditConfig, each: Each = each_in_turn
 ) -> dict[Role, Overlap]:
     """Find calibration documents of some roles that are near copies of audited ones, and audited ones trained on.
 
@@ -330,37 +336,32 @@ def find_overlaps(
         scored: the score shards.
         roles: whose documents calibrate.
         config: of the audit.
-        each: reads the shards; None: in this process.
+        each: reads the shards.
 
     Raises:
         UserError: there are some, and the config does not say `overlap: drop`; or as `_check_trained`.
     """
-    reading = [selection for selection in config.selections if _reads_trained(config, selection)]
+    detectors = parse_detectors(config.detectors)
+    needing = [one.column for one in detectors if adapters_of([one]) or prefixes_of([one])]
+    reading = [selection for selection in config.selections if {*needing} & {*selection.detectors}]
     trained = trained_texts(scored.store, config.near_copies, needed=bool(reading))
-    keys = {role: [scored.keys(receipt, finetuned=True) for receipt in scored.of(role)] for role in roles}
     known = {}
-    for role, parts in keys.items():
-        joined = Keys.joined(parts)
-        known[role] = KnownTexts.of(joined.text, joined.sketch, config.near_copies)
+    for role in roles:
+        keys = Keys.joined(scored.keys(receipt, finetuned=True) for receipt in scored.of(role))
+        known[role] = KnownTexts.of(keys.text, keys.sketch, config.near_copies)
 
-    def of_shard(receipt: Receipt) -> tuple[str, list[SharedTexts], int, int]:
+    def of_shard(receipt: Receipt) -> tuple[list[SharedTexts], int, int]:
         some = scored.keys(receipt)
         equal = trained.equal(some)
-        shared = [known[role].shared(some) for role in roles]
-        return receipt.shard, shared, int(equal.sum()), int((trained.near(some) & ~equal).sum())
+        return [known[role].shared(some) for role in roles], int(equal.sum()), int((trained.near(some) & ~equal).sum())
 
-    shared, n_equal, n_trained = {}, 0, 0
-    for shard, of_documents, equal, alike in (each or each_in_turn)(scored.of("audit"), of_shard):
-        shared[shard] = of_documents
-        n_equal += equal
-        n_trained += alike
-    _check_trained(config, reading, n_equal, n_trained)
+    parts = in_order(each, scored.of("audit"), of_shard)
+    n_trained = sum(alike for _, _, alike in parts)
+    _check_trained(config, reading, sum(equal for _, equal, _ in parts), n_trained)
     overlaps = {}
     for place, role in enumerate(roles):
-        of_role = [shared[receipt.shard][place] for receipt in scored.of("audit")]  # whatever order they were read in
-        audited = RoleRows(scored, "audit", [part.n_documents for part in of_role])
-        known_rows = RoleRows(scored, role, [len(part) for part in keys[role]], finetuned=True)
-        named = RoleNames(role, LEFT_OUT, audited.ids, known_rows.ids)
+        of_role = [shared[place] for shared, _, _ in parts]
+        named = RoleNames(role, LEFT_OUT, RoleRows(scored, "audit").ids, RoleRows(scored, role, finetuned=True).ids)
         diagnostic, near = find_shared(of_role, known[role].text.size, named)
         if diagnostic.n_calibration and config.overlap == "error":
             raise shared_error(diagnostic, near.size, role)
@@ -398,11 +399,6 @@ def _check_trained(config: AuditConfig, reading: Sequence[SelectionConfig], n_eq
             "take for clean (or a prefix or count holds them); take them out of what is fine-tuned on or shown, or "
             "begin a run anew with overlap: drop"
         )
-
-
-def _reads_trained(config: AuditConfig, selection: SelectionConfig) -> bool:
-    read = [d for d in parse_detectors(config.detectors) if d.column in selection.detectors]
-    return bool(adapters_of(read) or prefixes_of(read))
 
 
 def _lenient(config: AuditConfig, selection: SelectionConfig) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from pipeline.audit.density_weights import weighting_diagnostic
 from pipeline.audit.dependence import (
     GroupSizes,
     breaks_bounds,
-    finding_beside,
     group_diagnostic,
     near_copies_diagnostic,
     read_sketches,
@@ -85,7 +84,10 @@ def select_all(
         UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
     """
     how = how or Answering()
-    _say_first(config, scored, how.say)
+    for line in damaged_answers(scored.store, [selection.name for selection in config.selections], shared=False):
+        how.say(line)
+    if scored.n_judged():
+        how.say(judged_before(scored, config))
     scored.store.remove(VERDICT_FILE)  # it may be of other scores, and counts by other selections
     if not scored.has_news():
         config = config.model_copy(update={"selections": []})
@@ -97,7 +99,7 @@ def select_all(
     rereads = how.texts and isinstance(config.model, ModelConfig) and not (pictured or config.corpus.has_ids)
     shown = config.evidence if rereads else 0
     kept = kept_tokens(scored) if shown else None  # of the answers that go
-    with finding_beside() as beside:
+    with ThreadPoolExecutor(1, "seenset-copies") as beside:
         questions, copies = _questions(config, scored, limit, how.texts, each, beside)
         if how.claim is not None:
             questions = _claimed(questions, how.claim)
@@ -119,14 +121,6 @@ def select_all(
     for summary in summaries:
         write_answer(scored.store, summary, {**files[summary.name], **evidence.get(summary.name, {})}, scores)
     return summaries
-
-
-def _say_first(config: AuditConfig, scored: Scored, say: Callable[[str], None]) -> None:
-    """State which earlier answers are damaged, and how many documents an earlier run has judged."""
-    for line in damaged_answers(scored.store, [selection.name for selection in config.selections], shared=False):
-        say(line)
-    if scored.n_judged():
-        say(judged_before(scored, config))
 
 
 def _write_files(
@@ -387,8 +381,9 @@ class _Question:
         diagnostics = diagnostics.model_copy(update={"near_copies": near})
         if not self.config.corpus.has_text:
             diagnostics = without_texts(diagnostics, role)
-        place = None if self.slot is None or self.config.series is None else series_place(self.slot, self.config.series)
-        made = make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit).placed(place)
+        made = make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
+        if self.slot is not None and self.config.series is not None:
+            made = made.model_copy(update={"series": series_place(self.slot, self.config.series)})
         if self.config.corpus.scores is not None:
             made = made.model_copy(update={"assumption": elsewhere_assumption(made.assumption)})
         dependent = breaks_bounds(audited, calibrating) or groups is not None

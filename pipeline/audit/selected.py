@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
-from operator import itemgetter
 from pathlib import PurePath
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.audit.drawn import GroupTally
 from pipeline.config.selection import SelectionConfig
@@ -25,8 +23,6 @@ STRENGTH = ("_fused", "_score")
 
 ORDER = ("p_value", *STRENGTH, "source", "row")
 """Columns by which selected documents ascend, the smallest p-value first; no two documents share source and row."""
-
-_PLACES = pa.schema([("task", pa.string()), ("row", pa.int64())])
 
 
 def with_strength(
@@ -86,40 +82,12 @@ def _write_clean_ids(store: Store, name: str, selected: SortedRows) -> str:
 
     A task is an input file, by its name without endings; an index is a row of it.
     """
-    places = SortedRows(_PLACES, ["task", "row"])
-    try:
-        for piece in selected.pieces():
-            sources = piece["source"].combine_chunks().dictionary_encode()
-            tasks = pa.array([_task_of(source) for source in sources.dictionary.to_pylist()], pa.string())
-            places.add(pa.table([tasks.take(sources.indices), piece["row"].cast(pa.int64())], schema=_PLACES))
-        with store.replaced(name) as file:
-            for text in _as_json(places):
-                file.write(text.encode())
-        return file.sha256
-    finally:
-        places.close()
-
-
-def _task_of(source: str) -> str:
-    return PurePath(source).name.split(".")[0]
-
-
-def _as_json(places: SortedRows) -> Iterator[str]:
-    """The lines that `to_json` would give for the whole mapping, a piece at a time."""
-    if not len(places):
-        yield "{}\n"
-        return
-    last = None
-    for piece in places.pieces():
-        for task, rows in groupby(zip(piece["task"].to_pylist(), piece["row"].to_pylist(), strict=True), itemgetter(0)):
-            lines = ",\n    ".join(str(row) for _, row in rows)
-            if task == last:
-                yield f",\n    {lines}"
-            else:
-                ending = "{" if last is None else "\n  ],"
-                yield f"{ending}\n  {json.dumps(task, ensure_ascii=False)}: [\n    {lines}"
-                last = task
-    yield "\n  ]\n}\n"
+    rows: dict[str, list[np.ndarray]] = {}
+    for piece in selected.pieces():
+        for source in piece["source"].unique().to_pylist():
+            here = piece.filter(pc.equal(piece["source"], source))
+            rows.setdefault(PurePath(source).name.split(".")[0], []).append(here["row"].to_numpy())
+    return store.write_json(name, {task: np.sort(np.concatenate(rows[task])).tolist() for task in sorted(rows)})
 
 
 EXCERPT = 200

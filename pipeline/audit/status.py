@@ -88,7 +88,6 @@ class Counts:
     under_way: dict[str, Advance] = field(default_factory=dict)  # by shard
     fresh_documents: int = 0
     fresh_tokens: int = 0
-    fresh_shards: int = 0
     size_done: float = 0.0  # estimated tokens of the finished shards
     began: float = field(default_factory=time.monotonic)
     size: float = field(init=False)  # estimated tokens of all shards
@@ -108,7 +107,6 @@ class Counts:
         self.tokens += receipt.tokens
         self.size_done += self.sizes.get(receipt.shard, 0.0)
         if fresh:
-            self.fresh_shards += 1
             self.fresh_documents += receipt.n_new
             self.fresh_tokens += receipt.tokens
 

@@ -377,10 +377,6 @@ class Summary(Bounded, VersionedRecord):
             }
         )
 
-    def placed(self, place: SeriesPlace | None) -> Summary:
-        """The same answer with the place of its scan in a schedule."""
-        return self if place is None else self.model_copy(update={"series": place})
-
     def without_bound(self, reason: str) -> Summary:
         """The same answer without a bound, and why none is stated."""
         return self if self.bound is None else self.model_copy(update={"bound": None, "bound_withheld": reason})

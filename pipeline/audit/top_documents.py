@@ -10,13 +10,12 @@ import io
 import json
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.audit.dependence import copies_file
 from pipeline.audit.digests import read_digests, read_listed
@@ -29,7 +28,7 @@ from pipeline.audit.evidence import (
     evidence_file,
     thumbnails_file,
 )
-from pipeline.audit.scored import Overlap, Scored
+from pipeline.audit.scored import Overlap, RoleRows, Scored
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
@@ -45,7 +44,6 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import Answer, Batch
 from pipeline.stages.events import STATISTICS, TOKEN_SCHEMA, ScoredText, ScoredTexts, TokenSettings
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -74,7 +72,10 @@ class TopDocuments:
     detectors: tuple[str, ...]
     weights: tuple[float, ...]  # of the detectors; empty where they have none
     null_role: Role
-    ranking: Ranking
+    ranked_by: str  # a detector; a procedure where it fuses several
+    score: Callable[[Batch], np.ndarray]  # float64, (documents,), by which documents are ranked
+    calibrating: np.ndarray  # bool, of all documents of the null role that are scored, in the order of the shards
+    grouped: bool  # whether only calibration documents of a document's group count
     pairs: Mapping[str, list[str]]  # id -> calibration documents that are known near copies of it
 
     @property
@@ -107,7 +108,10 @@ def top_documents_of(selection: SelectionConfig, answer: Answer, rows: pa.Table,
         tuple(selection.detectors),
         weights,
         NULL_ROLE[selection.direction],
-        Ranking(name, score, calibrating, calibration_of(selection.calibration).grouped),
+        name,
+        score,
+        calibrating,
+        calibration_of(selection.calibration).grouped,
         pairs,
     )
 
@@ -215,10 +219,10 @@ def write_evidence(
         texts = _scored_texts(scored, places)
         tokens = _all_tokens(scored, config, texts, kept, reread)
         copies = families_of(scored.store, places)
-        neighbours = _neighbours(scored, tops, texts)
         index = {place: number for number, place in enumerate(_places(tokens))}
-        for one, near in zip(tops, neighbours, strict=True):
-            table = _table(one, weighed_tokens(config, one.detectors, one.weights), near, copies, tokens, index)
+        for one in tops:
+            near, shown = _neighbours(scored, one, texts), weighed_tokens(config, one.detectors, one.weights)
+            table = _table(one, shown, near, copies, tokens, index)
             if len(table):
                 written[one.name] = _write(scored, one.name, table)
         if reread is not None:
@@ -287,51 +291,32 @@ def _all_tokens(
     return kept if read is None else pa.concat_tables([kept, read])
 
 
-def _neighbours(scored: Scored, tops: Sequence[TopDocuments], texts: Mapping[Place, _Text]) -> list[Neighbours]:
-    """Of each selection, the neighbours of its documents; every calibration shard is read once."""
-    folds = [_fold(one, texts) for one in tops]
-    for role in dict.fromkeys(one.null_role for one in tops):
-        of_role = [(one, fold) for one, fold in zip(tops, folds, strict=True) if one.null_role == role]
-        columns = sorted({column for one, _ in of_role for column in one.detectors})
-        start = 0
-        for receipt in scored.of(role):
-            table = scored.table(receipt, ["doc_id", "group", "id_key", *columns])
-            for one, fold in of_role:
-                calibrating = np.flatnonzero(one.ranking.calibrating[start : start + len(table)])
-                _add(one, fold, table.take(pa.array(calibrating)), receipt)
-            start += len(table)
-    return folds
-
-
-def _fold(one: TopDocuments, texts: Mapping[Place, _Text]) -> Neighbours:
-    groups = [texts[place].group for place in one.places] if one.ranking.grouped else None
-    matrix = _matrix(one.rows, one.detectors)
-    scores = one.ranking.of(Batch(matrix, None, np.zeros(len(matrix), dtype=np.int64)))
-    return Neighbours.of(scores, None if groups is None else np.array(groups, dtype=object))
-
-
-def _matrix(table: pa.Table, detectors: Sequence[str]) -> np.ndarray:
-    return np.stack([table[name].to_numpy() for name in detectors], axis=1)
-
-
-def _add(one: TopDocuments, fold: Neighbours, known: pa.Table, receipt: Receipt) -> None:
-    """Take in the documents of a shard that calibrate."""
-    scores = one.ranking.of(Batch(_matrix(known, one.detectors), None, known["id_key"].to_numpy()))
-    groups = groups_of(known) if one.ranking.grouped else None
-    fold.add(scores, groups, lambda places: known["doc_id"].take(pa.array(places)).to_pylist())
+def _neighbours(scored: Scored, one: TopDocuments, texts: Mapping[Place, _Text]) -> tuple[np.ndarray, list[_Near]]:
+    """The scores of the documents of a selection, and of each the calibration documents nearest to it by score."""
+    matrix = np.stack([one.rows[name].to_numpy() for name in one.detectors], axis=1)
+    scores = one.score(Batch(matrix, None, np.zeros(len(matrix), dtype=np.int64)))
+    role, at, groups = one.null_role, np.flatnonzero(one.calibrating), None
+    batch = scored.batches(role, one.detectors, one.grouped)
+    if batch.groups is not None:
+        names = [texts[place].group for place in one.places], batch.groups.to_pylist()
+        groups = np.array(names[0], dtype=object), np.array(names[1], dtype=object)[at]
+    known = one.score(batch)[at]
+    places = nearest_known(scores, known, groups)
+    named = np.unique(places[places >= 0])
+    ids = dict(zip(named.tolist(), RoleRows(scored, role).ids(at[named]), strict=True))
+    return scores, [[(ids[place], float(known[place])) for place in row if place >= 0] for row in places.tolist()]
 
 
 def _table(
     one: TopDocuments,
     shown: tuple[str, Kind],
-    near: Neighbours,
+    near: tuple[np.ndarray, list[_Near]],
     copies: Mapping[Place, list[str]],
     tokens: pa.Table,
     index: Mapping[Place, int],
 ) -> pa.Table:
     """The evidence of a selection: of its documents whose tokens are known, in their order."""
-    detector, kind = shown
-    neighbours = near.pairs()
+    (detector, kind), (scores, neighbours) = shown, near
     ids, places = one.rows["doc_id"].to_pylist(), one.places
     here = [number for number, place in enumerate(places) if place in index]
     table = tokens.take(pa.array([index[places[number]] for number in here], pa.int64()))
@@ -339,8 +324,8 @@ def _table(
         "doc_id": [ids[number] for number in here],
         "kind": [kind] * len(here),
         "detector": [detector] * len(here),
-        "ranked_by": [one.ranking.name] * len(here),
-        "score": [float(near.scores[number]) for number in here],
+        "ranked_by": [one.ranked_by] * len(here),
+        "score": [float(scores[number]) for number in here],
         "neighbours": [[{"doc_id": name, "score": score} for name, score in neighbours[number]] for number in here],
         "near_copies": [[*one.pairs.get(ids[number], []), *copies.get(places[number], [])][:NAMED] for number in here],
     }
@@ -356,87 +341,38 @@ def _write(scored: Scored, selection: str, table: pa.Table) -> dict[str, str]:
 NEIGHBOURS = 5
 
 
-@dataclass(slots=True, eq=False)
-class Neighbours:
-    """For each of some documents, the calibration documents of those seen so far that are nearest to it by score.
+_Near = list[tuple[str, float]]  # id and score
 
-    Of several at one distance the first in the order of the shards count.
+
+def nearest_known(
+    scores: np.ndarray, known: np.ndarray, groups: tuple[np.ndarray, np.ndarray] | None = None
+) -> np.ndarray:
+    """The calibration documents that are nearest to each document by score.
+
+    Args:
+        scores: float64, (documents,).
+        known: float64, (others,), of the calibration documents.
+        groups: object, of both, where documents are ranked in their group alone.
+
+    Returns:
+        int64, (documents, NEIGHBOURS): their places, the nearest first; -1 where there is none.
     """
-
-    scores: np.ndarray  # float64, (documents,)
-    groups: np.ndarray | None  # object, (documents,), where documents are ranked in their group alone
-    distance: np.ndarray  # float64, (documents, NEIGHBOURS), ascending, inf where there is none
-    nearest: np.ndarray  # float64, as `distance`: their scores
-    ids: np.ndarray  # object, as `distance`
-
-    @classmethod
-    def of(cls, scores: np.ndarray, groups: np.ndarray | None) -> Neighbours:
-        """No neighbour yet."""
-        shape = len(scores), NEIGHBOURS
-        return cls(scores, groups, np.full(shape, np.inf), np.zeros(shape), np.full(shape, None, dtype=object))
-
-    def add(self, scores: np.ndarray, groups: np.ndarray | None, ids: Callable[[np.ndarray], list[str]]) -> None:
-        """Take in calibration documents.
-
-        Args:
-            scores: float64, (others,).
-            groups: object, (others,), where these have groups.
-            ids: of documents by their places, ascending.
-        """
-        if self.groups is None or groups is None:
-            self._add(np.arange(len(self.scores)), np.arange(len(scores)), scores, ids)
-            return
-        for group in dict.fromkeys(self.groups.tolist()):
-            self._add(np.flatnonzero(self.groups == group), np.flatnonzero(groups == group), scores, ids)
-
-    def _add(
-        self, here: np.ndarray, there: np.ndarray, scores: np.ndarray, ids: Callable[[np.ndarray], list[str]]
-    ) -> None:
-        """Take in calibration documents, by their places, as neighbours of some documents, by theirs."""
-        if not here.size or not there.size:
-            return
-        there = there[np.argsort(scores[there], kind="stable")]
-        ordered, wanted = scores[there], self.scores[here]
-        window = np.searchsorted(ordered, wanted)[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS)
-        inside = (window >= 0) & (window < there.size)
-        window = window.clip(0, there.size - 1)
-        distance = np.where(inside, np.abs(ordered[window] - wanted[:, None]), np.inf)
-        every = np.concatenate([self.distance[here], distance], axis=1)
-        best = np.argsort(every, axis=1, kind="stable")[:, :NEIGHBOURS]
-        fresh = best >= NEIGHBOURS
-        places = np.take_along_axis(there[window], np.where(fresh, best - NEIGHBOURS, 0), axis=1)
-        fresh &= np.isfinite(np.take_along_axis(every, best, axis=1))
-        kept = np.where(best < NEIGHBOURS, best, 0)
-        names = np.take_along_axis(self.ids[here], kept, axis=1)
-        chosen = np.unique(places[fresh])
-        if chosen.size:
-            new = np.array(ids(chosen), dtype=object)
-            names[fresh] = new[np.searchsorted(chosen, places[fresh])]
-        self.ids[here] = names
-        self.nearest[here] = np.where(fresh, scores[places], np.take_along_axis(self.nearest[here], kept, axis=1))
-        self.distance[here] = np.take_along_axis(every, best, axis=1)
-
-    def pairs(self) -> list[list[tuple[str, float]]]:
-        """Of each document (id, score) of its neighbours, the nearest first."""
-        return [
-            [(name, float(score)) for name, score in zip(names, scores, strict=True) if name is not None]
-            for names, scores in zip(self.ids.tolist(), self.nearest.tolist(), strict=True)
-        ]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ranking:
-    """By which score a selection ranks documents, and among which calibration documents."""
-
-    name: str  # a detector; a procedure where it fuses several
-    of: Callable[[Batch], np.ndarray]  # float64, (documents,)
-    calibrating: np.ndarray  # bool, of all documents of the null role that are scored, in the order of the shards
-    grouped: bool  # whether only documents of a document's group count
-
-
-def groups_of(table: pa.Table) -> np.ndarray:
-    """The groups of documents: object, (documents,)."""
-    return np.array(table["group"].to_pylist(), dtype=object)
+    places = np.full((scores.size, NEIGHBOURS), -1)
+    if groups is not None:
+        for group in dict.fromkeys(groups[0].tolist()):
+            here, there = (np.flatnonzero(each == group) for each in groups)
+            places[here] = np.append(there, -1)[nearest_known(scores[here], known[there])]
+        return places
+    if not known.size:
+        return places
+    order = np.argsort(known, kind="stable")
+    window = np.searchsorted(known[order], scores)[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS)
+    beyond = (window < 0) | (window >= known.size)
+    window = order[window.clip(0, known.size - 1)]
+    distance = np.where(beyond, np.inf, np.abs(known[window] - scores[:, None]))
+    best = np.argsort(distance, axis=1, kind="stable")[:, :NEIGHBOURS]
+    near, there = (np.take_along_axis(each, best, axis=1) for each in (window, np.isfinite(distance)))
+    return np.where(there, near, -1)
 
 
 NAMED = 10
@@ -449,7 +385,7 @@ Place = tuple[str, int]
 def families_of(store: Store, places: Collection[Place]) -> dict[Place, list[str]]:
     """The first other audited documents of the family of each document, by id; none where it has no near copy.
 
-    A family is of near copies, and of near copies of these. Memory holds a batch of the list.
+    A family is of near copies, and of near copies of these.
 
     Args:
         store: the run directory, in which the near copies are listed.
@@ -458,34 +394,21 @@ def families_of(store: Store, places: Collection[Place]) -> dict[Place, list[str
     name = copies_file("audit")
     if not places or not store.exists(name):
         return {}
-    rows = np.unique([row for _, row in places])
-    family: dict[Place, int] = {}
-    for batch in _batches(store, name):
-        near = batch.filter(pa.array(np.isin(batch["row"].to_numpy(), rows)))
-        for source, row, number in _tuples(near, ["source", "row", "family"]):
-            if (source, row) in places:
-                family[source, row] = number
-    wanted = np.unique(list(family.values())).astype(np.int64)
-    members: dict[int, list[tuple[Place, str]]] = {int(number): [] for number in wanted}
-    for batch in _batches(store, name) if members else ():
-        of_these = batch.filter(pa.array(np.isin(batch["family"].to_numpy(), wanted)))
-        for doc_id, source, row, number in _tuples(of_these, ["doc_id", "source", "row", "family"]):
-            if len(members[number]) <= NAMED:
-                members[number].append(((source, row), doc_id))
+    table = store.read_table(name)
+    near = table.filter(pa.array(np.isin(table["row"].to_numpy(), [row for _, row in places])))
+    here = zip(_places(near), near["family"].to_pylist(), strict=True)
+    family = {place: number for place, number in here if place in places}
+    members: dict[int, list[tuple[Place, str]]] = {number: [] for number in family.values()}
+    near = table.filter(pa.array(np.isin(table["family"].to_numpy(), list(members))))
+    for number, place, doc_id in zip(
+        near["family"].to_pylist(), _places(near), near["doc_id"].to_pylist(), strict=True
+    ):
+        if len(members[number]) <= NAMED:
+            members[number].append((place, doc_id))
     return {
         place: [doc_id for other, doc_id in members[number] if other != place][:NAMED]
         for place, number in family.items()
     }
-
-
-def _batches(store: Store, name: str) -> Iterator[pa.Table]:
-    with store.fs.open(store.path(name), "rb") as file:
-        for batch in pq.ParquetFile(file).iter_batches():
-            yield pa.Table.from_batches([batch])
-
-
-def _tuples(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple]:
-    return zip(*(table[column].to_pylist() for column in columns), strict=True)
 
 
 def thumbnail_of(picture: Image) -> bytes:

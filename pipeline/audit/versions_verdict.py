@@ -20,7 +20,7 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.report.wording import versions as wording
 from pipeline.selection.versions import VersionPart, VersionScores, residuals_of, version_ranks
-from pipeline.selection.versions_collection import REDRAWS, EProcess, redraw_p_value
+from pipeline.selection.versions_collection import REDRAWS, log_e_values, redraw_p_value
 from pipeline.stages.events import VERSIONS, VERSIONS_TYPE
 from pipeline.store.receipts import Receipt
 
@@ -60,12 +60,12 @@ def judge_parts(parts: Sequence[VersionPart], setting: Setting) -> CollectionVer
         setting: of the run.
     """
     scores = residuals_of(parts)
-    process = EProcess().extend(version_ranks(scores, setting.seed, "against"), scores.sizes)
+    log_e = float(log_e_values(version_ranks(scores, setting.seed, "against"), scores.sizes)[-1])
     above = float(scores.standardised()[scores.offsets[:-1] + scores.published].mean())
     test = VersionsTest(
         p_value=redraw_p_value(scores, setting.seed),
         redraws=REDRAWS,
-        e_value=math.exp(min(process.log_e, math.log(np.finfo(float).max))),
+        e_value=math.exp(min(log_e, math.log(np.finfo(float).max))),
         documents=scores.sizes.size,
         versions=int(scores.sizes.max()),
         above=above,

@@ -326,9 +326,9 @@ class _Bundle:
         known = {"resolution": computed.resolution, "sign_symmetry": computed.sign_symmetry, "weighting": weighting}
         diagnostics = build(Diagnostics, stated.get("diagnostics") or {}).model_copy(update=known)
         series = self.manifest.config.series
-        place = None if slot is None or series is None else series_place(slot, series)
+        place = {} if slot is None or series is None else {"series": series_place(slot, series)}
         counts = int(recomputed.selected.sum()), self.audit.size - self.roles["audit"].size
-        made = make_summary(selection, answer, diagnostics, *counts, self.manifest.limit).placed(place)
+        made = make_summary(selection, answer, diagnostics, *counts, self.manifest.limit).model_copy(update=place)
         if self.manifest.config.corpus.scores is not None:
             made = made.model_copy(update={"assumption": elsewhere_assumption(made.assumption)})
         withheld = stated.get("bound_withheld")

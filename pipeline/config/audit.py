@@ -53,36 +53,29 @@ class ResourcesConfig(Section):
 
     cluster: Literal["auto", "local", "ray"] = Field(
         "auto",
-        description="local: threads on this machine; ray: actors on the cluster that RAY_ADDRESS names, or "
-        "on one started here; auto: by the number of GPUs and the work.",
+        description="local: threads on this machine; ray: the cluster of RAY_ADDRESS, or one started here; "
+        "auto: by GPUs and work.",
     )
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] | ActorsConfig = Field(
-        "auto",
-        description="Most scoring actors or local threads; auto: as many as there are places, on a growing "
-        "cluster up to twice as many.",
+        "auto", description="Most scoring actors or local threads; auto: as many as there are places."
     )
     gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0), AfterValidator(_whole_or_share)] = Field(
         "auto", description="A share of one GPU and of its memory, 1, or several for one model."
     )
     cpus_per_actor: Annotated[int, Field(ge=1)] = Field(1, description="Threads of an actor.")
     batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto",
-        description="Most padded tokens in a batch; auto: 2048 on a CPU, and what the memory of a GPU "
-        "holds. On a CPU a batch has at most 64 tokens of padding.",
+        "auto", description="Most padded tokens in a batch; auto: 2048 on a CPU, else what the memory of a GPU holds."
     )
     gpu_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1 << 30)] = Field(
         "auto",
-        description="Memory of one GPU, such as 80 GiB, from which batch sizes follow; auto: the least of "
-        "the GPUs at the start.",
+        description="Memory of one GPU, such as 80 GiB, from which batch sizes follow; auto: the least at the start.",
     )
-    deterministic: bool = Field(
-        False, description="The same bits each time on GPUs, with one model of GPU. A CPU gives them anyway."
-    )
+    deterministic: bool = Field(False, description="The same bits each time on GPUs, with one model of GPU.")
     finetune_workers: Annotated[int, Field(ge=1)] = Field(
-        1, description="Workers that train one adapter together, each with cpus_per_actor threads or a whole GPU."
+        1, description="Workers that share one training, each with cpus_per_actor threads or a GPU."
     )
     deepspeed: Annotated[str | None, Place.SETTINGS_FILE] = Field(
-        None, description="Their DeepSpeed settings, if no GPU holds the model: zero2, zero3, or a JSON file."
+        None, description="zero2, zero3, or a JSON file, if no GPU holds the model."
     )
     shard_bytes: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto", description="Text bytes in a shard, about; auto: at most 1 MiB."
@@ -133,20 +126,20 @@ class AuditConfig(Section):
     text_transform: TransformConfig | None = Field(None, description="Changes of every text.")
     max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
     overlap: Literal["error", "drop"] = Field(
-        "error", description="Calibration documents that are near copies of audited ones: stop, or leave them out."
+        "error", description="Near copies of audited documents in calibration: stop, or leave them out."
     )
     near_copies: NearCopies = Field(
-        NEAR_COPIES, description="Shared part of the runs of five words from which two documents are near copies."
+        NEAR_COPIES, description="Share of common runs of five words from which two documents are near copies."
     )
     limits: LimitsConfig = LIMITS
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
     selections: list[SelectionConfig] = Field(default=[], description="Questions to the scores.")
     evidence: Annotated[int, Field(ge=0, le=MOST_EVIDENCE)] = Field(
-        200, description="Selected documents of each selection whose token attributions are kept; 0: none."
+        200, description="Selected documents whose token attributions are kept; 0: none."
     )
     series: SeriesConfig | None = Field(None, description="The schedule that this run is a scan of.")
     against: Annotated[str | None, Place.RUN] = Field(
-        None, description="A run or a ledger whose judged documents are left out."
+        None, description="A run or ledger whose judged documents are left out."
     )
     resources: ResourcesConfig = ResourcesConfig()
     import_: Imports = Field(default=[])

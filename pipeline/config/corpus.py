@@ -69,27 +69,21 @@ class VersionsConfig(Section):
     kinds: str | None = Field(
         None, description="Column with the kinds of edited sites of `seenset mark`; with `forms`."
     )
-    forms: str | None = Field(
-        None,
-        description="Column with the form of each site in each version; removes natural preferences from the scores.",
-    )
+    forms: str | None = Field(None, description="Column with the form of each site in each version.")
 
     differing: bool = Field(
         False, description="Score only tokens that versions do not share, and those after an omission."
     )
     permute: str | None = Field(
         None,
-        description="Instead of `column`: the column with the list of options in published order, of which "
-        "all orders are versions; `order` with `window`.",
+        description="Instead of `column`: the column of lists of options, whose orders are versions; "
+        "`order` with `window`.",
     )
     window: Annotated[int, Field(ge=2, le=1000)] | None = Field(
-        None,
-        description="With `permute: order`: a document is this many consecutive rows, its versions are orders of them.",
+        None, description="With `permute: order`: consecutive rows of a document, whose orders are versions."
     )
     template: str | None = Field(
-        None,
-        description="With `permute`: text of an item with columns in braces, such as "
-        "`{question}\\n{choices}`; each option on a line, with a letter.",
+        None, description="With `permute`: text of an item with columns in braces, such as `{question}\\n{choices}`."
     )
 
     @model_validator(mode="after")
@@ -146,12 +140,10 @@ class SourceConfig(Section):
     )
     text: str = Field("text", description="Column of texts.")
     image: str | None = Field(
-        None,
-        description="Column of pictures, instead of `text`: bytes, a record of bytes and path, or a path "
-        "beside the file.",
+        None, description="Column of pictures, instead of `text`: bytes, bytes and path, or a path."
     )
     caption: str | None = Field(None, description="Column of captions.")
-    tokens: str | None = Field(None, description="Column of lists of token ids of the model, instead of `text`.")
+    tokens: str | None = Field(None, description="Column of lists of token ids, instead of `text`.")
     id: str | None = Field(None, description="Column of ids; default: file#row.")
     group: str | None = Field(None, description="Column of groups.")
     encoding: Annotated[str, AfterValidator(checked_encoding)] = Field(
@@ -160,16 +152,12 @@ class SourceConfig(Section):
     delimiter: Annotated[str, AfterValidator(checked_delimiter)] = Field(
         PLAIN.delimiter, description="Character between the fields of CSV files."
     )
-    versions: VersionsConfig | None = Field(
-        None, description="audit: versions of each document, one of which was published, instead of `text`."
-    )
+    versions: VersionsConfig | None = Field(None, description="audit: versions of each document, instead of `text`.")
     review_count: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="unseen: how many of the highest scores `seenset review` lists, fixed before the first score."
+        None, description="unseen: how many of the highest scores `seenset review` lists."
     )
     review: Annotated[str | None, Place.INPUT] = Field(
-        None,
-        description="unseen: the filled-in file of `seenset review`; documents confirmed as trained on do "
-        "not calibrate.",
+        None, description="unseen: the filled-in file of `seenset review`."
     )
 
     @model_validator(mode="after")
@@ -179,7 +167,7 @@ class SourceConfig(Section):
         return self
 
     scores: Annotated[list[ScoreConfig | str], Field(min_length=1)] | None = Field(
-        None, description="Columns of scores, instead of `model` and `detectors`; by name: higher is more member-like."
+        None, description="Columns of scores, instead of `model` and `detectors`."
     )
 
     @model_validator(mode="after")

@@ -88,7 +88,7 @@ class EndpointConfig(Section):
     requests_per_minute: float | None = Field(None, gt=0, description="Most requests a minute.")
     timeout: float = Field(120.0, gt=0, description="Seconds for an answer.")
     attempts: int = Field(6, ge=1, description="Most attempts of a request.")
-    backoff: float = Field(1.0, gt=0, description="Seconds before the second attempt, about; doubled for each more.")
+    backoff: float = Field(1.0, gt=0, description="Seconds before the second attempt; doubled for each more.")
     choices: int = Field(16, ge=1, description="Most draws in one request, whose prompt is paid once.")
     budget: BudgetConfig = BudgetConfig()
     price: PriceConfig = PriceConfig()

@@ -33,13 +33,13 @@ class FinetuneConfig(Section):
     )
     pass_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None,
-        description="Most padded tokens in a pass; fewer take less memory. Default: 256 on a CPU, else "
-        "what keeps 8 GiB, at most 16384; with deepspeed a step is one pass.",
+        description="Most padded tokens in a pass. Default: 256 on a CPU, else what keeps 8 GiB, at most "
+        "16384; with deepspeed those of a step.",
     )
     recompute: bool | None = Field(
         None,
-        description="Recompute activations for the gradients: a third more time, far less memory. Default: "
-        "on a GPU where one text would keep more than 8 GiB.",
+        description="Recompute activations for gradients: a third more time, far less memory. Default: "
+        "where one text would keep more than 8 GiB of a GPU.",
     )
     seed: int = Field(0, ge=0, description="Seed of an adapter's first weights and of the order of texts.")
 

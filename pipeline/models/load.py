@@ -216,47 +216,6 @@ def _empty_model(config: ModelConfig, loaded: Any, kind: Kind) -> Any | None:
         return None
 
 
-def open_made_up(
-    config: ModelConfig, dtype: str, layers: int, most_bytes: int
-) -> tuple[LanguageModel, int, int] | None:
-    """A model of the same shape with fewer layers and made-up weights, for measuring time: no weight file is read.
-
-    It is on torch's current GPU where there is one, and has no tokenizer.
-
-    Args:
-        config: which model.
-        dtype: of its weights; float32 where unknown.
-        layers: how many at most.
-        most_bytes: how much memory its weights may take.
-
-    Returns:
-        The model, its number of layers, and that of the real one; None where its weights would take more memory.
-
-    Raises:
-        Exception: whatever the code of a model raises that cannot be built so.
-    """
-    import torch
-
-    loaded = read_model_config(config, locate(config, weights=False), "any")
-    text = loaded.get_text_config()
-    total = int(text.num_hidden_layers)
-    text.num_hidden_layers = min(layers, total)
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[: text.num_hidden_layers]
-    kind = getattr(torch, dtype, torch.float32)
-    with BUILDING, torch.device("meta"):
-        model = _auto_class(loaded, "any").from_config(loaded, dtype=kind, trust_remote_code=config.trust_remote_code)
-    if sum(parameter.numel() for parameter in model.parameters()) * kind.itemsize > most_bytes:
-        return None
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    use_fused_attention(device)
-    model.to_empty(device=device).tie_weights()
-    with torch.no_grad():
-        for values in (*model.parameters(), *model.buffers()):
-            values.fill_(0.01 if values.is_floating_point() else 0)
-    return LanguageModel(model.eval(), None, device, max_positions(loaded)), int(text.num_hidden_layers), total
-
-
 def fingerprint_model(config: AnyModel) -> dict[str, str]:
     """Digests of all that the model's answers depend on; they do not depend on where its files lie.
 

@@ -62,7 +62,6 @@ class DrawnBlocks:
     audited: np.ndarray  # bool, (blocks,)
     n_audited: int  # audited blocks, smaller ones included
     n_smaller: int  # of these, blocks with fewer documents, which have no score
-    n_dropped: int  # unseen blocks with fewer documents
     n_mixed: int  # documents of blocks of both roles; they are left out
 
 
@@ -286,7 +285,6 @@ def draw_blocks(scores: np.ndarray, block: np.ndarray, audited: np.ndarray, keys
         audited=roles[0][kept],
         n_audited=int(roles[0].sum()),
         n_smaller=int((roles[0] & few).sum()),
-        n_dropped=int((roles[1] & few).sum()),
         n_mixed=int(sizes[~(roles[0] | roles[1])].sum()),
     )
 

@@ -199,14 +199,6 @@ def version_ranks(scores: VersionScores, seed: int, ties: Literal["hash", "again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class VersionChoice:
-    """The documents that are selected by the ranks of their published versions; arrays of shape (documents,)."""
-
-    selected: np.ndarray  # bool
-    ranks: np.ndarray  # int64, 1 for the largest score
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class VersionList:
     """The documents that `mirrored_list` selects, and what it decided on; arrays of shape (documents,)."""
 

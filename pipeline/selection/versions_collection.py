@@ -11,7 +11,7 @@ from pipeline.selection.versions import VersionScores
 
 REDRAWS = 9_999
 BETS = (0.1, 0.2, 0.5, 0.9)
-"""Stakes of the e-process, all below 1: each factor stays positive."""
+"""Stakes of the e-values, all below 1: each factor stays positive."""
 
 LEAST_IN_CELL = 5
 """Expected documents of a cell of the chi-squared test."""
@@ -55,41 +55,21 @@ def redraw_p_value(scores: VersionScores, seed: int, redraws: int = REDRAWS) -> 
     return float((1 + int((redrawn >= observed - _ROUNDING * size).sum())) / (1 + redraws))
 
 
-@dataclass(frozen=True, slots=True)
-class EProcess:
+def log_e_values(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Evidence on a collection that grows: the mean over stakes L of prod_j (1 + L (k_j + 1 - 2 r_j) / (k_j - 1)).
 
     Guaranteed: of a null collection E has mean at most 1 at every stopping time, and P(max E >= 1 / a) <= a (Ville).
     The order of documents must not depend on their published indices.
+
+    Args:
+        ranks: int64, (documents,), in order of arrival, from `version_ranks` with ties against.
+        sizes: int64, (documents,): versions of each.
+
+    Returns:
+        float64, (documents,): the natural logarithm of E after each document.
     """
-
-    documents: int = 0
-    log_products: tuple[float, ...] = (0.0,) * len(BETS)  # one a stake, natural logarithms
-    log_largest: float = 0.0  # of E after each document so far, and of 1 before the first
-
-    @property
-    def log_e(self) -> float:
-        """Natural logarithm of E after the last document."""
-        return float(np.logaddexp.reduce(self.log_products)) - math.log(len(BETS))
-
-    @property
-    def p_value(self) -> float:
-        """1 / max E, in (0, 1], valid at any time."""
-        return math.exp(-self.log_largest)
-
-    def extend(self, ranks: np.ndarray, sizes: np.ndarray) -> EProcess:
-        """The process after more documents.
-
-        Args:
-            ranks: int64, (documents,), in order of arrival, from `version_ranks` with ties against.
-            sizes: int64, (documents,): versions of each.
-        """
-        if not ranks.size:
-            return self
-        bets = np.array(BETS)[:, None] * ((sizes + 1 - 2 * ranks) / (sizes - 1))
-        path = np.array(self.log_products)[:, None] + np.log1p(bets).cumsum(axis=1)
-        largest = float(np.logaddexp.reduce(path, axis=0).max()) - math.log(len(BETS))
-        return EProcess(self.documents + ranks.size, tuple(path[:, -1].tolist()), max(self.log_largest, largest))
+    bets = np.array(BETS)[:, None] * ((sizes + 1 - 2 * ranks) / (sizes - 1))
+    return np.asarray(np.logaddexp.reduce(np.log1p(bets).cumsum(axis=1), axis=0) - math.log(len(BETS)))
 
 
 def uniformity_p_value(ranks: np.ndarray, sizes: np.ndarray) -> float:

@@ -77,8 +77,8 @@ def copy_file(store: Store, name: str, copy: str) -> str:
 class SortedRows:
     """Rows of any number, to be read in the order of their keys.
 
-    The last of them stand in memory, the others in sorted runs in a folder for temporary files, which goes with the
-    object. Rows with equal keys come in no particular order.
+    The last of them stand in memory, the others in sorted runs in a temporary folder, which goes with the object. Rows
+    with equal keys come in no particular order. DuckDB would take half the time, and twice the memory of a driver.
     """
 
     def __init__(self, schema: pa.Schema, keys: Sequence[str]) -> None:

@@ -51,8 +51,7 @@ class ShiftConfig(Section):
     strength: float = Field(
         1.0,
         allow_inf_nan=False,
-        description="One standard deviation multiplies the odds to calibrate by e^strength; 0: no shift; "
-        "below 0: small values calibrate.",
+        description="Odds to calibrate grow by e^strength a standard deviation; below 0: small values calibrate.",
     )
 
 

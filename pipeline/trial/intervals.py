@@ -11,21 +11,21 @@ from pipeline.audit.detection import CONFIDENCE, LEAST_MODELS, UNDEFINED, Estima
 
 _GRID = 2001
 _TRUNCATION = 0.75
+_LIMIT = math.log(2 / (1 - CONFIDENCE))  # of the logarithm of a wealth, of each of two gamblers
 
 
-def mean_interval(values: np.ndarray, level: float = CONFIDENCE) -> tuple[float, float]:
-    """Confidence interval of a mean of numbers in [0, 1], by betting (Waudby-Smith & Ramdas 2024, theorem 3).
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
+    """95% interval of a mean of numbers in [0, 1], by betting (Waudby-Smith & Ramdas 2024, theorem 3).
 
     For each candidate mean, two gamblers bet that the numbers lie above and below it; a candidate is excluded
     when either grows rich. The stakes are the predictable plug-in, which adapts to a small variance.
 
-    Guaranteed: the interval covers the mean with probability at least `level`, for any number of values and any
+    Guaranteed: the interval covers the mean with probability at least 0.95, for any number of values and any
     distribution on [0, 1], provided that each value has that mean given the ones before it. No normal approximation:
     a share of wrong selections that was zero in all of 20 repeats is not reported as certainly zero.
 
     Args:
         values: float, (repeats,), in [0, 1]; the order matters a little.
-        level: in (0, 1).
 
     Returns:
         Lower and upper bound, on a grid of 0.0005 that is rounded outwards; (0, 1) without values. The mean of the
@@ -35,17 +35,15 @@ def mean_interval(values: np.ndarray, level: float = CONFIDENCE) -> tuple[float,
     if x.size == 0:
         return 0.0, 1.0
     means = np.linspace(0, 1, _GRID)
-    most_above, most_below = _wealth(x, means, level)
-    limit = math.log(2 / (1 - level))
-    plausible = np.flatnonzero((most_above < limit) & (most_below < limit))
+    plausible = np.flatnonzero(np.maximum(*_wealth(x, means)) < _LIMIT)
     if plausible.size == 0:  # the values contradict one common mean
         return 0.0, 1.0
     low, high = max(plausible[0] - 1, 0), min(plausible[-1] + 1, _GRID - 1)
     return min(float(means[low]), float(x.mean())), max(float(means[high]), float(x.mean()))
 
 
-def models_interval(samples: Sequence[np.ndarray], level: float = CONFIDENCE) -> tuple[float, float] | None:
-    """Confidence interval, over models, of the mean of numbers in [0, 1]; None with fewer than LEAST_MODELS.
+def models_interval(samples: Sequence[np.ndarray]) -> tuple[float, float] | None:
+    """95% interval, over models, of the mean of numbers in [0, 1]; None with fewer than LEAST_MODELS.
 
     Repeats over one model's scores share that model: however many there are, each model is one draw. So the interval is
     Student's over the models' means, with as many degrees of freedom as models less one. Means that agree by chance
@@ -56,7 +54,6 @@ def models_interval(samples: Sequence[np.ndarray], level: float = CONFIDENCE) ->
 
     Args:
         samples: of each model, float, (repeats,), in [0, 1], at least one.
-        level: in (0, 1).
     """
     if len(samples) < LEAST_MODELS:
         return None
@@ -64,27 +61,23 @@ def models_interval(samples: Sequence[np.ndarray], level: float = CONFIDENCE) ->
 
     means = np.array([np.mean(values) for values in samples])
     centre = float(means.mean())
-    reach = float(t.ppf((1 + level) / 2, means.size - 1) * means.std(ddof=1) / math.sqrt(means.size))
-    low, high = np.mean([mean_interval(values, level) for values in samples], axis=0)
+    reach = float(t.ppf((1 + CONFIDENCE) / 2, means.size - 1) * means.std(ddof=1) / math.sqrt(means.size))
+    low, high = np.mean([mean_interval(values) for values in samples], axis=0)
     return max(0.0, min(centre - reach, float(low))), min(1.0, max(centre + reach, float(high)))
 
 
-def mean_exceeds(values: np.ndarray, bound: float, level: float = CONFIDENCE) -> bool:
+def mean_exceeds(values: np.ndarray, bound: float) -> bool:
     """Whether numbers in [0, 1] contradict that each has a mean of at most `bound`, given the ones before it.
 
     The means may differ, as those of several models do. The gambler of `mean_interval` who bets on larger numbers
-    loses on average where they keep to the bound, and grows rich with a probability of at most (1 - level) / 2.
+    loses on average where they keep to the bound, and grows rich with a probability of at most 0.025.
 
     Args:
         values: float, (repeats,), in [0, 1], in an order that does not depend on them.
         bound: in [0, 1].
-        level: in (0, 1).
     """
     x = np.asarray(values, dtype=np.float64)
-    if x.size == 0:
-        return False
-    most_above, _ = _wealth(x, np.array([bound]), level)
-    return bool(most_above[0] >= math.log(2 / (1 - level)))
+    return bool(x.size and _wealth(x, np.array([bound]))[0][0] >= _LIMIT)
 
 
 def by_model(values: np.ndarray, model: np.ndarray) -> list[np.ndarray]:
@@ -115,14 +108,14 @@ def contradicts(samples: Sequence[np.ndarray], target: float) -> bool | None:
     return mean_interval(samples[0])[0] > target
 
 
-def _wealth(x: np.ndarray, means: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+def _wealth(x: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The most that the gamblers against each mean had at any time, above and below it: logarithms, (means,)."""
     n = x.size
     count = np.arange(1, n + 1)
     running = (0.5 + np.cumsum(x)) / (count + 1)
     variance = (0.25 + np.cumsum((x - running) ** 2)) / (count + 1)
     before = np.concatenate([[0.25], variance[:-1]])
-    stake = np.sqrt(2 * math.log(2 / (1 - level)) / (n * before))
+    stake = np.sqrt(2 * _LIMIT / (n * before))
     above, below = np.zeros(means.size), np.zeros(means.size)
     most_above, most_below = above.copy(), below.copy()
     with np.errstate(divide="ignore"):

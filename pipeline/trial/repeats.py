@@ -63,20 +63,19 @@ class WordChecks:
 NO_CHECKS = WordChecks({}, {})
 
 
-def words_of(texts: Sequence[str]) -> Any:
-    """Counts of the words of a trial's documents, `blind.word_counts` without columns that no document has."""
-    counts = word_counts(texts)
-    return counts[:, np.unique(counts.indices)]
-
-
-def known_of_documents(texts: Sequence[str], pictures: Sequence[bytes] | None) -> Any:
+def known_of_documents(texts: Sequence[str], pictures: Sequence[bytes] | None = None) -> Any:
     """What the classifier of the blind test knows of a trial's documents: (documents, features).
+
+    Of texts that is `blind.word_counts` without columns that no document has.
 
     Args:
         texts: of the documents, as an audit reads them.
         pictures: their files; None where the documents are texts.
     """
-    return words_of(texts) if pictures is None else picture_features(pictures)
+    if pictures is not None:
+        return picture_features(pictures)
+    counts = word_counts(texts)
+    return counts[:, np.unique(counts.indices)]
 
 
 def weigh_repeat(

@@ -162,7 +162,7 @@ def test_blocks_have_the_mean_of_equally_many_documents_and_smaller_ones_none() 
     block = np.repeat(np.arange(10), sizes)
     audited = block < 5
     drawn = draw_blocks(np.arange(28.0)[:, None], block, audited, np.arange(28), 0)
-    assert (drawn.each, drawn.n_audited, drawn.n_smaller, drawn.n_dropped) == (3, 5, 1, 1)
+    assert (drawn.each, drawn.n_audited, drawn.n_smaller) == (3, 5, 1)
     assert drawn.audited.tolist() == [True] * 4 + [False] * 4
     assert drawn.scores[0, 0] == 3, "the mean of the three documents of the second block: 2, 3 and 4"
     order = np.random.default_rng(0).permutation(28)

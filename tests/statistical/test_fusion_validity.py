@@ -16,9 +16,8 @@ import pytest
 from simulation import Estimate, leave_one_out, reconformal
 
 from benchmarks.selection import run_passes
-from pipeline.selection import RankCounts, calibrate, ranks, step_up
 from pipeline.selection import knockoff as knockoffs
-from pipeline.selection.conformal import Sample, halves
+from pipeline.selection.conformal import Sample, calibrate, halves, ranks
 from pipeline.selection.fusion import (
     Weights,
     find_threshold,
@@ -29,6 +28,8 @@ from pipeline.selection.fusion import (
 )
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.adadetect import fit_score
+from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.step_up import step_up
 
 TABLE_SE = 0.002
 SHIFTS = (2.5, 2.2, 1.8, 1.5, 1.2, 1.0)

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from simulation import Estimate
 
-from pipeline.selection import RankCounts, calibrate, decide, ranks
+from pipeline.selection.conformal import calibrate, ranks
 from pipeline.selection.joint import JointEvidence, joint_select
+from pipeline.selection.procedures.record import decide
+from pipeline.selection.rank_counts import RankCounts
 
 ALPHA = Fraction(1, 10)
 MODELS = 3

@@ -16,19 +16,12 @@ import pytest
 from simulation import Estimate, Setting, beta, draw, gaussian, last_ranks, simulate
 from test_validity import ALPHA, HARD, tolerance
 
-from pipeline.selection import (
-    Grid,
-    RankCounts,
-    calibrate,
-    calibrate_by_group,
-    decide,
-    jkbb,
-    pool,
-    ranks,
-    ranks_by_group,
-    simes_grid,
-)
-from pipeline.selection.conformal import tie_draws
+from pipeline.selection.calibrations import simes_grid
+from pipeline.selection.conformal import Grid, calibrate, ranks, tie_draws
+from pipeline.selection.groups import calibrate_by_group, pool, ranks_by_group
+from pipeline.selection.procedures.estimating import jkbb
+from pipeline.selection.procedures.record import decide
+from pipeline.selection.rank_counts import RankCounts
 
 # ---------------------------------------------------------------- estimators of the null proportion
 

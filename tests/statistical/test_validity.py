@@ -15,7 +15,11 @@ import pytest
 from simulation import Estimate, Percentiles, Setting, beta, draw, gaussian, last_ranks, simulate
 
 from pipeline.config.selection import Direction
-from pipeline.selection import PROCEDURES, RankCounts, calibrate, count_procedures, decide, ranks, strict
+from pipeline.selection.conformal import calibrate, ranks
+from pipeline.selection.procedures import PROCEDURES
+from pipeline.selection.procedures.estimating import strict
+from pipeline.selection.procedures.record import count_procedures, decide
+from pipeline.selection.rank_counts import RankCounts
 
 ALPHA = Fraction(1, 10)
 TABLE_SE = 0.002

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from simulation import Estimate
 
-from pipeline.selection import RankCounts, calibrate, decide, ranks
+from pipeline.selection.conformal import calibrate, ranks
+from pipeline.selection.procedures.record import decide
+from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.weighted import (
     calibrate_weighted,
     least_ranks,

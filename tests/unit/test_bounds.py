@@ -15,10 +15,11 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.report.wording.bounds import bound_clause, bound_sentence, bound_text, bounds_not_covered, wrong_clause
 from pipeline.report.wording.conclusion import CONTRADICTED
-from pipeline.selection import RankCounts, envelope
+from pipeline.selection import envelope
 from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, longest_list, wrong_in_list
 from pipeline.selection.envelope import Envelope, probability_of_keeping
 from pipeline.selection.procedures import why_unbounded
+from pipeline.selection.rank_counts import RankCounts
 from ray_jobs.terminal import print_summaries
 
 SURE = Fraction(95, 100)

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.selection import run_passes
-from pipeline.selection import RankCounts
 from pipeline.selection.conformal import Sample, halves, shuffled
 from pipeline.selection.fusion import find_threshold, fuse, rounded_up, statistic, symmetric_weights, weights
+from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import ROUNDED_UP
 from pipeline.selection.thresholds import Threshold
 

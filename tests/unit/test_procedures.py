@@ -19,24 +19,16 @@ from statsmodels.stats.multitest import multipletests
 
 import seenset
 from pipeline.errors import UserError
-from pipeline.selection import (
-    PROCEDURES,
-    Grid,
-    RankCounts,
-    count_procedures,
-    decide,
-    minimum_selectable,
-    p_values,
-    pool,
-    simes_grid,
-    step_up,
-    storey,
-    terms_of,
-)
-from pipeline.selection.calibrations import smallest_simes
+from pipeline.selection.calibrations import simes_grid, smallest_simes
+from pipeline.selection.conformal import Grid, p_values
 from pipeline.selection.evalues import dependence_factor
-from pipeline.selection.procedures.estimating import default_lambda, kernel, slope
+from pipeline.selection.groups import pool
+from pipeline.selection.procedures import PROCEDURES
+from pipeline.selection.procedures.estimating import default_lambda, kernel, slope, storey
 from pipeline.selection.procedures.known import known_members, known_scores
+from pipeline.selection.procedures.record import count_procedures, decide, terms_of
+from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.step_up import minimum_selectable, step_up
 from pipeline.selection.thresholds import Moments
 
 TENTH = Fraction(1, 10)

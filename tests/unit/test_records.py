@@ -23,7 +23,7 @@ from pipeline.errors import UserError
 from pipeline.report.contents import Report
 from pipeline.report.facts import read_facts
 from pipeline.report.page import write_report
-from pipeline.selection import StrictAnswer
+from pipeline.selection.promises import StrictAnswer
 from pipeline.store.files import Store
 from ray_jobs.cli import main
 

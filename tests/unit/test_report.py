@@ -32,7 +32,7 @@ from pipeline.report.contents import Report
 from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import MAX_POINTS, _slope, _thinned, draw_figures
 from pipeline.report.page import write_report
-from pipeline.selection import StrictAnswer
+from pipeline.selection.promises import StrictAnswer
 from pipeline.store.files import Store
 
 

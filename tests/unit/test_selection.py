@@ -18,25 +18,14 @@ from scipy.stats import false_discovery_control
 from statsmodels.stats.multitest import multipletests
 
 from pipeline.errors import UserError
-from pipeline.selection import (
-    PROCEDURES,
-    RankCounts,
-    calibrate,
-    count_procedures,
-    decide,
-    jkbb,
-    minimum_selectable,
-    p_values,
-    ranks,
-    step_up,
-    storey,
-    strict,
-)
+from pipeline.selection.conformal import calibrate, p_values, ranks
+from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.bh import BH
-from pipeline.selection.procedures.estimating import MAX_BANDWIDTH, MIN_BANDWIDTH, bandwidth
-from pipeline.selection.procedures.record import Rule
+from pipeline.selection.procedures.estimating import MAX_BANDWIDTH, MIN_BANDWIDTH, bandwidth, jkbb, storey, strict
+from pipeline.selection.procedures.record import Rule, count_procedures, decide
+from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import known_needed
-from pipeline.selection.step_up import EXACT_HARMONIC, harmonic_bound
+from pipeline.selection.step_up import EXACT_HARMONIC, harmonic_bound, minimum_selectable, step_up
 
 GOLDEN = RankCounts.of(np.array([1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 70, 80, 90, 99]), 99)
 TENTH = Fraction(1, 10)

@@ -23,8 +23,9 @@ from pipeline.corpus.near_copies import draw_families
 from pipeline.errors import UserError
 from pipeline.report.tables import as_text, labels, page_table, readable
 from pipeline.report.wording.trial import verification
-from pipeline.selection import RankCounts, decide
 from pipeline.selection.in_memory import Scores
+from pipeline.selection.procedures.record import decide
+from pipeline.selection.rank_counts import RankCounts
 from pipeline.trial import figures
 from pipeline.trial.config import SplitConfig, TrialConfig, build_trial
 from pipeline.trial.documents import read_documents

@@ -17,7 +17,7 @@ from pipeline.report.wording.trial import verification
 from pipeline.selection.in_memory import Scores
 from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
 from pipeline.trial.documents import Documents, read_documents
-from pipeline.trial.repeats import Pool, measure, words_of
+from pipeline.trial.repeats import Pool, known_of_documents, measure
 from pipeline.trial.shift import check_shifts, positions
 from pipeline.trial.splits import Drawable, draw_split
 from pipeline.trial.table import selection_rows, selection_table
@@ -153,7 +153,9 @@ def shifted_pool(tmp_path: Path, strength: float, repeats: int = 12, n: int = 90
         pa.nulls(n, pa.string()),
     )
     places = {"topic": positions(config, documents, "topic")}
-    whole = Pool(documents.ids, np.arange(n), trained, np.ones(n, dtype=bool), scores, {}, places, words_of(made))
+    whole = Pool(
+        documents.ids, np.arange(n), trained, np.ones(n, dtype=bool), scores, {}, places, known_of_documents(made)
+    )
     return whole, config
 
 

@@ -24,7 +24,7 @@ LISTED = 8
 
 RUN_OR_LEDGER = "the folder of a run or a ledger"
 MATRIX_PRODUCT = "a matrix product on it"
-"""What the pace of a model was measured by, where the model itself could not be."""
+"""What the time of a run is estimated from."""
 
 AND_TO_CALIBRATE = ", so that at least one is left to calibrate on"
 """Why an adapter needs one document more than it is trained on."""
@@ -91,11 +91,6 @@ def _if_wrong(role: Role) -> str:
 def role_missing(role: Role) -> str:
     """That an audit needs documents of a role, and none lie in the folder."""
     return f"Missing: {ROLE_DOCUMENTS[role]}. Take the comment signs away and name them."
-
-
-def some_layers(some: int, total: int) -> str:
-    """What the pace of a model was measured by."""
-    return f"a short measurement of a model of the same shape with {some} of {total} layers"
 
 
 def pictures_with(caption: str, parts: Sequence[str]) -> str:

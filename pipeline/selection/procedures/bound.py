@@ -7,10 +7,11 @@ from fractions import Fraction
 from functools import partial
 
 from pipeline.config.selection import SelectionConfig
+from pipeline.errors import UserError
 from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, longest_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import Answer, Asking, SelectionInput
-from pipeline.selection.procedures.record import ONLY_POOLED, Decision, LastRank, Procedure, decide
+from pipeline.selection.procedures.record import ONLY_POOLED, Decision, LastRank, Procedure, decision
 from pipeline.selection.promises import EXCHANGEABLE, Terms, percentage
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision
@@ -20,19 +21,12 @@ def decide_by_bound(counts: RankCounts, alpha: Fraction, confidence: Fraction) -
     """Procedure `bound`: the `longest_list`, with its terms.
 
     Raises:
-        UserError: no audit documents, or alpha or the confidence outside (0, 1).
+        UserError: no audit documents, or a confidence outside (0, 1).
     """
-    like, terms = decide("bh", counts, alpha), terms_of_bound(confidence)
-    rank = longest_list(counts, alpha, confidence)
-    return replace(
-        like,
-        procedure="bound",
-        rank=rank,
-        n_selected=counts.at_most(rank),
-        largest_p=counts.grid.p(rank),
-        assumption=terms.assumption,
-        promise=terms.promise,
-    )
+    if counts.m == 0:
+        raise UserError("no audit documents")
+    made = decision("bound", counts, alpha, longest_list(counts, alpha, confidence))
+    return replace(made, promise=terms_of_bound(confidence).promise)
 
 
 def terms_of_bound(confidence: Fraction) -> Terms:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+import numpy as np
+
 from pipeline.config.selection import Rule as ScheduleRule
 from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.plugins import BUILT_IN, Registry
@@ -17,7 +19,7 @@ from pipeline.selection.passes import Answer, Asking, SelectionInput
 from pipeline.selection.promises import Guarantee, Terms, adapted
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import ONE, step_up
-from pipeline.selection.versions import VersionChoice, VersionScores
+from pipeline.selection.versions import VersionScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,9 @@ class ByVersions:
     """How a procedure chooses among documents with versions."""
 
     terms: Terms
-    choose: Callable[[VersionScores, Fraction, int, int], VersionChoice]
-    """From scores, alpha, the seed of the run, and the number of documents without scores, which stand at p = 1."""
+    choose: Callable[[VersionScores, Fraction, int, int], tuple[np.ndarray, np.ndarray]]
+    """From scores, alpha, the seed of the run, and the number of documents without scores, which stand at p = 1, to
+    which documents are selected, bool, and the ranks of their published versions, int64: (documents,)."""
     fewest: Callable[[Fraction, int, int | None], tuple[int, str]]
     """From alpha, m, and the versions of a document, at most, None where they are not read yet: the fewest documents
     that it can select, and a sentence."""
@@ -121,11 +124,6 @@ class Options:
     reconformal: bool
     detectors: int
     known_members: bool = False  # whether documents are known not to be nulls
-
-    @classmethod
-    def of(cls, selection: SelectionConfig, known_members: bool = False) -> Options:
-        """Of a configured selection."""
-        return cls(selection.step_up, selection.reconformal, len(selection.detectors), known_members)
 
 
 ONLY_POOLED = {name: f"takes calibration pooled, got {name}" for name in ("by_group", "conditional", "weighted")}
@@ -221,7 +219,8 @@ def procedure_of(name: str) -> Procedure:
 
 def applied_to(selection: SelectionConfig, known_members: bool = False) -> tuple[Procedure, bool]:
     """`Procedure.applied` of a configured selection."""
-    return procedure_of(selection.procedure).applied(Options.of(selection, known_members))
+    options = Options(selection.step_up, selection.reconformal, len(selection.detectors), known_members)
+    return procedure_of(selection.procedure).applied(options)
 
 
 def count_procedures() -> list[str]:

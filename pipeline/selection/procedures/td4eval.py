@@ -15,7 +15,7 @@ from pipeline.selection import fusion
 from pipeline.selection.conformal import Grid, calibrate, halves, ranks
 from pipeline.selection.passes import Answer, Ask, Asking, Batch, FusedScore, Judge, SelectionInput, search_values
 from pipeline.selection.procedures.bh import BH
-from pipeline.selection.procedures.record import ONLY_POOLED, Options, Procedure, Rule, decide, procedure_of
+from pipeline.selection.procedures.record import ONLY_POOLED, Options, Procedure, Rule, applied_to, decide, procedure_of
 from pipeline.selection.promises import NULLS, SHARE, Terms
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision, resolution_at
@@ -35,7 +35,7 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
     weights = fusion.weights([c.at_most(step_up(c, alpha)) for c in counts], selection.weights, question.seed)
     judge, threshold = yield from _fused(rank, n, weights, counts, alpha, quarantined)
     terms = TD4EVAL.terms
-    used, _ = TD4EVAL.applied(Options.of(selection))
+    used, _ = applied_to(selection)
     return Answer(
         judge=judge,
         n_calibration=n,

@@ -18,7 +18,6 @@ from pipeline.selection.procedures.record import ByVersions, Procedure, procedur
 from pipeline.selection.promises import ON_AVERAGE, SHARE, StrictAnswer, Terms
 from pipeline.selection.versions import (
     MIRROR,
-    VersionChoice,
     VersionScores,
     fewest_versions,
     mirrored_list,
@@ -59,13 +58,13 @@ def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> 
         raise UserError("no audit document has scores of all its versions" if quarantined else "no audit documents")
     scores = residuals_of(parts)
     m = sum(len(part.scores.ids) for part in parts) + quarantined
-    chosen = by.choose(scores, selection.exact_alpha, seed, m - scores.sizes.size)
+    selected, ranks = by.choose(scores, selection.exact_alpha, seed, m - scores.sizes.size)
     most = int(scores.sizes.max())
     places = {name: place for place, name in enumerate(scores.ids)}
-    p = chosen.ranks / scores.sizes
+    p = ranks / scores.sizes
     least, sentence = by.fewest(selection.exact_alpha, m, most)
     return Answer(
-        judge=partial(_judge, places, p, chosen.selected),
+        judge=partial(_judge, places, p, selected),
         n_calibration=0,
         m=m,
         threshold=None,
@@ -73,9 +72,9 @@ def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> 
         guarantee=by.terms.guarantee,
         assumption=by.terms.assumption,
         promise=by.terms.promise,
-        details={"versions": float(most), "p_uniform_ranks": uniformity_p_value(chosen.ranks, scores.sizes)},
+        details={"versions": float(most), "p_uniform_ranks": uniformity_p_value(ranks, scores.sizes)},
         resolution=lambda _: (least, None),
-        strict=StrictAnswer(selection.procedure, int(chosen.selected.sum()), None, by.terms.guarantee),
+        strict=StrictAnswer(selection.procedure, int(selected.sum()), None, by.terms.guarantee),
         basis=Basis(sentence=sentence),
         versions=most,
     )
@@ -88,9 +87,12 @@ def _judge(places: dict[str, int], p: np.ndarray, selected: np.ndarray, batch: B
     return np.where(used, p[at], 1.0), used & selected[at]
 
 
-def _mirrored(scores: VersionScores, alpha: Fraction, seed: int, quarantined: int) -> VersionChoice:
+_Choice = tuple[np.ndarray, np.ndarray]
+
+
+def _mirrored(scores: VersionScores, alpha: Fraction, seed: int, quarantined: int) -> _Choice:
     listed = mirrored_list(scores, alpha, seed)
-    return VersionChoice(listed.selected, listed.ranks)
+    return listed.selected, listed.ranks
 
 
 def _fewest_mirrored(alpha: Fraction, m: int, versions: int | None) -> tuple[int, str]:
@@ -101,11 +103,11 @@ def _fewest_mirrored(alpha: Fraction, m: int, versions: int | None) -> tuple[int
     return least, f"{sentence} and only {m:,} are audited, so nothing can be selected: allow a larger alpha."
 
 
-def _step_up(scores: VersionScores, alpha: Fraction, seed: int, quarantined: int) -> VersionChoice:
+def _step_up(scores: VersionScores, alpha: Fraction, seed: int, quarantined: int) -> _Choice:
     ranks = version_ranks(scores, seed)
     last = np.ones(quarantined, dtype=np.int64)
     selected = rank_step_up(np.append(ranks, last), np.append(scores.sizes, last), alpha)
-    return VersionChoice(selected[: ranks.size], ranks)
+    return selected[: ranks.size], ranks
 
 
 def _fewest_by_step_up(alpha: Fraction, m: int, versions: int | None) -> tuple[int, str]:
