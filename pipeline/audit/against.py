@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
@@ -221,10 +220,6 @@ def _keys_of(store: Store, receipts: list[Receipt], shards: Mapping[str, Shard])
             table = read_filed(store, receipt, ["row", "text_key"])
             if repeats is not None:
                 here = repeats.filter(pc.equal(repeats["source"], shards[receipt.shard].name))
-                table = table.filter(pc.invert(pc.is_in(table["row"], value_set=_whole(here["row"]))))
+                table = table.filter(pc.invert(pc.is_in(table["row"], value_set=here["row"].combine_chunks())))
             keys.append(table["text_key"].to_numpy())
     return np.concatenate(keys)
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

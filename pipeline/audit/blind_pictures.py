@@ -11,14 +11,11 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pipeline.corpus.pictures import FORMATS, open_picture
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 CAPTION_FEATURES = 256
 """Counts of hashed words of a caption."""
@@ -93,18 +90,13 @@ def _file_facts(data: bytes) -> list[float]:
                 width, height = image.size
                 more = len(image.info), len(image.getexif()), len(image.getbands())
                 kinds = [{image.format: 1.0}.get(form, 0.0) for form in FORMATS]
-                quantised = _quantisation(image)
+                tables = getattr(image, "quantization", None) or {}  # of a JPEG file: larger steps for lower quality
+                quantised = float(np.mean(tables[min(tables)])) if tables else 0.0
     except Exception:  # readers of pictures raise whatever their parsers do
         return [math.log(1 + len(data)), *[0.0] * (len(FORMATS) + 8)]
     per_pixel = len(data) / max(1, width * height)
     size = [math.log(1 + len(data)), float(width), float(height), width / max(1, height), per_pixel]
     return [*size, *map(float, more), *kinds, quantised]
-
-
-def _quantisation(image: Image) -> float:
-    """The mean step of a JPEG file's first table of quantisation, larger for lower quality; 0 for other formats."""
-    tables = getattr(image, "quantization", None) or {}
-    return float(np.mean(tables[min(tables)])) if tables else 0.0
 
 
 def picture_model() -> Any:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from pipeline.audit.block_counts import count_of, other_failures, summaries_of
 from pipeline.audit.collection import MOST_DOCUMENTS, Collection, read_collection
 from pipeline.audit.conclusion import Conclusion, bound_condition, conclude, supported_of
@@ -86,7 +84,7 @@ def judge_scores(
     made = collection.blocks(setting.seed)
     result = permutation_test(made, setting.seed)
     counts = [count_of(selection, summary, collection, blind.ok, setting.seed) for selection, summary in answers]
-    first = next(iter(counts), None)
+    first, above = next(iter(counts), None), float(made.differences.mean())
     evidence = _Evidence(
         test=None if result is None else _test_record(result, collection, made),
         blind=blind,
@@ -94,7 +92,7 @@ def judge_scores(
         counts=[count for count in counts if count is not None and bound_condition(count.conclusion) is not None],
         withheld=first is not None and bound_condition(first.conclusion) is None and first.at_least > 0,
         ungrouped=collection.ungrouped,
-        direction=_direction(made.differences),
+        direction=Diagnostic(ok=above > 0, sentence=wording.direction(above)),
     )
     conclusion, reasons = evidence.conclude()
     answer: Statement = "not shown"
@@ -132,7 +130,7 @@ class _Evidence:
     counts: list[MemberCount]  # that may be stated
     withheld: bool  # whether the count of the first selection is above zero and may not be stated
     ungrouped: bool  # whether the blocks ignore groups
-    direction: Diagnostic
+    direction: Diagnostic  # training raises scores: a difference to lower ones has another cause
 
     @property
     def by_test(self) -> bool:
@@ -201,12 +199,6 @@ def audited_model(config: AuditConfig) -> str:
     model = config.model
     adapter = model.adapter_shown if isinstance(model, ModelConfig) and model.adapter else None
     return wording.model_with_adapter(display_name(model), adapter)
-
-
-def _direction(differences: np.ndarray) -> Diagnostic:
-    """Training raises scores: a difference to lower ones has another cause."""
-    mean = float(differences.mean())
-    return Diagnostic(ok=mean > 0, sentence=wording.direction(mean))
 
 
 def _sentences(answer: Statement, evidence: _Evidence, setting: Setting) -> list[str]:

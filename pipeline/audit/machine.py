@@ -69,15 +69,11 @@ def runs_locally(plan: Plan, ray_address: bool, gpus: int) -> bool:
         return True
     if ray_address or several or gpus > 1:
         return False
-    if not _is_large(plan, gpus):
+    passes = sum(1 + entry.get("paraphrases", 0) + entry.get("draws", 0) for entry in plan.passes())
+    if passes * sum(plan.estimated_tokens().values()) <= LOCAL_TOKENS["cuda" if gpus else "cpu"]:
         return True
     of_cpus = not gpus and resources.gpus_per_actor in ("auto", 0)
     return of_cpus and local_machine(resources, gpus).workers <= LOCAL_WORKERS
-
-
-def _is_large(plan: Plan, gpus: int) -> bool:
-    passes = sum(1 + entry.get("paraphrases", 0) + entry.get("draws", 0) for entry in plan.passes())
-    return passes * sum(plan.estimated_tokens().values()) > LOCAL_TOKENS["cuda" if gpus else "cpu"]
 
 
 def may_need_cluster(resources: ResourcesConfig, plan: Plan | None = None) -> bool:

@@ -8,7 +8,7 @@ import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -142,12 +142,13 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
     """
     _check_folder("against", config.against, RUN_OR_LEDGER)
     _check_folder("series.ledger", config.series.ledger if config.series is not None else None, "a folder")
-    known = read_known(config)
-    inputs = find_inputs(config.corpus, config.limits, known.inputs)
+    finished, known = _read_finished(config)
+    inputs = find_inputs(config.corpus, config.limits, known)
     files = {entry.path: entry.name for entry in inputs if format_named(entry.format).has_path}
-    check_run_folder(config.run, _model_paths(config) | files)
+    paths = [path for model in _models(config) for path in (model.path, model.adapter) if path is not None]
+    check_run_folder(config.run, {path: written(path) for path in paths if os.path.exists(path)} | files)
     shards = plan_shards(config.corpus, inputs, config.resources, config.text_transform, limit, config.limits)
-    return Plan(config, tuple(inputs), tuple(shards), limit, known.record)
+    return Plan(config, tuple(inputs), tuple(shards), limit, finished)
 
 
 def _check_folder(key: str, path: str | None, what: str) -> None:
@@ -158,12 +159,6 @@ def _check_folder(key: str, path: str | None, what: str) -> None:
 def _models(config: AuditConfig) -> list[ModelConfig]:
     models = (config.model, config.reference_model, config.paraphraser)
     return [model for model in models if isinstance(model, ModelConfig)]
-
-
-def _model_paths(config: AuditConfig) -> dict[str, str]:
-    """Local paths of models and adapters, and as they were written."""
-    paths = [path for model in _models(config) for path in (model.path, model.adapter) if path is not None]
-    return {path: written(path) for path in paths if os.path.exists(path)}
 
 
 def check_model_files(config: AuditConfig) -> None:
@@ -201,27 +196,22 @@ def pending(plan: Plan, stage: str, store: Store) -> list[Shard]:
     return [shard for shard in plan.shards if not is_done(f"{shard.id}.json")]
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What was read of a finished run before its inputs were looked for."""
+def _read_finished(config: AuditConfig) -> tuple[dict[str, Any] | None, dict[tuple[str, str], InputFile]]:
+    """The record of a finished run, and its inputs by role and path.
 
-    record: dict[str, Any] | None = None  # as it stands in `finished.json`; None where it was not read
-    inputs: Mapping[tuple[str, str], InputFile] = field(default_factory=dict)  # by role and path
-
-
-def read_known(config: AuditConfig) -> Known:
-    """The inputs of a finished run; none where its sources were others, or where all are local and cost nothing."""
+    No inputs where its sources were others; neither is read where all inputs are local and cost nothing.
+    """
     if all("://" not in path for _, source in config.corpus.roles() for path in source.paths):
-        return Known()
+        return None, {}
     record: dict[str, Any] = {}
     try:
         record = dict(Store(config.run).read_json(FINISHED_FILE) or {})
         if not is_sealed(record) or record.get("sources") != digest_of_sources(config):
-            return Known(record)
+            return record, {}
         inputs = TypeAdapter(list[InputFile]).validate_python(record["inputs"])
     except (UserError, OSError, KeyError, TypeError, ValueError):  # damaged, or out of reach: all is opened anew
-        return Known(record)
-    return Known(record, {(entry.role, entry.path): entry for entry in inputs})
+        return record, {}
+    return record, {(entry.role, entry.path): entry for entry in inputs}
 
 
 def digest_of_sources(config: AuditConfig) -> str:

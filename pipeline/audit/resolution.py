@@ -103,7 +103,9 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
         if rule.procedure.estimates:
             figures |= _by_share(rule, known, m, figures, role, basis)
         elif not chosen.built_in:
-            figures |= _of_plugin(selection.procedure, needed, n, m, role)
+            given = wording.ResolutionFacts(n, m, role, PLAIN)
+            sentence = wording.shortest_list_of_plugin(given, needed, selection.procedure)
+            figures |= {"sentence": sentence, "ok": None}
     sentence = wording.before_reading(figures["sentence"], calibrated.weighted, at_most)
     ok = figures["ok"] or None if calibrated.weighted else figures["ok"]
     return {**facts, **figures, "sentence": sentence, "ok": ok}
@@ -133,11 +135,6 @@ def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: 
     )
     ok = False if best > m else figures["ok"] or None
     return {"sentence": sentence, "ok": ok, "minimum_at_best": best}
-
-
-def _of_plugin(procedure: str, needed: int, n: int, m: int, role: str) -> dict[str, Any]:
-    given = wording.ResolutionFacts(n, m, role, PLAIN)
-    return {"sentence": wording.shortest_list_of_plugin(given, needed, procedure), "ok": None}
 
 
 def resolution(n: int, m: int, needed: int, enough: int | None, role: str, basis: Basis) -> dict[str, Any]:

@@ -92,18 +92,17 @@ class Scored:
 
     def table(self, receipt: Receipt, columns: Sequence[str], finetuned: bool = False) -> pa.Table:
         """A score shard without rows that repeat an id or that a review removed, nor fine-tuning's unless asked for."""
-        table, keep = _read(self.store, receipt, columns), self._kept(receipt, finetuned)
-        return table if keep.all() else table.filter(pa.array(keep))
+        table, dropped = _read(self.store, receipt, columns), self._dropped(receipt, finetuned)
+        return table if not dropped.size else table.filter(pa.array(~np.isin(np.arange(len(table)), dropped)))
 
     def count(self, receipt: Receipt, finetuned: bool = False) -> int:
         """How many documents `table` has."""
-        return int(self._kept(receipt, finetuned).sum())
+        return receipt.n_scored - self._dropped(receipt, finetuned).size
 
-    def _kept(self, receipt: Receipt, finetuned: bool) -> np.ndarray:
-        keep = np.ones(receipt.n_scored, dtype=bool)
-        for dropped in (self.duplicates, {} if finetuned else self.finetuned, self.reviewed):
-            keep[dropped.get(receipt.shard, [])] = False
-        return keep
+    def _dropped(self, receipt: Receipt, finetuned: bool) -> np.ndarray:
+        kinds = (self.duplicates, {} if finetuned else self.finetuned, self.reviewed)
+        rows = [kind[receipt.shard] for kind in kinds if receipt.shard in kind]
+        return np.unique(np.concatenate(rows)) if rows else np.empty(0, dtype=np.int64)
 
     def keys(self, receipt: Receipt, finetuned: bool = False) -> Keys:
         """The keys of the documents of `table`."""

@@ -48,9 +48,6 @@ def wrong_in_list(counts: RankCounts, rank: int, confidence: Fraction, unlisted:
         rank: of the last that is listed, 0 for an empty list.
         confidence: in (0, 1), exact.
         unlisted: documents at that rank that are not on the list, such as those without a score.
-
-    Raises:
-        UserError: a confidence outside (0, 1).
     """
     sharp = bounds_of_lists(counts, confidence)
     size = counts.at_most(rank) - unlisted
@@ -74,9 +71,6 @@ def longest_list(counts: RankCounts, alpha: Fraction, confidence: Fraction) -> i
         counts: as for `wrong_in_list`.
         alpha: in (0, 1), exact.
         confidence: in (0, 1), exact.
-
-    Raises:
-        UserError: a confidence outside (0, 1).
     """
     return bounds_of_lists(counts, confidence).longest(alpha)
 
@@ -124,9 +118,6 @@ def bounds_of_lists(counts: RankCounts, confidence: Fraction) -> ListBounds:
     Args:
         counts: as for `wrong_in_list`.
         confidence: in (0, 1), exact.
-
-    Raises:
-        UserError: a confidence outside (0, 1).
     """
     reached = np.cumsum(counts.counts)
     envelope = Envelope.of(counts.n, counts.m, confidence)

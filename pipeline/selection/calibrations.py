@@ -121,12 +121,7 @@ def simes_grid(n: int, delta: Fraction) -> Grid:
 
     Returns:
         a grid of n + 1 ranks, the same ranks as the uniform grid's: use `RankCounts.over`.
-
-    Raises:
-        UserError: delta outside (0, 1).
     """
-    if not 0 < delta < 1:
-        raise UserError(f"delta must be in (0, 1), got {float(delta):g}")
     s = max(1, n // 2)
     i = np.arange(n, s, -1)  # from i to i - 1 the ratio of products changes by (i - s) / i; it is 1 at i = n
     logs = np.concatenate([[0.0], np.cumsum(np.log((i - s) / i))])  # at i = n, n - 1, ..., s

@@ -68,7 +68,6 @@ def ranks(
 
     Raises:
         UserError: a NaN among the scores.
-        ValueError: an unknown direction.
     """
     values = np.asarray(scores, dtype=np.float64)
     refuse_nan(values, "audit")
@@ -76,10 +75,8 @@ def ranks(
     right = np.searchsorted(calibration_sorted, values, side="right").astype(np.int64)
     if direction == "members":
         more_extreme, as_extreme = calibration_sorted.size - right, calibration_sorted.size - left
-    elif direction == "clean":
-        more_extreme, as_extreme = left, right
     else:
-        raise ValueError(f"direction must be 'members' or 'clean', got {direction!r}")
+        more_extreme, as_extreme = left, right
     if draws is None:
         return as_extreme + 1
     places = (as_extreme - more_extreme + 1).astype(np.uint64)

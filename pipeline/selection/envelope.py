@@ -16,8 +16,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from pipeline.errors import UserError
-
 DRAWS = 10_000
 SEED = 20260522
 UNLUCKY = 1e-3
@@ -55,9 +53,7 @@ class Envelope:
 
     @classmethod
     def of(cls, n: int, m: int, confidence: Fraction) -> Envelope:
-        """The envelope for up to m nulls against n calibration documents."""
-        if not 0 < confidence < 1:
-            raise UserError(f"confidence must be in (0, 1), got {float(confidence):g}")
+        """The envelope for up to m nulls against n calibration documents; the confidence is in (0, 1), exact."""
         depth = max(0, math.floor(math.log2(LOWEST / (ENOUGH * (1 / m + 1 / (n + 1))))))
         return cls(n, m, depth, 1 - confidence, _levels(n, depth))
 
@@ -65,7 +61,7 @@ class Envelope:
         """Nulls at ranks up to each level, at most, int64; of k nulls or fewer. It grows with k."""
         if k == 0:
             return np.zeros(self.levels.size, dtype=np.int64)
-        k = min(self.m, _round_up(k))
+        k = min(self.m, _GRID[bisect_left(_GRID, k)])
         return _limits(k, self.levels / (self.n + 1), _height(self.n, self.depth, k, self.delta))
 
 
@@ -190,7 +186,3 @@ def _grid() -> tuple[int, ...]:
 
 
 _GRID = _grid()
-
-
-def _round_up(k: int) -> int:
-    return _GRID[bisect_left(_GRID, k)]

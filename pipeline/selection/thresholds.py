@@ -147,13 +147,7 @@ class Moments:
         return cls(apart.size, centre, exact_sum(apart), exact_sum(squared))
 
     def __add__(self, other: Moments) -> Moments:
-        """The moments of both; exact, commutative and associative.
-
-        Raises:
-            ValueError: they are about different centres.
-        """
-        if self.centre != other.centre:
-            raise ValueError(f"cannot merge moments about {self.centre} and {other.centre}")
+        """The moments of both, about one centre; exact, commutative and associative."""
         return Moments(self.count + other.count, self.centre, self.total + other.total, self.squares + other.squares)
 
     @property

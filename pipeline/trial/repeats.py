@@ -15,7 +15,6 @@ from pipeline.audit.density_weights import blind_after, fit_weigher, weighted_di
 from pipeline.audit.halvings import Compared, blocks_among, held_out
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
-from pipeline.errors import UserError
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.in_memory import Scores, Verdict, answer_all
 from pipeline.selection.weighted import FEWEST_EFFECTIVE, weight_levels
@@ -231,15 +230,9 @@ def pool_of(table: pa.Table, ids: list[str], family: np.ndarray, trained: np.nda
         family: int64, (documents,).
         trained: bool, (documents,).
         columns: detector columns.
-
-    Raises:
-        UserError: the table holds a document that is none of the trial's.
     """
     place = {doc_id: index for index, doc_id in enumerate(ids)}
-    try:
-        at = np.array([place[doc_id] for doc_id in table["doc_id"].to_pylist()], dtype=np.int64)
-    except KeyError as error:
-        raise UserError(f"the audit's scores hold {error}, which is none of the trial's documents") from None
+    at = np.array([place[doc_id] for doc_id in table["doc_id"].to_pylist()], dtype=np.int64)
     scored = np.zeros(len(ids), dtype=bool)
     scored[at] = True
     values = {}

@@ -126,8 +126,6 @@ def test_weights_are_those_of_the_paper_and_its_ablations() -> None:
     assert drawn.sum() == pytest.approx(1)
     for kind in ("rejections", "equal", "random", "max"):
         assert not weights([0, 0], kind).any()  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="weights must be"):
-        weights([1], "best")  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 50), st.data())
@@ -155,12 +153,6 @@ def test_one_detector_alone_keeps_its_p_values_to_the_last_bits_and_far_into_the
 def test_no_rejections_by_any_detector_select_nothing() -> None:
     k = np.ones((5, 2), dtype=np.int64)
     assert fuse(k, 99, np.zeros(2)).tolist() == [1.0] * 5
-
-
-def test_ranks_outside_their_range_are_refused() -> None:
-    for outside in (0, 5, -1):
-        with pytest.raises(ValueError, match=r"1\.\.4"):
-            fuse(np.array([[outside]]), 3, np.ones(1))
 
 
 @settings(max_examples=50)

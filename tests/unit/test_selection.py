@@ -118,8 +118,6 @@ def test_scores_that_cannot_be_ranked_are_refused_in_one_line() -> None:
         calibrate(np.array([0.0, math.nan]))
     with pytest.raises(UserError, match="1 of 3 audit scores are NaN"):
         ranks(np.array([0.0, math.nan, 1.0]), calibrate(np.array([0.0])), "members")
-    with pytest.raises(ValueError, match="direction"):
-        ranks(np.array([0.0]), calibrate(np.array([0.0])), "unseen")  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- summaries
@@ -374,9 +372,6 @@ def test_what_cannot_be_decided_is_refused_in_one_line() -> None:
         decide("story", GOLDEN, TENTH)
     with pytest.raises(UserError, match="no audit documents"):
         decide("bh", RankCounts.empty(9), TENTH)
-    for alpha in (Fraction(0), Fraction(1), Fraction(3, 2)):
-        with pytest.raises(UserError, match=r"alpha must be in \(0, 1\)"):
-            decide("bh", GOLDEN, alpha)
 
 
 @pytest.mark.parametrize("seed", range(20))

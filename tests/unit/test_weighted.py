@@ -102,18 +102,6 @@ def test_equal_weights_are_no_weights() -> None:
     assert calibration.effective == pytest.approx(99)
 
 
-@pytest.mark.parametrize(
-    ("weights", "line"),
-    [
-        (np.array([1.0, np.nan, -1.0]), "weights must be finite and at least 0, 2 of 3 are not"),
-        (np.zeros(3), "the largest weight must be above 0, got 0"),
-    ],
-)
-def test_weights_that_are_none_are_one_line(weights: np.ndarray, line: str) -> None:
-    with pytest.raises(UserError, match=line):
-        weight_levels(weights, float(np.nanmax(weights)))
-
-
 # --- weights by words
 
 

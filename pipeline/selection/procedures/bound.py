@@ -21,7 +21,7 @@ def decide_by_bound(counts: RankCounts, alpha: Fraction, confidence: Fraction) -
     """Procedure `bound`: the `longest_list`, with its terms.
 
     Raises:
-        UserError: no audit documents, or a confidence outside (0, 1).
+        UserError: no audit documents.
     """
     if counts.m == 0:
         raise UserError("no audit documents")

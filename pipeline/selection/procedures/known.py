@@ -130,8 +130,6 @@ def _decide(given: Given) -> Decision:
     known = given.known
     needs_known("known_members", known.m if known is not None else 0)
     assert known is not None
-    if not known.grid.same_as(given.counts.grid):
-        raise ValueError("the known members must be ranked over the grid of the audit documents")
     return _adaptive("known_members", given, known_members(given.counts, known), known.m)
 
 

@@ -249,16 +249,12 @@ def decide(
         lambda_: of Storey's estimate, in (0, 1), for `storey` only; None: `estimating.default_lambda`.
 
     Raises:
-        UserError: an unknown procedure, alpha outside (0, 1), no audit documents, or no known members where they
-            are needed.
-        ValueError: known members that were ranked over another grid.
+        UserError: an unknown procedure, no audit documents, or no known members where they are needed.
     """
     chosen = procedure_of(procedure).decide
     if chosen is None:
         known = [name for name, one in PROCEDURES.items() if one.decide is not None]
         raise UserError(f"unknown procedure {procedure!r}; {nearest(procedure, known)}")
-    if not 0 < alpha < 1:
-        raise UserError(f"alpha must be in (0, 1), got {float(alpha):g}")
     if counts.m == 0:
         raise UserError("no audit documents")
     return chosen(Given(counts, alpha, lambda_, known_members))
