@@ -52,7 +52,7 @@ BUDGETS = {
     "pipeline.endpoint": 756,
     "pipeline.passes": 3_120,
     "pipeline.detectors": 2_248,
-    "pipeline.stages": 3_654,
+    "pipeline.stages": 3_645,
     "pipeline.selection": 5_809,
     "pipeline.audit": 10_880,
     "pipeline.report": 4_871,
@@ -62,7 +62,7 @@ BUDGETS = {
     "pipeline.bundle": 1_169,
     "pipeline.series": 1_401,
     "pipeline.trial": 2_822,
-    "ray_jobs": 4_605,
+    "ray_jobs": 4_590,
     "cluster": 1_231,
     "seenset": 904,
 }
