@@ -17,12 +17,7 @@ from pipeline.audit.conclusion import Concluded
 from pipeline.audit.manifest import InputRecord
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.summary import Summary
-from pipeline.compare.finished_runs import (
-    FinishedRun,
-    RunRecord,
-    run_record,
-    shared_selections,
-)
+from pipeline.compare.finished_runs import FinishedRun, RunRecord, run_record, shared_selections
 from pipeline.compare.joining import JoinedRuns, Shared, joined_runs, refuse_different
 from pipeline.config.corpus import ROLES
 from pipeline.config.selection import Direction

@@ -75,7 +75,6 @@ def score_figure(selection: str, paired: PairedScores) -> FigureImage | None:
         axes.set_ylabel(f"B: {label(pair.detector_b)}")
 
     return draw(
-        "densities",
         f"scores-{selection}.svg",
         wording.scores_title(pair.n_documents, pair.sampled),
         wording.scores_alt((pair.detector_a, pair.detector_b), pair.n_documents, pair.sampled, pair.spearman),

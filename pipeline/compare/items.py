@@ -12,13 +12,7 @@ from pydantic import Field
 
 from pipeline.audit.conclusion import Concluded
 from pipeline.audit.summary import Summary
-from pipeline.compare.finished_runs import (
-    FinishedRun,
-    RunRecord,
-    chosen_selection,
-    documents_of,
-    run_record,
-)
+from pipeline.compare.finished_runs import FinishedRun, RunRecord, chosen_selection, documents_of, run_record
 from pipeline.compare.joint import decide_jointly, joint_documents, untested_runs
 from pipeline.compare.results import ItemResults
 from pipeline.corpus.documents import fetch_texts

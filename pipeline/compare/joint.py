@@ -15,19 +15,13 @@ from pydantic import Field
 from pipeline.audit.conclusion import Concluded
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.summary import Summary
-from pipeline.compare.finished_runs import (
-    FinishedRun,
-    RunRecord,
-    chosen_selection,
-    run_record,
-    same_models,
-)
+from pipeline.compare.finished_runs import FinishedRun, RunRecord, chosen_selection, run_record, same_models
 from pipeline.compare.joining import JoinedRuns, Shared, joined_runs, refuse_different
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.report.wording import comparison as wording
 from pipeline.report.wording.conclusion import NO_JOINT, WARNING
-from pipeline.selection.calibrations import Calibration, calibration_of
+from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.joint import (
     JointCut,
     JointEvidence,
@@ -39,7 +33,7 @@ from pipeline.selection.joint import (
     joint_levels,
     joint_resolution,
 )
-from pipeline.selection.procedures.record import Procedure, procedure_of
+from pipeline.selection.procedures.record import procedure_of
 from pipeline.selection.promises import JOINT_TERMS, Guarantee
 from pipeline.store.files import Store
 from pipeline.store.pieces import SortedRows, write_pieces
@@ -221,11 +215,6 @@ def _check_places(p: np.ndarray, runs: Sequence[FinishedRun], summaries: Sequenc
             )
 
 
-def _assumes_more(procedure: Procedure, calibration: Calibration) -> bool:
-    """Whether p-values are of more than the scores of one detector among all calibration documents."""
-    return procedure.several or procedure.signed or calibration.grouped
-
-
 def _report(
     runs: Sequence[FinishedRun],
     summaries: Sequence[Summary],
@@ -239,7 +228,9 @@ def _report(
         stricter = [
             f"For {run.store.url}: {summary.assumption}"
             for run, summary in zip(runs, summaries, strict=True)
-            if _assumes_more(procedure_of(summary.procedure), calibration_of(summary.calibration))
+            if (ranked := procedure_of(summary.procedure)).several
+            or ranked.signed
+            or calibration_of(summary.calibration).grouped
         ]
         assumption = " ".join([terms.assumption, *(stricter if terms.guarantee == "finite-sample" else [])])
         lists.append(

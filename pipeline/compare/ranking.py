@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -174,41 +175,16 @@ def _check_alike(of_task: Sequence[ItemResults]) -> None:
 
 def _task(task: str, of_task: Sequence[ItemResults], items: Sequence[Item], values: np.ndarray) -> TaskRanking:
     clean = np.array([item.clean for item in items])
-    everything = values.mean(axis=1)
-    ranks_all = rankdata(-everything)
-    selected = values[:, clean].mean(axis=1) if clean.any() else None
-    ranks_clean = rankdata(-selected) if selected is not None else None
-    pairs_all = paired_differences(values)
     pairs_clean = paired_differences(values[:, clean]) if clean.any() else None
+    on_all, on_clean = (
+        _ranked("all", values, paired_differences(values)),
+        _ranked("clean", values[:, clean], pairs_clean),
+    )
     models = []
-    for index in np.lexsort((np.arange(len(of_task)), -everything)).tolist():
-        low, high = share_interval(values[index])
-        low_clean, high_clean = (None, None) if selected is None else share_interval(values[index, clean])
-        difference = difference_to_all(values[index, clean], values[index, ~clean])
-        best, worst = rank_interval(pairs_all, index, len(of_task))
-        best_clean, worst_clean = (
-            (None, None) if pairs_clean is None else rank_interval(pairs_clean, index, len(of_task))
-        )
-        models.append(
-            RankedModel(
-                model=of_task[index].model,
-                accuracy_all=float(everything[index]),
-                accuracy_all_low=low,
-                accuracy_all_high=high,
-                rank_all=float(ranks_all[index]),
-                rank_all_low=best,
-                rank_all_high=worst,
-                accuracy_clean=None if selected is None else float(selected[index]),
-                accuracy_clean_low=low_clean,
-                accuracy_clean_high=high_clean,
-                rank_clean=None if ranks_clean is None else float(ranks_clean[index]),
-                rank_clean_low=best_clean,
-                rank_clean_high=worst_clean,
-                difference=None if difference is None else difference[0],
-                difference_low=None if difference is None else difference[1],
-                difference_high=None if difference is None else difference[2],
-            )
-        )
+    for index in np.lexsort((np.arange(len(of_task)), -values.mean(axis=1))).tolist():
+        difference = difference_to_all(values[index, clean], values[index, ~clean]) or (None, None, None)
+        ends = dict(zip(("difference", "difference_low", "difference_high"), difference, strict=True))
+        models.append(RankedModel(model=of_task[index].model, **on_all[index], **on_clean[index], **ends))
     return TaskRanking(
         task=task,
         metric=of_task[0].metric,
@@ -218,6 +194,25 @@ def _task(task: str, of_task: Sequence[ItemResults], items: Sequence[Item], valu
         models=models,
         changes=[] if pairs_clean is None else _changes(of_task, items, values, clean, pairs_clean),
     )
+
+
+def _ranked(on: str, values: np.ndarray, pairs: PairedDifferences | None) -> list[dict[str, Any]]:
+    """Accuracy and rank of each model on some items, with their intervals, as fields of `RankedModel`.
+
+    Args:
+        on: which items: all or clean.
+        values: results, (models, items).
+        pairs: of the models on these items; None: there are no items.
+    """
+    names = [f"{what}_{on}{end}" for what in ("accuracy", "rank") for end in ("", "_low", "_high")]
+    if pairs is None:
+        return [dict.fromkeys(names)] * len(values)
+    accuracy = values.mean(axis=1)
+    ranks = rankdata(-accuracy)
+    return [
+        dict(zip(names, (mean, *share_interval(row), rank, *rank_interval(pairs, index, len(values))), strict=True))
+        for index, (mean, row, rank) in enumerate(zip(accuracy.tolist(), values, ranks.tolist(), strict=True))
+    ]
 
 
 def paired_differences(values: np.ndarray) -> PairedDifferences:

@@ -145,12 +145,6 @@ class AuditConfig(Section):
     import_: Imports = Field(default=[])
     seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of all that is random.")
 
-    @model_validator(mode="after")
-    def _review_outside_schedules(self) -> AuditConfig:
-        if self.series is not None and self.corpus.review[0] is not None:
-            raise ValueError("corpus.unseen.review and series: the error rate of a schedule holds for no reviewed scan")
-        return self
-
     @model_validator(mode="before")
     @classmethod
     def _scores_are_detectors(cls, value: Any) -> Any:
@@ -167,7 +161,9 @@ class AuditConfig(Section):
         return {"model": {"name": "the model"}, **value, "detectors": detectors}
 
     @model_validator(mode="after")
-    def _scores_alone(self) -> AuditConfig:
+    def _consistent(self) -> AuditConfig:
+        if self.series is not None and self.corpus.review[0] is not None:
+            raise ValueError("corpus.unseen.review and series: the error rate of a schedule holds for no reviewed scan")
         reading = ["from_column" in entry for entry in self.detectors]
         if self.corpus.scores is None:
             if any(reading) or any(isinstance(model, ScoredModel) for model in self.models):

@@ -6,14 +6,7 @@ import string
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    ByteSize,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, ByteSize, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from pipeline.config.dialect import PLAIN, Dialect, checked_delimiter, checked_encoding
 from pipeline.config.paths import Place
@@ -87,7 +80,7 @@ class VersionsConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _orders_of_options(self) -> VersionsConfig:
+    def _consistent(self) -> VersionsConfig:
         if self.window is not None and self.permute != "order":
             raise ValueError("window goes with permute: order, the order of the rows of a file")
         if self.window is None and self.permute == "order" and self.template is None:
@@ -95,6 +88,8 @@ class VersionsConfig(Section):
         if self.window is None and (self.permute is None) != (self.template is None):
             raise ValueError("permute and template go together: give the column of the options and the text of an item")
         if self.permute is None:
+            if (self.kinds is None) != (self.forms is None):
+                raise ValueError("kinds and forms go together: give both columns, or neither")
             return self
         made = ("column", "index", "kinds", "forms", *(["template"] if self.window is not None else []))
         if given := [name for name in made if getattr(self, name) != type(self).model_fields[name].default]:
@@ -106,12 +101,6 @@ class VersionsConfig(Section):
             raise ValueError(f"template does not name the options: put {{{self.permute}}} where they stand")
         if len(names) == 1:
             raise ValueError("template names the options alone: name the column of the question too")
-        return self
-
-    @model_validator(mode="after")
-    def _kinds_with_forms(self) -> VersionsConfig:
-        if (self.kinds is None) != (self.forms is None):
-            raise ValueError("kinds and forms go together: give both columns, or neither")
         return self
 
     @property
@@ -160,43 +149,27 @@ class SourceConfig(Section):
         None, description="unseen: the filled-in file of `seenset review`."
     )
 
-    @model_validator(mode="after")
-    def _review_with_count(self) -> SourceConfig:
-        if self.review is not None and self.review_count is None:
-            raise ValueError("review goes with review_count, the number of documents that were listed for it")
-        return self
-
     scores: Annotated[list[ScoreConfig | str], Field(min_length=1)] | None = Field(
         None, description="Columns of scores, instead of `model` and `detectors`."
     )
 
     @model_validator(mode="after")
-    def _one_source(self) -> SourceConfig:
+    def _consistent(self) -> SourceConfig:
+        if self.review is not None and self.review_count is None:
+            raise ValueError("review goes with review_count, the number of documents that were listed for it")
         if (self.path is None) == (self.dataset is None):
             raise ValueError("needs exactly one of 'path' and 'dataset'")
         if self.dataset is not None and self.dialect != PLAIN:
             raise ValueError("encoding and delimiter apply to files, not to a dataset on the hub")
-        return self
-
-    @model_validator(mode="after")
-    def _text_or_picture(self) -> SourceConfig:
         if self.image is None and self.caption is not None:
             raise ValueError("caption goes with image, the column of the pictures, and only with it")
         if self.scores is not None and (self.image is not None or self.versions is not None):
             raise ValueError("scores are of texts: leave out image and versions")
         if self.image is not None and "text" in self.model_fields_set and self.text != "text":
             raise ValueError("text and image: a document is one or the other; the text of a picture is its caption")
-        return self
-
-    @model_validator(mode="after")
-    def _tokens_alone(self) -> SourceConfig:
         others = [self.image, self.versions, self.scores, "text" if "text" in self.model_fields_set else None]
         if self.tokens is not None and others != [None] * len(others):
             raise ValueError("tokens take the place of text, image, versions and scores: give them alone")
-        return self
-
-    @model_validator(mode="after")
-    def _versions_alone(self) -> SourceConfig:
         if self.window and (self.image is not None or self.id is not None or self.group is not None):
             raise ValueError("versions.window: a document is a run of rows: leave out image, id and group")
         if self.versions is not None and not self.window and (self.image is not None or self.text != "text"):
@@ -328,19 +301,11 @@ class CorpusConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _labelled_alone(self) -> CorpusConfig:
+    def _consistent(self) -> CorpusConfig:
         if self.labelled is not None and (self.audit or self.unseen or self.seen):
             raise ValueError("labelled takes the place of audit, unseen and seen: give it alone")
-        return self
-
-    @model_validator(mode="after")
-    def _versions_alone(self) -> CorpusConfig:
         if self.versions is not None and (self.unseen or self.seen):
             raise ValueError("audit.versions take the place of unseen and seen documents: leave these out")
-        return self
-
-    @model_validator(mode="after")
-    def _of_one_kind(self) -> CorpusConfig:
         kinds = {source.image is not None for _, source in self.roles()}
         if len(kinds) > 1:
             without = ", ".join(self.key(role) for role, source in self.roles() if source.image is None)
@@ -348,10 +313,6 @@ class CorpusConfig(Section):
         without = ", ".join(self.key(role) for role, source in self.roles() if source.tokens is None)
         if self.has_ids and without:
             raise ValueError(f"all documents are token ids or none: no tokens are given for {without}")
-        return self
-
-    @model_validator(mode="after")
-    def _scores_of_all(self) -> CorpusConfig:
         named = {self.key(role): (source.scores, source.has_text) for role, source in self.roles()}
         if any(given != next(iter(named.values())) for given in named.values()):
             raise ValueError(f"{' and '.join(named)} need the same scores, and text in all of them or in none")

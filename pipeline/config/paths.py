@@ -12,6 +12,8 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from enum import Enum, auto
+from functools import reduce
+from operator import getitem
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -110,13 +112,8 @@ def placed(kind: type[BaseModel], data: Mapping[str, Any], folder: str, file: st
 def placed_value(kind: type[BaseModel], path: str, value: Any, folder: str, file: str | None = None) -> Any:
     """The value of the setting `a.b.c`, as `placed` has it."""
     keys = path.split(".")
-    tree = value
-    for key in reversed(keys):
-        tree = {key: tree}
-    tree = placed(kind, tree, folder, file)
-    for key in keys:
-        tree = tree[key]
-    return tree
+    tree = reduce(lambda inner, key: {key: inner}, reversed(keys), value)
+    return reduce(getitem, keys, placed(kind, tree, folder, file))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,47 +43,35 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def load_yaml(text: str) -> Any:
-    """The plain value of a YAML text.
+    """The plain value of a YAML text: what its aliases stand for is counted before any of it is made.
 
     Raises:
-        NotYamlError: it is none, or is nested too deep, or holds a number or date that is none.
+        NotYamlError: it is none, is too long or nested too deep, holds a number or date that is none, or has aliases
+            that stand for too many values or for themselves.
     """
     depth = 0
     for bracket in re.findall(r"[\[{\]}]", text):  # counted first: the parser would take minutes over very many
         depth += 1 if bracket in "[{" else -1
         if depth > MOST_DEPTH:
             raise NotYamlError(f"more than {MOST_DEPTH} brackets within one another")
-    try:
-        return _bounded(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of 5,000 digits, a 31st of February
-        raise NotYamlError(" ".join(str(error).partition("; use sys.")[0].split())) from None
-
-
-def _bounded(text: str) -> Any:
-    """The plain value of a YAML text: what its aliases stand for is counted before any of it is made.
-
-    Raises:
-        yaml.YAMLError: not YAML; too long, too deep, or aliases that stand for too many values or for themselves.
-    """
     if len(text) > MOST_BYTES:
-        raise yaml.YAMLError(f"it has more than {MOST_BYTES:,} bytes")
-    loader = yaml.SafeLoader(text)
+        raise NotYamlError(f"it has more than {MOST_BYTES:,} bytes")
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        if node is None:
-            return None
         counts: dict[int, int | None] = {}
-        count = _values(node, counts)
+        count = 0 if node is None else _values(node, counts)
         most = max(MOST_VALUES, MOST_REPEATS * len(counts))
         if count > most:
-            raise yaml.YAMLError(f"its aliases make it {count:,} values; it may have {most:,}")
-        return loader.construct_document(node)
+            raise NotYamlError(f"its aliases make it {count:,} values; it may have {most:,}")
+        return None if node is None else loader.construct_document(node)
     except RecursionError:
-        raise yaml.YAMLError("its brackets or indents are nested too deeply") from None
+        raise NotYamlError("its brackets or indents are nested too deeply") from None
+    except (NotYamlError, yaml.YAMLError) as error:
+        raise NotYamlError(" ".join(str(error).split())) from None
     except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:  # of a number, date or tag
-        raise yaml.YAMLError(f"a value cannot be read: {' '.join(str(error).split())}") from None
-    finally:
-        loader.dispose()
+        reason = str(error).partition("; use sys.")[0]
+        raise NotYamlError(f"a value cannot be read: {' '.join(reason.split())}") from None
 
 
 def _values(node: yaml.Node, counts: dict[int, int | None]) -> int:

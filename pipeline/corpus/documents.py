@@ -70,10 +70,6 @@ class TextVersions:
         """The published version."""
         return self.texts[self.published]
 
-    def transformed(self, change: Callable[[str], str]) -> TextVersions:
-        """The same versions with every text changed; some of them may then be equal."""
-        return replace(self, texts=tuple(map(change, self.texts)))
-
 
 def row_versions(
     where: str, value: Any, companions: Sequence[Any], problem_of: Callable[[Any], Unreadable | None]
@@ -102,14 +98,11 @@ def row_versions(
     if len(set(value)) < len(value):
         raise UserError(f"{where} has two equal versions")
     kinds, forms = (tuple(one or ()) for one in sites) if sites else ((), ())
-    if sites and not (len(forms) == len(value) and all(_fits(form, kinds) for form in forms)):
+    fitting = all(isinstance(form, bytes) and len(form) == len(kinds) for form in forms)
+    if sites and not (len(forms) == len(value) and fitting):
         raise UserError(f"{where} has forms that are not of its versions: a version has a byte for each of its sites")
     digests = b"".join(sha256(text.encode()).digest() for text in value)
     return TextVersions(tuple(value), index, digests, kinds, forms)
-
-
-def _fits(form: Any, kinds: Sequence[str]) -> bool:
-    return isinstance(form, bytes) and len(form) == len(kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +261,7 @@ def _versions(shard: Shard, row: int, value: Any, companions: Any) -> TextVersio
     versions = replace(versions, differing=shard.differing)
     if change is None:
         return versions
-    versions = versions.transformed(lambda text: transform(text, change))
+    versions = replace(versions, texts=tuple(transform(text, change) for text in versions.texts))
     blank = not all(map(str.strip, versions.texts))
     return Unreadable("empty", "nothing is left of a version by text_transform") if blank else versions
 
@@ -398,20 +391,16 @@ def read_labels(shard: Shard) -> Iterator[Any]:
 
 
 def fetch_texts(shards: Sequence[Shard], places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-    """Texts of single rows, by (input name, row), for excerpts. Reads only the shards that hold them.
+    """Texts of single rows, by (input name, row). Reads the shards of their inputs up to the last of them.
 
     Raises:
         UserError: an input is gone or damaged.
     """
     texts: dict[tuple[str, int], str] = {}
-    rows_of: dict[str, set[int]] = {}
-    for name, row in places:
-        rows_of.setdefault(name, set()).add(row)
-    for shard, following in itertools.zip_longest(shards, shards[1:]):
-        rows = rows_of.get(shard.name, set())
-        same = following is not None and (following.role, following.name) == (shard.role, shard.name)
-        end = following.first_row if same and following is not None else None
-        rows = {row for row in rows if row >= shard.first_row and (end is None or row < end)}
+    for shard in shards:
+        rows = {row for name, row in places if name == shard.name and row >= shard.first_row} - {
+            row for name, row in texts if name == shard.name
+        }
         if rows:
             texts.update(((shard.name, d.row), d.text) for d in read_shard(shard, wanted=rows))
     return texts

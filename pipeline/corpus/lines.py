@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +13,6 @@ from typing import IO, Any
 from pipeline.config.dialect import PLAIN, Dialect
 
 _PIECE = 1 << 20
-_BLOCK = 1 << 18
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)?")
-_QUOTED = re.compile(r'(?:[^"]++|"")*+')
-_BALANCED = re.compile(r'[^"\r\n]*+(?:"[^"]*+"[^"\r\n]*+)*+')
 
 csv.field_size_limit(1 << 31)
 
@@ -142,18 +137,13 @@ class _TooLongError(Exception):
 
 
 class _RecordLines:
-    """The lines of a text for `csv.reader`, with an eye on how long the record at hand is.
-
-    Where `csv.reader` asks for another line of a record that has a quotation mark, it is inside a quoted field: up to
-    the end of the field it receives blocks in the place of lines, so that short lines cost no more than long ones.
-    """
+    """The lines of a text for `csv.reader`, with an eye on how long the record at hand is."""
 
     def __init__(self, file: IO[bytes], most: int, dialect: Dialect, kept: bool = False) -> None:
         self.dialect = dialect
         self.text = io.TextIOWrapper(file, encoding=dialect.codec, errors=dialect.errors, newline="")
         self.most = most
         self.lines: list[str] | None = [] if kept else None  # since they were taken last
-        self.block, self.at = "", 0  # text that was read ahead, and how much of it was given out
         self.begin()
 
     def begin(self) -> None:
@@ -165,60 +155,27 @@ class _RecordLines:
         return self
 
     def __next__(self) -> str:
-        line = (self._quoted() if self.quotes % 2 else "") or self._line()
+        line = self._read(self.most + 2)
         if not line:
             raise StopIteration
         if self.lines is not None:
             self.lines.append(line)
-        self.size += len(line)
-        self.quotes += line.count('"')
-        self.ended = line.endswith(("\n", "\r"))
         if self.size > self.most + 2 or not (self.ended or len(line) < self.most + 2):
             raise _TooLongError
         return line
 
-    def _line(self) -> str:
-        """The next line, or the beginning of one that is too long; empty at the end of the text."""
-        most = self.most + 2
-        if self.at == len(self.block):
-            return self.text.readline(most)
-        line = _LINE.match(self.block, self.at, self.at + most)[0]  # type: ignore[index]
-        self.at += len(line)
-        if len(line) < most and not line.endswith(("\n", "\r")):
-            line += self.text.readline(most - len(line))
+    def _read(self, most: int) -> str:
+        """The next line, or the beginning of a longer one; empty at the end of the text."""
+        line = self.text.readline(most)
+        self.size += len(line)
+        self.quotes += line.count('"')
+        self.ended = line.endswith(("\n", "\r"))
         return line
-
-    def _quoted(self) -> str:
-        """The next part of a quoted field, in which no quotation mark ends it; empty before such a mark."""
-        if self.at == len(self.block):
-            self.block, self.at = self._read_block(), 0
-        part = _QUOTED.match(self.block, self.at)[0]  # type: ignore[index]
-        self.at += len(part)
-        return part
-
-    def _read_block(self) -> str:
-        block = self.text.read(_BLOCK)
-        return block + self.text.read(1) if block.endswith("\r") else block  # "\r\n" stays together
 
     def rest_of_record(self) -> Iterator[str]:
         """Read to the end of a record that is too long, in pieces."""
-        inside = self.quotes % 2 == 1
-        while inside or not self.ended:
-            block = self.block[self.at :] or self._read_block()
-            self.block, self.at, self.ended = "", 0, False
-            if not block:
-                return
-            outside = block.find('"') + 1 if inside else 0
-            inside = inside and not outside
-            if not inside:
-                end = _BALANCED.match(block, outside).end()  # type: ignore[union-attr]
-                inside = block.startswith('"', end)
-                if not inside and end < len(block):
-                    self.ended = True
-                    self.block, self.at = block, _LINE.match(block, end).end()  # type: ignore[union-attr]
-                    block = block[: self.at]
-            self.size += len(block)
-            yield block
+        while (self.quotes % 2 or not self.ended) and (piece := self._read(_PIECE)):
+            yield piece
 
     def taken(self) -> bytes:
         """The lines that were kept since this was called last, as the file has them."""

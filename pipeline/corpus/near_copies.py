@@ -38,9 +38,6 @@ _NO_WORD = re.compile(r"\W")
 _CHARACTERS = 1 << 20  # of a text whose words are found together, or some more
 _AT_ONCE = 1 << 10  # runs that are hashed together: what is made of them stays in a cache
 
-PART = 1 << 16
-"""Values that are sorted at a time, about."""
-
 _LEAST_RECALL = 0.95  # share of pairs at the threshold that become candidates; it is larger for closer ones
 _WIDEST_BAND = 7  # bytes: with one more they are a uint64
 _BUCKET = 32  # neighbours that a document is compared with where more share its band
@@ -70,12 +67,13 @@ def sketches_of_texts(texts: Sequence[str]) -> list[bytes]:
     """The `sketch` of each of several texts, which takes a fraction of the time of one after the other."""
     multiplier, summand = (values[:, None] for values in _orders())
     minimum = np.full((len(texts), SKETCH), np.iinfo(np.uint32).max, dtype=np.uint32)
-    for number, hashes in _run_hashes(texts):
-        begins = np.flatnonzero(np.diff(number, prepend=-1))
-        values = multiplier * _mixed(hashes)
-        values += summand
-        some = slice(int(number[0]), int(number[-1]) + 1)
-        np.minimum(minimum[some], np.minimum.reduceat(values, begins, axis=1).T, out=minimum[some])
+    for first, some in _together(texts):
+        for number, hashes in _hashes("\n".join(map(_normal_words, some)).encode("utf-8", "surrogatepass")):
+            begins = np.flatnonzero(np.diff(number, prepend=-1))
+            values = multiplier * _mixed(hashes)
+            values += summand
+            places = slice(first + int(number[0]), first + int(number[-1]) + 1)
+            np.minimum(minimum[places], np.minimum.reduceat(values, begins, axis=1).T, out=minimum[places])
     minimum *= np.uint32(0x9E3779B1)  # the smallest of many hashes has small high bits
     return list(map(bytes, (minimum >> np.uint32(24)).astype(np.uint8)))
 
@@ -141,7 +139,7 @@ class CopyIndex:
     threshold: float
     sketches: np.ndarray  # uint8, (documents, 128)
     distinct: np.ndarray  # uint8, (different sketches, 128)
-    number: np.ndarray  # int64, (documents,): the place of each document's sketch among these
+    number: np.ndarray  # int32, (documents,): the place of each document's sketch among these
     first: np.ndarray  # int64, (different sketches,): the first document that has it
     width: int  # bytes of a band
     order: list[np.ndarray]  # of each band: int32, the different sketches in the order of their keys
@@ -155,12 +153,13 @@ class CopyIndex:
             sketches: uint8, (documents, 128).
             threshold: of the share of common runs, in [0.5, 1].
         """
-        distinct, first, number = _distinct(sketches)
+        first, number = different(_digests(sketches))
+        distinct = sketches[first]
         width = band_width(threshold)
         keys = [_keys(distinct, band, width) for band in range(SKETCH // width)]
         order = [np.argsort(key, kind="stable").astype(np.int32) for key in keys]
         ordered = [key[places] for key, places in zip(keys, order, strict=True)]
-        return cls(threshold, sketches, distinct, number, first, width, order, ordered)
+        return cls(threshold, sketches, distinct, number, first.astype(np.int64), width, order, ordered)
 
     def near(self, sketches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The pairs of given documents and different sketches of the index that are near copies.
@@ -171,24 +170,14 @@ class CopyIndex:
         Returns:
             Two int64 arrays of one length: places among the given, ascending, and in `distinct`.
         """
-        if not len(self.distinct):
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        distinct, _, number = _distinct(sketches)
         codes = [np.empty(0, dtype=np.int64)]
-        for band in range(len(self.order)):
-            for given, known in self.candidates(distinct, band):
-                close = _close(distinct[given], self.distinct[known], self.threshold)
+        for band, (order, ascending) in enumerate(zip(self.order, self.keys, strict=True)):
+            for given, place in _candidates(_keys(sketches, band, self.width), ascending, self.width):
+                known = order[place].astype(np.int64)
+                close = _close(sketches[given], self.distinct[known], self.threshold)
                 codes.append(given[close] * len(self.distinct) + known[close])
-        code = np.unique(np.concatenate(codes))
-        given, known = np.divmod(code, max(1, len(self.distinct)))
-        return _of_documents(given, known, number)
-
-    def candidates(self, distinct: np.ndarray, band: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The pairs of different sketches, given and of the index, that share a band, a bounded number at a time."""
-        keys = _keys(distinct, band, self.width)
-        order = np.argsort(keys, kind="stable")  # a search for sorted keys stays in the cache
-        for given, place in _candidates(keys[order], self.keys[band], self.width):
-            yield order[given], self.order[band][place].astype(np.int64)
+        given, known = np.divmod(np.unique(np.concatenate(codes)), max(1, len(self.distinct)))
+        return given, known
 
     def matches(self, sketches: np.ndarray) -> np.ndarray:
         """Which of the given documents have a near copy in the index: bool, (others,)."""
@@ -223,7 +212,7 @@ def near_families(sketches: Sketches, threshold: float = NEAR_COPIES) -> np.ndar
     """Number the families of documents: near copies, and near copies of these, belong to one.
 
     Args:
-        sketches: of the documents; memory holds some 30 bytes a document besides.
+        sketches: of the documents; memory holds some 60 bytes a document besides.
         threshold: of the share of common runs, in [0.5, 1].
 
     Returns:
@@ -288,20 +277,18 @@ def _alike(
     sketches: Sketches, first: np.ndarray, labels: np.ndarray, band: int, width: int, threshold: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """The pairs of different sketches that share a band, are near copies and not of one family yet: int32 twice."""
-    every = _filled(sketches, lambda block: _keys(block, band, width))
-    every = every if first.size == every.size else every[first]
+    keys = _filled(sketches, lambda block: _keys(block, band, width))
+    keys = keys if first.size == keys.size else keys[first]
+    rising = np.argsort(keys, kind="stable").astype(np.int32)
+    keys, order = _neighbours(keys[rising], rising, width)
     one, other = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
-    for places in _in_parts(every):  # who shares a band shares its first byte
-        keys = every[places]
-        rising = np.argsort(keys, kind="stable")
-        keys, order = _neighbours(keys[rising], places[rising], width)
-        for begin, end in _candidates(keys, keys, width):
-            given, known = order[begin], order[end]
-            apart = labels[given] != labels[known]
-            given, known = given[apart], known[apart]
-            close = _close(sketches[first[given]], sketches[first[known]], threshold)
-            one.append(given[close])
-            other.append(known[close])
+    for begin, end in _candidates(keys, keys, width):
+        given, known = order[begin], order[end]
+        apart = labels[given] != labels[known]
+        given, known = given[apart], known[apart]
+        close = _close(sketches[first[given]], sketches[first[known]], threshold)
+        one.append(given[close])
+        other.append(known[close])
     return np.concatenate(one), np.concatenate(other)
 
 
@@ -342,12 +329,6 @@ def _filled(sketches: Sketches, values: Callable[[np.ndarray], np.ndarray]) -> n
 def _close(first: np.ndarray, second: np.ndarray, threshold: float) -> np.ndarray:
     """Which pairs of sketches are of near copies: bool, (pairs,)."""
     return np.asarray(likeness(first, second) >= threshold - 1e-9)
-
-
-def _distinct(sketches: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The different sketches in the order of their first documents, those documents, and the number of each one's."""
-    first, number = different(_digests(sketches))
-    return sketches[first], first.astype(np.int64), number.astype(np.int64)
 
 
 def _digests(sketches: np.ndarray) -> np.ndarray:
@@ -399,32 +380,6 @@ def _candidates_of(keys: np.ndarray, known: np.ndarray, width: int) -> Iterator[
         place = stop
 
 
-def _of_documents(given: np.ndarray, known: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of different sketches as pairs of given documents and different sketches."""
-    counts = np.bincount(given, minlength=int(number.max(initial=-1)) + 1)
-    begins = np.cumsum(counts) - counts
-    repeat = counts[number]
-    documents = np.repeat(np.arange(number.size), repeat)
-    offset = np.arange(int(repeat.sum())) - np.repeat(np.cumsum(repeat) - repeat, repeat)
-    return documents, known[np.repeat(begins[number], repeat) + offset]
-
-
-def _run_hashes(texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The hashes of the runs of texts, a bounded number at a time.
-
-    Runs are all sequences of 5 words, normalised (NFKC, case folded, without punctuation and white space).
-
-    Args:
-        texts: none empty.
-
-    Returns:
-        The number of each run's text, int64, ascending, and its hash, uint32; every text has a run.
-    """
-    for first, some in _together(texts):
-        for number, hashes in _hashes("\n".join(map(_normal_words, some)).encode("utf-8", "surrogatepass")):
-            yield first + number, hashes
-
-
 def _together(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
     """Texts in parts of some characters, each with the number of its first."""
     begin = characters = 0
@@ -438,7 +393,11 @@ def _together(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
 
 
 def _hashes(lines: bytes) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The same of lines, whose words have a blank between them."""
+    """The hashes of the runs of lines, whose words have a blank between them, a bounded number at a time.
+
+    Returns:
+        The number of each run's line, int64, ascending, and its hash, uint32; every line has a run.
+    """
     signs = np.frombuffer(lines, dtype=np.uint8)
     gaps = np.flatnonzero((signs == ord(" ")) | (signs == ord("\n")))
     last = np.append(np.flatnonzero(signs[gaps] == ord("\n")), gaps.size)  # word of each line
@@ -475,44 +434,20 @@ def different(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Number values in the order in which they first stand.
 
     Args:
-        values: uint64, (values,), of any distribution; memory is least where first bytes are as frequent as others.
+        values: uint64, (values,).
 
     Returns:
         The place of the first of each different value, int32, ascending; and for all places the number of their value
         among these, int32.
     """
-    earliest = np.arange(values.size, dtype=np.int32)  # the first place of each one's value
-    for places in _in_parts(values):
-        order = np.argsort(values[places], kind="stable")
-        rising = values[places[order]]
-        begins = np.flatnonzero(np.concatenate([[True], rising[1:] != rising[:-1]])[: rising.size])
-        first = places[order[begins]]
-        earliest[places[order]] = np.repeat(first, np.diff(begins, append=rising.size))
+    order = np.argsort(values, kind="stable").astype(np.int32)
+    rising = values[order]
+    begins = np.flatnonzero(np.concatenate([[True], rising[1:] != rising[:-1]])[: rising.size])
+    earliest = np.empty(values.size, dtype=np.int32)  # the first place of each one's value
+    earliest[order] = np.repeat(order[begins], np.diff(begins, append=rising.size))
     is_first = earliest == np.arange(values.size, dtype=np.int32)
     number = np.cumsum(is_first, dtype=np.int32)[earliest]
     return np.flatnonzero(is_first).astype(np.int32), number - np.int32(1)
-
-
-def _in_parts(values: np.ndarray) -> Iterator[np.ndarray]:
-    """The places of values, those of equal first byte together, about PART at a time where bytes are spread evenly.
-
-    To sort a part takes memory for that part alone.
-
-    Args:
-        values: uint64, (values,).
-
-    Returns:
-        int32 arrays, each ascending: together every place once.
-    """
-    bits = min(8, max(0, values.size // PART).bit_length())
-    if not bits:
-        yield np.arange(values.size, dtype=np.int32)
-        return
-    part = np.empty(values.size, dtype=np.uint8)
-    for start in range(0, values.size, PART):
-        part[start : start + PART] = values[start : start + PART] >> np.uint64(64 - bits)
-    for name in range(1 << bits):
-        yield np.flatnonzero(part == name).astype(np.int32)
 
 
 class SketchFile:
@@ -557,13 +492,12 @@ class SketchFile:
         return sketches[number]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class FiledSketches:
     """Sketches of a file in an order of their own: what `near_families` reads."""
 
-    def __init__(self, file: SketchFile, places: np.ndarray) -> None:
-        """Read the sketches of these places, int64, (documents,)."""
-        self.file = file
-        self.places = places
+    file: SketchFile
+    places: np.ndarray  # int64, (documents,)
 
     def __len__(self) -> int:
         """How many documents there are."""

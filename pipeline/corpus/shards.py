@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import fsspec
 
 from pipeline.config.audit import ResourcesConfig
-from pipeline.config.corpus import LIMITS, CorpusConfig, LimitsConfig, SourceConfig, TransformConfig
+from pipeline.config.corpus import LIMITS, CorpusConfig, LimitsConfig, TransformConfig
 from pipeline.corpus.documents import read_labels, read_shard
 from pipeline.corpus.formats import by_bytes, extent_of
 from pipeline.corpus.formats.jsonl import lines
@@ -68,22 +68,16 @@ def plan_shards(
         inputs = [replace(entry, size=max(entry.size, entry.text_bytes)) for entry in inputs]
     shard_bytes = _shard_bytes(inputs, resources, limit, corpus.has_pictures)
     for role, source in corpus.roles():
-        remaining = limit
-        number = 0
-        for entry in (entry for entry in inputs if entry.role == role):
-            whole = whole_shard(entry, source, transform, limits)
-            for shard in _split_input(entry, source, whole, shard_bytes, resources.shard_documents):
-                if remaining is not None:
-                    shard, rows = _limited(shard, remaining)
-                    if remaining > 0 and rows == 0:
-                        continue
-                    remaining -= rows
-                shards.append(replace(shard, id=f"{role}-{number:06d}"))
-                number += 1
-                if remaining == 0:
-                    break
-            if remaining == 0:
-                break
+        parts = (
+            shard
+            for entry in inputs
+            if entry.role == role
+            for shard in _split_input(
+                entry, whole_shard(entry, source, transform, limits), shard_bytes, resources.shard_documents
+            )
+        )
+        kept = parts if limit is None else _first_rows(parts, limit)
+        shards += (replace(shard, id=f"{role}-{number:06d}") for number, shard in enumerate(kept))
     return shards
 
 
@@ -134,9 +128,7 @@ def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit:
     return min(most, max(least, step))
 
 
-def _split_input(
-    entry: InputFile, source: SourceConfig, whole: Shard, shard_bytes: int, shard_documents: int
-) -> Iterator[Shard]:
+def _split_input(entry: InputFile, whole: Shard, shard_bytes: int, shard_documents: int) -> Iterator[Shard]:
     if entry.rows == 0:
         return
     if whole.window:  # bytes would cut the rows at places that depend on their order
@@ -155,8 +147,19 @@ def _split_input(
         yield replace(whole, start=start, stop=stop, first_row=0 if ranges else start, files=entry.files[start:stop])
 
 
+def _first_rows(shards: Iterable[Shard], limit: int) -> Iterator[Shard]:
+    """The shards that hold the first rows of a role, the last one cut."""
+    for shard in shards:
+        shard, rows = _limited(shard, limit)
+        if rows:
+            yield shard
+        limit -= rows
+        if limit == 0:
+            return
+
+
 def _limited(shard: Shard, remaining: int) -> tuple[Shard, int]:
-    """The shard cut to at most `left` rows, and how many rows that is."""
+    """The shard cut to at most so many rows, and how many rows that is."""
     if by_bytes(shard) and shard.label_column is None:
         rows = sum(1 for _ in lines(replace(shard, max_rows=remaining)))
     elif shard.stop is None or shard.label_column is not None:

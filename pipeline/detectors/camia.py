@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pipeline.detectors.base import Evidence, Pass, detector
+from pipeline.models.tokens import COPIES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 REPEATED = Pass("forward", text="repeated")
-COPIES = 3
-"""Of a text in `REPEATED`, one behind the other; what marks the beginning of a text stands before the first alone."""
-
 SHARED = 200  # tokens of which the shares above a level are taken
 LENGTH = 8  # tokens of a pattern of approximate entropy
 RADIUS = 0.8  # at which two patterns are alike, in standard deviations

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from pipeline.detectors.arguments import Count, Share
-from pipeline.detectors.base import Continuations, Continued, Evidence, Pass, WrittenNeeds, detector
+from pipeline.detectors.base import Continuations, Continued, Evidence, Pass, detector
 from pipeline.detectors.samia import CandidateWords, continuation_needs, cut_words
 
 if TYPE_CHECKING:
@@ -111,19 +111,12 @@ def _greedy(prefix_ratio: float, candidate_words: CandidateWords) -> Continued:
     return Continued(prefix_ratio, candidate_words, temperature=0.0, top_k=None)
 
 
-def _cdd_needs(
-    draws: int,
-    prefix_ratio: float,
-    candidate_words: CandidateWords,
-    temperature: float,
-    top_k: int | None,
-    top_p: float,
-) -> WrittenNeeds:
-    drawn = continuation_needs(draws, prefix_ratio, candidate_words, temperature, top_k, top_p)
-    return {**drawn, Pass("generate", continued=_greedy(prefix_ratio, candidate_words)): ["1"]}
-
-
-@detector(needs=_cdd_needs)
+@detector(
+    needs=lambda draws, prefix_ratio, candidate_words, temperature, top_k, top_p: {
+        **continuation_needs(draws, prefix_ratio, candidate_words, temperature, top_k, top_p),
+        Pass("generate", continued=_greedy(prefix_ratio, candidate_words)): ["1"],
+    }
+)
 def cdd(
     evidence: Evidence,
     draws: Count = 10,

@@ -10,7 +10,9 @@ import math
 import zlib as compression
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from pipeline.detectors.arguments import Count, NonNegative, Positive, Share
 from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, Prefix, WrittenNeeds, detector
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 TINY = 1e-12
 LIKELIHOOD = {FORWARD: ["log_prob"]}
+
+ShareOrOne = Annotated[float, Field(ge=0, le=1, description="a number in [0, 1], of which 0 is the single largest")]
 
 Caption = Literal["generated", "given"]
 """Whose words describe a picture: the model's own, or the corpus's."""
@@ -48,17 +52,6 @@ def order_named(value: Any, orders: tuple[str, ...]) -> str:
             if name == order or (isinstance(value, (int, float)) and value == float(order)):
                 return order
     raise ValueError(f"must be one of {', '.join(orders)}")
-
-
-def share_or_one(value: Any) -> float:
-    """A share from 0 to 1, of which 0 stands for a single value.
-
-    Raises:
-        ValueError: anything else.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise ValueError("must be a number in [0, 1], of which 0 is the single largest")
-    return float(value)
 
 
 def mean_of_all(values: Tensor, mask: Tensor) -> Tensor:
@@ -231,11 +224,12 @@ def _counted(documents: int) -> Prefix:
     return Prefix("unseen", documents, counted=True)
 
 
-def _dc_pdd_needs(documents: int) -> WrittenNeeds:
-    return {FORWARD: ["log_prob", "token"], Pass("count", prefix=_counted(documents)): ["rarity"]}
-
-
-@detector(needs=_dc_pdd_needs)
+@detector(
+    needs=lambda documents: {
+        FORWARD: ["log_prob", "token"],
+        Pass("count", prefix=_counted(documents)): ["rarity"],
+    }
+)
 def dc_pdd(evidence: Evidence, clip: Positive = 0.01, documents: Count = 100) -> Tensor:
     """Mean of min(clip, p ln(1 / f)) over the first occurrence of each token, > 0 (DC-PDD, Zhang et al. 2024).
 
@@ -256,11 +250,12 @@ def m_entropy(evidence: Evidence, part: Part | None = None, caption: Caption = "
     return -mean_of_all(t.m_entropy, t.mask)
 
 
-def _mod_renyi_needs(order: str, part: str | None, caption: Caption) -> WrittenNeeds:
-    return {forward_of(part, caption): ["m_entropy" if order == "1" else f"mod_renyi_{order}"]}
-
-
-@detector(needs=_mod_renyi_needs, checks={"order": partial(order_named, orders=("0.5", "1", "2"))})
+@detector(
+    needs=lambda order, part, caption: {
+        forward_of(part, caption): ["m_entropy" if order == "1" else f"mod_renyi_{order}"]
+    },
+    checks={"order": partial(order_named, orders=("0.5", "1", "2"))},
+)
 def mod_renyi(
     evidence: Evidence, order: str = "0.5", part: Part | None = None, caption: Caption = "generated"
 ) -> Tensor:
@@ -274,13 +269,12 @@ def mod_renyi(
     return -mean_of_all(values, t.mask)
 
 
-def _renyi_needs(order: str, part: str | None, caption: Caption) -> WrittenNeeds:
-    return {forward_of(part, caption): [f"renyi_{order}"]}
-
-
-@detector(needs=_renyi_needs, checks={"order": partial(order_named, orders=RENYI_ORDERS), "k": share_or_one})
+@detector(
+    needs=lambda order, part, caption: {forward_of(part, caption): [f"renyi_{order}"]},
+    checks={"order": partial(order_named, orders=RENYI_ORDERS)},
+)
 def renyi(
-    evidence: Evidence, order: str = "1", k: float = 0.2, part: Part | None = None, caption: Caption = "generated"
+    evidence: Evidence, order: str = "1", k: ShareOrOne = 0.2, part: Part | None = None, caption: Caption = "generated"
 ) -> Tensor:
     """Minus the mean of the largest k share of Renyi entropies, <= 0 (MaxRenyi-K%, Li et al. 2024; sign ours).
 
@@ -294,11 +288,7 @@ def _copies(copies: int) -> list[Pass]:
     return [Pass("forward", text=f"{SWAPPED}{copy}") for copy in range(1, copies + 1)]
 
 
-def _pac_needs(copies: int) -> WrittenNeeds:
-    return {needed: ["log_prob"] for needed in (FORWARD, *_copies(copies))}
-
-
-@detector(needs=_pac_needs)
+@detector(needs=lambda copies: {needed: ["log_prob"] for needed in (FORWARD, *_copies(copies))})
 def pac(evidence: Evidence, copies: Count = 5, k_high: Share = 0.05, k_low: Share = 0.3) -> Tensor:
     """Polarised distance of copies with words exchanged, less that of the text, any sign.
 

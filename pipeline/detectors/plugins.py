@@ -11,7 +11,7 @@ import importlib
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -56,11 +56,11 @@ class Plugin:
 class Registry(dict[str, Entry]):
     """What a configuration can name, and which module registered each name."""
 
-    def __init__(self, kind: str, entries: Mapping[str, Entry] | None = None) -> None:
-        """`kind` is what errors call an entry; `entries` are built in."""
-        super().__init__(entries or {})
+    def __init__(self, kind: str) -> None:
+        """`kind` is what errors call an entry."""
+        super().__init__()
         self.kind = kind
-        self.modules = dict.fromkeys(self, BUILT_IN)
+        self.modules: dict[str, str] = {}
         _registries.append(self)
 
     def register(self, name: str, entry: Entry, module: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from pipeline.detectors.arguments import Count
-from pipeline.detectors.base import FORWARD, Evidence, Needs, Pass, Prefix, detector
+from pipeline.detectors.base import FORWARD, Evidence, Pass, Prefix, detector
 from pipeline.detectors.likelihood import loss, mean_of_all
 
 if TYPE_CHECKING:
@@ -32,11 +32,7 @@ def _mean_behind(evidence: Evidence, prefix: Prefix) -> Tensor:
     return mean_of_all(t.log_prob, t.mask)
 
 
-def _recall_needs(shots: int) -> Needs:
-    return {FORWARD: _READ, behind(Prefix("unseen", shots)): _READ}
-
-
-@detector(needs=_recall_needs)
+@detector(needs=lambda shots: dict.fromkeys((FORWARD, behind(Prefix("unseen", shots))), _READ))
 def recall(evidence: Evidence, shots: Count = SHOTS) -> Tensor:
     """Mean token log-probability behind unseen documents over that without, > 0 (ReCaLL, Xie et al. 2024, eq. 1).
 
@@ -45,11 +41,9 @@ def recall(evidence: Evidence, shots: Count = SHOTS) -> Tensor:
     return _mean_behind(evidence, Prefix("unseen", shots)) / loss(evidence)
 
 
-def _con_recall_needs(shots: int) -> Needs:
-    return {**_recall_needs(shots), behind(Prefix("seen", shots)): _READ}
-
-
-@detector(needs=_con_recall_needs)
+@detector(
+    needs=lambda shots: dict.fromkeys((FORWARD, *(behind(Prefix(role, shots)) for role in ("unseen", "seen"))), _READ)
+)
 def con_recall(evidence: Evidence, shots: Count = SHOTS, gamma: Annotated[float, Field(ge=0, le=1)] = 0.5) -> Tensor:
     """Mean log-probability behind unseen less gamma times that behind seen documents, over that without any.
 
@@ -60,11 +54,7 @@ def con_recall(evidence: Evidence, shots: Count = SHOTS, gamma: Annotated[float,
     return (unseen - gamma * seen) / loss(evidence)
 
 
-def _codec_needs(shots: int) -> Needs:
-    return {FORWARD: _READ, behind(Prefix("unseen", shots, joined=False)): _READ}
-
-
-@detector(needs=_codec_needs)
+@detector(needs=lambda shots: dict.fromkeys((FORWARD, behind(Prefix("unseen", shots, joined=False))), _READ))
 def codec(evidence: Evidence, shots: Count = SHOTS) -> Tensor:
     """Mean token log-probability less that behind one other document (CoDeC, arXiv 2510.27055).
 

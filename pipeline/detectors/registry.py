@@ -24,13 +24,7 @@ from pipeline.detectors import (
 )
 from pipeline.detectors.base import Continued, Detector, Prefix, is_detector, modules_of, parse, plan_passes
 from pipeline.detectors.learnt import learnt_fingerprints, with_contents
-from pipeline.detectors.plugins import (
-    Plugin,
-    check_reaches_workers,
-    fingerprint_of_plugins,
-    imported,
-    load_installed,
-)
+from pipeline.detectors.plugins import Plugin, check_reaches_workers, fingerprint_of_plugins, imported, load_installed
 
 FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, prefix, samia, draws, camia, learnt, column)
 

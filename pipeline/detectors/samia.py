@@ -12,12 +12,12 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from pipeline.detectors.arguments import Count, Share
-from pipeline.detectors.base import Continuations, Continued, Evidence, Pass, WrittenNeeds, detector
+from pipeline.detectors.base import Continued, Evidence, Pass, WrittenNeeds, detector
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,15 +126,7 @@ def samia(
     """
     import torch
 
-    def score(document: Continuations) -> float:
-        return samia_score(
-            document.texts[:draws],
-            document.reference,
-            n=n,
-            kind=kind,
-            candidate_words=candidate_words,
-            compressed=compressed,
-        )
-
+    settings: Any = {"n": n, "kind": kind, "candidate_words": candidate_words, "compressed": compressed}
     continued = Continued(prefix_ratio, candidate_words, temperature, top_k, top_p)
-    return torch.tensor([score(document) for document in evidence.continuations[continued]], dtype=torch.float64)
+    scores = [samia_score(d.texts[:draws], d.reference, **settings) for d in evidence.continuations[continued]]
+    return torch.tensor(scores, dtype=torch.float64)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import UserError
 from pipeline.models.opened import LanguageModel
 from pipeline.models.processors import picture_token, prompt_text
 
@@ -32,16 +31,11 @@ def picture_prompt(lm: LanguageModel, picture: Image) -> PicturePrompt:
     Args:
         lm: From `open_picture_model`.
         picture: RGB.
-
-    Raises:
-        UserError: the processor leaves no room for the picture among the tokens.
     """
     processor: Any = lm.processor
     inputs = processor(images=[picture], text=[prompt_text(processor)], return_tensors="pt")
     ids = inputs.pop("input_ids")[0].tolist()
     inputs.pop("attention_mask", None)
-    if picture_token(lm.model.config) not in ids:
-        raise UserError(f"model {lm.model.name_or_path}: its processor writes no token that stands for a picture")
     along = {name: value for name, value in inputs.items() if value.dim() == 2 and value.shape == (1, len(ids))}
     return PicturePrompt(ids, {name: value for name, value in inputs.items() if name not in along}, along)
 

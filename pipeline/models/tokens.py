@@ -11,11 +11,7 @@ from typing import Any
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.beginnings import Tokens, first_length, next_length, settled, vocabulary_of
-from pipeline.models.checkpoints import (
-    Checkpoint,
-    in_one_line,
-    locate,
-)
+from pipeline.models.checkpoints import Checkpoint, in_one_line, locate
 from pipeline.models.libraries import quieten
 from pipeline.models.unpacked import unpacked_settings
 
@@ -29,6 +25,9 @@ _WORD = re.compile(r"\S+")
 
 PROBE = "Été 2024: two models, one text."
 """What two tokenizers are compared on: a BOS or a rule of splitting shows in no vocabulary."""
+
+COPIES = 3
+"""Of a text that is repeated, one behind the other."""
 
 Span = tuple[int, int]
 
@@ -145,17 +144,16 @@ def _encode_slowly(tokenizer: Any, max_tokens: int, text: str) -> Tokens:
     return Tokens(ids[:max_tokens], True, min(len(text), len(decoded)))
 
 
-def repeated(ids: Sequence[int], max_tokens: int, beginning: int | None, copies: int = 3) -> list[int]:
-    """The ids of a text several times over, of its first tokens where all copies would be more than `max_tokens`.
+def repeated(ids: Sequence[int], max_tokens: int, beginning: int | None) -> list[int]:
+    """The ids of a text `COPIES` times over, of its first tokens where all copies would be more than `max_tokens`.
 
     Args:
         ids: of the text.
         max_tokens: most ids of all copies together.
         beginning: the id that marks the beginning of a text, kept before the first copy alone; None: there is none.
-        copies: how many.
     """
     mark = int(bool(ids) and ids[0] == beginning)
-    return [*ids[:mark], *list(ids[mark : mark + max(1, (max_tokens - mark) // copies)]) * copies]
+    return [*ids[:mark], *list(ids[mark : mark + max(1, (max_tokens - mark) // COPIES)]) * COPIES]
 
 
 def load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:

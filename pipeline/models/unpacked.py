@@ -59,11 +59,9 @@ def unpacked_settings(source: Checkpoint) -> Checkpoint:
     """The files of a GGUF file's configuration and tokenizer: an entry of the cache if there is one, else the file."""
     for dtype in DTYPES:
         folder = _entry_folder(source, dtype)
-        record = _read_record(folder)
+        record = _whole_record(folder, weights=False)
         if record is not None and record["same"]:
-            names = [name for name in record["files"] if not name.endswith(".safetensors")]
-            if _is_whole(folder, record, names):
-                return Checkpoint(folder, None)
+            return Checkpoint(folder, None)
     return source
 
 
@@ -89,13 +87,12 @@ def unpacked(
     """
     kept = _kept_dtype(source, dtype)
     folder = _entry_folder(source, kept)
-    record = _read_record(folder)
-    if record is not None and _is_whole(folder, record, record["files"]):
+    if (record := _whole_record(folder)) is not None:
         return Checkpoint(folder, None) if record["same"] else source
     try:
         with _alone(folder):
-            record = _read_record(folder)
-            if record is None or not _is_whole(folder, record, record["files"]):
+            record = _whole_record(folder)
+            if record is None:
                 with _parsed_once():
                     opened = unpack(kept)
                 record = _write(folder, opened, lambda attempt: read_back(Checkpoint(attempt, None), kept))
@@ -198,21 +195,16 @@ def _is_same_tokenizer(one: Any, other: Any) -> bool:
     return bool(one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str())
 
 
-def _read_record(folder: Path) -> dict[str, Any] | None:
+def _whole_record(folder: Path, weights: bool = True) -> dict[str, Any] | None:
+    """The record of an entry whose files, or those without weights, are as they were written; None of any other."""
     try:
-        record = json.loads((folder / ENTRY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        record: dict[str, Any] = json.loads((folder / ENTRY_FILE).read_text(encoding="utf-8"))
+        files = record["files"].items()
+        read = [(name, digest) for name, digest in files if weights or not name.endswith(".safetensors")]
+        whole = isinstance(record["same"], bool) and all(_digest(folder / name) == digest for name, digest in read)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return None
-    whole = isinstance(record, dict) and isinstance(record.get("files"), dict) and "same" in record
     return record if whole else None
-
-
-def _is_whole(folder: Path, record: dict[str, Any], names: Any) -> bool:
-    """Whether these files of an entry are as they were written."""
-    try:
-        return all(_digest(folder / name) == record["files"][name] for name in names)
-    except (OSError, AttributeError, KeyError, TypeError):
-        return False
 
 
 def _digest(path: Path) -> str:

@@ -137,7 +137,6 @@ def roc_figures(
 
     return [
         draw(
-            "roc",
             "roc.svg",
             "ROC curves",
             f"Share of {members} documents at or above each threshold over that of {others} ones; "
@@ -146,7 +145,6 @@ def roc_figures(
             lambda figure, axes: paint(figure, axes, False),
         ),
         draw(
-            "roc-small",
             "roc-small.svg",
             "ROC curves at small false positive rates",
             f"The same on logarithmic axes; {f'TPR at {SMALL_RATE:.0%} FPR: {small}' if curves else undefined}.",

@@ -83,7 +83,6 @@ def _score_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureIm
     outside = sum(total - int(roles[role].sum()) for role, total in totals.items())
     hidden = f" {documents(outside)} with extreme scores lie outside the drawn range." if outside else ""
     return draw(
-        "scores",
         f"{selection.name}-scores.svg",
         "Scores by role",
         f"Distribution of the score {label(scores.column)} by role; the medians are about {medians} documents.",
@@ -114,7 +113,6 @@ def _w_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureImage:
     outcome = f"{n_selected:,} selected" if n_selected else "none is selected"
     outcome += f", from W = {least:.3g} on" if least is not None else ""
     return draw(
-        "w",
         f"{selection.name}-w.svg",
         "W of the audited documents",
         f"Distribution of W over {documents(total)}, with a median of about {_median(scores, 'audit'):.3g}; {outcome}.",
@@ -175,7 +173,6 @@ def _version_ranks_figure(selection: SelectionFacts, ranks: RankHistogram, versi
         put_legend(figure)
 
     return draw(
-        "version-ranks",
         f"{selection.name}-version-ranks.svg",
         "Ranks of the published versions",
         f"Histogram of the ranks of {documents(m)}: {int(counts[0]):,} at rank 1 of {versions:,}, where "
@@ -210,7 +207,6 @@ def _p_value_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureIm
 
     small = int(ranks.count[ranks.rank * 10 <= n + 1].sum())
     return draw(
-        "p-values",
         f"{selection.name}-p-values.svg",
         "p-values of the audited documents",
         f"Histogram of {m:,} p-values, {small:,} of them at most 0.1, where {m / 10:,.0f} are expected if all are "
@@ -265,7 +261,6 @@ def _quantile_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureI
         never = "" if threshold is not None else " Here no point is."
         caption += f" All documents up to the last point on or below the dashed line are selected.{never}"
     return draw(
-        "quantiles",
         f"{selection.name}-quantiles.svg",
         "p-values against evenly spread ones (QQ plot)",
         f"Sorted p-values against the share of documents up to each, on logarithmic axes; {outcome}.",
@@ -334,7 +329,6 @@ def _alpha_figure(selection: SelectionFacts, whole: AlphaCurve) -> FigureImage:
         kept = "Nothing is promised at any alpha: a check contradicts what the promise rests on"
     most, widest = curve.n_selected[-1], percent(curve.alphas[-1])
     return draw(
-        "alphas",
         f"{selection.name}-alphas.svg",
         "Selected at other values of alpha",
         f"Documents selected against alpha: {size:,} at the {percent(alpha)} that was asked for{right}; {most:,} at "
@@ -369,7 +363,6 @@ def _group_figure(selection: SelectionFacts, groups: GroupCounts) -> FigureImage
     most = ", ".join(f"{label(n)} {groups.n_selected[n]:,} of {groups.n_scored[n]:,}" for n in shown[:5])
     rest = f" {left:,} more groups are not drawn." if left > 0 else ""
     return draw(
-        "groups",
         f"{selection.name}-groups.svg",
         "Selected by group",
         f"Selected documents by group, {len(names):,} groups; most in: {most}.",
@@ -392,7 +385,6 @@ def _weight_figure(selection: SelectionFacts, weights: list[float]) -> FigureIma
 
     rest = f" {left:,} more are not drawn." if left > 0 else ""
     return draw(
-        "weights",
         f"{selection.name}-weights.svg",
         "Weights of the fused detectors",
         f"Weights of {len(pairs):,} detectors: {', '.join(f'{label(name)} {weight:.3g}' for weight, name in shown)}.",

@@ -55,8 +55,11 @@ class Folders:
         for entry in inputs:
             if format_named(entry.format).has_path:
                 names.setdefault(entry.role, []).append(entry.name)
-        folders = {folder for group in names.values() for folder in _folders(group)}
-        return cls(tuple(sorted(folders - {"", "/"}, key=_longest)))
+        folders = {common_folder(group) for group in names.values()}
+        folders |= {
+            f"{os.path.dirname(name)}/" for group in names.values() if common_folder(group) == "/" for name in group
+        }
+        return cls(tuple(sorted(folders - {"", "/"}, key=lambda folder: (-len(folder), folder))))
 
     def relative(self, name: str) -> str:
         """A document's id or the name of an input, relative to its corpus."""
@@ -71,18 +74,8 @@ class Folders:
         return text
 
 
-def _folders(names: list[str]) -> list[str]:
-    """The folder that all of them share; where that is the root, the folder of each."""
-    common = common_folder(names)
-    return [f"{os.path.dirname(name)}/" for name in names] if common == "/" else [common]
-
-
 def common_folder(names: Iterable[str]) -> str:
     """The longest folder of all of them, with a slash at its end; empty where there is none."""
     folders = [name.split("/")[:-1] for name in names]
     common = takewhile(lambda parts: len(set(parts)) == 1, zip(*folders, strict=False))
     return "".join(f"{parts[0]}/" for parts in common)
-
-
-def _longest(folder: str) -> tuple[int, str]:
-    return -len(folder), folder

@@ -108,6 +108,7 @@ def _model(run: RunFacts) -> ModelReport:
     model, known = run.manifest.config.model, run.manifest.model
     weights = model if isinstance(model, ModelConfig) else None
     fingerprint = json.dumps(run.manifest.fingerprint, sort_keys=True)
+    digest = run.manifest.fingerprint.get("model")  # of the weights
     return ModelReport(
         name=model_name(model),
         path=display_name(model),
@@ -117,18 +118,12 @@ def _model(run: RunFacts) -> ModelReport:
         architecture=known.architecture,
         dtype=known.dtype if known.chosen is None else f"{known.dtype}, {known.chosen}",
         parameters=known.parameters,
-        digest=None if weights is None else _model_digest(run),
+        digest=digest if weights is not None and isinstance(digest, str) else None,
         fingerprint=hashlib.sha256(fingerprint.encode("utf-8", "surrogatepass")).hexdigest()[:16],
         max_tokens=run.manifest.config.max_tokens,
         counted="words" if weights is None else "tokens",
         fine_tuned=fine_tuned(run),
     )
-
-
-def _model_digest(run: RunFacts) -> str | None:
-    """The digest of the weights in the fingerprint of the scores."""
-    digest = run.manifest.fingerprint.get("model")
-    return digest if isinstance(digest, str) else None
 
 
 def _selection(

@@ -79,11 +79,11 @@ def even_shares(sizes: Sequence[int], total: int) -> list[int]:
 def _listing(store: Store, selection: SelectionFacts, folders: Folders, texts: bool, limit: int, room: int) -> Listing:
     evidence = read_evidence(store, selection.name)
     room_of_tokens = int(_EVIDENCE * room) if evidence else 0
-    rows, tokens, places = _Packed(room - room_of_tokens), _Packed(room_of_tokens), _Places(folders)
+    rows, tokens, places = _Packed(room - room_of_tokens), _Packed(room_of_tokens), dict[str, int]()
     thumbnails = read_thumbnails(store, selection.name) if texts else {}
     n_rows = n_evidence = 0
     for batch in _batches(store, f"selection/{selection.name}/selected.parquet", limit, texts):
-        columns = _columns(batch, places, texts)
+        columns = _columns(batch, places, folders, texts)
         pictured = {**columns, "thumbs": _thumbnails(batch, thumbnails)} if thumbnails else columns
         if not (rows.add(pictured) or rows.add(columns)):
             break
@@ -91,7 +91,7 @@ def _listing(store: Store, selection: SelectionFacts, folders: Folders, texts: b
             if doc_id in evidence and tokens.add(_tokens(n_rows + index, evidence[doc_id], folders, texts)):
                 n_evidence += 1
         n_rows += len(batch["doc_id"])
-    return Listing(rows.text(), tokens.text(), n_rows, n_evidence, len(places.numbers) > 1)
+    return Listing(rows.text(), tokens.text(), n_rows, n_evidence, len(places) > 1)
 
 
 def _batches(store: Store, name: str, limit: int, texts: bool) -> Iterator[dict[str, list[Any]]]:
@@ -111,28 +111,20 @@ def _batches(store: Store, name: str, limit: int, texts: bool) -> Iterator[dict[
         raise UserError(f"cannot read {store.url}/{name}: {' '.join(str(error).split())}") from None
 
 
-class _Places:
-    """Numbers of the inputs, in the order in which they are met."""
+def _columns(batch: Mapping[str, list[Any]], places: dict[str, int], folders: Folders, texts: bool) -> dict[str, Any]:
+    """Some hundred documents as the page's script reads them: an id that only says the place is left out.
 
-    def __init__(self, folders: Folders) -> None:
-        self.folders = folders
-        self.numbers: dict[str, int] = {}
-
-    def number(self, source: str) -> int:
-        return self.numbers.setdefault(source, len(self.numbers))
-
-    def since(self, count: int) -> list[str]:
-        """Names of the inputs that were met after the first `count`."""
-        return [visible(self.folders.relative(source)) for source in list(self.numbers)[count:]]
-
-
-def _columns(batch: Mapping[str, list[Any]], places: _Places, texts: bool) -> dict[str, Any]:
-    """Some hundred documents as the page's script reads them: an id that only says the place is left out."""
-    met = len(places.numbers)
-    where = [places.number(str(source)) for source in batch["source"]]
+    Args:
+        batch: of the documents.
+        places: numbers of the inputs, in the order in which they are met; new ones are added.
+        folders: of the inputs.
+        texts: whether texts are on the page.
+    """
+    met = len(places)
+    where = [places.setdefault(str(source), len(places)) for source in batch["source"]]
     default = [f"{source}#{row}" for source, row in zip(batch["source"], batch["row"], strict=True)]
     ids = [
-        None if doc_id == other else visible(places.folders.relative(str(doc_id)))
+        None if doc_id == other else visible(folders.relative(str(doc_id)))
         for doc_id, other in zip(batch["doc_id"], default, strict=True)
     ]
     scores = {name: list(map(_short, values)) for name, values in batch.items() if name not in NOT_SCORES}
@@ -142,7 +134,7 @@ def _columns(batch: Mapping[str, list[Any]], places: _Places, texts: bool) -> di
         "scores": scores,
         "source": where,
         "row": batch["row"],
-        "sources": places.since(met),
+        "sources": [visible(folders.relative(source)) for source in list(places)[met:]],
     }
     if texts:
         columns["text"] = [visible(text or "") for text in batch.get("excerpt") or [None] * len(ids)]

@@ -51,9 +51,8 @@ _FRACTION = re.compile(rb"(\.\d\d)\d+")
 
 @dataclass(frozen=True, slots=True)
 class FigureImage:
-    """A figure: its kind and file name, what it shows in words, and its file."""
+    """A figure: its file name, what it shows in words, and its file."""
 
-    kind: str  # what of: scores, p-values, quantiles, alphas, groups, w, weights, roc, ...
     file: str
     title: str
     alt: str  # one sentence, with the numbers
@@ -70,11 +69,10 @@ class FigureImage:
 Paint = Callable[["Figure", "Axes"], None]
 
 
-def draw(kind: str, file: str, title: str, alt: str, caption: str, paint: Paint) -> FigureImage:
+def draw(file: str, title: str, alt: str, caption: str, paint: Paint) -> FigureImage:
     """A figure of one pair of axes.
 
     Args:
-        kind: of figure.
         file: its name, ending in .svg; no two figures of a page share one.
         title: a few words.
         alt: what it shows in one sentence.
@@ -91,7 +89,7 @@ def draw(kind: str, file: str, title: str, alt: str, caption: str, paint: Paint)
         buffer = io.BytesIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    return FigureImage(kind, file, title, alt, caption, _TAG.sub(_shorten, buffer.getvalue()))
+    return FigureImage(file, title, alt, caption, _TAG.sub(_shorten, buffer.getvalue()))
 
 
 def _shorten(tag: re.Match[bytes]) -> bytes:

@@ -30,7 +30,7 @@ def detector_rows(settings: Mapping[str, Any], detections: Mapping[str, Detectio
             "detector": column,
             "models": models,
             "untrained": one.n_untrained,
-            **_figures(one.auc, _by_rate(one.tpr)),
+            **_figures(one.auc, {f"{rate:g}": estimate for rate, estimate in one.tpr.items()}),
         }
         for column, one in detections.items()
     ]
@@ -56,10 +56,6 @@ def evaluation_table(evaluation: Evaluation) -> Table:
     settings = ["group"] if any(row.group is not None for row in evaluation.rows) else []
     title = f"Seen against unseen documents, {evaluation.confidence:.0%} intervals over documents, this model"
     return detector_table(rows, settings, title, ("seen", "unseen"))
-
-
-def _by_rate(tpr: Mapping[float, Estimate]) -> dict[str, Estimate]:
-    return {f"{rate:g}": estimate for rate, estimate in tpr.items()}
 
 
 def _figures(auc: Estimate, tpr: Mapping[str, Estimate]) -> Row:

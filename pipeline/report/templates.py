@@ -16,7 +16,6 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from pydantic import BaseModel
 
 from pipeline.errors import UserError, visible
-from pipeline.report.names import Folders
 from pipeline.report.wording import brief, numbers
 
 _UNUSUAL = re.compile(r"[^\n\t\x20-\x7e]")
@@ -45,7 +44,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(percent=numbers.percent, pretty=_pretty, relative=_relative)
+    environment.filters.update(percent=numbers.percent, pretty=_pretty)
+    environment.filters.update(relative=lambda name, folders: folders.relative(name))
     environment.globals.update(null_share=numbers.null_share, share_text=numbers.share_text)
     environment.globals.update(role_names={"audit": "audited", "unseen": "known unseen", "seen": "known seen"})
     environment.globals.update(marks=brief.MARKS, terms_on_page=brief.terms_on_page)
@@ -62,10 +62,6 @@ def _shown(value: Any) -> Any:
     if value is None:
         return "\N{EN DASH}"
     return visible(value) if type(value) is str else value
-
-
-def _relative(name: str, folders: Folders) -> str:
-    return folders.relative(name)
 
 
 def _pretty(value: Any) -> str:

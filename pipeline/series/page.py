@@ -83,7 +83,12 @@ def course_figure(course: Course) -> FigureImage:
     """Documents selected by each scan, a line for each selection; crosses where a check contradicts the promise."""
     from matplotlib.ticker import MaxNLocator
 
-    lines = {one.name: _points(course, one.name) for one in course.selections}
+    lines = {
+        one.name: [
+            (scan.slot, a.n_selected, a.supported) for scan in course.scans for a in scan.answers if a.name == one.name
+        ]
+        for one in course.selections
+    }
 
     def paint(figure: Figure, axes: Axes) -> None:
         for index, (name, points) in enumerate(lines.items()):
@@ -103,20 +108,9 @@ def course_figure(course: Course) -> FigureImage:
         put_legend(figure)
 
     return draw(
-        "course",
         "series-course.svg",
         wording.FIGURE_TITLE,
         wording.figure_alt({label(name): points for name, points in lines.items()}, course.unfiled),
         wording.FIGURE_CAPTION,
         paint,
     )
-
-
-def _points(course: Course, name: str) -> list[tuple[int, int, bool | None]]:
-    """(place, selected, supported) of each answer of a name."""
-    return [
-        (scan.slot, answer.n_selected, answer.supported)
-        for scan in course.scans
-        for answer in scan.answers
-        if answer.name == name
-    ]

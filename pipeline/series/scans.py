@@ -105,7 +105,6 @@ class Schedule:
 
     opening: Opening
     scans: tuple[Scan, ...] = ()
-    latest: str = ""  # when the last entry was written, by the clock of its writer
 
     def place(self, number: int) -> str:
         """A place in words: 3 of 52."""
@@ -154,7 +153,7 @@ def schedule_of(entries: Sequence[LedgerEntry], url: str) -> Schedule | None:
         if schedule is None or isinstance(record, Opening):
             if schedule is not None or not isinstance(record, Opening):
                 raise UserError(f"{where} is no {'claim or result' if schedule else 'opening'}: not a ledger of scans")
-            schedule = Schedule(record, (), record.at)
+            schedule = Schedule(record)
         else:
             schedule = _with(schedule, entry.number, record, where)
     return schedule
@@ -171,7 +170,7 @@ def _with(schedule: Schedule, number: int, record: Claim | Filing, where: str) -
         if scan is None or scan.claim.key != record.key or scan.filing is not None:
             raise UserError(f"{where} is a result of place {record.slot}, which has no claim of its own without one")
         scans[record.slot - 1] = replace(scan, filing=record, filed=number)
-    return replace(schedule, scans=tuple(scans), latest=record.at)
+    return replace(schedule, scans=tuple(scans))
 
 
 _KINDS: dict[Any, type[Opening] | type[Claim] | type[Filing]] = {

@@ -18,15 +18,7 @@ from pipeline.models.opened import LanguageModel, embedding_rows, unknown_id
 from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
 from pipeline.training.loss import loss_of_tokens
 from pipeline.training.memory import typed
-from pipeline.training.train import (
-    PLAIN,
-    Lesson,
-    Training,
-    TrainingOptions,
-    TrainingResult,
-    carry_on,
-    check_job,
-)
+from pipeline.training.train import PLAIN, Lesson, Training, TrainingOptions, TrainingResult, carry_on, check_job
 
 PREPARED_BYTES = 256 << 20
 """Pictures as a model reads them that are kept for the next epoch; others are decoded again."""

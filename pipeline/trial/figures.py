@@ -48,7 +48,6 @@ def selection_figures(rows: Sequence[Row], settings: Sequence[str]) -> list[Figu
 
     return [
         draw(
-            "fdr",
             "fdr.svg",
             wording.FDR_TITLE,
             wording.selections_alt(rows, settings, "fdr"),
@@ -56,7 +55,6 @@ def selection_figures(rows: Sequence[Row], settings: Sequence[str]) -> list[Figu
             paint_fdr,
         ),
         draw(
-            "power",
             "power.svg",
             "Power",
             wording.selections_alt(rows, settings, "power"),
@@ -76,7 +74,6 @@ def detector_figure(rows: Sequence[Row], settings: Sequence[str]) -> FigureImage
         put_legend(figure)
 
     return draw(
-        "detectors",
         "detectors.svg",
         wording.auc_title(settings),
         wording.auc_alt(rows, settings),

@@ -27,7 +27,7 @@ from pipeline.audit.plan import make_plan
 from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.selected import ORDER, STRENGTH, write_selected
 from pipeline.audit.shard_table import SHARDS_FILE, read_shards, reconciled_shards, write_shards
-from pipeline.corpus.near_copies import PART, SKETCH, SketchFile, different, near_families, sketch, stack_sketches
+from pipeline.corpus.near_copies import BLOCK, SKETCH, SketchFile, different, near_families, sketch, stack_sketches
 from pipeline.corpus.shard import BY_ID, Shard, place_of
 from pipeline.errors import UserError
 from pipeline.stages.events import Failure
@@ -126,7 +126,7 @@ def peak_of(call: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("size", [0, 1, PART - 1, 5 * PART + 7])
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, 5 * BLOCK + 7])
 @pytest.mark.parametrize("most", [2, 1_000, 1 << 62])
 def test_equal_values_are_numbered_in_the_order_of_their_first_in_little_memory(size: int, most: int) -> None:
     values = np.random.default_rng(size).integers(0, most, size).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -136,8 +136,8 @@ def test_equal_values_are_numbered_in_the_order_of_their_first_in_little_memory(
     assert number.tolist() == numbers
     assert values[first].tolist() == list(places)
     assert (np.diff(first) > 0).all()
-    if most > size > PART:
-        assert peak_of(partial(different, values)) < 28 * size
+    if most > size > BLOCK:
+        assert peak_of(partial(different, values)) < 48 * size
 
 
 def test_the_families_of_sketches_in_a_file_are_those_of_sketches_in_memory() -> None:

@@ -58,7 +58,7 @@ def selection(tmp_path_factory: pytest.TempPathFactory) -> SelectionFacts:
 
 @pytest.fixture(scope="module")
 def figures(selection: SelectionFacts) -> dict[str, FigureImage]:
-    return {figure.kind: figure for figure in draw_figures(selection)}
+    return {figure.file.removeprefix("members-").removesuffix(".svg"): figure for figure in draw_figures(selection)}
 
 
 def test_every_figure_says_in_words_what_it_shows_with_its_numbers(
@@ -97,7 +97,7 @@ def test_a_page_shows_the_file_of_a_figure_as_an_image_which_runs_and_loads_noth
 
 def test_numbers_and_font_names_in_labels_are_left_as_they_are() -> None:
     text = "0.123456 'DejaVu Sans' d=\"M 1.23456 2\""
-    figure = draw("kind", "file.svg", "title", "alt", "caption", lambda _, axes: axes.set_xlabel(label(text)))
+    figure = draw("file.svg", "title", "alt", "caption", lambda _, axes: axes.set_xlabel(label(text)))
     shown = [element.text for element in ElementTree.fromstring(figure.svg).iter() if element.tag.endswith("text")]
     assert label(text) in shown
 
@@ -141,13 +141,13 @@ def test_alphas_are_drawn_to_a_half_or_to_the_one_that_was_asked_for(selection: 
     for alpha, last in ((0.1, "2 at 50%"), (0.8, "3 at 80%")):
         summary = selection.summary.model_copy(update={"alpha": alpha})
         drawn = draw_figures(replace(selection, alphas=curve, summary=summary))
-        assert next(one for one in drawn if one.kind == "alphas").alt.endswith(f"; {last}.")
+        assert next(one for one in drawn if one.file == "members-alphas.svg").alt.endswith(f"; {last}.")
 
 
 @pytest.mark.parametrize("change", [{"supported": False}, {"bound": None}])
 def test_a_bound_that_does_not_stand_is_not_drawn(selection: SelectionFacts, change: dict[str, object]) -> None:
     changed = replace(selection, summary=selection.summary.model_copy(update=change))
-    figure = next(one for one in draw_figures(changed) if one.kind == "alphas")
+    figure = next(one for one in draw_figures(changed) if one.file == "members-alphas.svg")
     assert "confidence" not in figure.alt + figure.caption + figure.svg.decode()
     assert ("Nothing is promised at any alpha" in figure.caption) == ("supported" in change)
 
@@ -157,7 +157,7 @@ def test_the_knockoff_filter_is_drawn_by_w(tmp_path: Path) -> None:
     amend(store, "members", procedure="ktd", details={"smallest_w_selected": 2.25}, n_selected=77, factor=None)
     (facts,) = read_facts(store).selections
     figure = draw_figures(facts)[0]
-    assert (figure.kind, figure.file) == ("w", "members-w.svg")
+    assert figure.file == "members-w.svg"
     assert figure.alt.endswith("77 selected, from W = 2.25 on.")
     amend(store, "members", details={}, n_selected=0)
     (facts,) = read_facts(store).selections

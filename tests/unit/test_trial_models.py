@@ -129,7 +129,7 @@ def test_of_three_models_the_table_says_what_its_intervals_are_over_and_how_far_
     assert rows[0]["fdr_high"] == mean_interval(np.tile([0, 0.1], 20))[1]
     assert "40 repeats, 95% intervals over re-splits of these documents, this model" in shown(model_table(rows, []))
     fdr, power = selection_figures([row], [])
-    assert (fdr.kind, power.kind) == ("fdr", "power")
+    assert (fdr.file, power.file) == ("fdr.svg", "power.svg")
     assert interval_scope([row]) in fdr.alt
 
 

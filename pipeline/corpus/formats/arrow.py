@@ -19,12 +19,7 @@ import pyarrow.compute as pc
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import BLOCK_BYTES, Extent, is_local
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.columns import (
-    bounded_parts,
-    check_schema,
-    gathered,
-    table_rows,
-)
+from pipeline.corpus.formats.columns import bounded_parts, check_schema, gathered, table_rows
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 

@@ -11,10 +11,8 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import fsspec
@@ -24,17 +22,11 @@ import pyarrow.parquet as pq
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import is_local
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.columns import (
-    AT_ONCE,
-    check_schema,
-    edited_tables,
-    table_rows,
-    write_parquet,
-)
+from pipeline.corpus.formats.columns import AT_ONCE, check_schema, edited_tables, table_rows, write_parquet
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
-_ROWS, _ROWS_BYTES = 1024, 1 << 26  # that are decoded together
+_ROWS = 1024  # that are decoded together, at most
 _PACKING = 12  # times that texts are packed at most
 _CODECS = {"SNAPPY", "GZIP", "BROTLI", "LZ4", "ZSTD"}
 
@@ -43,8 +35,6 @@ BUFFER_BYTES = {True: 1 << 20, False: 1 << 23}
 
 IDLE = 4
 """Readers of a process that wait."""
-
-AtOnce = Callable[[pq.FileMetaData, int], int]
 
 _idle: list[_Reader] = []
 _lock = threading.RLock()  # a reader may be left while garbage is collected
@@ -66,7 +56,7 @@ class _Reader:
 
 
 def parquet_batches(
-    path: str, columns: Sequence[str], start: int, stop: int, at_once: AtOnce
+    path: str, columns: Sequence[str], start: int, stop: int, long: Sequence[str]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Rows [start, stop) of some columns in batches, each with the number of its first row.
 
@@ -77,13 +67,13 @@ def parquet_batches(
         columns: to be read.
         start: first row, of the file.
         stop: row behind the last one.
-        at_once: rows of a batch, given the metadata of the file and the number of a row group.
+        long: those of the columns whose lengths decide how many rows are decoded together.
 
     Raises:
         OSError: the file cannot be read.
         pyarrow.ArrowException: it is damaged.
     """
-    reader = _take(path, columns, start, at_once)
+    reader = _take(path, columns, start, long)
     try:
         while reader.batch is not None and reader.first < stop:
             begin, end = max(start - reader.first, 0), min(stop - reader.first, len(reader.batch))
@@ -102,7 +92,7 @@ def parquet_batches(
         _leave(reader)
 
 
-def _take(path: str, columns: Sequence[str], row: int, at_once: AtOnce) -> _Reader:
+def _take(path: str, columns: Sequence[str], row: int, long: Sequence[str]) -> _Reader:
     """A reader of the file that waits before the row, in its row group; else a new one."""
     fs, name = fsspec.core.url_to_fs(path)
     changes = fs.ukey(os.path.realpath(name) if is_local(fs) else name)
@@ -113,7 +103,7 @@ def _take(path: str, columns: Sequence[str], row: int, at_once: AtOnce) -> _Read
             reader = max(ahead, key=lambda reader: reader.first)
             _idle.remove(reader)
             return reader
-    reader = _Reader(key, _from(fs, name, list(columns), row, at_once))
+    reader = _Reader(key, _from(fs, name, list(columns), row, long))
     reader.advance()
     return reader
 
@@ -128,7 +118,7 @@ def _leave(reader: _Reader) -> None:
 
 
 def _from(
-    fs: Any, name: str, columns: list[str], row: int, at_once: AtOnce
+    fs: Any, name: str, columns: list[str], row: int, long: Sequence[str]
 ) -> Generator[tuple[int, int, pa.RecordBatch]]:
     """The batches of a file from the row group on that holds a row: first row, row behind the row group, batch."""
     local = is_local(fs)
@@ -142,7 +132,7 @@ def _from(
             first, end = end, end + parquet.metadata.row_group(group).num_rows
             if end <= row:
                 continue
-            rows = at_once(parquet.metadata, group)
+            rows = _rows_at_once(parquet.metadata, group, long)
             for batch in parquet.iter_batches(rows, row_groups=[group], columns=columns):
                 yield first, end, batch
                 first += len(batch)
@@ -170,22 +160,20 @@ def _opened(source: Any, **options: Any) -> pq.ParquetFile:
         raise pa.ArrowInvalid(f"a column's name is damaged: {error}") from None
 
 
-class _Unread(Exception):
-    """Somebody wants the content of a file of which only the footer is known."""
-
-
 class _Content(io.BytesIO):
-    """A file of a given size whose content cannot be read."""
+    """A file of a given size of which nothing can be read."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self._size = size
+        self.wanted = False  # whether somebody tried to
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         return super().seek(offset + self._size) if whence == os.SEEK_END else super().seek(offset, whence)
 
     def read(self, size: int | None = -1) -> bytes:
-        raise _Unread
+        self.wanted = True
+        return b""
 
 
 def check_chunks(metadata: pq.FileMetaData, columns: Sequence[str], size: int) -> None:
@@ -203,29 +191,25 @@ def check_chunks(metadata: pq.FileMetaData, columns: Sequence[str], size: int) -
         OSError: the footer is damaged.
         pyarrow.ArrowException: likewise.
     """
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(_begin_reading, metadata, columns, size).result()
-
-
-def _begin_reading(metadata: pq.FileMetaData, columns: Sequence[str], size: int) -> None:
-    """As `check_chunks`, in a thread: PyArrow keeps `_Unread` for ever, and that the frames of its callers."""
-    parquet = pq.ParquetFile(pa.PythonFile(_Content(size), "r"), metadata=metadata, pre_buffer=True)
+    content = _Content(size)
+    parquet = pq.ParquetFile(pa.PythonFile(content, "r"), metadata=metadata, pre_buffer=True)
     try:
         next(parquet.iter_batches(1, columns=list(columns), use_threads=False), None)
-    except _Unread:
-        return
+    except (OSError, pa.ArrowException):
+        if not content.wanted:  # else the footer led to a page
+            raise
 
 
-def chunks_of(metadata: pq.FileMetaData, column: str) -> list[int]:
-    """The numbers of the chunks of each row group that hold a column, which may have parts."""
+def chunks_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
+    """The numbers of the chunks of each row group that hold these columns, which may have parts."""
     paths = (metadata.schema.column(index).path for index in range(metadata.num_columns))
-    return [index for index, path in enumerate(paths) if path.split(".")[0] == column]
+    return [index for index, path in enumerate(paths) if path.split(".")[0] in columns]
 
 
 def text_bytes_of(metadata: pq.FileMetaData, text: str) -> int:
     """Bytes of a column that was checked, decompressed."""
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-    chunks = chunks_of(metadata, text)
+    chunks = chunks_of(metadata, [text])
     return sum(group.column(index).total_uncompressed_size for group in groups for index in chunks)
 
 
@@ -266,17 +250,15 @@ def _rows_of_footer(metadata: pq.FileMetaData, columns: Sequence[str], name: str
 
 def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
     assert shard.stop is not None
-    at_once = partial(_rows_at_once, column=shard.text)
-    batches = parquet_batches(shard.path, base.wanted_columns(shard), shard.start, shard.stop, at_once)
+    batches = parquet_batches(shard.path, base.wanted_columns(shard), shard.start, shard.stop, [shard.text])
     yield from table_rows(shard, batches, watch)
 
 
-def _rows_at_once(metadata: pq.FileMetaData, group: int, column: str) -> int:
-    """How many rows of a row group to decode together: few where the texts of a column are long."""
-    for index in chunks_of(metadata, column)[:1]:
-        rows = metadata.row_group(group)
-        return max(1, min(_ROWS, _ROWS_BYTES // max(1, _longest(rows.column(index), rows.num_rows))))
-    return _ROWS
+def _rows_at_once(metadata: pq.FileMetaData, number: int, columns: Sequence[str]) -> int:
+    """How many rows of a row group to decode together: few where the values of some columns are long."""
+    group = metadata.row_group(number)
+    chunks = [group.column(index) for index in chunks_of(metadata, columns)]
+    return max(1, min(_ROWS, AT_ONCE // max(1, sum(_longest(chunk, group.num_rows) for chunk in chunks))))
 
 
 def _longest(chunk: pq.ColumnChunkMetaData, rows: int) -> int:
@@ -298,15 +280,8 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
 
 def _tables(shard: Shard) -> Iterator[pa.Table]:
     names = open_footer(shard.path, shard.name, b"").schema_arrow.names
-    for _, batch in parquet_batches(shard.path, names, 0, sys.maxsize, _whole_rows_at_once):
+    for _, batch in parquet_batches(shard.path, names, 0, sys.maxsize, names):
         yield pa.Table.from_batches([batch])
-
-
-def _whole_rows_at_once(metadata: pq.FileMetaData, number: int) -> int:
-    """How many rows of a row group to decode together with all their columns."""
-    group = metadata.row_group(number)
-    longest = sum(_longest(group.column(index), group.num_rows) for index in range(group.num_columns))
-    return max(1, min(_ROWS, AT_ONCE // max(1, longest)))
 
 
 def _codecs(metadata: pq.FileMetaData) -> str | dict[str, str]:

@@ -15,12 +15,7 @@ import pyarrow as pa
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import digest_of
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.columns import (
-    bounded_parts,
-    gathered,
-    table_rows,
-    write_parquet,
-)
+from pipeline.corpus.formats.columns import bounded_parts, gathered, table_rows, write_parquet
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, nearest
 

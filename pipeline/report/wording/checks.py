@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from pipeline.audit.summary import BlindDiagnostic, Diagnostic, ShareDiagnostic, Summary
 from pipeline.report.contents import Check, CheckVerdict, Light, SelectionReport
@@ -62,31 +61,23 @@ def _verdict(diagnostic: Diagnostic) -> CheckVerdict:
 # --- what several selections have in common
 
 
-@dataclass(frozen=True, slots=True)
-class CommonResults(Generic[Result]):
-    """What several selections have in common."""
+def common_lights(selections: Sequence[SelectionReport]) -> list[tuple[tuple[str, ...], list[Light]]]:
+    """The notes that several selections share, and what all passed; failed checks stand with each selection.
 
-    names: list[str]  # of the selections
-    results: list[Result]
-
-
-def common_lights(selections: Sequence[SelectionReport]) -> list[CommonResults[Light]]:
-    """The notes that several selections share, and what all passed; failed checks stand with each selection."""
-    shown = {
-        selection.summary.name: [light for light in selection.brief.lights if light.colour != "red"]
-        for selection in selections
-    }
-    shared = _shared(shown)
-    return [group for group in (_noted(group, len(selections)) for group in shared) if group.results]
+    A check that some selections alone passed is none of them: a card lists these in one line.
+    """
+    shared = _shared(
+        {
+            selection.summary.name: [light for light in selection.brief.lights if light.colour != "red"]
+            for selection in selections
+        }
+    )
+    every = len(selections)
+    noted = ((names, [light for light in lights if len(names) == every or light.reason]) for names, lights in shared)
+    return [(names, lights) for names, lights in noted if lights]
 
 
-def _noted(group: CommonResults[Light], n_selections: int) -> CommonResults[Light]:
-    """Without the checks that some selections alone passed: a card lists these in one line."""
-    whole = len(group.names) == n_selections
-    return CommonResults(group.names, [light for light in group.results if whole or light.reason])
-
-
-def common_checks(selections: Sequence[SelectionReport]) -> list[CommonResults[Check]]:
+def common_checks(selections: Sequence[SelectionReport]) -> list[tuple[tuple[str, ...], list[Check]]]:
     """The checks in full that several selections have in common; failed ones stand with each selection."""
     return _shared(
         {
@@ -96,24 +87,17 @@ def common_checks(selections: Sequence[SelectionReport]) -> list[CommonResults[C
     )
 
 
-def _shared(shown: Mapping[str, Sequence[Result]]) -> list[CommonResults[Result]]:
-    """The results of at least two selections, by the selections that have them, in the order of these."""
-    named: list[tuple[Result, list[str]]] = []
+def _shared(shown: Mapping[str, Sequence[Result]]) -> list[tuple[tuple[str, ...], list[Result]]]:
+    """The results of at least two selections, by the names of the selections that have them."""
+    named: dict[Result, list[str]] = {}
     for name, results in shown.items():
         for result in results:
-            names = next((names for other, names in named if other == result), None)
-            if names is None:
-                named.append((result, [name]))
-            else:
-                names.append(name)
-    groups: list[CommonResults[Result]] = []
-    for result, names in named:
-        group = next((group for group in groups if group.names == names), None)
-        if group is not None:
-            group.results.append(result)
-        elif len(names) > 1:
-            groups.append(CommonResults(names, [result]))
-    return groups
+            named.setdefault(result, []).append(name)
+    groups: dict[tuple[str, ...], list[Result]] = {}
+    for result, names in named.items():
+        if len(names) > 1:
+            groups.setdefault(tuple(names), []).append(result)
+    return list(groups.items())
 
 
 def common_notes(selections: Sequence[SelectionReport], remarks: Sequence[str]) -> dict[str, list[str]]:
