@@ -42,12 +42,11 @@ STEPS = ("plan", "dispatch", "resume")
 class IdleActor(actors.ShardActor):
     """Reports a receipt of every shard at once."""
 
-    def _finish(self, shards: Sequence[Shard], beside: bool = False) -> Iterator[actors.Result]:
+    def _finish(self, shards: Sequence[Shard], beside: bool = False) -> Iterator[Receipt]:
         for shard in shards:
-            receipt = Receipt(shard.id, shard.role, 0, 0, 0, "none", None, {}, {}, {"none": FileRecord(0, 0, "")}, "")
-            yield "receipt", receipt.to_dict()
+            yield Receipt(shard.id, shard.role, 0, 0, 0, "none", None, {}, {}, {"none": FileRecord(0, 0, "")}, "")
 
-    def _finish_missing(self, tail: int, tails: int) -> Iterator[actors.Result]:
+    def _finish_missing(self, tail: int, tails: int) -> Iterator[Receipt]:
         return iter(())
 
 
