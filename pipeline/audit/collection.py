@@ -45,11 +45,6 @@ class Collection:
         chosen = self.scores[:, [self.columns.index(column) for column in columns]]
         return draw_blocks(chosen, self.block, self.audited, self.keys, seed)
 
-    @property
-    def single(self) -> bool:
-        """Whether every document is a block of its own."""
-        return int(self.block.max(initial=-1)) + 1 == self.block.size
-
 
 _Part = tuple[Keys, np.ndarray]
 """The documents of one score shard, and their scores: float64, (documents, columns)."""

@@ -269,11 +269,6 @@ def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
             )
 
 
-def remarks(checked: PreflightChecks, config: AuditConfig) -> list[str]:
-    """A line for each check that did not pass, of the roles that calibrate a selection."""
-    return [line for line in _lines(checked, config) if line.startswith((WARNING, NOTE))]
-
-
 def _lines(checked: PreflightChecks, config: AuditConfig) -> list[str]:
     """A line for each check, those that did not pass with the word for it before."""
     checks: list[Diagnostic | None] = [checked.duplicates]
@@ -436,7 +431,7 @@ def check_before_scoring(
     check_usable(checked, plan.config)
     if earlier is None:
         write_record(store, _file(plan.shards, plan.config.seed), checked)
-    lines = remarks(checked, plan.config)
+    lines = [line for line in _lines(checked, plan.config) if line.startswith((WARNING, NOTE))]
     counts = {str(role): n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
     for entry in outlooks(plan.config, {role: {"documents": n, "exact": False} for role, n in counts.items()}):
         if entry["ok"] is False:

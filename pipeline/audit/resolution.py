@@ -91,7 +91,8 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
         return {**facts, "minimum_selectable": least, "ok": least <= m, "sentence": sentence}
     role = NULL_ROLE[selection.direction]
     sought = SOUGHT_ROLE[selection.direction]
-    rule = rule_of(selection, known_members=calibration.get(sought, 0) > 0)
+    procedure, halved = applied_to(selection, known_members=calibration.get(sought, 0) > 0)
+    rule = Rule(procedure, alpha, calibrated.delta(selection), halved, selection.exact_lambda)
     known = calibration[role]
     if chosen.per_list:
         figures = resolution(known, m, fewest_in_list(known, m, alpha, selection.exact_confidence), None, role, PLAIN)
@@ -109,18 +110,6 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
     sentence = wording.before_reading(figures["sentence"], calibrated.weighted, at_most)
     ok = figures["ok"] or None if calibrated.weighted else figures["ok"]
     return {**facts, **figures, "sentence": sentence, "ok": ok}
-
-
-def rule_of(selection: SelectionConfig, known_members: bool) -> Rule:
-    """What of a selection decides how small its answer can be.
-
-    Args:
-        selection: the question.
-        known_members: whether there are known documents of the kind that is selected.
-    """
-    procedure, halved = applied_to(selection, known_members)
-    delta = calibration_of(selection.calibration).delta(selection)
-    return Rule(procedure, selection.exact_alpha, delta, halved, selection.exact_lambda)
 
 
 def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: str, basis: Basis) -> dict[str, Any]:

@@ -220,7 +220,7 @@ def write_evidence(
         tokens = _all_tokens(scored, config, texts, kept, reread)
         copies = families_of(scored.store, places)
         index = {place: number for number, place in enumerate(_places(tokens))}
-        for one in tops:
+        for one in (one for one in tops if len(one.rows)):
             near, shown = _neighbours(scored, one, texts), weighed_tokens(config, one.detectors, one.weights)
             table = _table(one, shown, near, copies, tokens, index)
             if len(table):
@@ -246,16 +246,11 @@ class _Text:
 def _scored_texts(scored: Scored, places: Iterable[Place]) -> dict[Place, _Text]:
     """What is known of documents, from the few score shards that hold them."""
     receipts = {receipt.shard: receipt for receipt in scored.of("audit")}
-    shards: dict[str, list[Shard]] = {}
-    for shard_id in receipts:
-        shard = scored.shards[shard_id]
-        shards.setdefault(shard.name, []).append(shard)
-    for some in shards.values():
-        some.sort(key=lambda shard: shard.first_row)
+    shards = sorted((scored.shards[shard_id] for shard_id in receipts), key=_start_of)
     rows: dict[str, set[int]] = {}
-    for source, row in places:
-        place = bisect_right(shards[source], row, key=lambda shard: shard.first_row) - 1
-        rows.setdefault(shards[source][place].id, set()).add(row)
+    for place in places:
+        shard = shards[bisect_right(shards, place, key=_start_of) - 1]
+        rows.setdefault(shard.id, set()).add(place[1])
     texts: dict[Place, _Text] = {}
     for shard_id in sorted(rows):
         shard = scored.shards[shard_id]
@@ -265,6 +260,10 @@ def _scored_texts(scored: Scored, places: Iterable[Place]) -> dict[Place, _Text]
             text = ScoredText(one["row"], one["text_key"], one["n_tokens"])
             texts[shard.name, one["row"]] = _Text(shard, text, one["group"])
     return texts
+
+
+def _start_of(shard: Shard) -> Place:
+    return shard.name, shard.first_row
 
 
 def _places(tokens: pa.Table) -> Iterable[Place]:

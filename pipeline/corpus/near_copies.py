@@ -102,10 +102,7 @@ def sketches_of(column: pa.ChunkedArray) -> np.ndarray:
     Returns:
         uint8, (documents, 128).
     """
-    chunks = (np.frombuffer(chunk.buffers()[1] or b"", dtype=np.uint8) for chunk in column.chunks)
-    cuts = (slice(chunk.offset * SKETCH, (chunk.offset + len(chunk)) * SKETCH) for chunk in column.chunks)
-    parts = [values[cut] for values, cut in zip(chunks, cuts, strict=True)]
-    return np.concatenate([np.empty(0, dtype=np.uint8), *parts]).reshape(-1, SKETCH)
+    return stack_sketches(column.to_pylist())
 
 
 def stack_sketches(sketches: Sequence[bytes]) -> np.ndarray:

@@ -9,7 +9,6 @@ import gc
 import logging
 import threading
 import warnings
-from collections.abc import Iterator
 
 BUILDING = threading.RLock()
 """Held by a thread while it builds a model: transformers sets torch's default dtype for all threads meanwhile, and two
@@ -44,21 +43,6 @@ def keep_memory() -> None:
         library = ctypes.CDLL(None)
         for name, size in KEPT.items():
             library.mallopt(name, size)
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """A block that imports large libraries, without Python's search for objects that nothing refers to.
-
-    Imports leave half a million objects, all in use: to look through them again and again takes an eighth of the time.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def free_memory() -> None:
@@ -99,19 +83,17 @@ def import_package() -> None:
     While it is imported, the package puts another module in its own place. A thread that waits for it then holds the
     one before, which has none of its names.
     """
-    with uncollected():
-        import transformers.models.auto  # noqa: F401
+    import transformers.models.auto  # noqa: F401
 
 
 def import_models() -> None:
     """Import what transformers needs for any model, which takes seconds."""
-    with uncollected():
-        from transformers import (
-            AutoModelForCausalLM,  # noqa: F401
-            AutoTokenizer,  # noqa: F401
-            GenerationMixin,  # noqa: F401
-            PreTrainedModel,  # noqa: F401
-        )
+    from transformers import (
+        AutoModelForCausalLM,  # noqa: F401
+        AutoTokenizer,  # noqa: F401
+        GenerationMixin,  # noqa: F401
+        PreTrainedModel,  # noqa: F401
+    )
 
 
 def quieten() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,8 @@ from pipeline.report.wording import trial as wording
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_Ticks = tuple[str, list[str]]
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_LEVEL = 5
@@ -91,17 +92,10 @@ def _lines(rows: Sequence[Row], settings: Sequence[str], by: Sequence[str]) -> d
     return lines
 
 
-@dataclass(frozen=True, slots=True)
-class _Ticks:
-    """Label and tick names of the axis of a sweep."""
-
-    label: str
-    names: list[str]  # of the values, in their order
-
-
 def _ticks(rows: Sequence[Row], settings: Sequence[str], axis: str) -> _Ticks:
+    """Label of the axis of a sweep, and the names of its values, in their order."""
     name = dict(zip(settings, labels(settings), strict=True)).get(axis, axis)
-    return _Ticks(name, list(dict.fromkeys(str(row[axis]) for row in readable(rows, settings))))
+    return name, list(dict.fromkeys(str(row[axis]) for row in readable(rows, settings)))
 
 
 def _places(rows: Sequence[Row], axis: str) -> dict[Any, float]:
@@ -144,9 +138,9 @@ def _draw(axes: Axes, lines: Mapping[str, Sequence[Row]], axis: str, ticks: _Tic
     if not numeric:
         crowded = len(places) > MOST_LEVEL
         rotation: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
-        axes.set_xticks(list(places.values()), [label(name) for name in ticks.names], **rotation)
+        axes.set_xticks(list(places.values()), [label(name) for name in ticks[1]], **rotation)
         axes.set_xlim(-0.5, len(places) - 0.5)
-    axes.set_xlabel(ticks.label)
+    axes.set_xlabel(ticks[0])
     axes.set_ylabel(name_y)
 
 

@@ -19,7 +19,7 @@ from pipeline.report.wording.trial import ACCURACY_TITLE, AGREEMENT_TITLE
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.joint import JointEvidence, joinable, joint_select
 from pipeline.trial.config import TrialConfig
-from pipeline.trial.intervals import mean_interval, models_interval
+from pipeline.trial.intervals import estimate_of
 from pipeline.trial.repeats import Pool, Repeat, repeats
 
 ITEMS = ("all", "selected", "clean")
@@ -153,8 +153,8 @@ def _rows(
             row[f"rank_{name}"] = float(rankdata(-means[s])[m])
         for name, values in correlations.items():
             shares = [(one + 1) / 2 for one in values]
-            interval = mean_interval(shares[0]) if len(shares) == 1 else models_interval(shares)
-            low, high = (None, None) if interval is None else (2 * end - 1 for end in interval)
+            estimate = estimate_of(shares)
+            low, high = (None if end is None else 2 * end - 1 for end in (estimate.low, estimate.high))
             row.update({f"spearman_{name}": float(np.mean([one.mean() for one in values]))})
             row.update({f"spearman_{name}_low": low, f"spearman_{name}_high": high})
         rows.append(row)

@@ -166,7 +166,7 @@ def repeats(pool: Pool, config: TrialConfig, model: int) -> Iterator[Repeat]:
     documents = Drawable(pool.trained, pool.family, pool.finetuned, lean)
     for number in range(config.repeats):
         drawn = draw_split(documents, known, config.split, config.seed, model, number)
-        roles = {role: _scored(pool, drawn.of(role)) for role in ("audit", *known)}
+        roles = {role: drawn.of(role)[pool.scored[drawn.of(role)]] for role in ("audit", *known)}
         quarantined = drawn.audit.size - roles["audit"].size
         scores, checks, seed = pool.scores, NO_CHECKS, config.seed + number
         if pool.words is not None and config.reads_words:
@@ -215,10 +215,6 @@ def measure(pool: Pool, config: TrialConfig, model: int) -> pa.Table:
         for selection, verdict in zip(config.selections, repeat.verdicts, strict=True):
             rows.append({"model": model, **judge(pool, selection, repeat, verdict)})
     return pa.Table.from_pylist(rows, schema=ROWS_SCHEMA)
-
-
-def _scored(pool: Pool, positions: np.ndarray) -> np.ndarray:
-    return np.asarray(positions[pool.scored[positions]])
 
 
 def pool_of(table: pa.Table, ids: list[str], family: np.ndarray, trained: np.ndarray, columns: list[str]) -> Pool:

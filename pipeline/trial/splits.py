@@ -13,7 +13,7 @@ from pipeline.corpus.near_copies import draw_families
 from pipeline.errors import UserError
 from pipeline.trial.config import Amount, SplitConfig
 
-_CONTAMINATION, _REPEAT = 1, 2
+_CONTAMINATION, _REPEAT = 1, 2  # streams of random numbers of their own
 _KIND = {"unseen": "untrained", "seen": "trained"}
 _OTHER_KIND = {"unseen": "trained", "seen": "untrained"}
 
@@ -30,11 +30,6 @@ class Split:
         """The positions of one role."""
         positions: np.ndarray = getattr(self, role)
         return positions
-
-
-def generator(seed: int, purpose: int, *numbers: int) -> np.random.Generator:
-    """A separate stream of random numbers for each combination of purpose and numbers."""
-    return np.random.default_rng([seed, purpose, *numbers])
 
 
 def choose_trained(family: np.ndarray, share: float, known: Mapping[Role, Amount], seed: int) -> np.ndarray:
@@ -67,7 +62,7 @@ def choose_trained(family: np.ndarray, share: float, known: Mapping[Role, Amount
         )
     count = seen + round(share * (total - unseen - seen))
     everything = np.ones(total, dtype=bool)
-    chosen = draw_families(everything, family, count, generator(seed, _CONTAMINATION))
+    chosen = draw_families(everything, family, count, np.random.default_rng([seed, _CONTAMINATION]))
     _check_drawn(chosen, everything, family, count, "contaminate.share")
     return chosen
 
@@ -105,7 +100,7 @@ def draw_split(
     Raises:
         UserError: too few trained or untrained documents: says how many are needed.
     """
-    draw, trained = _Draw(documents, generator(seed, _REPEAT, model, repeat)), documents.trained
+    draw, trained = _Draw(documents, np.random.default_rng([seed, _REPEAT, model, repeat])), documents.trained
     free = np.ones(trained.size, dtype=bool)
     for excluded in documents.finetuned.values():
         free &= ~excluded

@@ -129,6 +129,7 @@ def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str],
     members = sum(doc_id in trained for doc_id in audited)
     right = sum((doc_id in trained) == (summary.direction == "members") for doc_id in selected)
     sought = members if summary.direction == "members" else len(audited) - members
+    bound = summary.bound
     return {
         "selection": summary.name,
         "procedure": summary.procedure,
@@ -141,7 +142,9 @@ def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str],
         "true": right,
         "share_false": (len(selected) - right) / len(selected) if selected and sought < len(audited) else None,
         "power": right / sought if sought else None,
-        **_audit_bounds(summary, sought),
+        "wrong_at_most": None if bound is None else bound.wrong_at_most,
+        "sought": sought,
+        "sought_at_least": None if bound is None else bound.members_at_least,
     }
 
 
@@ -163,12 +166,14 @@ def audit_table(rows: Sequence[Row]) -> Table:
     for row in rows:
         shares = ["not defined" if row[name] is None else f"{row[name]:.3f}" for name in ("share_false", "power")]
         counts = [str(row[name]) for name in ("audited", "trained", "selected", "true")]
+        wrong = row["wrong_at_most"]
+        bounds = ["-", "-"] if wrong is None else [str(wrong), f"{row['sought_at_least']} of {row['sought']}"]
         table.add_row(
             *(row[name] for name in ("audit", "selection", "procedure", "detectors")),
             f"{row['alpha']:g}",
             *counts,
             *shares,
-            *_shown_audit_bounds(row),
+            *bounds,
         )
     return table
 
@@ -209,7 +214,7 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
             f"{row['target']:g}",
             cell(row, "fdr") + (" !" if row["contradicted"] else ""),
             cell(row, "power"),
-            *(_deviation(row[f"{name}_spread"]) for name in ("fdr", "power") if several),
+            *("-" if one is None else f"sd {one:.3f}" for one in (row["fdr_spread"], row["power_spread"]) if several),
             f"{row['selected']:.1f}",
             f"{row['audited']:.1f}",
             f"{row['null_share']:.3f}",
@@ -233,10 +238,6 @@ def model_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
         figures = (f"{row['target']:g}", cell(row, "fdr") + mark, cell(row, "power"), f"{row['selected']:.1f}")
         table.add_row(*head, str(row["model"]), *figures)
     return table
-
-
-def _deviation(value: float | None) -> str:
-    return "-" if value is None else f"sd {value:.3f}"
 
 
 def _detectors() -> Column:
@@ -282,17 +283,3 @@ def _shown_bounds(row: Row) -> list[str]:
         return ["-", "-", "-"]
     fails = cell(row, "bound_fails") + (" !" if row["bound_contradicted"] else "")
     return [f"{row['bound']:.3f}", fails, f"{row['sought_at_least']:.1f} of {row['sought']:.1f}"]
-
-
-def _audit_bounds(summary: Summary, sought: int) -> dict[str, Any]:
-    """The bounds of one audit's selection, beside the number of members (of clean documents); None without bounds."""
-    bound = summary.bound
-    wrong, least = (None, None) if bound is None else (bound.wrong_at_most, bound.members_at_least)
-    return {"wrong_at_most": wrong, "sought": sought, "sought_at_least": least}
-
-
-def _shown_audit_bounds(row: Row) -> list[str]:
-    """The cells of an audit's row for a terminal: wrong at most, and sought at least of how many there are."""
-    if row["wrong_at_most"] is None:
-        return ["-", "-"]
-    return [str(row["wrong_at_most"]), f"{row['sought_at_least']} of {row['sought']}"]
