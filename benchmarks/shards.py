@@ -27,6 +27,7 @@ from pipeline.audit.reconcile import reconcile
 from pipeline.audit.repair import withdraw_damaged
 from pipeline.corpus.shard import Shard
 from pipeline.stages.base import Placement
+from pipeline.stages.events import Failure
 from pipeline.stages.process import read_rows
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
@@ -42,11 +43,11 @@ STEPS = ("plan", "dispatch", "resume")
 class IdleActor(actors.ShardActor):
     """Reports a receipt of every shard at once."""
 
-    def _finish(self, shards: Sequence[Shard], beside: bool = False) -> Iterator[Receipt]:
+    def _finish(self, shards: Sequence[Shard], beside: bool = False) -> Iterator[Receipt | Failure]:
         for shard in shards:
             yield Receipt(shard.id, shard.role, 0, 0, 0, "none", None, {}, {}, {"none": FileRecord(0, 0, "")}, "")
 
-    def _finish_missing(self, tail: int, tails: int) -> Iterator[Receipt]:
+    def _finish_missing(self, tail: int, tails: int) -> Iterator[Receipt | Failure]:
         return iter(())
 
 

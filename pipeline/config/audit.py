@@ -77,8 +77,8 @@ class ResourcesConfig(Section):
     deepspeed: Annotated[str | None, Place.SETTINGS_FILE] = Field(
         None, description="zero2, zero3, or a JSON file, if no GPU holds the model."
     )
-    shard_bytes: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="Text bytes in a shard, about; auto: at most 1 MiB."
+    shard_bytes: Literal["auto"] | Annotated[ByteSize, Field(ge=1)] = Field(
+        "auto", description="Text bytes in a shard, about, such as 256 KiB; auto: at most 1 MiB."
     )
     shard_documents: Annotated[int, Field(ge=1)] = Field(4096, description="Most documents in a shard.")
 

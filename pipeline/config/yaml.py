@@ -18,7 +18,6 @@ _MOST_GUESSES = 3  # settings that a message names
 MOST_DEPTH = 100
 """Brackets, or keys of `a.b.c`, within one another."""
 
-
 MOST_BYTES = 1 << 22
 """Of a configuration: so many take a minute to read."""
 
@@ -175,10 +174,9 @@ def _set(node: Any, keys: Sequence[str], depth: int, value: Any, source: str) ->
     elif isinstance(node, dict):
         if last:
             node[key] = value
-            return
-        if node.get(key) is None:
-            node[key] = {}
-        _set(node[key], keys, depth + 1, value, source)
+        else:
+            node[key] = {} if node.get(key) is None else node[key]
+            _set(node[key], keys, depth + 1, value, source)
     else:
         raise UserError(f"{source}: {'.'.join(keys[:depth])} holds no keys")
 
@@ -239,6 +237,8 @@ def _location(problem: Any) -> list[str]:
 def _message(problem: Any) -> str:
     if problem["type"] in ("model_type", "dataclass_type"):  # whose words name a class of ours
         return "must be a section with keys of its own"
+    if problem["type"] in ("byte_size", "byte_size_unit"):
+        return "input should be a number of bytes, such as 67108864 or 64 MiB"
     message: str = problem["msg"].removeprefix("Value error, ")
     return message[0].lower() + message[1:]
 

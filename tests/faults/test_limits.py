@@ -21,6 +21,7 @@ from datasets import Dataset
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.shard_table import reconciled_shards, write_shards
+from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import LIMITS
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard, shard_fingerprint
@@ -302,6 +303,7 @@ def test_a_limit_is_in_the_fingerprint_where_it_changes_which_documents_are_read
 def test_sizes_are_numbers_or_have_a_unit(tmp_path: Path, size: Any) -> None:
     (shard,) = planned(as_jsonl(tmp_path, ["one"]), document_bytes=size)
     assert shard.limits.document_bytes == 64 * 2**20
+    assert ResourcesConfig(shard_bytes=size).shard_bytes == 64 * 2**20
 
 
 @pytest.mark.parametrize("value", [0, -1, "many", "1 parsec"])
