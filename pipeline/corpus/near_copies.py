@@ -41,7 +41,7 @@ _AT_ONCE = 1 << 10  # runs that are hashed together: what is made of them stays 
 _LEAST_RECALL = 0.95  # share of pairs at the threshold that become candidates; it is larger for closer ones
 _WIDEST_BAND = 7  # bytes: with one more they are a uint64
 _BUCKET = 32  # neighbours that a document is compared with where more share its band
-_PAIRS_AT_ONCE = 1 << 16
+_AT_A_TIME = 1 << 12  # documents whose candidates are compared together
 
 _PART = 1 << 13  # sketches that are read together
 
@@ -276,8 +276,8 @@ def _alike(
     """The pairs of different sketches that share a band, are near copies and not of one family yet: int32 twice."""
     keys = _filled(sketches, lambda block: _keys(block, band, width))
     keys = keys if first.size == keys.size else keys[first]
-    rising = np.argsort(keys, kind="stable").astype(np.int32)
-    keys, order = _neighbours(keys[rising], rising, width)
+    order = np.argsort(keys, kind="stable").astype(np.int32)
+    keys = keys[order]
     one, other = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
     for begin, end in _candidates(keys, keys, width):
         given, known = order[begin], order[end]
@@ -287,16 +287,6 @@ def _alike(
         one.append(given[close])
         other.append(known[close])
     return np.concatenate(one), np.concatenate(other)
-
-
-def _neighbours(keys: np.ndarray, order: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of ascending keys and their places, those that share a band with another."""
-    band = keys >> np.uint64(8 * (8 - width))
-    equal = band[1:] == band[:-1]
-    shares = np.zeros(keys.size, dtype=bool)
-    shares[1:] |= equal
-    shares[:-1] |= equal
-    return keys[shares], order[shares]
 
 
 def _joined(labels: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -349,32 +339,18 @@ def _keys(sketches: np.ndarray, band: int, width: int) -> np.ndarray:
 
 def _candidates(keys: np.ndarray, known: np.ndarray, width: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The pairs of given and known documents that share a band, a bounded number at a time; places in key order."""
-    for begin in range(0, keys.size, BLOCK):
-        for given, place in _candidates_of(keys[begin : begin + BLOCK], known, width):
-            yield given + begin, place
-
-
-def _candidates_of(keys: np.ndarray, known: np.ndarray, width: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     rest = np.uint64((1 << 8 * (8 - width)) - 1)
-    low = np.searchsorted(known, keys & ~rest, side="left")
-    inside = np.flatnonzero(np.append(known, ~known[-1:])[low] & ~rest == keys & ~rest) if known.size else low[:0]
-    keys, low = keys[inside], low[inside]  # most share no band with anybody
-    high = np.searchsorted(known, keys | rest, side="right")
-    crowded = high - low > _BUCKET
-    middle = np.searchsorted(known, keys[crowded], side="left")
-    start = low.copy()
-    start[crowded] = np.clip(middle - _BUCKET // 2, low[crowded], high[crowded] - _BUCKET)
-    sizes = np.minimum(high - start, _BUCKET)
-    ends = np.cumsum(sizes)
-    place = 0
-    while place < sizes.size:
-        done = int(ends[place - 1]) if place else 0
-        stop = max(place + 1, int(np.searchsorted(ends, done + _PAIRS_AT_ONCE, side="right")))
-        some = sizes[place:stop]
-        given = np.repeat(np.arange(place, stop), some)
-        offset = np.arange(int(some.sum())) - np.repeat(np.cumsum(some) - some, some)
-        yield inside[given], np.repeat(start[place:stop], some) + offset
-        place = stop
+    for begin in range(0, keys.size, _AT_A_TIME):
+        some = keys[begin : begin + _AT_A_TIME]
+        start = np.searchsorted(known, some & ~rest, side="left")
+        high = np.searchsorted(known, some | rest, side="right")
+        crowded = high - start > _BUCKET
+        middle = np.searchsorted(known, some[crowded], side="left")
+        start[crowded] = np.clip(middle - _BUCKET // 2, start[crowded], high[crowded] - _BUCKET)
+        sizes = np.minimum(high - start, _BUCKET)
+        given = np.repeat(np.arange(begin, begin + some.size), sizes)
+        offset = np.arange(given.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        yield given, np.repeat(start, sizes) + offset
 
 
 def _together(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:

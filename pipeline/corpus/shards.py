@@ -173,12 +173,10 @@ def _limited(shard: Shard, remaining: int) -> tuple[Shard, int]:
 def _lines_before(path: str, stops: Sequence[int]) -> Iterator[int]:
     """How many lines begin in bytes [0, stop) of a file, for ascending stops above 0."""
     position = ends = 0
-    block = bytearray(_BLOCK)
-    with fsspec.open(path, "rb") as file, memoryview(block) as view:
+    with fsspec.open(path, "rb") as file:
         for stop in stops:
             last = stop - 1  # a line that begins at a byte ends before it
-            while position < last and (read := file.readinto(view[: min(_BLOCK, last - position)])):
-                if block.find(b"\n", 0, read) >= 0:  # several times faster than to count, where a line is very long
-                    ends += block.count(b"\n", 0, read)
-                position += read
+            while position < last and (block := file.read(min(_BLOCK, last - position))):
+                ends += block.count(b"\n")
+                position += len(block)
             yield 1 + ends

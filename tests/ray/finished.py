@@ -11,19 +11,20 @@ import pyarrow as pa
 from rich.console import Console
 
 from pipeline.audit.description import load_config
+from pipeline.audit.plan import make_plan
 from pipeline.stages.process import filed_rows
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 from pipeline.store.tables import write_filed
 from pipeline.trial.config import Point, TrialConfig
 from pipeline.trial.trial import TrialOutcome, carry_out
-from ray_jobs.audit import Outcome, run_audit
+from ray_jobs.audit import Outcome, run_audit, run_plan
 from ray_jobs.progress import Reporter
 
 
-def run(path: Path, *overrides: str, **arguments: Any) -> Outcome:
+def run(path: Path, *overrides: str, limit: int | None = None, **arguments: Any) -> Outcome:
     """Run the audit of a YAML file."""
-    return run_audit(load_config(str(path), overrides), Reporter(Console(), quiet=True), **arguments)
+    return run_plan(make_plan(load_config(str(path), overrides), limit), Reporter(Console(), quiet=True), **arguments)
 
 
 def run_trial(

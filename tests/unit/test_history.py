@@ -329,7 +329,7 @@ def test_the_command_fails_on_what_is_selected_by_what_it_is_worth(
     audit: Path, store: Store, words: BlindDiagnostic, code: int
 ) -> None:
     set_words(store, words)
-    assert run(audit, fail_if_selected=True).exit_code == code
+    assert ended("run", str(audit), "--fail-if-selected", "--json") == code
     assert run_status(store.url).exit_code == code
     assert ended("select", store.url, "--fail-if-selected", "--json") == code
     assert ended("run", str(audit), "--json") == 0

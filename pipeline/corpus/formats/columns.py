@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
@@ -135,11 +134,6 @@ def _decoded(column: Iterable[pa.Scalar], binary: bool = True) -> Iterator[Any]:
         column: to be read.
         binary: whether bytes are texts.
     """
-    if isinstance(column, pa.StringArray):
-        with contextlib.suppress(UnicodeDecodeError):  # all at once, and one by one where one of them is bad
-            values = column.to_pylist()
-            yield from values
-            return
     for held in column:
         try:
             value = held.as_py()
