@@ -10,7 +10,8 @@ from typing import Any, Literal
 from cluster.inspection import Answer
 from pipeline.audit.machine import ActorShape, Node, places_on
 from pipeline.models.devices import nominal_memory
-from pipeline.passes.budget import Card, Shape, budget_of
+from pipeline.passes.budget import Card, Shape
+from pipeline.stages.record import least_budget
 from ray_jobs.cluster import NO_ANSWER, version_differences
 
 State = Literal["good", "note", "red"]
@@ -141,11 +142,7 @@ def _cards(cards: Sequence[Mapping[str, Any]], cuda: str) -> str:
 def fits(expected: Expectation, cards: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the weights of an actor's models leave room for a batch on these cards, as a run reckons it."""
     card = Card(min(nominal_memory(card["total"]) for card in cards), expected.shape.gpus)
-    shapes = list(expected.shapes)
-    return all(
-        budget_of(shape, card, expected.length, [*shapes[:index], *shapes[index + 1 :]]).forward > 0
-        for index, shape in enumerate(shapes)
-    )
+    return least_budget(expected.shapes, card, expected.length).forward > 0
 
 
 def _taken(expected: Expectation, cards: Sequence[Mapping[str, Any]]) -> str:

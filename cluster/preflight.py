@@ -103,7 +103,9 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
     ]
     on_cluster = os.environ.get("RAY_ADDRESS", "") not in ("", "local") and config.resources.cluster != "local"
     with _without_traces(config.run, inspection.folder):
-        lines += _written_lines(config, inspection)
+        written = measured(lambda: {"": Store(config.run).write(f"{inspection.folder}/{DRIVER_FILE}", b"")})
+        if isinstance(written, str):  # the nodes go on and say what they see
+            lines.append(Finding(DRIVER, "run directory", "red", written, REMEDIES["run directory"]))
         if on_cluster:
             connect()
             lines.append(_token_line(config))
@@ -134,15 +136,6 @@ def _run_line(config: AuditConfig) -> list[Finding]:
     if before != here:
         return [Finding(CLUSTER, "manifest", "red", f"the run was begun by seenset {before}, here is {here}", remedy)]
     return [Finding(CLUSTER, "manifest", "good", f"the run was begun by seenset {before}")]
-
-
-def _written_lines(config: AuditConfig, inspection: Inspection) -> list[Finding]:
-    """Write what the nodes are to see; a line if that fails."""
-    try:
-        Store(config.run).write(f"{inspection.folder}/{DRIVER_FILE}", b"")
-    except Exception as error:  # of a store; the nodes go on and say what they see
-        return [Finding(DRIVER, "run directory", "red", one_line(str(error))[:300], REMEDIES["run directory"])]
-    return []
 
 
 def _endpoint_lines(config: AuditConfig) -> list[Finding]:

@@ -84,6 +84,8 @@ COUNTERS = {
 }
 """Ray exports them as ray_NAME_total."""
 
+ADVANCED = ("seenset_documents", "seenset_tokens", "seenset_working_seconds", "seenset_waiting_seconds")
+
 WORKERS = "seenset_workers"
 WORKERS_SENTENCE = "1 for every actor at work; gone some 20 seconds after its last batch."
 
@@ -521,20 +523,16 @@ class Metrics:
             stream: of the shards of this call of the actor.
         """
         self._workers.set(1)  # Ray forgets it unless it is set again
-        self._count("seenset_documents", shard, documents)
-        self._count("seenset_tokens", shard, tokens)
-        self._count("seenset_working_seconds", stream, stream.worked)
-        self._count("seenset_waiting_seconds", stream, stream.waited)
+        totals = [(shard, documents), (shard, tokens), (stream, stream.worked), (stream, stream.waited)]
+        for name, (of, total) in zip(ADVANCED, totals, strict=True):
+            counted_of, counted = self._counted.get(name, (of, 0.0))
+            counted = counted if counted_of == of else 0.0
+            if total > counted:
+                self._counters[name].inc(total - counted)
+            self._counted[name] = of, max(total, counted)
 
     def finish(self, receipt: Receipt, stream: ShardStream) -> None:
         """Bring the counters up to the receipt of a shard."""
         self.advance(receipt.shard, receipt.n_new, receipt.tokens, stream)
         if receipt.n_quarantined:
             self._counters["seenset_quarantined"].inc(receipt.n_quarantined)
-
-    def _count(self, name: str, of: object, total: float) -> None:
-        counted_of, counted = self._counted.get(name, (of, 0.0))
-        counted = counted if counted_of == of else 0.0
-        if total > counted:
-            self._counters[name].inc(total - counted)
-        self._counted[name] = of, max(total, counted)

@@ -117,13 +117,14 @@ def run_audit(
     reporter: Reporter,
     limit: int | None = None,
     texts: bool = True,
+    fail_if_selected: bool = False,
 ) -> Outcome:
     """Do what is not done yet of an audit: score, select, report. The same call again resumes.
 
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
-    return run_plan(make_plan(config, limit), reporter, texts)
+    return run_plan(make_plan(config, limit), reporter, texts, fail_if_selected)
 
 
 def run_plan(

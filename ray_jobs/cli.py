@@ -124,7 +124,8 @@ def run(
 
     reporter = Reporter(terminal.console(errors=json_))
     outcome = run_plan(planned, reporter, not no_text, fail_if_selected)
-    terminal.print_outcome(planned.config.run, outcome.status, outcome.report, json_)
+    facts = {**outcome.status.plain(), "report": outcome.report}
+    terminal.show(json_, facts, terminal.print_outcome, planned.config.run, outcome.status, outcome.report)
     if outcome.exit_code:
         raise typer.Exit(int(outcome.exit_code))
 

@@ -359,7 +359,7 @@ def ask_nodes(
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)
     try:
-        task: Any = ray.remote(**{"num_cpus": 0, "max_retries": 1, **(options or {})})(_answer)
+        task: Any = ray.remote(**{"num_cpus": 0, "max_retries": 1, **(options or {})})(lambda question: question())
         pending = {
             name: task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
                 question
@@ -370,10 +370,6 @@ def ask_nodes(
         cloudpickle.unregister_pickle_by_value(module)
     ray.wait(list(pending.values()), num_returns=len(pending), timeout=seconds)
     return {name: answer_of(reference, seconds) for name, reference in pending.items()}
-
-
-def _answer(question: Callable[[], Any]) -> Any:
-    return question()
 
 
 def answer_of(reference: Any, seconds: float) -> Any:

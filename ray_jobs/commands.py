@@ -86,7 +86,8 @@ def retry(
     outcome = retry_run(run, reason or (), Reporter(terminal.console(errors=json_)), not no_text)
     if outcome is None:
         return terminal.print_json({"retried": 0}) if json_ else None
-    terminal.print_outcome(run, outcome.status, outcome.report, json_)
+    facts = {**outcome.status.plain(), "report": outcome.report}
+    terminal.show(json_, facts, terminal.print_outcome, run, outcome.status, outcome.report)
 
 
 def status(
@@ -113,8 +114,7 @@ def status(
         for line in terminal.progress_lines(status):
             terminal.print_line(line)
         if isinstance(status, Status):
-            terminal.print_summaries(status.selections)
-            terminal.print_history(run)
+            terminal.print_answers(run, status.selections)
     elif not watch:
         terminal.print_json(status.plain())
     # so that a script need not read the text
@@ -140,8 +140,7 @@ def select(
         answers = [summary.plain() for summary in summaries]
         terminal.print_json({"selections": answers, "unsupported": unsupported(summaries)})
     else:
-        terminal.print_summaries(summaries)
-        terminal.print_history(run)
+        terminal.print_answers(run, summaries)
     if fail_if_selected and (code := exit_code_of(summaries)):
         raise typer.Exit(int(code))
 

@@ -362,7 +362,7 @@ def _fit(training: AdapterTraining) -> str | None:
 
     job = training.job
     trainer = TorchTrainer(
-        cast(Any, _work),
+        cast(Any, lambda config: train_one(config["training"], config["training"].note)),
         train_loop_config={"training": training},
         scaling_config=ScalingConfig(
             num_workers=job.workers,
@@ -377,11 +377,6 @@ def _fit(training: AdapterTraining) -> str | None:
     )
     problem: str | None = cast(Any, trainer.fit()).return_value
     return problem
-
-
-def _work(config: dict[str, Any]) -> str | None:
-    training: AdapterTraining = config["training"]
-    return train_one(training, training.note)
 
 
 def train_one(training: AdapterTraining, on_progress: OnProgress) -> str | None:

@@ -223,7 +223,7 @@ def map_on_cluster(items: Sequence[Any], function: Callable[[Any], Any]) -> Iter
     import ray
 
     connect()
-    task = ray.remote(_of_each)
+    task: Any = ray.remote(lambda function, items: [function(item) for item in items])
     held = ray.put(function)
     parts = iter([items[start : start + ITEMS_A_TASK] for start in range(0, len(items), ITEMS_A_TASK)])
     most = max(1, TASKS_A_CPU * int(ray.cluster_resources().get("CPU", 1)))
@@ -237,10 +237,6 @@ def map_on_cluster(items: Sequence[Any], function: Callable[[Any], Any]) -> Iter
     finally:
         for unfinished in running:
             ray.cancel(unfinished, force=True)
-
-
-def _of_each(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    return [function(item) for item in items]
 
 
 def fold_of(store: Store, cluster: bool) -> Each:

@@ -250,13 +250,9 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         screen.lines(f"{', '.join(names)}: {remark}")
 
 
-def print_outcome(run: str, status: Status, report: str, as_json: bool) -> None:
+def print_outcome(run: str, status: Status, report: str) -> None:
     """How a run ended: its answers, what its questions do to them, and where the report is."""
-    if as_json:
-        print_json({**status.plain(), "report": report})
-        return
-    print_summaries(status.selections)
-    print_history(run)
+    print_answers(run, status.selections)
     print_line(f"report: {report}")
 
 
@@ -276,24 +272,23 @@ def print_verdict(verdict: CollectionVerdict) -> None:
     print_line(f"verdict: {verdict.run}/verdict.json")
 
 
+def print_answers(run: str, summaries: Sequence[Summary]) -> None:
+    """The answers of a run, and what asking it several questions does to their promise."""
+    from pipeline.audit.history import read_history, several_questions
+    from pipeline.config.selection import HISTORY
+    from pipeline.store.files import Store
+
+    print_summaries(summaries)
+    if (sentence := several_questions(read_history(Store(run)))) is not None:
+        console().lines(f"{sentence} All of them: selection/{HISTORY}, and section 2 of the report.")
+
+
 def print_export(exported: Exported) -> None:
     """What an export wrote, and what a reader must know of it."""
     screen = console()
     screen.lines(*exported.sentences())
     files = len(exported.files)
     print_line(f"export: {exported.question.out} ({files:,} file{'s' * (files != 1)}, and README.md)")
-
-
-def print_history(run: str) -> None:
-    """What asking a run several questions does to a promise; nothing where all was asked at once."""
-    from pipeline.audit.history import read_history, several_questions
-    from pipeline.config.selection import HISTORY
-    from pipeline.store.files import Store
-
-    sentence = several_questions(read_history(Store(run)))
-    if sentence is not None:
-        text = f"{sentence} All of them: selection/{HISTORY}, and section 2 of the report."
-        console().lines(text)
 
 
 def print_evaluation(evaluation: Evaluation, page: str) -> None:

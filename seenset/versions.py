@@ -167,17 +167,17 @@ def audit_versions(
         ):
             cut = f"a version reaches max_tokens {max_tokens}" if count is not None and count >= max_tokens else ""
             problems[row] = problems[row] or problem or cut
+    sizes = [len(one) for one in versions.texts]
     left_out: dict[str, str] = {}
-    row = 0
-    for name, one in zip(versions.ids, versions.texts, strict=True):
-        if problem := next((problem for problem in problems[row : row + len(one)] if problem), ""):
-            left_out[name] = problem
-        row += len(one)
+    for place, problem in zip(np.repeat(np.arange(len(sizes)), sizes), problems, strict=True):
+        if problem:
+            left_out.setdefault(versions.ids[place], problem)
     keep = np.array([name not in left_out for name in versions.ids], dtype=bool)
     if not keep.any():
         raise UserError(f"versions: no document can be scored ({next(iter(left_out.values()), 'there is none')})")
-    rows = np.repeat(keep, [len(one) for one in versions.texts])
-    return select_versions(versions.kept(keep), values[rows], alpha=alpha, seed=seed, left_out=left_out)
+    return select_versions(
+        versions.kept(keep), values[np.repeat(keep, sizes)], alpha=alpha, seed=seed, left_out=left_out
+    )
 
 
 def select_versions(

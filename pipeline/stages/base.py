@@ -41,8 +41,6 @@ Digest = Callable[[AnyModel], Mapping[str, str]]
 Rows = dict[int, dict[str, Any]]
 """Columns of each row, by its number."""
 
-"""The key of a fingerprint under which the digest of the texts stands that earlier runs have judged."""
-
 
 def model_digests() -> Digest:
     """`fingerprint_model` with a memory: weights are read once however many stages ask the model."""
@@ -130,9 +128,9 @@ class Stage:
                 parts[entry.name] = _plain(value)
         if self.transform is not None:
             parts["text_transform"] = _plain(self.transform)
-        if self.reads:
-            # without the documents that are left out: they change no row of the others
-            parts["reads"] = {stage.name: _short_digest(without(stage.fingerprint, AGAINST)) for stage in self.reads}
+        for stage in self.reads:  # without the documents that are left out: they change no row of the others
+            read = json.dumps(without(stage.fingerprint, AGAINST), sort_keys=True).encode()
+            parts.setdefault("reads", {})[stage.name] = sha256(read).hexdigest()[:16]
         if self.judged is not None:
             parts[AGAINST] = self.judged.fingerprint()
         object.__setattr__(self, "fingerprint", {**parts, "seed": self.seed, "code": __version__})
@@ -268,7 +266,3 @@ def _plain(value: Any) -> Any:
 def without(fingerprint: Mapping[str, Any], key: str | None) -> dict[str, Any]:
     """A fingerprint without one of its keys, if it has it."""
     return {name: value for name, value in fingerprint.items() if name != key}
-
-
-def _short_digest(value: Any) -> str:
-    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -103,15 +103,7 @@ def model_budget(models: Sequence[AnyModel], device: Device, length: int) -> Bud
     if not device.gpus or not local:
         return CPU_BUDGET
     shapes = [model_shape(model) for model in local]
-    card = Card(device.memory, device.gpus)
-    budgets = [
-        budget_of(shape, card, length, [*shapes[:index], *shapes[index + 1 :]]) for index, shape in enumerate(shapes)
-    ]
-    least = Budget(
-        min(each.forward for each in budgets),
-        min(each.gradient for each in budgets),
-        min(each.cache for each in budgets),
-    )
+    least = least_budget(shapes, Card(device.memory, device.gpus), length)
     if not least.forward:
         size = sum(shape.weights for shape in shapes) / 2**30
         raise UserError(
@@ -119,6 +111,14 @@ def model_budget(models: Sequence[AnyModel], device: Device, length: int) -> Bud
             f"{device.memory / 2**30:.0f} GiB an actor; raise resources.gpus_per_actor, or quantise the model"
         )
     return Budget(least.forward, max(1, least.gradient), max(1, least.cache))
+
+
+def least_budget(shapes: Sequence[Shape], card: Card, length: int) -> Budget:
+    """The budget that holds for each of the models that share a card, beside the others; 0 where there is no room."""
+    budgets = [
+        budget_of(shape, card, length, [*shapes[:index], *shapes[index + 1 :]]) for index, shape in enumerate(shapes)
+    ]
+    return Budget(*(min(getattr(each, name) for each in budgets) for name in ("forward", "gradient", "cache")))
 
 
 def model_shape(model: ModelConfig) -> Shape:

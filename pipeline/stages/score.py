@@ -59,11 +59,6 @@ and few enough that a GPU does not wait for the first window."""
 CHARACTERS_OF_TOKEN = 4
 
 
-def batch_size_of(tokens: int, device: str) -> BatchSize:
-    """Of a forward pass on a type of device, "cpu" or "cuda", with at most so many padded tokens."""
-    return BatchSize(tokens, PADDING_TOKENS[device])
-
-
 def window_of(batch_tokens: int, device: str, max_tokens: int, draws: int) -> Window:
     """So many documents that they are about `WINDOW_BATCHES` batches, by the number of their characters.
 
@@ -214,8 +209,8 @@ class Scorer:
         self.max_tokens = min([settings.max_tokens, *limits])
         device = "cuda" if placement.gpus else "cpu"
         self.batch_tokens = settings.batch_tokens
-        self.batch_size: BatchSize | None = batch_size_of(settings.batch_tokens, device)
-        self.window = window_of(self.batch_size.tokens, device, self.max_tokens, self.draws)
+        self.batch_size: BatchSize | None = BatchSize(settings.batch_tokens, PADDING_TOKENS[device])
+        self.window = window_of(settings.batch_tokens, device, self.max_tokens, self.draws)
 
     def open(self, shard: Shard, store: Store, output: Output) -> Inputs:
         """The rows of the earlier stages; with the first shard, the adapters of the run."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -22,19 +21,11 @@ from pipeline.passes.copying import in_one_copy
 from pipeline.passes.forward import TokenStatistics
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.pictures import pictures_in_parts, positions_of
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Rows, Stage
 from pipeline.stages.describe import PICTURE_WINDOW, ShownPicture, shown_pictures
 from pipeline.stages.process import read_rows
 from pipeline.stages.score import ScoreSettings, file_scores
 from pipeline.store.files import Store
-
-
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """What the model wrote of a shard's pictures, by number of the row; empty where no pass reads it."""
-
-    role: str
-    descriptions: Mapping[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +65,28 @@ class PictureScorer:
         self.batch_size: BatchSize | None = BatchSize(settings.batch_tokens)
         self.window = PICTURE_WINDOW
 
-    def open(self, shard: Shard, store: Store, output: Output) -> _Inputs:
-        """The descriptions of the shard's pictures."""
-        rows = {} if self.describe is None else read_rows(self.describe, shard, store, output)
-        return _Inputs(shard.role, rows)
+    def open(self, shard: Shard, store: Store, output: Output) -> tuple[str, Rows]:
+        """The role of the shard's pictures, and their descriptions; none where no pass reads them."""
+        return shard.role, {} if self.describe is None else read_rows(self.describe, shard, store, output)
 
-    def prepare(self, documents: list[Document], inputs: _Inputs, output: Output) -> list[Entry]:
+    def prepare(self, documents: list[Document], inputs: tuple[str, Rows], output: Output) -> list[Entry]:
         """Decode pictures and find the words that they are read with; those with too few of them are refused."""
+        role, descriptions = inputs
         described = []
         for document in documents:
-            row = inputs.descriptions.get(document.row)
+            row = descriptions.get(document.row)
             if row is not None and row["reason"] is not None:
                 output.refuse(document, row["reason"], row["problem"])
             else:
                 described.append(document)
         entries = []
         for one in shown_pictures(self.lm, described, output):
-            words, truncated = self._words(one, inputs)
+            words, truncated = self._words(one, descriptions)
             if (problem := self._too_short(one.prompt, words)) is not None:
                 output.refuse(one.document, "too_short", problem)
                 continue
             key, (sketch,) = picture_key(one.picture), picture_sketches([one.picture])
-            prepared = _Prepared(inputs.role, key, sketch, one.prompt, words, one.document.text, truncated)
+            prepared = _Prepared(role, key, sketch, one.prompt, words, one.document.text, truncated)
             tokens = len(one.prompt.ids) + max(map(len, words.values()))
             entries.append(Entry(replace(one.document, text="", picture=None), tokens, prepared))
         return entries
@@ -105,7 +96,7 @@ class PictureScorer:
         scores = self._scores([entry.work for entry in batch])
         file_scores(self.detectors, batch, scores, output)
 
-    def _words(self, shown: ShownPicture, inputs: _Inputs) -> tuple[dict[str, list[int]], bool]:
+    def _words(self, shown: ShownPicture, descriptions: Rows) -> tuple[dict[str, list[int]], bool]:
         """The token ids of a picture's description, by whose they are, and whether the caption was cut."""
         words: dict[str, list[int]] = {}
         most, truncated = self.max_tokens, False
@@ -115,7 +106,7 @@ class PictureScorer:
             ids = caption_ids(self.lm, shown.document.text)
             words["given"], truncated = ids[:most], len(ids) > most
         if "generated" in self.wanted:
-            words["generated"] = list(inputs.descriptions[shown.document.row]["ids"])[:most]
+            words["generated"] = list(descriptions[shown.document.row]["ids"])[:most]
         return words, truncated
 
     def _too_short(self, prompt: PicturePrompt, words: Mapping[str, list[int]]) -> str | None:

@@ -47,12 +47,13 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
     config, detectors = wanted.config, wanted.detectors
     reference = config.reference_model if any(p.model == "reference" for p in wanted.passes) else None
     budget = _budget(wanted, wanted.budget(config.model, reference))
+    described = {name: _settings_of(config.fsd.adapter(name)) for name in adapters_of(detectors)} or None
     settings = ScoreSettings(
         config.model,
         reference,
         DetectorChoice.of(config.detectors),
         plugin_code(config.import_, detectors),
-        wanted.adapters if wanted.adapters is not None else _adapter_settings(wanted),
+        described if wanted.adapters is None else wanted.adapters,
         config.max_tokens,
         budget.forward,
         budget.gradient,
@@ -90,10 +91,6 @@ def _budget(wanted: Wanted, budget: Budget) -> Budget:
     if tokens == "auto":
         return budget
     return replace(budget, forward=tokens, gradient=min(tokens, budget.gradient) if wanted.device.gpus else tokens)
-
-
-def _adapter_settings(wanted: Wanted) -> dict[str, Any] | None:
-    return {name: _settings_of(wanted.config.fsd.adapter(name)) for name in adapters_of(wanted.detectors)} or None
 
 
 def _settings_of(adapter: AdapterConfig) -> dict[str, Any]:
