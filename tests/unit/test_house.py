@@ -52,7 +52,7 @@ BUDGETS = {
     "pipeline.endpoint": 756,
     "pipeline.passes": 3_120,
     "pipeline.detectors": 2_205,
-    "pipeline.stages": 3_668,
+    "pipeline.stages": 3_645,
     "pipeline.selection": 5_809,
     "pipeline.audit": 10_858,
     "pipeline.report": 4_815,
@@ -62,8 +62,8 @@ BUDGETS = {
     "pipeline.bundle": 1_169,
     "pipeline.series": 1_394,
     "pipeline.trial": 2_791,
-    "ray_jobs": 4_609,
-    "cluster": 1_241,
+    "ray_jobs": 4_590,
+    "cluster": 1_231,
     "seenset": 904,
 }
 """Lines of each room, blank ones too. To raise one takes a commit of its own that says what was removed instead."""
