@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ByteSize, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from pipeline.config.corpus import LIMITS, NEAR_COPIES, CorpusConfig, LimitsConfig, NearCopies, TransformConfig
 from pipeline.config.models import AnyModel, ParaphraserConfig, ScoredModel
 from pipeline.config.paths import Place
 from pipeline.config.selection import SelectionConfig, SeriesConfig
 from pipeline.config.training import FsdConfig
-from pipeline.config.yaml import Section
+from pipeline.config.yaml import Section, Size
 
 LEAST_SHARE = 1e-4
 """Of a GPU: Ray tells no smaller parts apart."""
@@ -66,7 +66,7 @@ class ResourcesConfig(Section):
     batch_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto", description="Most padded tokens in a batch; auto: 2048 on a CPU, else what the memory of a GPU holds."
     )
-    gpu_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1 << 30)] = Field(
+    gpu_memory: Literal["auto"] | Annotated[Size, Field(ge=1 << 30)] = Field(
         "auto",
         description="Memory of one GPU, such as 80 GiB, from which batch sizes follow; auto: the least at the start.",
     )
@@ -77,7 +77,7 @@ class ResourcesConfig(Section):
     deepspeed: Annotated[str | None, Place.SETTINGS_FILE] = Field(
         None, description="zero2, zero3, or a JSON file, if no GPU holds the model."
     )
-    shard_bytes: Literal["auto"] | Annotated[ByteSize, Field(ge=1)] = Field(
+    shard_bytes: Literal["auto"] | Annotated[Size, Field(ge=1)] = Field(
         "auto", description="Text bytes in a shard, about, such as 256 KiB; auto: at most 1 MiB."
     )
     shard_documents: Annotated[int, Field(ge=1)] = Field(4096, description="Most documents in a shard.")

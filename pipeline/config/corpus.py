@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ByteSize, Field, SerializerFunctionWrapHand
 
 from pipeline.config.dialect import PLAIN, Dialect, checked_delimiter, checked_encoding
 from pipeline.config.paths import Place
-from pipeline.config.yaml import Section
+from pipeline.config.yaml import Section, Size
 
 Role = Literal["audit", "unseen", "seen"]
 ROLES: tuple[Role, ...] = ("audit", "unseen", "seen")
@@ -383,13 +383,13 @@ class CorpusConfig(Section):
 class LimitsConfig(Section):
     """Bounds on documents and on files that cannot be split."""
 
-    document_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
+    document_bytes: Annotated[Size, Field(ge=1)] = Field(
         ByteSize(64 << 20), description="Most bytes of a line, record or text, such as 64 MiB."
     )
     shard_documents: Annotated[int, Field(ge=1)] = Field(
         1_000_000, description="Most documents of a file that cannot be split (CSV, .gz, .zst)."
     )
-    unpacked_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
+    unpacked_bytes: Annotated[Size, Field(ge=1)] = Field(
         ByteSize(64 << 30), description="Most bytes that a .gz or .zst file unpacks to."
     )
     picture_pixels: Annotated[int, Field(ge=1)] = Field(1 << 26, description="Most pixels of a picture.")

@@ -6,10 +6,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError
 
 from pipeline.config.paths import fields_of, irregular_kind, placed, placed_value, sections_in
 from pipeline.errors import UserError, nearest
@@ -37,6 +37,16 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+
+def _one_size(value: Any) -> Any:
+    """A text that is one size from its beginning to its end: pydantic takes 1,000 for 1."""
+    if isinstance(value, str) and not re.fullmatch(r"\s*\d*\.?\d+\s*[A-Za-z]*\s*", value):
+        raise ValueError("input should be a number of bytes, such as 67108864 or 64 MiB")
+    return value
+
+
+Size = Annotated[ByteSize, BeforeValidator(_one_size)]
+"""Bytes: a number, or a text with a unit."""
 
 Model = TypeVar("Model", bound=BaseModel)
 

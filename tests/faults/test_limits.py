@@ -306,7 +306,7 @@ def test_sizes_are_numbers_or_have_a_unit(tmp_path: Path, size: Any) -> None:
     assert ResourcesConfig(shard_bytes=size).shard_bytes == 64 * 2**20
 
 
-@pytest.mark.parametrize("value", [0, -1, "many", "1 parsec"])
+@pytest.mark.parametrize("value", [0, -1, "many", "1 parsec", "1,000", "1.5.2 MB", "64 MiB, about"])
 def test_a_limit_that_is_none_is_one_line(tmp_path: Path, value: Any) -> None:
     with pytest.raises(UserError, match=r"^limits.document_bytes: "):
         planned(as_jsonl(tmp_path, ["one"]), document_bytes=value)

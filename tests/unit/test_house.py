@@ -44,8 +44,8 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_752,
-    "pipeline.corpus": 5_348,
+    "pipeline.config": 1_762,
+    "pipeline.corpus": 5_344,
     "pipeline.store": 1_952,
     "pipeline.models": 2_615,
     "pipeline.training": 1_466,
