@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import rankdata
 
 from pipeline.audit.blind import Shown, dependent_blocks, hold_out, sample_documents, shown_of
 from pipeline.audit.detection import Area, Estimate, area_interval, effective_blocks
@@ -109,6 +108,8 @@ def words_alone(scored: Scored, kinds: ByRole, blocks: Numbers, seed: int) -> Wo
     held = hold_out([*texts["seen"], *texts["unseen"]], compared, seed)
     if held is None:
         return None
+    from scipy.stats import rankdata  # costs half a second, and no run without labels needs it
+
     percentiles = np.zeros(block.size)
     for inside, values in held.halves():
         percentiles[inside] += rankdata(values) / values.size / len(held.scores)

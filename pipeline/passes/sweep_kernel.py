@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 fused: Callable[[Tensor, Tensor, frozenset[str], float, float | None], dict[str, Tensor]] | None = None
-interpreted = False
-with suppress(ImportError):  # Triton comes with torch's builds for CUDA alone
-    from pipeline.passes import sweep_triton
+interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
+"""Whether Triton runs its kernels in Python, on the CPU, as the tests do."""
 
-    fused, interpreted = sweep_triton.fused_sweep, sweep_triton.INTERPRETED
+if interpreted or torch.backends.cuda.is_built():  # Triton costs .2 s, which a build without GPUs need not wait for
+    with suppress(ImportError):
+        from pipeline.passes.sweep_triton import fused_sweep as fused
 
 PROOF_ERROR = 1e-4
 """The largest error that a statistic x of the proof may have, as a share of 1 + |x|.

@@ -7,15 +7,10 @@ Nothing but the statistics is written. Sums are float32, whatever the logits are
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-"""Whether Triton was imported to run its kernels in Python, on the CPU, as the tests do."""
 
 BLOCK = 4096
 ROWS = {name: row for row, name in enumerate(("log_prob", "mean", "variance", "renyi_0.5", "renyi_2", "renyi_inf"))}
