@@ -33,7 +33,8 @@ An audit and a trial are one YAML file each. This page lists every setting with 
   folder in which the command runs. `~` and fsspec URLs (`s3://`, `gs://`) work. A model is a path if it begins with
   `./` or `../`, ends in `.gguf`, or names a folder beside the file; otherwise it is a hub id.
 - `manifest.json` keeps a relative path as `FOLDER/./PATH`, and ids of documents begin with `PATH`.
-- `null` means: not set. Parentheses hold other values and limits.
+- A setting without a value is `null`: not set. Parentheses hold other values and limits; numbers without limits are
+  positive.
 """
 SECTION_HEADS = {"audit": "Audit", "trial": "Trial"}
 NOUNS = {
@@ -135,7 +136,8 @@ def _rows(section: type[BaseModel], anchors: Mapping[type[BaseModel], str]) -> d
         name = field.alias or field_name
         entry = schema["properties"][name]
         default = MISSING if name in required else field.get_default(call_default_factory=True)
-        setting = f"`{name}`" if default is MISSING or isinstance(default, BaseModel) else _with_default(name, default)
+        plain = default is None or default is MISSING or isinstance(default, BaseModel)
+        setting = f"`{name}`" if plain else _with_default(name, default)
         kinds = [kind for kind in _alternatives(entry) if kind.get("type") != "null"]
         only = _reference(kinds[0]) if len(kinds) == 1 else ""
         if only:  # the name leads to the section
@@ -188,10 +190,11 @@ def _value(kind: Mapping[str, Any], default: Any, links: Mapping[str, str], alon
 
 
 def _limits(kind: Mapping[str, Any]) -> str:
-    """The least and the largest number."""
+    """The least and the largest number; empty where it is positive and no more."""
     if {"minimum", "maximum"} <= kind.keys():
         return f"{kind['minimum']:g} to {kind['maximum']:g}"
-    return ", ".join(f"{sign} {kind[key]:g}" for key, sign in LIMITS if key in kind)
+    limits = ", ".join(f"{sign} {kind[key]:g}" for key, sign in LIMITS if key in kind)
+    return "" if limits in ("≥ 1", "> 0") else limits
 
 
 def _with_default(name: str, value: Any) -> str:
