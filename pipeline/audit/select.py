@@ -41,6 +41,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.errors import UserError
+from pipeline.models.libraries import give_back
 from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
@@ -105,6 +106,7 @@ def select_all(
             questions = _claimed(questions, how.claim)
             config = config.model_copy(update={"selections": [question.selection for question in questions]})
         answers = _answer_all(questions, each)
+    give_back()  # what threads sorted, before selected rows are merged
     tops = [
         top_documents_of(one.selection, made, judged.selected.first(shown), one.overlap)
         for one, made, judged in answers
@@ -120,6 +122,7 @@ def select_all(
     scores = scores_digest(scored.of("audit"))
     for summary in summaries:
         write_answer(scored.store, summary, {**files[summary.name], **evidence.get(summary.name, {})}, scores)
+    give_back()  # what was merged, before figures are drawn
     return summaries
 
 
