@@ -33,6 +33,7 @@ from pipeline.audit.top_documents import Reread
 from pipeline.audit.work import Work, device_on_file, note_device, work_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
+from pipeline.endpoint.answers import spent_before
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError, instead_of_exit
 from pipeline.models.adapters import RECORD, check_adapter
@@ -45,15 +46,15 @@ from pipeline.report.wording.evaluation import worded
 from pipeline.series.claims import check_ledger, claim_of, file_result
 from pipeline.series.earlier import begin_against
 from pipeline.stages import SCORING, is_scoring
-from pipeline.stages.base import Placement, Stage
+from pipeline.stages.base import Asking, Placement, Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
-from pipeline.stages.local import finish_shards
+from pipeline.stages.local import ASKED_AT_ONCE, finish_shards
+from pipeline.stages.registry import ANSWER_FOLDERS
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, compact_receipts, read_receipts
 from ray_jobs import supervisor
 from ray_jobs.actors import map_shards
-from ray_jobs.ask import ask_shards
 from ray_jobs.cluster import cluster_nodes, cluster_warning
 from ray_jobs.evidence import token_reader
 from ray_jobs.finetune import AdapterJob, adapter_jobs, train_adapters, trainings_beside
@@ -482,7 +483,7 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
     status.write("running", None)
     if not todo:
         return
-    ready = stage.endpoint is not None
+    ready = False
     with reporter, supervisor.cluster_named():
         for event in _events(driver, stage, plan, todo, sizes):
             driver.check()
@@ -523,7 +524,8 @@ def _events(
     store, reporter, machine = driver.store, driver.reporter, driver.machine
     if stage.endpoint is not None:
         reporter.say(f"{stage.name}: asking {stage.endpoint.endpoint}")
-        return ask_shards(stage, shards, store)
+        asking = Asking(stage.endpoint, spent_before(store, stage.name, ANSWER_FOLDERS))
+        return finish_shards(stage, shards, store, ASKED_AT_ONCE, Placement(asking=asking))
     shards = sorted(shards, key=lambda shard: -sizes[shard.id])
     if machine is not None:
         many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""

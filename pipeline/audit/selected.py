@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -16,7 +17,7 @@ from pipeline.corpus.keys import excerpts_of
 from pipeline.corpus.shard import Shard
 from pipeline.selection.passes import Answer, Batch
 from pipeline.store.files import Store
-from pipeline.store.pieces import SortedRows, copy_file, write_pieces
+from pipeline.store.pieces import SortedRows, write_pieces
 
 STRENGTH = ("_fused", "_score")
 """Columns of sorting alone, which `with_strength` appends; no file holds them."""
@@ -72,7 +73,9 @@ def write_selected(store: Store, folder: str, selected: SortedRows, clean: bool)
     files = {name: write_pieces(store, name, schema, pieces)}
     if clean:
         copy, indices = f"{folder}/clean.parquet", f"{folder}/clean_ids.json"
-        files[copy] = copy_file(store, name, copy)
+        with store.replaced(copy) as target, store.fs.open(store.path(name), "rb") as source:
+            shutil.copyfileobj(source, target, 1 << 20)
+        files[copy] = target.sha256
         files[indices] = _write_clean_ids(store, indices, selected)
     return files
 
