@@ -40,6 +40,7 @@ from pipeline.models.libraries import cap_memory
 from pipeline.models.load import check_model
 from pipeline.models.tokens import TOKENIZER_FILES
 from pipeline.stages.base import Output, Placement
+from pipeline.stages.record import Wanted
 from pipeline.stages.registry import served_before_scoring, stages_of
 from pipeline.stages.worker import longest_first
 from pipeline.store.files import Store
@@ -318,7 +319,7 @@ def first_batch(inspection: Inspection, gpus: float, threads: int) -> dict[str, 
     begin = time.perf_counter()
     detectors = scored_alone(config)
     plain = config.model_copy(update={"detectors": detectors, "paraphraser": None})
-    stage = stages_of(plain, {}, lambda _: NO_CONTENT, _device(plain, gpus))[-1]
+    stage = stages_of(Wanted(plain, _device(plain, gpus), lambda _: NO_CONTENT, {}))[-1]
     worker = stage.make(stage, Placement(gpus, threads))
     loaded = time.perf_counter()
     output = Output()

@@ -33,7 +33,6 @@ from pipeline.audit.top_documents import Reread
 from pipeline.audit.work import Work, device_on_file, note_device, work_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
-from pipeline.endpoint.answers import spent_before
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError, instead_of_exit
 from pipeline.models.adapters import RECORD, check_adapter
@@ -46,10 +45,10 @@ from pipeline.report.wording.evaluation import worded
 from pipeline.series.claims import check_ledger, claim_of, file_result
 from pipeline.series.earlier import begin_against
 from pipeline.stages import SCORING, is_scoring
-from pipeline.stages.base import Asking, Placement, Stage
+from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
 from pipeline.stages.local import ASKED_AT_ONCE, finish_shards
-from pipeline.stages.registry import ANSWER_FOLDERS
+from pipeline.stages.registry import asking_of
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, compact_receipts, read_receipts
@@ -524,8 +523,7 @@ def _events(
     store, reporter, machine = driver.store, driver.reporter, driver.machine
     if stage.endpoint is not None:
         reporter.say(f"{stage.name}: asking {stage.endpoint.endpoint}")
-        asking = Asking(stage.endpoint, spent_before(store, stage.name, ANSWER_FOLDERS))
-        return finish_shards(stage, shards, store, ASKED_AT_ONCE, Placement(asking=asking))
+        return finish_shards(stage, shards, store, ASKED_AT_ONCE, Placement(asking=asking_of(stage, store)))
     shards = sorted(shards, key=lambda shard: -sizes[shard.id])
     if machine is not None:
         many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""

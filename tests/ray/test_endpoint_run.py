@@ -26,15 +26,14 @@ from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence
 from pipeline.detectors.registry import parse_detectors
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import spent_before
-from pipeline.endpoint.client import Usage
 from pipeline.errors import ExitCode, StopError, UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.stages import local
-from pipeline.stages.base import Asking, Placement
+from pipeline.stages.base import Placement
 from pipeline.stages.local import finish_shards
-from pipeline.stages.registry import ANSWER_FOLDERS, stages_of
+from pipeline.stages.registry import ANSWER_FOLDERS, asking_of, stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.cli import main
@@ -261,9 +260,7 @@ def test_a_chat_is_asked_to_go_on_with_the_text(make_audit: MakeAudit) -> None:
         config = load_config(str(make_audit(AUDIT[:4], UNSEEN[:4], model=model(server.url, api="chat"), **settings)))
         stage, _ = stages_of(config)
         store, shards = Store(config.run), make_plan(config).shards
-        assert stage.endpoint is not None
-        place = Placement(asking=Asking(stage.endpoint, Usage()))
-        receipts = list(finish_shards(stage, shards, store, 2, place))
+        receipts = list(finish_shards(stage, shards, store, 2, Placement(asking=asking_of(stage, store))))
     assert set(server.answered.values()) == {2}
     body = server.bodies[0]
     assert body["messages"][0]["content"].startswith("Continue the following text")
