@@ -390,7 +390,7 @@ def _train(
     trainings = train_adapters(
         jobs,
         driver.store,
-        lambda progress: reporter.pace(progress.line()),
+        reporter.pace,
         check,
         at_once,
         here=driver.machine is not None,
