@@ -86,14 +86,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationOutcome:
-    """The figures of an evaluation, and the address of its page."""
-
-    evaluation: Evaluation
-    page: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Driver:
     """What the phases of a run share."""
 
@@ -215,12 +207,15 @@ def retry_run(run: str, reasons: Sequence[str], reporter: Reporter, texts: bool 
     return run_plan(make_plan(config, manifest.limit), reporter, texts, retried=tried)
 
 
-def run_evaluation(plan: Plan, reporter: Reporter) -> EvaluationOutcome:
+def run_evaluation(plan: Plan, reporter: Reporter) -> tuple[Evaluation, str]:
     """Score what is not scored yet and compare seen with unseen documents. The same call again resumes.
 
     Args:
         plan: of a config from `pipeline.audit.description.load_evaluation`.
         reporter: shows progress.
+
+    Returns:
+        The figures, and the address of their page.
 
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
@@ -229,7 +224,7 @@ def run_evaluation(plan: Plan, reporter: Reporter) -> EvaluationOutcome:
         evaluated = worded(evaluate_scores(plan.config, without_reviewed(scored, None), plan.limit))
         page = write_evaluation(scored.store, evaluated)
         status.write("complete", ExitCode.DONE)
-    return EvaluationOutcome(evaluated.evaluation, page)
+    return evaluated.evaluation, page
 
 
 @contextmanager
