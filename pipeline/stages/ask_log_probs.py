@@ -188,13 +188,10 @@ async def find_way(
         try:
             if len(await ask_log_probs(endpoint, model, way, PROBE, spent, book)) >= 2:
                 return way
-            problems.append(f"{way}: too few values")
-            answered = True
-        except Refusal as error:
-            problems.append(f"{way}: {error}")
-            answered = True
-        except Fault as error:  # some servers break on what they do not know
-            problems.append(f"{way}: {error}")
+            problem, answered = "too few values", True
+        except (Fault, Refusal) as error:  # some servers break on what they do not know
+            problem, answered = str(error), answered or isinstance(error, Refusal)
+        problems.append(f"{way}: {problem}")
     if not answered:
         raise StopError(f"endpoint {model.endpoint} does not answer: {'; '.join(problems)}", ExitCode.INCOMPLETE)
     raise StopError(

@@ -13,7 +13,6 @@ import json
 import math
 import sys
 import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import InitVar, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
@@ -208,11 +207,6 @@ class Output:
     def refuse(self, document: Document, reason: str, message: str) -> None:
         """Note why a document has no result."""
         self.refused[document.row] = (document, reason, message)
-
-    @property
-    def reasons(self) -> Counter[str]:
-        """Refused documents by reason."""
-        return Counter(reason for _, reason, _ in self.refused.values())
 
 
 class BatchWorker(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -139,7 +140,7 @@ def file_rows(stage: Stage, shard: Shard, store: Store, output: Output, seconds:
         n_judged=output.n_judged,
         data=data,
         quarantine=quarantine,
-        reasons=dict(sorted(output.reasons.items())),
+        reasons=dict(sorted(Counter(reason for _, reason, _ in output.refused.values()).items())),
         fingerprint=stage.fingerprint_of(shard),
         files=files,
         documents=documents,
