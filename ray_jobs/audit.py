@@ -47,8 +47,8 @@ from pipeline.series.earlier import begin_against
 from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
-from pipeline.stages.local import ASKED_AT_ONCE, finish_shards
-from pipeline.stages.registry import asking_of
+from pipeline.stages.local import ENDPOINT_WORKERS, finish_shards
+from pipeline.stages.registry import endpoint_of
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, compact_receipts, read_receipts
@@ -518,7 +518,7 @@ def _events(
     store, reporter, machine = driver.store, driver.reporter, driver.machine
     if stage.endpoint is not None:
         reporter.say(f"{stage.name}: asking {stage.endpoint.endpoint}")
-        return finish_shards(stage, shards, store, ASKED_AT_ONCE, Placement(asking=asking_of(stage, store)))
+        return finish_shards(stage, shards, store, ENDPOINT_WORKERS, Placement(endpoint=endpoint_of(stage, store)))
     shards = sorted(shards, key=lambda shard: -sizes[shard.id])
     if machine is not None:
         many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""

@@ -20,9 +20,9 @@ from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, prompt_tok
 from pipeline.errors import ExitCode, StopError
 from pipeline.models.tokens import count_words
 from pipeline.passes.statistics import text_read
-from pipeline.stages.base import Asking, BatchSize, Entry, Output, Placement, Stage, rows_schema
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, SharedEndpoint, Stage, rows_schema
 from pipeline.stages.record import Questions, StageKind, Wanted
-from pipeline.stages.sample import ASKED
+from pipeline.stages.sample import ENDPOINT_WINDOW
 from pipeline.store.files import Store
 
 PROBE = "The quick brown fox jumps over the lazy dog."
@@ -53,20 +53,20 @@ class EndpointReader:
         """Prepare."""
         self.stage = stage
         self.settings: LogProbSettings = stage.settings
-        self.asking = placement.asking
-        self.window = ASKED
+        self.endpoint = placement.endpoint
+        self.window = ENDPOINT_WINDOW
         self.batch_size: BatchSize | None = None
 
-    async def _chosen_way(self, asking: Asking, answers: Answers) -> Way:
+    async def _chosen_way(self, shared: SharedEndpoint, answers: Answers) -> Way:
         """How the endpoint tells log-probabilities, which is found out once for all workers."""
-        async with asking.choosing:
-            if asking.way is None:
+        async with shared.choosing:
+            if shared.way is None:
                 question = answers.ask()
                 try:
-                    asking.way = await find_way(self.stage, asking.client, question.spent, question.book)
+                    shared.way = await find_way(self.stage, shared.client, question.spent, question.book)
                 finally:
                     question.settle()
-            return cast(Way, asking.way)
+            return cast(Way, shared.way)
 
     def open(self, shard: Shard, store: Store, output: Output) -> dict[tuple[int, str], list[float]]:
         """The answers of earlier attempts, by number of the row and digest of the text."""
@@ -86,21 +86,21 @@ class EndpointReader:
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Ask for the log-probabilities of documents."""
-        assert self.asking is not None
+        assert self.endpoint is not None
         assert output.answers is not None
         for entry in batch:
             if entry.work is not None:
                 self._keep(entry.document, entry.work, output)
         missing = [entry.document for entry in batch if entry.work is None]
-        self.asking.each(missing, partial(self._ask, output=output, asking=self.asking, answers=output.answers))
+        self.endpoint.each(missing, partial(self._ask, output=output, shared=self.endpoint, answers=output.answers))
 
-    async def _ask(self, document: Document, output: Output, asking: Asking, answers: Answers) -> None:
+    async def _ask(self, document: Document, output: Output, shared: SharedEndpoint, answers: Answers) -> None:
         text = document.text[: count_words([document.text], self.settings.max_tokens)[0].kept]
         text = text_read(text, self.settings.forward.text, self.stage.seed)
-        way = await self._chosen_way(asking, answers)
+        way = await self._chosen_way(shared, answers)
         question, values = answers.ask(), list[float]()
         try:
-            values = await ask_log_probs(asking.client, self.settings.model, way, text, question.spent, question.book)
+            values = await ask_log_probs(shared.client, self.settings.model, way, text, question.spent, question.book)
             self._keep(document, values, output)
         except (Fault, Refusal) as error:
             output.refuse(document, "model_error", f"endpoint: {error}")

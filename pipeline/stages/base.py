@@ -62,7 +62,7 @@ class Placement:
     gpus: float = 0  # 0: the CPU
     threads: int = 1  # on the CPU, for a batch
     shared: SharedModels | None = None  # with the other workers of this process; None: it opens models itself
-    asking: Asking | None = None  # of all workers, where the stage asks an endpoint
+    endpoint: SharedEndpoint | None = None  # of all workers, where the stage asks an endpoint
 
     def set_up(self, mark: str, gradients: bool = False) -> None:
         """Check the device of a worker, and set how this process computes on it.
@@ -235,7 +235,7 @@ class Worker(BatchWorker, Protocol):
 Item = TypeVar("Item")
 
 
-class Asking:
+class SharedEndpoint:
     """A client of an endpoint in a thread of its own: all workers of a process share its limits and its budget."""
 
     def __init__(self, config: EndpointConfig, spent: Usage) -> None:

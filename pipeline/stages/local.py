@@ -27,7 +27,7 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
 TICK_SECONDS = 0.5
-ASKED_AT_ONCE = 2
+ENDPOINT_WORKERS = 2
 """Shards about which an endpoint is asked, so that the end of one leaves no place of the client empty."""
 
 STOP_SECONDS = 2.0
@@ -85,7 +85,7 @@ class _Pool:
         self.stage = stage
         self.store = store
         self.placement = placement
-        self.asking = placement.asking
+        self.endpoint = placement.endpoint
         self.alone = alone  # one shard is read or computed at a time
         self.waiting = deque(shards)
         self.workers = 1
@@ -108,15 +108,15 @@ class _Pool:
                 try:
                     event = self.events.get(timeout=TICK_SECONDS)
                 except queue.Empty:
-                    event = Tick() if self.asking is None else Answered(self.asking.client.answered)
+                    event = Tick() if self.endpoint is None else Answered(self.endpoint.client.answered)
                 if isinstance(event, BaseException):
                     raise event
                 remaining -= isinstance(event, (Receipt, Failure))
                 yield event
         finally:
             self.stop.set()
-            if self.asking is not None:
-                self.asking.close()
+            if self.endpoint is not None:
+                self.endpoint.close()
             end = time.monotonic() + STOP_SECONDS
             for thread in threads:
                 thread.join(max(0.0, end - time.monotonic()))
@@ -128,7 +128,7 @@ class _Pool:
             if not self.ready.is_set():
                 self.ready.set()
                 self.events.put(Ready())
-            kept = self.asking is None  # what an endpoint is asked ends no process
+            kept = self.endpoint is None  # what an endpoint is asked ends no process
             stream = ShardStream(
                 self.stage, worker, self.store, LOCAL_DRIVER, self.advance, alone=self.alone, kept=kept
             )

@@ -12,7 +12,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.detectors.base import Pass
 from pipeline.endpoint.answers import spent_before
 from pipeline.stages import is_scoring
-from pipeline.stages.base import Asking, Stage
+from pipeline.stages.base import SharedEndpoint, Stage
 from pipeline.stages.record import Questions, StageKind, Wanted
 from pipeline.store.files import Store
 
@@ -47,7 +47,7 @@ def stages_of(wanted: Wanted | AuditConfig) -> tuple[Stage, ...]:
     return tuple(made)
 
 
-def asking_of(stage: Stage, store: Store) -> Asking:
+def endpoint_of(stage: Stage, store: Store) -> SharedEndpoint:
     """A client of the endpoint of a stage, which counts what earlier calls of the run have spent of its budget.
 
     Args:
@@ -55,7 +55,7 @@ def asking_of(stage: Stage, store: Store) -> Asking:
         store: the run directory.
     """
     assert stage.endpoint is not None
-    return Asking(stage.endpoint, spent_before(store, stage.name, ANSWER_FOLDERS))
+    return SharedEndpoint(stage.endpoint, spent_before(store, stage.name, ANSWER_FOLDERS))
 
 
 def check_stages(config: AuditConfig) -> None:

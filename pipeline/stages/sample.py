@@ -35,7 +35,7 @@ from pipeline.stages.record import Questions, StageKind, Wanted
 from pipeline.store.files import Store
 
 WINDOW_DOCUMENTS = 64
-ASKED = Window(4096, 1 << 23)
+ENDPOINT_WINDOW = Window(4096, 1 << 23)
 """Documents about which an endpoint is asked concurrently."""
 
 MAX_NEW_TOKENS = 1024
@@ -219,8 +219,8 @@ class EndpointSampler:
         self.settings: SampleSettings = stage.settings
         assert stage.endpoint is not None
         self.model: EndpointConfig = stage.endpoint
-        self.asking = placement.asking
-        self.window = ASKED
+        self.endpoint = placement.endpoint
+        self.window = ENDPOINT_WINDOW
         self.batch_size: BatchSize | None = None
 
     def open(self, shard: Shard, store: Store, output: Output) -> dict[tuple[int, str], list[str]]:
@@ -256,9 +256,9 @@ class EndpointSampler:
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Ask for the draws that are missing."""
-        assert self.asking is not None
+        assert self.endpoint is not None
         missing = [entry.work for entry in batch]
-        self.asking.each(missing, partial(self._ask, output=output, endpoint=self.asking.client))
+        self.endpoint.each(missing, partial(self._ask, output=output, endpoint=self.endpoint.client))
 
     async def _ask(self, missing: tuple[Task, list[str]], output: Output, endpoint: Endpoint) -> None:
         """Ask until the document has its draws: endpoints may give fewer than were asked for."""

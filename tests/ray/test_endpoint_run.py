@@ -33,7 +33,7 @@ from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.stages import local
 from pipeline.stages.base import Placement
 from pipeline.stages.local import finish_shards
-from pipeline.stages.registry import ANSWER_FOLDERS, asking_of, stages_of
+from pipeline.stages.registry import ANSWER_FOLDERS, endpoint_of, stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.cli import main
@@ -260,7 +260,7 @@ def test_a_chat_is_asked_to_go_on_with_the_text(make_audit: MakeAudit) -> None:
         config = load_config(str(make_audit(AUDIT[:4], UNSEEN[:4], model=model(server.url, api="chat"), **settings)))
         stage, _ = stages_of(config)
         store, shards = Store(config.run), make_plan(config).shards
-        receipts = list(finish_shards(stage, shards, store, 2, Placement(asking=asking_of(stage, store))))
+        receipts = list(finish_shards(stage, shards, store, 2, Placement(endpoint=endpoint_of(stage, store))))
     assert set(server.answered.values()) == {2}
     body = server.bodies[0]
     assert body["messages"][0]["content"].startswith("Continue the following text")
