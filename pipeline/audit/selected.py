@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -68,14 +67,12 @@ def write_selected(store: Store, folder: str, selected: SortedRows, clean: bool)
         UserError: the run directory cannot be written to.
     """
     schema = pa.schema([field for field in selected.schema if field.name not in STRENGTH])
-    pieces = (piece.drop_columns(STRENGTH) for piece in selected.pieces())
-    name = f"{folder}/selected.parquet"
-    files = {name: write_pieces(store, name, schema, pieces)}
+    files = {}
+    for name in (f"{folder}/selected.parquet", f"{folder}/clean.parquet")[: 1 + clean]:
+        pieces = (piece.drop_columns(STRENGTH) for piece in selected.pieces())
+        files[name] = write_pieces(store, name, schema, pieces)
     if clean:
-        copy, indices = f"{folder}/clean.parquet", f"{folder}/clean_ids.json"
-        with store.replaced(copy) as target, store.fs.open(store.path(name), "rb") as source:
-            shutil.copyfileobj(source, target, 1 << 20)
-        files[copy] = target.sha256
+        indices = f"{folder}/clean_ids.json"
         files[indices] = _write_clean_ids(store, indices, selected)
     return files
 
