@@ -52,7 +52,7 @@ BUDGETS = {
     "pipeline.endpoint": 756,
     "pipeline.passes": 3_120,
     "pipeline.detectors": 2_205,
-    "pipeline.stages": 3_645,
+    "pipeline.stages": 3_667,
     "pipeline.selection": 5_809,
     "pipeline.audit": 10_858,
     "pipeline.report": 4_815,
