@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import signal
@@ -267,3 +268,12 @@ def test_a_chat_is_asked_to_go_on_with_the_text(make_audit: MakeAudit) -> None:
     assert "top_k" not in body
     assert body["max_tokens"] > 16
     assert sum(receipt.n_scored for receipt in receipts if isinstance(receipt, Receipt)) == 8
+
+
+def test_an_endpoint_is_asked_from_within_an_event_loop_as_a_notebook_has_one(make_audit: MakeAudit) -> None:
+    async def inside(path: Path) -> int:
+        return run(path).status.scored
+
+    with openai_server(recite, models=["stub"]) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url), **{**SETTINGS, "selections": []})
+        assert asyncio.run(inside(path)) == 40
