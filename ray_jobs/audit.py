@@ -247,7 +247,8 @@ def scoring(
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
     config = plan.config
-    reporter.say(f"{len(plan.inputs)} inputs, {len(plan.shards)} shards; run directory {config.run}")
+    inputs = f"{len(plan.inputs)} input{'s' * (len(plan.inputs) != 1)}"
+    reporter.say(f"{inputs}, {len(plan.shards)} shards; run directory {config.run}")
     machine = machine_of(plan)
     if machine is None and (warning := cluster_warning(config.resources)) is not None:
         reporter.say(warning)

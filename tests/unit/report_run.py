@@ -185,7 +185,7 @@ def summary_of(selection: SelectionConfig, counts: RankCounts, decision: Decisio
         overlap=OverlapDiagnostic(
             ok=True, sentence="No calibration document is also audited.", n_calibration=0, n_audit=0
         ),
-        duplicates=CountDiagnostic(ok=True, sentence="0 documents repeat an id.", count=0),
+        duplicates=CountDiagnostic(ok=True, sentence="No document repeats an id.", count=0),
         truncated=ShareDiagnostic(
             ok=None, sentence="2 of 340 documents were truncated at max_tokens.", share=2 / counts.m
         ),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from pipeline.audit.summary import Summary
+from pipeline.report.wording.numbers import was
 from pipeline.selection.bounds import Bound
 from pipeline.selection.promises import percentage
 
@@ -110,4 +111,4 @@ def known_clause(summary: Summary, bound: Bound) -> str:
     least, audited = bound.members_at_least, f"of the {summary.n_audit:,} audited documents"
     if least == 0:
         return f"the bound is 0: it does not show that any {audited} was {kind}"
-    return f"at least {least:,} {audited} {'was' if least == 1 else 'were'} {kind}"
+    return f"at least {least:,} {audited} {was(least)} {kind}"

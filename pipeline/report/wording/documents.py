@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from pipeline.audit.copies import NearCopies
 from pipeline.audit.summary import CopyPair, OverlapDiagnostic
+from pipeline.report.wording.numbers import documents, was
 
 SHOWN_CHARACTERS = 80
 """Of an id, at most."""
@@ -109,7 +110,8 @@ def repeated_ids_to_come(count: int, first: Sequence[str], budget: float | None,
 
 def repeated_ids_sentence(count: int) -> str:
     """How many scored documents repeat an id."""
-    return f"{count} documents repeat an id and were quarantined."
+    verb = "repeats" if count == 1 else "repeat"
+    return f"{documents(count)} {verb} an id and {was(count)} quarantined." if count else NO_REPEATED_ID
 
 
 def truncated(count: int, total: int) -> str:
@@ -117,7 +119,7 @@ def truncated(count: int, total: int) -> str:
     if total and not count:
         return f"None of the {total} documents was truncated."
     return (
-        f"{count} of {total} documents {'was' if count == 1 else 'were'} truncated at max_tokens. A truncated "
+        f"{count} of {total} documents {was(count)} truncated at max_tokens. A truncated "
         "document is judged by its first max_tokens tokens alone."
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipeline.report.wording.numbers import was
+
 FORM_PHRASES = {
     "files": "files in the format that came in",
     "list": "a list of ids and rows",
@@ -40,17 +42,17 @@ def exported_documents(audited: str, model: str, counts: tuple[int, int], direct
     """
     training, (selected, kept) = f"the training data of {model}", counts
     if keeps_selected and direction == "clean":
-        return f"{audited}, these {selected:,} were selected as not part of {training}; all others are left out."
+        return f"{audited}, {selected:,} {was(selected)} selected as not part of {training}; all others are left out."
     if keeps_selected:
-        return f"{audited}, these {selected:,} were selected as part of {training}: this is the list to remove."
+        return f"{audited}, {selected:,} {was(selected)} selected as part of {training}: this is the list to remove."
     if direction == "clean":
         return (
-            f"{audited}, {selected:,} were selected as not part of {training} and are left out here; of these {kept:,} "
-            "that is not shown, nor that they are part of it."
+            f"{audited}, {selected:,} {was(selected)} selected as not part of {training} and left out here; of these "
+            f"{kept:,} that is not shown, nor that they are part of it."
         )
     return (
-        f"{audited}, {selected:,} were selected as part of {training} and removed. {kept:,} remain; that none of them "
-        "is part of it is not shown."
+        f"{audited}, {selected:,} {was(selected)} selected as part of {training} and removed. {kept:,} remain; that "
+        "none of them is part of it is not shown."
     )
 
 

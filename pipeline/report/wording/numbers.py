@@ -26,6 +26,11 @@ def documents(count: int) -> str:
     return f"{count:,} document{'' if count == 1 else 's'}"
 
 
+def was(count: int) -> str:
+    """The verb of so many documents."""
+    return "was" if count == 1 else "were"
+
+
 def sample_of(limit: int) -> str:
     """That no more than the first documents of each role were read."""
     return f"This is a sample: only the first {limit:,} documents of each role were read."

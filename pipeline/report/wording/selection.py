@@ -13,7 +13,7 @@ from pipeline.report.facts import RunFacts, SelectionFacts
 from pipeline.report.names import model_name
 from pipeline.report.wording.bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.report.wording.checks import checks, n_versions
-from pipeline.report.wording.numbers import applied_in, documents, percent, shortest
+from pipeline.report.wording.numbers import applied_in, documents, percent, shortest, was
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.promises import NOTHING_PROVED
@@ -27,10 +27,9 @@ def answer_text(run: RunFacts, selection: SelectionFacts) -> AnswerText:
     if summary.limit is not None:
         audited += f" (a sample: the first {summary.limit:,} of each role, not the whole corpus)"
     part = "part of" if summary.direction == "members" else "not part of"
-    verb = "was" if summary.n_selected <= 1 else "were"
-    number = f"{summary.n_selected:,}" if summary.n_selected else "none"
+    number = f"{summary.n_selected:,} {was(summary.n_selected)}" if summary.n_selected else "none was"
     headline = (
-        f"{_support_sentence(summary)}{audited}, {number} {verb} selected as {part} the training data of "
+        f"{_support_sentence(summary)}{audited}, {number} selected as {part} the training data of "
         f"{model_name(run.manifest.config.model)}{_proof_clause(summary)}{bound_clause(summary)}."
     )
     terms = _terms(summary) if summary.n_selected else _empty_answer(summary)
