@@ -123,3 +123,16 @@ def shared_error(overlap: OverlapDiagnostic, n_known: int, role: str) -> UserErr
         f"({overlap.n_equal} of them with the same text; {overlap.n_audit} audit documents; "
         f"first: {named_pairs(overlap.pairs)}); remove them, or set overlap: drop to leave them out of calibration"
     )
+
+
+def check_calibration_left(overlap: OverlapDiagnostic, n_known: int, role: str) -> None:
+    """Check that `overlap: drop` leaves a document to calibrate on; arguments as those of `shared_error`.
+
+    Raises:
+        UserError: every document of the role is a near copy of an audited one.
+    """
+    if 0 < n_known == overlap.n_calibration:
+        raise UserError(
+            f"no calibration documents: all {n_known} {role} documents are near copies of audit documents "
+            f"(first: {named_pairs(overlap.pairs)}), and overlap: drop leaves them out; give others to calibrate on"
+        )

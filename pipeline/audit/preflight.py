@@ -19,7 +19,7 @@ from pipeline.audit.apart import advice, calibrating
 from pipeline.audit.blind import SAMPLED_TEXTS, BlindTest, blind_test
 from pipeline.audit.copies import NearCopies, near_copies_among
 from pipeline.audit.halvings import LEAST
-from pipeline.audit.overlap import KnownTexts, RoleNames, find_shared, shared_error
+from pipeline.audit.overlap import KnownTexts, RoleNames, check_calibration_left, find_shared, shared_error
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import Record, VersionedRecord, read_record, write_record
 from pipeline.audit.repeated_ids import repeated_ids
@@ -174,7 +174,7 @@ def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
         effort: how much to read.
 
     Raises:
-        UserError: the inputs of the plan are gone.
+        UserError: the inputs of the plan are gone; or as `check_calibration_left`.
     """
     config = plan.config
     roles = [role for role, _ in config.corpus.roles()]
@@ -186,6 +186,10 @@ def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
     amounts = {role: effort.characters - (len(roles) - 1) * quarter if role == "audit" else quarter for role in roles}
     sample = _Sample(plan.shards, config.seed, damaged, DecodingTally())
     read = {role: _read(sample, role, amounts[role]) for role in roles}
+    overlaps = {role: _overlap(read[role], read["audit"], role, config.near_copies) for role in known}
+    for role in calibrating(config):
+        if role in overlaps and config.overlap == "drop" and read[role].whole:
+            check_calibration_left(overlaps[role], len(read[role].keys) - read[role].repeats.size, role)
     blind_tests: dict[Role, BlindTest] = {}
     for role in known:
         try:
@@ -195,7 +199,7 @@ def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
     return PreflightChecks(
         documents={role: len(sample.keys) for role, sample in read.items()},
         whole=all(keys.whole for keys in read.values()),
-        overlap={role: _overlap(read[role], read["audit"], role, config.near_copies) for role in known},
+        overlap=overlaps,
         copies={role: _copies(keys, config.near_copies) for role, keys in read.items() if config.corpus.has_text},
         duplicates=_duplicates(list(read.values()), config),
         blind=blind_tests,

@@ -94,6 +94,18 @@ def test_a_near_copy_in_two_roles_stops_and_names_both(tmp_path: Path) -> None:
     assert (kept.overlap["unseen"].n_calibration, kept.overlap["unseen"].n_equal) == (1, 0)
 
 
+def test_no_run_begins_whose_calibration_documents_are_all_audited_too(tmp_path: Path) -> None:
+    audit = list(map(text, range(30)))
+    again = planned(tmp_path, audit, audit[:12], overlap="drop")
+    for check in (said, plan_checks):
+        with pytest.raises(
+            UserError, match=r"^no calibration documents: all 12 unseen documents are near.*first: a0 and"
+        ):
+            check(again)
+    one_left = planned(tmp_path, audit, [*audit[:12], text(200)], overlap="drop")
+    assert plan_checks(one_left)["overlap"]["unseen"]["n_calibration"] == 12
+
+
 def test_near_copies_within_a_role_are_a_note(tmp_path: Path) -> None:
     audit = [*map(text, range(30)), text(7), f"Corrected: {text(9)}"]
     plan = planned(tmp_path, audit, list(map(text, range(100, 130))))
