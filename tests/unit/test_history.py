@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import ended
 from rich.console import Console
 from signed import file_blind_test, sign, sign_status
 
@@ -31,7 +32,6 @@ from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from ray_jobs import terminal
 from ray_jobs.audit import Outcome, run_audit
-from ray_jobs.cli import main
 from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
 
@@ -316,12 +316,6 @@ def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(
 ) -> None:
     (summary,) = run(audit).selections
     assert exit_code_of([of(summary, *answer) for answer in answers]) == code
-
-
-def ended(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return int(caught.value.code or 0)
 
 
 @pytest.mark.parametrize(("words", "code"), [(ALIKE, 4), (UNTESTED, 4), (APART, 5)])
