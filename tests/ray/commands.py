@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.errors import UserError
 from ray_jobs.cli import main
 
 
@@ -37,3 +40,11 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: in
     assert errors.startswith("seenset: ")
     assert len(errors) < 2100, "more than a screen"
     return errors
+
+
+def user_error(function: Callable[..., object], *arguments: Any, **settings: Any) -> str:
+    """The one line of the user error that a call raises."""
+    with pytest.raises(UserError) as caught:
+        function(*arguments, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
