@@ -40,9 +40,14 @@ def plain(world: Path) -> Path:
 
 
 @pytest.fixture
-def finished(plain: Path, audit: Callable[..., Path], tmp_path: Path) -> Path:
-    """The YAML of a copy of that run, which lies in the folder `run` of the test."""
-    shutil.copytree(plain, tmp_path / "run")
+def copied(plain: Path, tmp_path: Path) -> Path:
+    """A copy of that run, in the folder `run` of the test."""
+    return Path(shutil.copytree(plain, tmp_path / "run"))
+
+
+@pytest.fixture
+def finished(copied: Path, audit: Callable[..., Path]) -> Path:
+    """The YAML of that copy."""
     return audit()
 
 
