@@ -109,14 +109,14 @@ def test_json_of_plan_run_and_status(audit: Audit, tmp_path: Path) -> None:
     assert shape(json.loads(last)).keys() == shape(status).keys()
 
 
-def test_json_of_select_report_and_verdict(copied: Path, second: Path, contradicted: Path) -> None:
+def test_json_of_select_report_and_verdict(reference: Path, second: Path, contradicted: Path) -> None:
     recorded("select", "select", second)
     recorded("report", "report", second)
-    assert recorded("verdict", "verdict", copied)["conclusion"]
+    assert recorded("verdict", "verdict", reference)["conclusion"]
     recorded("verdict-contradicted", "verdict", contradicted)
-    report = json.loads((copied / "report/report.json").read_text())
+    report = json.loads((reference / "report/report.json").read_text())
     check_recorded("json/report-file", dict(sorted(shape(report).items())))
-    summary = json.loads((copied / "selection/storey/summary.json").read_text())
+    summary = json.loads((reference / "selection/storey/summary.json").read_text())
     check_recorded("json/summary-file", dict(sorted(shape(summary).items())))
 
 
