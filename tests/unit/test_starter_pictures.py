@@ -132,10 +132,8 @@ def test_the_starter_of_pictures_plans_by_command(tmp_path: Path, capsys: pytest
     save_llava(tmp_path / "llava")
     write_pictures(tmp_path / "audit", 12)
     write_pictures(tmp_path / "unseen", 12, first=20)
-    for arguments in (["init", str(tmp_path)], ["plan", str(tmp_path / "audit.yaml")]):
-        printed, _ = here(capsys, *arguments)
-    assert "pictures: image, captions: txt" in printed
-    assert "renyi(part=description)" in printed
+    assert "pictures: image, captions: txt" in here(capsys, "init", tmp_path)[0]
+    assert "renyi(part=description)" in here(capsys, "plan", tmp_path / "audit.yaml")[0]
 
 
 def test_a_trial_trains_on_pictures_with_captions_alone(tmp_path: Path) -> None:
