@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from bundle_runs import ALIKE, asked
-from commands import ended, here, refusal
+from commands import ended, refusal
 from finished import refile, run, with_column
 from made_up import sentence, write_audit
 from signed import file_blind_test
@@ -323,7 +323,7 @@ def test_a_file_that_is_not_the_filled_in_list_is_refused_and_the_answers_stay(
 def test_the_number_is_fixed_before_the_first_score(
     base: Path, audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = here(capsys, "run", base / "audit.yaml", "--set", "corpus.unseen.review_count=7", code=2)[1]
+    line = refusal(capsys, "run", base / "audit.yaml", "--set", "corpus.unseen.review_count=7")
     assert "was started with corpus.unseen.review_count 6, now 7" in line
     line = refusal(capsys, "select", audit / "run", "--set", "corpus.unseen.review_count=7")
     assert "corpus needs seenset run" in line
