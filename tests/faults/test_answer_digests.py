@@ -244,7 +244,7 @@ def test_evaluate_states_the_same_figures_whatever_bit_of_its_run_is_flipped(
     config = load_evaluation(str(path), [f"corpus.seen.path={documents}", "corpus.audit=null", "detectors=[loss]"])
 
     def figures(_: Path) -> str:
-        return repr(run_evaluation(make_plan(config), Reporter(Console(), quiet=True)).evaluation)
+        return repr(run_evaluation(make_plan(config), Reporter(Console(), quiet=True))[0])
 
     said, generator, run = figures(tmp_path), random.Random(33), tmp_path / "run"
     for path in files_of(run):

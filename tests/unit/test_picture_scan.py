@@ -18,6 +18,7 @@ from picture_models import encoded, random_pictures, save_llava, save_qwen_vl
 import seenset
 from cluster.inspection import CHECKS, Inspection, first_batch
 from pipeline.audit.description import build_config
+from pipeline.audit.machine import ActorShape
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
 from pipeline.config.audit import AuditConfig
@@ -330,8 +331,8 @@ def test_a_preflight_tries_a_first_batch_of_pictures_before_any_is_described(
 ) -> None:
     config = audit_of(tmp_path, model, detectors=detectors)
     plan = make_plan(config)
-    inspection = Inspection(config, tuple(plan.inputs), plan.shards[0], (), "preflight")
+    inspection = Inspection(config, tuple(plan.inputs), plan.shards[0], (), "preflight", shape=ActorShape(0, 1))
     assert CHECKS["model"](inspection)
-    facts = first_batch(inspection, 0, 1)
+    facts = first_batch(inspection)
     assert facts["documents"] > 1
     assert facts["tokens"] > 20 * facts["documents"]

@@ -36,6 +36,7 @@ from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
 from pipeline.stages.prefixes import Prefixes, Shots
 from pipeline.stages.process import earlier_rows, read_rows
+from pipeline.stages.record import Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.stages.sample import SampleSettings
 from pipeline.stages.score import ScoreSettings
@@ -139,7 +140,7 @@ def audit(**settings: Any) -> tuple[Stage, ...]:
         name = model.path if isinstance(model, ModelConfig) else model.name
         return {"model": name, "tokenizer": name, "dtype": "float32", "quantization": "none"}
 
-    return stages_of(build_config(described), digest=digest)
+    return stages_of(Wanted(build_config(described), digest=digest))
 
 
 def test_all_that_a_worker_is_told_is_in_the_fingerprint() -> None:
