@@ -138,8 +138,8 @@ def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None
         start += scored.count(receipt)
         places.append(every[kept])
         filed.append((begin + np.flatnonzero(kept)).astype(np.int32))
-    rows = RoleRows(scored, role)
-    return Sketched(file.arranged(np.concatenate(filed)), below == 256, rows, np.concatenate(places), groups)
+    file.places = np.concatenate(filed)
+    return Sketched(file, below == 256, RoleRows(scored, role), np.concatenate(places), groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -92,7 +92,7 @@ def blind_tail(held: HeldOut) -> BlindTail:
     distinct = [p for half in halves for p in {tail.size: tail.p_value for tail in half}.values()]
     together = [cauchy([half[place].p_value for half in halves]) for place in range(len(SHARES))]
     best = int(np.argmin(together))
-    share = max(SHARES[best], float(np.mean([LEAST_TAIL / half[best].blocks for half in halves])))
+    share = min(1.0, max(SHARES[best], float(np.mean([LEAST_TAIL / half[best].blocks for half in halves]))))
     ranks = _ranks(held)
     least = np.sort(ranks)[::-1][max(1, round(share * ranks.size)) - 1]
     return BlindTail(cauchy(distinct), ranks >= least, ranks)

@@ -93,18 +93,6 @@ def _orders() -> np.ndarray:
     return np.array([factors, rng.randint(0, 1 << 32, SKETCH, dtype=np.uint32)])
 
 
-def sketches_of(column: pa.ChunkedArray) -> np.ndarray:
-    """Sketches as numbers.
-
-    Args:
-        column: of `SKETCH_TYPE`, without nulls.
-
-    Returns:
-        uint8, (documents, 128).
-    """
-    return stack_sketches(column.to_pylist())
-
-
 def stack_sketches(sketches: Sequence[bytes]) -> np.ndarray:
     """Sketches as numbers: uint8, (documents, 128)."""
     return np.frombuffer(b"".join(sketches), dtype=np.uint8).reshape(-1, SKETCH)
@@ -424,11 +412,12 @@ def different(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class SketchFile:
-    """Takes sketches in any order. The file has no name, so it goes with the object."""
+    """Takes sketches in any order, gives them in that of `places`. The file has no name, so it goes with the object."""
 
     def __init__(self) -> None:
         """Hold no sketch yet."""
         self.size = 0
+        self.places = np.empty(0, dtype=np.int64)  # of documents, as `append` returned them
         self._file = tempfile.TemporaryFile(prefix="seenset-sketches-")  # noqa: SIM115
 
     def append(self, sketches: np.ndarray) -> int:
@@ -448,10 +437,6 @@ class SketchFile:
         self.size += len(sketches)
         return begin
 
-    def arranged(self, places: np.ndarray) -> FiledSketches:
-        """The sketches of some places, int64, in that order."""
-        return FiledSketches(self, places)
-
     def read(self, places: np.ndarray) -> np.ndarray:
         """The sketches of some places: uint8, (places, 128)."""
         wanted, number = np.unique(places, return_inverse=True)
@@ -464,18 +449,10 @@ class SketchFile:
             sketches[begin:end] = np.frombuffer(data, dtype=np.uint8).reshape(-1, SKETCH)[some - some[0]]
         return sketches[number]
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FiledSketches:
-    """Sketches of a file in an order of their own: what `near_families` reads."""
-
-    file: SketchFile
-    places: np.ndarray  # int64, (documents,)
-
     def __len__(self) -> int:
         """How many documents there are."""
         return int(self.places.size)
 
     def __getitem__(self, documents: slice | np.ndarray) -> np.ndarray:
         """The sketches of some documents: uint8, (some, 128)."""
-        return self.file.read(self.places[documents])
+        return self.read(self.places[documents])

@@ -44,15 +44,15 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_762,
-    "pipeline.corpus": 5_344,
-    "pipeline.store": 1_952,
-    "pipeline.models": 2_615,
-    "pipeline.training": 1_466,
+    "pipeline.config": 1_760,
+    "pipeline.corpus": 5_321,
+    "pipeline.store": 1_931,
+    "pipeline.models": 2_604,
+    "pipeline.training": 1_440,
     "pipeline.endpoint": 756,
     "pipeline.passes": 3_120,
     "pipeline.detectors": 2_205,
-    "pipeline.stages": 3_645,
+    "pipeline.stages": 3_657,
     "pipeline.selection": 5_809,
     "pipeline.audit": 10_858,
     "pipeline.report": 4_815,
@@ -62,8 +62,8 @@ BUDGETS = {
     "pipeline.bundle": 1_169,
     "pipeline.series": 1_394,
     "pipeline.trial": 2_791,
-    "ray_jobs": 4_590,
-    "cluster": 1_231,
+    "ray_jobs": 4_478,
+    "cluster": 1_212,
     "seenset": 904,
 }
 """Lines of each room, blank ones too. To raise one takes a commit of its own that says what was removed instead."""
