@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import ended
 from made_up import sentence, write_audit
 
 from pipeline.errors import UserError
 from pipeline.store.attempts import AttemptLog, interrupted_work
 from pipeline.store.files import Store
-from ray_jobs.cli import main
 
 MakeAudit = Callable[..., Path]
 
@@ -37,15 +37,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) 
     texts = [sentence(i) for i in range(20)]
     unseen = [sentence(100 + i) for i in range(9)]
     path = write_audit(tmp_path_factory.mktemp("finished"), tiny_model_folder, texts, unseen)
-    assert exit_of("run", str(path), "--json") == 0
+    assert ended("run", str(path), "--json") == 0
     return path
-
-
-def exit_of(*arguments: str) -> int:
-    """The exit code of the command, which lets no other error through."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return int(ended.value.code or 0)
 
 
 @pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)
@@ -67,7 +60,7 @@ def test_rubbish_in_a_file_of_a_run_is_one_line_that_names_it(
     shutil.copytree(finished.parent / "run", run)
     (run / name).write_bytes(rubbish)
     absent = name != "status.json" and rubbish == b"null"
-    code = exit_of("status", str(run))
+    code = ended("status", str(run))
     errors = capsys.readouterr().err
     if name == "status.json" and rubbish == b"null":
         assert (code, errors) == (3, "")  # as where there is none: not known to be complete
@@ -89,7 +82,7 @@ def test_a_run_heals_rubbish_and_states_what_it_writes_again(
     place = run / name
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(b"[" * 20_000)
-    code = exit_of("run", str(finished), "--set", f"run={run}")
+    code = ended("run", str(finished), "--set", f"run={run}")
     errors = capsys.readouterr().err
     assert code == 0, errors
     assert json.loads((run / "status.json").read_bytes())["state"] == "complete"

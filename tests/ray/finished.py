@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,3 +60,9 @@ def refile(folder: Path, change: Callable[[pa.Table, Receipt], pa.Table], role: 
 def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
     """The table with other values in a column."""
     return table.set_column(table.column_names.index(name), name, values)
+
+
+def selection_digest(run: Path) -> dict[str, str]:
+    """The digests of all files of the answers of a run; the history beside them has times."""
+    files = sorted(p for p in (run / "selection").glob("*/**/*") if p.is_file() and p.name != "digests.json")
+    return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}

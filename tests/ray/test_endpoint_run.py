@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from commands import ended
 from finished import rows, run
 from made_up import sentence
 from openai_server import openai_server
@@ -37,7 +38,6 @@ from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import ANSWER_FOLDERS, endpoint_of, stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
-from ray_jobs.cli import main
 
 MakeAudit = Callable[..., Path]
 KEY = "sk-sesame-1f2e3d"
@@ -84,7 +84,7 @@ def test_whatever_an_endpoint_does_every_document_ends_once_and_the_key_is_writt
 
     with openai_server(recite, behave, key=KEY, models=["stub"], most_choices=3, hang=4) as server:
         path = make_audit([*AUDIT, "alone"], UNSEEN, model=model(server.url, timeout=2), **SETTINGS)
-        main_of(["run", str(path)])
+        ended("run", str(path))
     folder = tmp_path / "run"
     drawn, scored = rows(folder, STAGE), rows(folder, "score")
     assert drawn.keys() == {f"audit-{i}" for i in range(25)} | {f"unseen-{i}" for i in range(16)}
@@ -111,12 +111,6 @@ def test_whatever_an_endpoint_does_every_document_ends_once_and_the_key_is_writt
     assert len(written) > 20
     assert not [file for file in written if KEY.encode() in file.read_bytes()]
     assert not list((folder / "samples").rglob("*.jsonl"))
-
-
-def main_of(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return int(caught.value.code or 0)
 
 
 def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_twice(
@@ -241,11 +235,11 @@ def test_the_plan_says_what_an_endpoint_would_cost(make_audit: MakeAudit, capsys
     with openai_server(models=["stub"]) as server:
         budget = {"budget": {"requests": 100}, "price": {"prompt": 1000.0, "answer": 2000.0}}
         path = make_audit(AUDIT, UNSEEN, model=model(server.url, choices=1, **budget), **SETTINGS)
-        assert main_of(["plan", str(path)]) == 0
+        assert ended("plan", str(path)) == 0
         text = capsys.readouterr().out
         assert "160 requests" in text
         assert "warning: model.budget.requests is 100, less than that" in text
-        assert main_of(["plan", str(path), "--json"]) == 0
+        assert ended("plan", str(path), "--json") == 0
         found = json.loads(capsys.readouterr().out)["endpoint"]
         assert not server.bodies
     sizes = [len(text.encode()) for text in [*AUDIT, *UNSEEN]]

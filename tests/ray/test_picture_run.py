@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import signal
 import subprocess
@@ -16,21 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from commands import here
+from finished import selection_digest
 from picture_models import encoded, random_pictures, save_llava
 
-from ray_jobs.cli import main
-
 GIVEN = "loss(part=description, caption=given)"
-
-
-def here(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
-    """Output and errors of a command that runs in this process."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    output = capsys.readouterr()
-    assert (ended.value.code or 0) == code, output.err
-    return output.out, output.err
 
 
 def write_pictures(path: Path, count: int, seed: int) -> dict[str, str]:
@@ -73,11 +62,6 @@ def audit(tmp_path: Path) -> str:
     return str(path)
 
 
-def selection_digest(run: Path) -> dict[str, str]:
-    files = sorted(p for p in (run / "selection").glob("*/**/*") if p.is_file() and p.name != "digests.json")
-    return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
-
-
 def test_a_killed_run_over_pictures_resumes_to_the_same_bytes(
     audit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,17 +97,3 @@ def test_pictures_are_planned_compared_and_asked_again(
     chosen = json.loads(here(capsys, "select", str(tmp_path / "run"), "--set", "selections.0.alpha=0.3", "--json")[0])
     assert chosen["selections"][0]["alpha"] == 0.3
     here(capsys, "verdict", str(tmp_path / "run"))
-
-
-def test_what_a_user_can_mend_is_one_line(audit: str, capsys: pytest.CaptureFixture[str]) -> None:
-    cases = {
-        "corpus.audit.image=imag": "no column 'imag' in",
-        "corpus.audit.caption=null": "reads captions, and a role has none",
-        "corpus.unseen.image=null": "pictures",
-        "detectors=[zlib]": "zlib reads texts, and the documents are pictures",
-    }
-    for setting, message in cases.items():
-        extra = ["--set", "corpus.unseen.caption=null"] if setting == "corpus.unseen.image=null" else []
-        _, error = here(capsys, "plan", audit, "--set", setting, *extra, code=2)
-        assert error.count("\n") == 1
-        assert message in error

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import user_error
 from finished import refile, with_column
 from signed import file_blind_test, sign
 
@@ -27,7 +28,6 @@ from pipeline.audit.summary import BlindDiagnostic, Summary
 from pipeline.corpus import keys
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
@@ -286,11 +286,7 @@ def test_texts_that_are_gone_leave_the_blind_test_undone_and_say_so(finished: Pa
 
 
 def refusal(run: Path, *selections: dict[str, Any]) -> str:
-    with pytest.raises(UserError) as caught:
-        select(run, *selections)
-    assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == 2
-    return str(caught.value)
+    return user_error(select, run, *selections)
 
 
 @pytest.mark.parametrize(

@@ -13,24 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bundle_runs import forged
+from commands import ended
 from finished import with_column
 from marked_runs import write_audit, write_texts
 
 from pipeline.bundle.container import RefutedError
 from pipeline.bundle.verify import verify_bundle
-from ray_jobs.cli import main
 
 SELECTIONS = [
     {"name": "list", "detectors": ["loss"], "procedure": "versions", "alpha": 0.5},
     {"name": "both", "detectors": ["loss", "min_k"], "procedure": "versions", "alpha": 0.5},
     {"name": "ranks", "detectors": ["min_k"], "procedure": "bh", "alpha": 0.5},
 ]
-
-
-def ended(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as end:
-        main([*map(str, arguments)])
-    return int(end.value.code or 0)
 
 
 @pytest.fixture(scope="module")

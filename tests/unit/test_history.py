@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import ended
 from rich.console import Console
 from signed import file_blind_test, sign, sign_status
 
@@ -31,7 +32,6 @@ from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from ray_jobs import terminal
 from ray_jobs.audit import Outcome, run_audit
-from ray_jobs.cli import main
 from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
 
@@ -62,6 +62,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
         "corpus": {role: {"path": str(root / f"{role}.jsonl"), "id": "id"} for role in roles},
         "detectors": ["loss", "zlib"],
         "selections": [{"name": "members", "detectors": ["zlib"], "procedure": "bh", "alpha": 0.2}],
+        "evidence": 0,
     }
     (root / "audit.yaml").write_text(yaml.safe_dump(audit))
     config = build_config(audit)
@@ -297,9 +298,9 @@ def of(summary: Summary, n_selected: int, supported: bool | None) -> Summary:
     return summary.model_copy(update={"n_selected": n_selected, "supported": supported})
 
 
-@pytest.mark.parametrize(
-    ("answers", "code"),
-    [
+def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(audit: Path) -> None:
+    (summary,) = run(audit).selections
+    cases: list[tuple[list[tuple[int, bool | None]], int]] = [
         ([], 0),
         ([(0, True)], 0),
         ([(0, False)], 0),
@@ -309,19 +310,9 @@ def of(summary: Summary, n_selected: int, supported: bool | None) -> Summary:
         ([(3, True), (0, False)], 4),
         ([(3, True), (1, False)], 5),
         ([(0, True), (1, False)], 5),
-    ],
-)
-def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(
-    audit: Path, answers: list[tuple[int, bool | None]], code: int
-) -> None:
-    (summary,) = run(audit).selections
-    assert exit_code_of([of(summary, *answer) for answer in answers]) == code
-
-
-def ended(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return int(caught.value.code or 0)
+    ]
+    for answers, code in cases:
+        assert exit_code_of([of(summary, *answer) for answer in answers]) == code, answers
 
 
 @pytest.mark.parametrize(("words", "code"), [(ALIKE, 4), (UNTESTED, 4), (APART, 5)])

@@ -44,15 +44,15 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_762,
-    "pipeline.corpus": 5_328,
+    "pipeline.config": 1_760,
+    "pipeline.corpus": 5_321,
     "pipeline.store": 1_931,
     "pipeline.models": 2_604,
     "pipeline.training": 1_440,
     "pipeline.endpoint": 756,
     "pipeline.passes": 3_120,
     "pipeline.detectors": 2_205,
-    "pipeline.stages": 3_667,
+    "pipeline.stages": 3_657,
     "pipeline.selection": 5_809,
     "pipeline.audit": 10_858,
     "pipeline.report": 4_815,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from commands import user_error
 from fsspec import AbstractFileSystem
 
 from pipeline.errors import UserError
@@ -25,10 +26,7 @@ def ledger(tmp_path: Path) -> Store:
 
 
 def problem(store: Store) -> str:
-    with pytest.raises(UserError) as raised:
-        read_ledger(store)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
+    return user_error(read_ledger, store)
 
 
 def test_entries_come_back_in_the_order_in_which_they_were_appended(ledger: Store) -> None:

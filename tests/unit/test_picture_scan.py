@@ -286,13 +286,14 @@ def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, model: Pat
     ("settings", "message"),
     [
         ({"detectors": ["loss"]}, r"loss reads texts, and the documents are pictures: say which part, as in {loss: "),
+        ({"detectors": ["renyi"]}, r"say which part, as in \{renyi: \{part: description\}\}; parts: image"),
         ({"detectors": ["zlib"]}, r"zlib reads texts, .*; of pictures there are renyi"),
         ({"detectors": ["gradient_norm"]}, r"gradient_norm reads texts"),
         ({"detectors": ["fsd"]}, r"fsd reads texts"),
         ({"detectors": ["samia"]}, r"samia reads texts"),
         ({"detectors": [{"loss": {"part": "image"}}]}, r"loss: part must be one of instruction, description"),
         ({"detectors": [{"renyi": {"part": "picture"}}]}, r"renyi: part must be one of image, "),
-        ({"text_transform": {"lowercase": True}}, r"text_transform"),
+        ({"text_transform": {"dates": "remove"}}, r"text_transform changes texts"),
         ({"model": {"endpoint": "http://127.0.0.1:9/v1", "name": "one"}}, r"one is an endpoint, and the documents"),
     ],
 )

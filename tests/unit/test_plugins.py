@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 import torch
+from commands import user_error
 from pydantic import Field
 from torch import Tensor
 
@@ -66,10 +67,7 @@ def load(*paths: str) -> None:
 
 
 def error_of(*paths: str) -> str:
-    with pytest.raises(UserError) as caught:
-        load(*paths)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return user_error(load, *paths)
 
 
 def plugin_fingerprint(paths: list[str], names: list[Any]) -> dict[str, str]:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from bundle_runs import ALIKE, asked
+from commands import ended, refusal
 from finished import refile, run, with_column
 from made_up import sentence, write_audit
 from signed import file_blind_test
@@ -22,7 +23,6 @@ from pipeline.audit.review import COLUMNS
 from pipeline.bundle.verify import verify_bundle
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
-from ray_jobs.cli import main
 
 N_UNSEEN, SEEN_AFTER_ALL, COUNT = 60, (3, 17, 40, 41), 6
 Change = Callable[[list[dict[str, str]]], list[dict[str, str]]]
@@ -62,21 +62,6 @@ def audit(base: Path, tmp_path: Path) -> Path:
     shutil.copytree(base / "run", tmp_path / "run")
     assert ended("review", tmp_path / "run", tmp_path / "review.csv") == 0
     return tmp_path
-
-
-def ended(*arguments: str | Path) -> int:
-    """The exit code of a command in this process."""
-    with pytest.raises(SystemExit) as end:
-        main([*map(str, arguments)])
-    return int(end.value.code or 0)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """The one line of a command that ends with a user error."""
-    capsys.readouterr()
-    assert ended(*arguments) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("seenset: ")]
-    return line
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -206,9 +191,9 @@ def test_a_bundle_of_a_reviewed_run_holds_and_no_verdict_or_joint_answer_is_give
     verified = verify_bundle((audit / "run.bundle").read_bytes(), "run.bundle")
     assert verified.holds
     assert any(one.about == "selection members, review" and "3 removed" in one.sentence for one in verified.findings)
-    assert "no stated level" in refused(capsys, "verdict", audit / "run")
+    assert "no stated level" in refusal(capsys, "verdict", audit / "run")
     shutil.copytree(audit / "run", audit / "other")
-    line = refused(capsys, "joint", audit / "run", audit / "other", "--selection", "members", "--output", audit / "j")
+    line = refusal(capsys, "joint", audit / "run", audit / "other", "--selection", "members", "--output", audit / "j")
     assert "removed calibration documents after a review" in line
 
 
@@ -306,7 +291,7 @@ def test_a_list_that_a_spreadsheet_program_changed_is_refused_with_the_remedy(
     before = answer(audit, "members")
     rows = [{**row, "excerpt": "one, two"} for row in confirmed(rows_of(audit / "review.csv"))]
     (audit / "review.csv").write_bytes(as_bytes(rows))
-    line = refused(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
+    line = refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
     assert expected in line
     assert answer(audit, "members") == before
 
@@ -329,7 +314,7 @@ def test_a_file_that_is_not_the_filled_in_list_is_refused_and_the_answers_stay(
 ) -> None:
     before = answer(audit, "members")
     write(audit / "review.csv", change(rows_of(audit / "review.csv")))
-    line = refused(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
+    line = refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
     assert expected in line
     assert ended("status", audit / "run") == 0
     assert answer(audit, "members") == before
@@ -338,13 +323,13 @@ def test_a_file_that_is_not_the_filled_in_list_is_refused_and_the_answers_stay(
 def test_the_number_is_fixed_before_the_first_score(
     base: Path, audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = refused(capsys, "run", base / "audit.yaml", "--set", "corpus.unseen.review_count=7")
+    line = refusal(capsys, "run", base / "audit.yaml", "--set", "corpus.unseen.review_count=7")
     assert "was started with corpus.unseen.review_count 6, now 7" in line
-    line = refused(capsys, "select", audit / "run", "--set", "corpus.unseen.review_count=7")
+    line = refusal(capsys, "select", audit / "run", "--set", "corpus.unseen.review_count=7")
     assert "corpus needs seenset run" in line
-    missing = refused(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'none.csv'}")
+    missing = refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'none.csv'}")
     assert "none.csv is no file" in missing
-    assert "overwrites nothing" in refused(capsys, "review", audit / "run", audit / "review.csv")
+    assert "overwrites nothing" in refusal(capsys, "review", audit / "run", audit / "review.csv")
 
 
 @pytest.mark.parametrize(
@@ -360,11 +345,11 @@ def test_a_review_is_of_unseen_documents_with_a_number_and_outside_schedules(
     base: Path, capsys: pytest.CaptureFixture[str], settings: list[str], expected: str
 ) -> None:
     overrides = [part for setting in settings for part in ("--set", setting)]
-    assert expected in refused(capsys, "plan", base / "audit.yaml", *overrides)
+    assert expected in refusal(capsys, "plan", base / "audit.yaml", *overrides)
 
 
 def test_a_run_that_listed_nothing_takes_no_file(base: Path, audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = refused(capsys, "select", base / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
+    line = refusal(capsys, "select", base / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
     assert "has listed no documents" in line
 
 

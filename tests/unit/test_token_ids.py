@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from commands import ended
 from pydantic import TypeAdapter, ValidationError
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -31,7 +32,6 @@ from pipeline.stages.prefixes import given_ids
 from pipeline.stages.registry import check_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
-from ray_jobs.cli import main
 
 Rows = dict[str, list[Any]]
 ROLES = ("audit", "unseen", "seen")
@@ -76,9 +76,7 @@ def settings(folder: Path, sources: Mapping[str, Any], **changed: Any) -> dict[s
 def run(folder: Path, name: str, given: Mapping[str, Any]) -> Store:
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({"run": str(folder / name), **given}))
-    with pytest.raises(SystemExit) as end:
-        main(["run", str(path)])
-    assert not end.value.code
+    assert ended("run", str(path)) == 0
     return Store(str(folder / name))
 
 
@@ -112,9 +110,7 @@ def test_token_ids_give_the_scores_of_their_texts_to_the_byte(folder: Path, tiny
     assert stores["text"].names("selection/bh", "evidence.parquet")
     assert not stores["tokens"].names("selection/bh", "evidence.parquet")  # no text is shown token by token
     weighed = "selections=[{name: w, detectors: [loss], procedure: bh, alpha: 0.5, calibration: weighted}]"
-    with pytest.raises(SystemExit) as end:
-        main(["select", str(folder / "tokens"), "--set", weighed])
-    assert not end.value.code
+    assert ended("select", str(folder / "tokens"), "--set", weighed) == 0
     made = read_summary(stores["tokens"], "w")
     assert made is not None
     assert made.diagnostics.blind.by == "tokens"
@@ -295,6 +291,5 @@ def test_plan_counts_the_ids_of_the_first_documents(
         sources[role] = {"path": str(path), "tokens": "input_ids"}
     described = {"run": str(tmp_path / "run"), **settings(tiny_model_folder, sources)}
     (tmp_path / "audit.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
-    with pytest.raises(SystemExit, match="0"):
-        main(["plan", str(tmp_path / "audit.yaml"), "--json"])
+    assert ended("plan", str(tmp_path / "audit.yaml"), "--json") == 0
     assert json.loads(capsys.readouterr().out)["estimated_tokens"] == pytest.approx(expected, rel=0.05)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from commands import ended
 
 from benchmarks.small_model import WORDS
 from pipeline.config.corpus import VersionsConfig
@@ -24,7 +25,6 @@ from pipeline.errors import UserError
 from pipeline.selection.versions import VersionPart, VersionScores, joined_versions
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
-from ray_jobs.cli import main
 
 TEMPLATE = "{question}\n{choices}"
 
@@ -138,12 +138,6 @@ def test_an_item_that_stands_twice_is_used_once() -> None:
 
     assert ids(3) == ("a", "b")
     assert ids(1) == ("a",)
-
-
-def ended(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as end:
-        main([*map(str, arguments)])
-    return int(end.value.code or 0)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from commands import ended
 from marked_runs import write_audit, write_texts
 
 from benchmarks.small_model import save_small_model
@@ -27,15 +28,8 @@ from pipeline.selection.versions import joined_versions, mirrored_list, preferen
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from pipeline.training.train import train
-from ray_jobs.cli import main
 
 DOCUMENTS, VERSIONS = 48, 6
-
-
-def ended(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as end:
-        main([*map(str, arguments)])
-    return int(end.value.code or 0)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +128,7 @@ def test_the_trial_redraws_only_what_was_not_trained(folder: Path) -> None:
     assert np.isnan(power)
 
 
+@pytest.mark.figures
 def test_another_alpha_is_answered_from_the_scores_and_the_page_is_written_again(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(folder / "runs/trained", run)

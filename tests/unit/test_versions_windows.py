@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from commands import ended
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
@@ -27,7 +28,6 @@ from pipeline.corpus.options import COLUMNS, window_orders
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
-from ray_jobs.cli import main
 
 
 @pytest.mark.parametrize("window", [2, 3, 4, 5, 6])
@@ -98,12 +98,6 @@ def settings(folder: Path, model: Path, path: Path, **source: Any) -> dict[str, 
         "selections": [{"name": "list", "detectors": ["loss"], "procedure": "versions", "alpha": 0.2}],
         "resources": {"cluster": "local", "shard_documents": 3, "shard_bytes": 200},
     }
-
-
-def ended(*arguments: str | Path) -> int:
-    with pytest.raises(SystemExit) as end:
-        main([*map(str, arguments)])
-    return int(end.value.code or 0)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
