@@ -86,13 +86,9 @@ class ScoringTerms:
             return wording.never_scored(unscored[0])
         for key in sorted({*self.parts, *fingerprint} - _OF_A_RUN):
             theirs, mine = fingerprint.get(key), self.parts.get(key)
-            if key == "reads" and isinstance(theirs, dict):  # stages of other detectors change nothing
-                theirs = {name: value for name, value in theirs.items() if name in (mine or {})} or None
-            if key == "plugins" and mine is None:
+            if mine is None and (key == "plugins" or key.startswith("reference_")):
                 continue
-            if key.startswith("reference_") and mine is None:
-                continue
-            if key == "adapters" and isinstance(theirs, dict):
+            if key in ("reads", "adapters") and isinstance(theirs, dict):  # those of other detectors change nothing
                 theirs = {name: value for name, value in theirs.items() if name in (mine or {})} or None
             if theirs != mine:
                 return wording.differs(key, theirs, mine, there=True)

@@ -92,7 +92,7 @@ class Scored:
 
     def table(self, receipt: Receipt, columns: Sequence[str], finetuned: bool = False) -> pa.Table:
         """A score shard without rows that repeat an id or that a review removed, nor fine-tuning's unless asked for."""
-        table, dropped = _read(self.store, receipt, columns), self._dropped(receipt, finetuned)
+        table, dropped = read_filed(self.store, receipt, columns), self._dropped(receipt, finetuned)
         return table if not dropped.size else table.filter(pa.array(~np.isin(np.arange(len(table)), dropped)))
 
     def count(self, receipt: Receipt, finetuned: bool = False) -> int:
@@ -245,7 +245,7 @@ def _finetuned(store: Store, receipts: Sequence[Receipt], near_copies: float) ->
     texts, positions = trained_texts(store, near_copies), {}
     for receipt in receipts:
         if receipt.role != "audit":
-            trained = texts.near(Keys.of_table(_read(store, receipt, KEY_COLUMNS)))
+            trained = texts.near(Keys.of_table(read_filed(store, receipt, KEY_COLUMNS)))
             if trained.any():
                 positions[receipt.shard] = np.flatnonzero(trained)
     return positions
@@ -267,13 +267,6 @@ def trained_texts(store: Store, near_copies: float, needed: bool = False) -> Kno
     """
     table = store.read_table(KEYS_FILE) if needed or store.exists(KEYS_FILE) else KEYS_SCHEMA.empty_table()
     return KnownTexts.of(table["text_key"].to_numpy(), sketches_of(table["sketch"]), near_copies)
-
-
-def _read(store: Store, receipt: Receipt, columns: Sequence[str]) -> pa.Table:
-    try:
-        return read_filed(store, receipt, columns)
-    except KeyError as error:
-        raise UserError(f"{receipt.data}: {error}") from None
 
 
 def _one_fingerprint(receipts: Sequence[Receipt]) -> None:

@@ -40,7 +40,6 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
-from pipeline.errors import UserError
 from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
@@ -233,8 +232,6 @@ def _answer_all(questions: Sequence[_Question], each: Each) -> list[tuple[_Quest
         totals = totals or [Total.like(part) for part in parts]
         for total, part in zip(totals, parts, strict=True):
             total.add(part)
-    if not totals:
-        raise UserError("no audit documents")
     return list(zip(questions, answers, totals, strict=True))
 
 

@@ -227,23 +227,7 @@ def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], 
     group = "group" if config.documents.group is not None else None
     content = {"text": "text"} if config.documents.image is None else {"image": "image", "caption": "caption"}
     corpus = {role: {"path": path, **content, "id": "id", "group": group} for role, path in files.items()}
-    shared = config.model_dump(
-        include={
-            "reference_model",
-            "paraphraser",
-            "fsd",
-            "text_transform",
-            "detectors",
-            "max_tokens",
-            "error_budget",
-            "near_copies",
-            "limits",
-            "selections",
-            "resources",
-            "import_",
-            "seed",
-        }
-    )
+    shared = config.model_dump(include={*TrialConfig.model_fields} & {*AuditConfig.model_fields} - {"run", "model"})
     try:
         return build_config({"run": run, "model": model.model_dump(), "corpus": corpus, "evidence": 0, **shared})
     except MissingRoleError as error:

@@ -7,7 +7,6 @@ from fractions import Fraction
 from functools import partial
 
 from pipeline.config.selection import SelectionConfig
-from pipeline.errors import UserError
 from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, longest_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import Answer, Asking, SelectionInput
@@ -18,13 +17,7 @@ from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision
 
 
 def decide_by_bound(counts: RankCounts, alpha: Fraction, confidence: Fraction) -> Decision:
-    """Procedure `bound`: the `longest_list`, with its terms.
-
-    Raises:
-        UserError: no audit documents.
-    """
-    if counts.m == 0:
-        raise UserError("no audit documents")
+    """Procedure `bound`: the `longest_list`, with its terms."""
     made = decision("bound", counts, alpha, longest_list(counts, alpha, confidence))
     return replace(made, promise=terms_of_bound(confidence).promise)
 
