@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ended import ended
 from export_runs import finished_run
 from made_up import sentence, write_audit, write_jsonl
 from rich.console import Console
@@ -37,7 +38,6 @@ from pipeline.report.rows import read_listings
 from pipeline.series.course import read_course
 from pipeline.store.files import Store
 from ray_jobs.audit import run_evaluation
-from ray_jobs.cli import main
 from ray_jobs.progress import Reporter
 from ray_jobs.select import give_verdict, select_again
 
@@ -273,14 +273,12 @@ def test_a_series_stops_at_a_scan_whose_answer_lacks_a_file(
     shutil.copytree(folder, scanned.parent / "kept")
     place = folder / name
     shutil.rmtree(folder) if name == "documents" else place.unlink()  # the whole answer, or a file
-    with pytest.raises(SystemExit) as ended:
-        main(["series", str(scanned.parent / "ledger")])
+    code, output, error = ended(capsys, "series", scanned.parent / "ledger")
     shutil.rmtree(folder, ignore_errors=True)
     (scanned.parent / "kept").rename(folder)
-    captured = capsys.readouterr()
-    assert (ended.value.code, captured.out, captured.err.count("\n")) == (2, "", 1)
-    assert f"{scanned}/selection/first/" in captured.err
-    assert f"seenset select {scanned}" in captured.err
+    assert (code, output, error.count("\n")) == (2, "", 1)
+    assert f"{scanned}/selection/first/" in error
+    assert f"seenset select {scanned}" in error
 
 
 def test_a_series_notes_a_scan_of_version_0_9_0(scanned: Path) -> None:
@@ -393,14 +391,10 @@ def test_an_edited_file_is_named_with_the_command_that_makes_it_again(
 ) -> None:
     name = edit(run)
     for command in (["report", str(run)], ["status", str(run)], ["export", str(run), "--selection", "first"]):
-        with pytest.raises(SystemExit) as ended:
-            main(command)
-        assert ended.value.code == 2
-        captured = capsys.readouterr()
-        assert captured.err.count("\n") == 1
-        assert f"{name} is damaged" in captured.err or f"{name}, line" in captured.err
-        assert "seenset run" in captured.err or f"seenset select {run}" in captured.err
-        assert captured.out == ""
+        code, output, error = ended(capsys, *command)
+        assert (code, output, error.count("\n")) == (2, "", 1)
+        assert f"{name} is damaged" in error or f"{name}, line" in error
+        assert "seenset run" in error or f"seenset select {run}" in error
     with pytest.raises(UserError, match=name):
         give_verdict(str(run))
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from ended import here
 from finished import rows, run
 from made_up import sentence, write_audit
 
 from benchmarks.plain_loop import process
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
-from pipeline.errors import DamagedError, ExitCode, UserError
+from pipeline.errors import DamagedError, UserError
 from pipeline.models.adapters import RECORD, check_adapter
 from pipeline.stages.base import Placement
 from pipeline.stages.process import filed_rows
@@ -24,7 +25,6 @@ from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, read_receipts, receipt_name
 from pipeline.store.tables import read_filed
-from ray_jobs.cli import main
 from ray_jobs.select import select_again
 
 SAMPLED = ["loss", {"samia": {"draws": 2, "candidate_words": "reference"}}]
@@ -58,15 +58,6 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
-def refusal(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command that refuses a run writes to standard error."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main([command, str(folder)])
-    assert ended.value.code == ExitCode.USER_ERROR
-    return capsys.readouterr().err
-
-
 def cut(path: Path, other: Path) -> None:
     table = pq.read_table(path)
     pq.write_table(table.slice(0, len(table) // 2), path, compression="zstd")
@@ -93,7 +84,7 @@ def test_a_score_file_that_is_not_the_one_that_was_filed_is_refused_and_made_aga
     before = {receipt.shard: receipt for receipt in receipts_of(audit)}
     first, second, *_ = before.values()
     damage(folder / first.data, folder / second.data)
-    error = refusal("select", folder, capsys)
+    error = here(capsys, "select", folder, code=2)[1]
     assert error.count("\n") == 1
     assert first.data in error
     assert "seenset run makes it again" in error
@@ -154,7 +145,7 @@ def test_a_damaged_quarantine_file_is_refused_and_made_again(audit: Path, capsys
     path = folder / str(receipt.quarantine)
     flip(path, 8 * (path.stat().st_size // 2))
     for command in ("select", "report"):
-        assert str(receipt.quarantine) in refusal(command, folder, capsys)
+        assert str(receipt.quarantine) in here(capsys, command, folder, code=2)[1]
     run(audit)
     (receipt,) = (receipt for receipt in receipts_of(audit) if receipt.quarantine)
     assert pq.read_table(folder / str(receipt.quarantine))["reason"].to_pylist() == ["empty"]

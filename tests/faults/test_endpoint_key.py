@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx2
 import pyarrow.parquet as pq
 import pytest
-from ended import ended
+from ended import ended, exit_of
 from finished import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +28,6 @@ from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import check_endpoint, headers
 from pipeline.endpoint.keys import keys_withdrawn, masked, spellings, withdraw_keys, without_key
 from pipeline.errors import UserError
-from ray_jobs.cli import main
 from seenset import audit
 
 MakeAudit = Callable[..., Path]
@@ -183,8 +182,7 @@ def test_a_key_that_was_withdrawn_is_still_sent_and_forgotten_when_it_is_given_b
 def test_a_process_that_runs_a_command_has_its_keys_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SEENSET_API_KEY", KEY)
     withdraw_keys([CONFIG])
-    with pytest.raises(SystemExit):
-        main(["status", str(tmp_path)])
+    exit_of("status", str(tmp_path))
     assert os.environ["SEENSET_API_KEY"] == KEY
     monkeypatch.delenv("SEENSET_API_KEY")
     assert headers(CONFIG) == {}

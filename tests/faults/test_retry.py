@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ended import exit_of
 from finished import rows, run
 from made_up import sentence, write_audit
 from openai_server import openai_server
@@ -23,7 +24,6 @@ from pipeline.stages.registry import ANSWER_FOLDERS, stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.audit import retry_run
-from ray_jobs.cli import main
 from ray_jobs.progress import Reporter
 
 AUDIT = [sentence(i) for i in range(20)]
@@ -193,12 +193,6 @@ def test_documents_that_failed_at_scoring_are_scored_again_to_the_same_bytes(
     assert content(folder) == content(tmp_path / "never failed")
 
 
-def ended(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return int(caught.value.code or 0)
-
-
 def test_what_no_attempt_changes_is_not_tried_again(
     make_audit: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,14 +200,14 @@ def test_what_no_attempt_changes_is_not_tried_again(
     run(path)
     folder = tmp_path / "run"
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
-    assert ended(["retry", str(folder)]) == ExitCode.DONE
+    assert exit_of("retry", str(folder)) == ExitCode.DONE
     assert "is in quarantine for model_error or out_of_memory: nothing to try again" in " ".join(
         capsys.readouterr().out.split()
     )
-    assert ended(["retry", str(folder), "--json"]) == ExitCode.DONE
+    assert exit_of("retry", str(folder), "--json") == ExitCode.DONE
     assert json.loads(capsys.readouterr().out) == {"retried": 0}
     assert before == sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
-    assert ended(["retry", str(folder), "--reason", "empty"]) == ExitCode.USER_ERROR
+    assert exit_of("retry", str(folder), "--reason", "empty") == ExitCode.USER_ERROR
     assert "reason must be one of model_error, out_of_memory, non_finite_score, got 'empty'" in capsys.readouterr().err
     with pytest.raises(UserError, match="is not a run directory"):
         retry(tmp_path)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ended import exit_of
 from made_up import sentence, write_audit
 
 from pipeline.errors import UserError
 from pipeline.store.attempts import AttemptLog, interrupted_work
 from pipeline.store.files import Store
-from ray_jobs.cli import main
 
 MakeAudit = Callable[..., Path]
 
@@ -39,13 +39,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) 
     path = write_audit(tmp_path_factory.mktemp("finished"), tiny_model_folder, texts, unseen)
     assert exit_of("run", str(path), "--json") == 0
     return path
-
-
-def exit_of(*arguments: str) -> int:
-    """The exit code of the command, which lets no other error through."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return int(ended.value.code or 0)
 
 
 @pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ended import exit_of
 from made_up import sentence
 from pydantic import ValidationError
 from rich.console import Console
@@ -21,7 +22,6 @@ from pipeline.store.ledger import append_entry
 from pipeline.trial.config import TrialConfig
 from ray_jobs import audit as driver
 from ray_jobs.audit import run_audit
-from ray_jobs.cli import main
 from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
 
@@ -227,27 +227,21 @@ def test_plan_says_which_place_a_scan_would_get_and_what_could_be_selected_there
     scan: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = scan()
-    assert main_code(["plan", str(path)]) == ExitCode.DONE
+    assert exit_of("plan", str(path)) == ExitCode.DONE
     text = capsys.readouterr().out
     assert "series: this would be scan 1 of 4, at level 0.05 of alpha 0.2 (spend)" in text
     assert f"series: it would open ledger {tmp_path / 'ledger'}" in text
     assert "selection members (bh, members, alpha 0.05)" in text
     assert not (tmp_path / "ledger").exists()
     run(path)
-    assert main_code(["plan", str(path), "--limit", "5"]) == ExitCode.DONE
+    assert exit_of("plan", str(path), "--limit", "5") == ExitCode.DONE
     text = capsys.readouterr().out
     assert "this would be scan 2 of 4" in text
     assert "this run has place 1 already" in text
     assert "a sample is a scan too" in text
     (tmp_path / "ledger" / "00000001.json").unlink()
-    assert main_code(["plan", str(path)]) == ExitCode.USER_ERROR
+    assert exit_of("plan", str(path)) == ExitCode.USER_ERROR
     assert "entry 1 is missing" in capsys.readouterr().err
-
-
-def main_code(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return int(ended.value.code or 0)
 
 
 def test_a_ledger_in_the_working_directory_alone_is_not_opened_anew_elsewhere(

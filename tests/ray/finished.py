@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +45,21 @@ def rows(folder: Path, stage: str = "score") -> dict[str, dict[str, Any]]:
             assert row["doc_id"] not in found
             found[row["doc_id"]] = row
     return found
+
+
+def answer_bytes(folder: Path) -> dict[str, str]:
+    """SHA-256 of the files of all answers of a run; not of the digests, which cover the name of its directory."""
+    paths = [path for path in sorted((folder / "selection").glob("*/**/*")) if path.is_file()]
+    named = {str(path.relative_to(folder)): path for path in paths if path.name != "digests.json"}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in named.items()}
+
+
+def until(condition: Callable[[], object], seconds: float = 120) -> None:
+    """Wait for something that must come."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come in time"
+        time.sleep(0.02)
 
 
 def refile(folder: Path, change: Callable[[pa.Table, Receipt], pa.Table], role: str = "") -> None:

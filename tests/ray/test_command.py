@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -17,12 +16,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ended import here, refusal
+from finished import answer_bytes
 from made_up import sentence
 
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock, lock_is_live
 from pipeline.store.receipts import read_receipts
-from ray_jobs.cli import main
 
 MakeAudit = Callable[..., Path]
 SEENSET = [sys.executable, "-m", "ray_jobs.cli"]
@@ -31,30 +31,6 @@ SEENSET = [sys.executable, "-m", "ray_jobs.cli"]
 def seenset(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "COLUMNS": "200"}
     return subprocess.run([*SEENSET, *arguments], capture_output=True, text=True, timeout=timeout, env=environment)
-
-
-def here(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
-    """Output and errors of a command that runs in this process."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    output = capsys.readouterr()
-    assert (ended.value.code or 0) == code, output.err
-    return output.out, output.err
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
-    """The one line of a user error."""
-    _, error = here(capsys, *arguments, code=code)
-    assert error.count("\n") == 1, error
-    return error
-
-
-def selection_digest(run: Path) -> dict[str, str]:
-    files = sorted(
-        p for p in (run / "selection").glob("*/**/*") if p.is_file() and p.name != "digests.json"
-    )  # the history beside them has times
-    return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
 @pytest.mark.slow
@@ -87,7 +63,7 @@ def test_a_killed_driver_resumes_to_the_same_bytes(
 
     before = {p.name: p.stat().st_mtime_ns for p in (cut / "receipts/score").glob("[a-z]*.json")}
     here(capsys, "run", path, "--set", f"run={cut}", "--set", shards)
-    assert selection_digest(cut) == selection_digest(whole)
+    assert answer_bytes(cut) == answer_bytes(whole)
     after = {p.name: p.stat().st_mtime_ns for p in (cut / "receipts/score").glob("[a-z]*.json")}
     assert {name: after[name] for name in before} == before, "finished shards were scored again"
     assert sum(r.n_in for r in read_receipts(Store(str(cut)), "score")) == 600
@@ -135,13 +111,13 @@ def test_an_error_that_a_user_can_mend_is_one_line(
         "modle.path=x": "did you mean 'model'",
     }
     for override, message in cases.items():
-        assert message in refused(capsys, "plan", path, "--set", override), override
-    assert "nothing.yaml" in refused(capsys, "run", "nothing.yaml")
-    assert "not a run directory" in refused(capsys, "status", str(tmp_path / "nothing"))
-    assert "not a run directory" in refused(capsys, "report", str(tmp_path / "nothing"))
-    assert refused(capsys, "run")
-    assert refused(capsys, "audit", path)
-    assert "--limit" in refused(capsys, "plan", path, "--limit", "0")
+        assert message in refusal(capsys, "plan", path, "--set", override), override
+    assert "nothing.yaml" in refusal(capsys, "run", "nothing.yaml")
+    assert "not a run directory" in refusal(capsys, "status", str(tmp_path / "nothing"))
+    assert "not a run directory" in refusal(capsys, "report", str(tmp_path / "nothing"))
+    assert refusal(capsys, "run")
+    assert refusal(capsys, "audit", path)
+    assert "--limit" in refusal(capsys, "plan", path, "--limit", "0")
     done = seenset("plan", path, "--set", "selections.0.alpha=7")
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
 
@@ -198,7 +174,7 @@ def test_a_cluster_that_is_not_there_is_one_line(
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", address)
-    error = refused(capsys, "run", str(make_audit()), "--set", "resources.cluster=auto")
+    error = refusal(capsys, "run", str(make_audit()), "--set", "resources.cluster=auto")
     assert f"no Ray cluster answers at RAY_ADDRESS {address}" in error
 
 
@@ -214,7 +190,7 @@ def test_a_second_driver_on_a_live_run_exits_75(
 ) -> None:
     path = str(make_audit())
     with RunLock(Store(str(tmp_path / "run"))):
-        assert f"held by process {os.getpid()}" in refused(capsys, "run", path, code=75)
+        assert f"held by process {os.getpid()}" in refusal(capsys, "run", path, code=75)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/ptmx"), reason="no pseudo-terminals here")

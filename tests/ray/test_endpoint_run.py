@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from ended import exit_of
 from finished import rows, run
 from made_up import sentence
 from openai_server import openai_server
@@ -35,7 +36,6 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs import ask
 from ray_jobs.ask import ask_shards
-from ray_jobs.cli import main
 
 MakeAudit = Callable[..., Path]
 KEY = "sk-sesame-1f2e3d"
@@ -82,7 +82,7 @@ def test_whatever_an_endpoint_does_every_document_ends_once_and_the_key_is_writt
 
     with openai_server(recite, behave, key=KEY, models=["stub"], most_choices=3, hang=4) as server:
         path = make_audit([*AUDIT, "alone"], UNSEEN, model=model(server.url, timeout=2), **SETTINGS)
-        main_of(["run", str(path)])
+        exit_of("run", str(path))
     folder = tmp_path / "run"
     drawn, scored = rows(folder, STAGE), rows(folder, "score")
     assert drawn.keys() == {f"audit-{i}" for i in range(25)} | {f"unseen-{i}" for i in range(16)}
@@ -109,12 +109,6 @@ def test_whatever_an_endpoint_does_every_document_ends_once_and_the_key_is_writt
     assert len(written) > 20
     assert not [file for file in written if KEY.encode() in file.read_bytes()]
     assert not list((folder / "samples").rglob("*.jsonl"))
-
-
-def main_of(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return int(caught.value.code or 0)
 
 
 def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_twice(
@@ -239,11 +233,11 @@ def test_the_plan_says_what_an_endpoint_would_cost(make_audit: MakeAudit, capsys
     with openai_server(models=["stub"]) as server:
         budget = {"budget": {"requests": 100}, "price": {"prompt": 1000.0, "answer": 2000.0}}
         path = make_audit(AUDIT, UNSEEN, model=model(server.url, choices=1, **budget), **SETTINGS)
-        assert main_of(["plan", str(path)]) == 0
+        assert exit_of("plan", str(path)) == 0
         text = capsys.readouterr().out
         assert "160 requests" in text
         assert "warning: model.budget.requests is 100, less than that" in text
-        assert main_of(["plan", str(path), "--json"]) == 0
+        assert exit_of("plan", str(path), "--json") == 0
         found = json.loads(capsys.readouterr().out)["endpoint"]
         assert not server.bodies
     sizes = [len(text.encode()) for text in [*AUDIT, *UNSEEN]]

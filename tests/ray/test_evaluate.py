@@ -8,19 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from ended import here
 from finished import rows
 from made_up import sentence, write_jsonl
-
-from ray_jobs.cli import main
-
-
-def here(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
-    """What a command prints and says on standard error."""
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    output = capsys.readouterr()
-    assert ended.value.code == code, output.err
-    return output.out, output.err
 
 
 def write_config(folder: Path, model: Path, corpus: dict[str, Any], **settings: Any) -> str:

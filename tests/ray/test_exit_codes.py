@@ -10,20 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ended import ended
 from made_up import sentence
 
 from pipeline.errors import ExitCode
-from ray_jobs.cli import app, main
+from ray_jobs.cli import app
 
 SCHEDULED = {"run", "retry", "evaluate", "trial", "status", "select", "verdict", "plan"}
 """Commands that end with other codes than 0 and 2, and plan, which goes before them."""
-
-
-def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit code and errors of a command that runs in this process."""
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    return int(end.value.code or 0), capsys.readouterr().err
 
 
 def test_a_named_code_is_given_as_0_and_stays_in_the_status(
@@ -31,7 +25,7 @@ def test_a_named_code_is_given_as_0_and_stays_in_the_status(
 ) -> None:
     longer = [sentence(i, 80) for i in range(20)]  # which zlib takes for members
     path = str(make_audit([*longer, ""], [sentence(100 + i) for i in range(20)], error_budget=0.0))
-    code, errors = ended(capsys, "run", path, "--exit-zero-on", "3,4")
+    code, _, errors = ended(capsys, "run", path, "--exit-zero-on", "3,4")
     assert code == 0
     assert errors.endswith("seenset: exit code 3 is given as 0, for --exit-zero-on names it\n")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
@@ -49,7 +43,7 @@ def test_a_named_code_is_given_as_0_and_stays_in_the_status(
 
 @pytest.mark.parametrize("codes", ["", "0", "1", "6", "130", "3,,4", "x", "-3", "3.0", "³"])
 def test_what_is_no_exit_code_is_one_line_with_those_that_are(codes: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, errors = ended(capsys, "run", "nowhere.yaml", f"--exit-zero-on={codes}")
+    code, _, errors = ended(capsys, "run", "nowhere.yaml", f"--exit-zero-on={codes}")
     assert (code, errors.count("\n")) == (2, 1)
     known = ", ".join(str(code.value) for code in sorted(ExitCode) if 0 < code < ExitCode.INTERRUPTED)
     assert f"known: {known};" in errors

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from ended import exit_of
 from finished import rows, run
 from made_up import sentence
 from tiny_t5 import save_tiny_t5
@@ -20,7 +21,6 @@ from pipeline.errors import UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
-from ray_jobs.cli import main
 
 MakeAudit = Callable[..., Path]
 DETECTORS = ["loss", {"knockoff": {"base": "loss", "draws": [1, 3]}}]
@@ -132,9 +132,7 @@ def test_a_plan_refuses_a_paraphraser_that_the_run_would(
 ) -> None:
     path = str(tiny_model_folder) if path == "target" else path
     audit = make_audit(detectors=DETECTORS, selections=SELECTIONS, paraphraser={"path": path})
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", str(audit)])
-    assert ended.value.code == 2
+    assert exit_of("plan", str(audit)) == 2
     error = capsys.readouterr().err
     assert part in error
     assert error.count("\n") == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import signal
 import subprocess
@@ -16,21 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from ended import here
+from finished import answer_bytes
 from picture_models import encoded, random_pictures, save_llava
 
-from ray_jobs.cli import main
-
 GIVEN = "loss(part=description, caption=given)"
-
-
-def here(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
-    """Output and errors of a command that runs in this process."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    output = capsys.readouterr()
-    assert (ended.value.code or 0) == code, output.err
-    return output.out, output.err
 
 
 def write_pictures(path: Path, count: int, seed: int) -> dict[str, str]:
@@ -73,11 +62,6 @@ def audit(tmp_path: Path) -> str:
     return str(path)
 
 
-def selection_digest(run: Path) -> dict[str, str]:
-    files = sorted(p for p in (run / "selection").glob("*/**/*") if p.is_file() and p.name != "digests.json")
-    return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
-
-
 def test_a_killed_run_over_pictures_resumes_to_the_same_bytes(
     audit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,7 +81,7 @@ def test_a_killed_run_over_pictures_resumes_to_the_same_bytes(
     assert json.loads(here(capsys, "status", str(cut), "--json", code=3)[0])["state"] == "incomplete"
 
     here(capsys, "run", audit, "--set", f"run={cut}")
-    assert selection_digest(cut) == selection_digest(whole)
+    assert answer_bytes(cut) == answer_bytes(whole)
     assert {name: (cut / "receipts/describe" / name).stat().st_mtime_ns for name in done} == done
 
 

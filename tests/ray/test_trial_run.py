@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from ended import exit_of
 from finished import run_trial
 from made_up import sentence, write_jsonl
 from rich.console import Console
@@ -20,7 +21,6 @@ from pipeline.trial.config import load_trial
 from pipeline.trial.progress import trial_status
 from pipeline.trial.trial import TrialOutcome
 from ray_jobs import progress
-from ray_jobs.cli import main
 
 FINITE_SAMPLE: list[dict[str, Any]] = [
     {"name": "bh", "procedure": "bh"},
@@ -233,15 +233,12 @@ def test_a_trial_stopped_anywhere_goes_on_and_repeats_no_finished_work(
 
 def test_the_command_prints_tables_or_json(make_trial: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     path = str(make_trial("command"))
-    with pytest.raises(SystemExit) as ended:
-        main(["trial", path])
-    assert ended.value.code == 0
+    assert exit_of("trial", path) == 0
     printed = capsys.readouterr().out
     assert "Selections held against the truth" in printed
     assert "report: " in printed
     assert Path(printed.split("page: ")[1].strip()).read_text().startswith("<!DOCTYPE html>")
-    with pytest.raises(SystemExit):
-        main(["trial", path, "--json", "--set", "repeats=3"])
+    exit_of("trial", path, "--json", "--set", "repeats=3")
     assert json.loads(capsys.readouterr().out)["selections"][0]["repeats"] == 3
     for arguments, part in (
         (["--set", "split.unseen=900"], "needs at least 901"),
@@ -250,9 +247,7 @@ def test_the_command_prints_tables_or_json(make_trial: Callable[..., Path], caps
         (["--ranking", "none.parquet"], "cannot read results none.parquet"),
         (["--limit", "0"], "at least 1"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            main(["trial", path, *arguments])
-        assert ended.value.code == 2
+        assert exit_of("trial", path, *arguments) == 2
         error = capsys.readouterr().err
         assert part in error
         assert error.count("\n") == 1

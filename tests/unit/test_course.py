@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from ended import exit_of
 from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
 from report_run import build_run
 from signed import sign
@@ -27,7 +28,6 @@ from pipeline.series.page import check_page_place, write_course
 from pipeline.series.scans import Claim, read_schedule
 from pipeline.store.files import Store
 from pipeline.store.ledger import entry_file
-from ray_jobs.cli import main
 
 Scan = Callable[..., Path]
 
@@ -91,9 +91,7 @@ def bound(wrong: int, right: int, confidence: float = 0.99) -> Bound:
 
 
 def command(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["series", *arguments])
-    return int(ended.value.code or 0)
+    return exit_of("series", *arguments)
 
 
 # --- what is promised

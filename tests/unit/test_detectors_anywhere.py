@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from ended import exit_of
 from picture_models import save_llava
 from test_learnt import MEASURED, drawn, evidence_of, pool_of_scores, trial_of
 from test_picture_runs import write as write_pictures
@@ -27,7 +28,6 @@ from pipeline.errors import UserError
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from pipeline.trial.learn import learn
-from ray_jobs.cli import main
 
 ROLES = ("audit", "unseen", "seen")
 ALL = set(detector_names())
@@ -103,9 +103,7 @@ def settings(
 def command(path: Path, given: Mapping[str, Any]) -> int:
     path.mkdir(parents=True)
     (path / "audit.yaml").write_text(json.dumps({"run": str(path / "run"), **given}))
-    with pytest.raises(SystemExit) as end:
-        main(["run", str(path / "audit.yaml"), "--no-text"])
-    return int(end.value.code or 0)
+    return exit_of("run", str(path / "audit.yaml"), "--no-text")
 
 
 def refused(path: Path, given: Mapping[str, Any], capsys: pytest.CaptureFixture[str]) -> str:

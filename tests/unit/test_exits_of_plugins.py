@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ended import ended
 from made_up import sentence, write_audit
 
 from pipeline.audit import machine
 from pipeline.detectors import plugins
 from pipeline.errors import ExitCode
-from ray_jobs.cli import main
 
 LEAVING = """
 import sys
@@ -65,13 +65,6 @@ def forget() -> Iterator[None]:
     plugins._loaded.clear()
 
 
-def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit code and errors of a command that runs in this process."""
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    return int(end.value.code or 0), capsys.readouterr().err
-
-
 def audit(folder: Path, model: Path, code: str, **settings: Any) -> str:
     (folder / "mine.py").write_text(code)
     return str(write_audit(folder, model, **{"import": [str(folder / "mine.py")], **settings}))
@@ -96,7 +89,7 @@ def test_a_detector_that_always_exits_leaves_the_run_incomplete(
         monkeypatch.setattr(machine, "usable_cores", lambda: 2)
     placed = {"cluster": "auto", "actors": "auto"} if processes else {}
     path = audit(tmp_path, tiny_model_folder, LEAVING.replace("WORD", "''"), **scored_by_leaving(**placed))
-    code, errors = ended(capsys, "run", path)
+    code, _, errors = ended(capsys, "run", path)
     assert code == ExitCode.INCOMPLETE
     assert "quarantine" in errors
     status = json.loads((tmp_path / "run" / "status.json").read_text())
@@ -119,7 +112,7 @@ def test_a_procedure_that_exits_is_a_user_error(
     tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     selections = [{"name": "members", "detectors": ["loss"], "procedure": "leaving", "alpha": 0.2}]
-    code, errors = ended(capsys, "run", audit(tmp_path, tiny_model_folder, PROCEDURE, selections=selections))
+    code, _, errors = ended(capsys, "run", audit(tmp_path, tiny_model_folder, PROCEDURE, selections=selections))
     assert code == ExitCode.USER_ERROR
     assert errors.strip().endswith("procedure leaving (mine.py) raised SystemExit:")
 
@@ -128,7 +121,7 @@ def test_the_check_of_an_argument_that_exits_is_a_user_error(
     tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = scored_by_leaving() | {"detectors": [{"leaving": {"k": 2}}]}
-    code, errors = ended(capsys, "plan", audit(tmp_path, tiny_model_folder, ARGUMENT, **settings))
+    code, _, errors = ended(capsys, "plan", audit(tmp_path, tiny_model_folder, ARGUMENT, **settings))
     assert code == ExitCode.USER_ERROR
     assert "the check of k raised SystemExit: 0" in errors
 
@@ -139,7 +132,7 @@ def test_a_library_that_exits_ends_the_command_as_incomplete(
     import numpy as np
 
     monkeypatch.setattr(np, "cumsum", np.cumsum)  # and put back after the test
-    code, errors = ended(capsys, "run", audit(tmp_path, tiny_model_folder, LIBRARY))
+    code, _, errors = ended(capsys, "run", audit(tmp_path, tiny_model_folder, LIBRARY))
     assert code == ExitCode.INCOMPLETE
     assert errors.strip().endswith(
         "called sys.exit(0), so the run is not complete; finished shards are kept: correct that code and rerun the "

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from ended import exit_of
 from export_runs import finished_run
 from finished import refile, with_column
 from made_up import sentence
@@ -30,7 +31,6 @@ from pipeline.export.place import MARKER_FILE, UNFINISHED_FILE, source_place
 from pipeline.export.request import ExportRequest, form_of
 from pipeline.export.sources import relative_names
 from pipeline.store.files import Store
-from ray_jobs.cli import main
 
 MANY = [
     {"name": name, "direction": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.25}
@@ -373,9 +373,7 @@ def test_the_command_says_what_it_wrote(
     run = str(finished / "w/run")
 
     def command(*arguments: str, code: int = 0) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(["export", run, *arguments])
-        assert (ended.value.code or 0) == code
+        assert exit_of("export", run, *arguments) == code
         output = capsys.readouterr()
         return output.err if code else output.out
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ended import exit_of
 from rich.console import Console
 from signed import file_blind_test, sign, sign_status
 
@@ -31,7 +32,6 @@ from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from ray_jobs import terminal
 from ray_jobs.audit import Outcome, run_audit
-from ray_jobs.cli import main
 from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
 
@@ -318,21 +318,15 @@ def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(
     assert exit_code_of([of(summary, *answer) for answer in answers]) == code
 
 
-def ended(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return int(caught.value.code or 0)
-
-
 @pytest.mark.parametrize(("words", "code"), [(ALIKE, 4), (UNTESTED, 4), (APART, 5)])
 def test_the_command_fails_on_what_is_selected_by_what_it_is_worth(
     audit: Path, store: Store, words: BlindDiagnostic, code: int
 ) -> None:
     set_words(store, words)
-    assert ended("run", str(audit), "--fail-if-selected", "--json") == code
+    assert exit_of("run", str(audit), "--fail-if-selected", "--json") == code
     assert run_status(store.url).exit_code == code
-    assert ended("select", store.url, "--fail-if-selected", "--json") == code
-    assert ended("run", str(audit), "--json") == 0
+    assert exit_of("select", store.url, "--fail-if-selected", "--json") == code
+    assert exit_of("run", str(audit), "--json") == 0
     assert ExitCode(5).name == "UNSUPPORTED"
 
 
@@ -342,12 +336,12 @@ def test_the_terminal_marks_what_is_not_supported(
 ) -> None:
     set_words(store, APART)
     run(audit)
-    assert ended(command, str(audit) if command == "run" else store.url) == 0
+    assert exit_of(command, str(audit) if command == "run" else store.url) == 0
     printed = capsys.readouterr().out
     (row,) = [line for line in printed.splitlines() if line.startswith("│ members")]
     assert "CONTRADICTED" in row
     assert "members: CONTRADICTED, do not act on it: Their words differ." in printed
-    ended(command, str(audit) if command == "run" else store.url, "--json")
+    exit_of(command, str(audit) if command == "run" else store.url, "--json")
     value = json.loads(capsys.readouterr().out)
     assert value["unsupported"] == ["members"]
     assert value["selections"][0]["supported"] is False
@@ -368,12 +362,12 @@ def test_the_terminal_says_what_a_promise_is_worth_that_nothing_contradicts(
 ) -> None:
     set_words(store, words)
     run(audit)
-    assert ended("status", store.url) == 0
+    assert exit_of("status", store.url) == 0
     printed = capsys.readouterr().out
     assert standing in printed
     assert "CONTRADICTED" not in printed
     assert (f"members: Not checked: {UNTESTED.sentence}" in printed) == (words is UNTESTED)
-    assert ended("status", store.url, "--json") == 0
+    assert exit_of("status", store.url, "--json") == 0
     assert json.loads(capsys.readouterr().out)["unsupported"] == []
 
 
@@ -381,9 +375,9 @@ def test_the_terminal_says_when_a_run_was_asked_again(
     audit: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(audit)
-    assert ended("select", store.url) == 0
+    assert exit_of("select", store.url) == 0
     assert "different questions" not in capsys.readouterr().out
-    assert ended("select", store.url, "--set", "selections.0.alpha=0.05") == 0
+    assert exit_of("select", store.url, "--set", "selections.0.alpha=0.05") == 0
     assert (
         "This run was asked 2 different questions, and not all at once: the guarantee of an answer holds if its "
         "question was fixed before any answer was seen"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ended import exit_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +38,6 @@ from pipeline.stages.prefixes import Prefixes, Shots, cut_to_room, room_for
 from pipeline.stages.registry import forward_passes
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
-from ray_jobs.cli import main
 
 LOG_PROB = frozenset({"log_prob"})
 
@@ -275,9 +275,7 @@ def test_what_leaves_nothing_to_calibrate_is_named_by_what_it_is(tmp_path: Path,
 
 
 def run(path: Path) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
-    with pytest.raises(SystemExit) as end:
-        main(["run", str(path)])
-    assert not end.value.code
+    assert exit_of("run", str(path)) == 0
     store = Store(json.loads(path.read_text())["run"])
     rows = [row for r in read_receipts(store, "score") for row in store.read_table(r.data).to_pylist()]
     return {row["doc_id"]: row for row in rows}, json.loads(Path(store.path("manifest.json")).read_text())
@@ -357,7 +355,6 @@ def test_the_forecast_counts_prefixes_that_are_read_for_each_batch(
 def test_a_plan_names_what_stands_before_documents(
     tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["plan", str(write(tmp_path, tiny_model_folder, ["recall"], of_all_roles(30, 20)))])
+    exit_of("plan", str(write(tmp_path, tiny_model_folder, ["recall"], of_all_roles(30, 20))))
     shown = " ".join(capsys.readouterr().out.split())
     assert re.search(r"pass forward: target model, plain text behind 10 of unseen \(\d+ tokens\)", shown)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ended import exit_of
 from report_run import build_run
 from signed import sign, sign_manifest, sign_status
 
@@ -25,7 +26,6 @@ from pipeline.report.facts import read_facts
 from pipeline.report.page import write_report
 from pipeline.selection.promises import StrictAnswer
 from pipeline.store.files import Store
-from ray_jobs.cli import main
 
 SCHEMAS = Path(__file__).parents[2] / "docs/schemas"
 
@@ -190,9 +190,7 @@ def test_the_command_refuses_an_old_summary_with_exit_code_2(
     store: Store, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rewrite(store, "selection/members/summary.json", old_summary)
-    with pytest.raises(SystemExit) as ended:
-        main([command, store.url])
-    assert ended.value.code == 2
+    assert exit_of(command, store.url) == 2
     output = capsys.readouterr()
     assert (output.out, output.err.count("\n")) == ("", 1)
     assert "was written by seenset 0.1.0" in output.err

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from bundle_runs import ALIKE, asked
+from ended import exit_of, refused
 from finished import refile, run, with_column
 from made_up import sentence, write_audit
 from signed import file_blind_test
@@ -22,7 +23,6 @@ from pipeline.audit.review import COLUMNS
 from pipeline.bundle.verify import verify_bundle
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
-from ray_jobs.cli import main
 
 N_UNSEEN, SEEN_AFTER_ALL, COUNT = 60, (3, 17, 40, 41), 6
 Change = Callable[[list[dict[str, str]]], list[dict[str, str]]]
@@ -52,7 +52,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> P
 
     refile(folder / "run", changed)
     file_blind_test(Store(str(folder / "run")), ALIKE)
-    assert ended("select", folder / "run", "--no-text") == 0
+    assert exit_of("select", folder / "run", "--no-text") == 0
     return folder
 
 
@@ -60,23 +60,8 @@ def base(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> P
 def audit(base: Path, tmp_path: Path) -> Path:
     """A copy of the run with the list of its review beside it."""
     shutil.copytree(base / "run", tmp_path / "run")
-    assert ended("review", tmp_path / "run", tmp_path / "review.csv") == 0
+    assert exit_of("review", tmp_path / "run", tmp_path / "review.csv") == 0
     return tmp_path
-
-
-def ended(*arguments: str | Path) -> int:
-    """The exit code of a command in this process."""
-    with pytest.raises(SystemExit) as end:
-        main([*map(str, arguments)])
-    return int(end.value.code or 0)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """The one line of a command that ends with a user error."""
-    capsys.readouterr()
-    assert ended(*arguments) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("seenset: ")]
-    return line
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -104,7 +89,7 @@ def answer(folder: Path, name: str) -> dict[str, Any]:
 
 
 def select(folder: Path) -> int:
-    return ended("select", folder / "run", "--set", f"corpus.unseen.review={folder / 'review.csv'}")
+    return exit_of("select", folder / "run", "--set", f"corpus.unseen.review={folder / 'review.csv'}")
 
 
 def test_the_list_holds_the_highest_scores_and_shows_none(audit: Path) -> None:
@@ -121,7 +106,7 @@ def test_the_list_holds_the_highest_scores_and_shows_none(audit: Path) -> None:
     assert tuple(rows[0]) == COLUMNS
     assert all(row["trained_on"] == "" and row["excerpt"].startswith("“") for row in rows)
     again = audit / "again.csv"
-    assert ended("review", audit / "run", again) == 0
+    assert exit_of("review", audit / "run", again) == 0
     assert again.read_bytes() == (audit / "review.csv").read_bytes()
 
 
@@ -168,7 +153,7 @@ def test_answers_that_seen_documents_calibrate_stay_as_they_are(audit: Path) -> 
 def test_a_selection_by_signs_is_refused_with_a_review(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     signs = "selections=[{name: signs, detectors: [min_k_plus_plus], procedure: ktd, alpha: 0.1}]"
     changes = ("detectors=[loss, min_k_plus_plus]", signs, f"corpus.unseen.review={base / 'review.csv'}")
-    assert ended("plan", base / "audit.yaml", *(word for one in changes for word in ("--set", one))) == 2
+    assert exit_of("plan", base / "audit.yaml", *(word for one in changes for word in ("--set", one))) == 2
     assert "procedure ktd tests its signs on all unseen documents, and corpus.unseen.review" in capsys.readouterr().err
 
 
@@ -176,7 +161,7 @@ def test_an_evaluation_counts_all_documents_with_their_labels(audit: Path, base:
     write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
     assert select(audit) == 0
     assert len(json.loads((audit / "run" / "reviewed.json").read_text())["documents"]) == 3
-    assert ended("evaluate", base / "audit.yaml", "--set", f"run={audit / 'run'}") == 0
+    assert exit_of("evaluate", base / "audit.yaml", "--set", f"run={audit / 'run'}") == 0
     rows = json.loads((audit / "run" / "evaluation" / "evaluation.json").read_text())["rows"]
     assert {row["n_unseen"] for row in rows if row["detector"] == "loss"} == {N_UNSEEN}
 
@@ -185,7 +170,7 @@ def test_without_the_file_the_next_selection_counts_all_documents_again(audit: P
     before = answer(audit, "members")
     write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
     assert select(audit) == 0
-    assert ended("select", audit / "run") == 0
+    assert exit_of("select", audit / "run") == 0
     assert answer(audit, "members") == before
 
 
@@ -202,7 +187,7 @@ def test_a_bundle_of_a_reviewed_run_holds_and_no_verdict_or_joint_answer_is_give
 ) -> None:
     write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
     assert select(audit) == 0
-    assert ended("pack", audit / "run", audit / "run.bundle") == 0
+    assert exit_of("pack", audit / "run", audit / "run.bundle") == 0
     verified = verify_bundle((audit / "run.bundle").read_bytes(), "run.bundle")
     assert verified.holds
     assert any(one.about == "selection members, review" and "3 removed" in one.sentence for one in verified.findings)
@@ -331,7 +316,7 @@ def test_a_file_that_is_not_the_filled_in_list_is_refused_and_the_answers_stay(
     write(audit / "review.csv", change(rows_of(audit / "review.csv")))
     line = refused(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
     assert expected in line
-    assert ended("status", audit / "run") == 0
+    assert exit_of("status", audit / "run") == 0
     assert answer(audit, "members") == before
 
 
@@ -373,9 +358,9 @@ def test_a_file_that_was_changed_after_an_answer_makes_the_run_answer_anew(base:
     config = audit / "whole" / "audit.yaml"
     config.write_text(config.read_text().replace(str(base), str(audit / "whole")))
     path = audit / "whole" / "review.csv"
-    assert ended("review", audit / "whole" / "run", path) == 0
-    assert ended("run", config, "--set", f"corpus.unseen.review={path}") == 0
+    assert exit_of("review", audit / "whole" / "run", path) == 0
+    assert exit_of("run", config, "--set", f"corpus.unseen.review={path}") == 0
     assert answer(audit / "whole", "members")["review"]["n_removed"] == 0
     write(path, confirmed(rows_of(path)))
-    assert ended("run", config, "--set", f"corpus.unseen.review={path}") == 0
+    assert exit_of("run", config, "--set", f"corpus.unseen.review={path}") == 0
     assert answer(audit / "whole", "members")["review"]["n_removed"] == 3

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from ended import exit_of
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
@@ -24,7 +25,6 @@ from pipeline.corpus.documents import read_scores
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
-from ray_jobs.cli import main
 
 Row = dict[str, Any]
 ROLES = ("audit", "unseen", "seen")
@@ -36,18 +36,10 @@ SELECTIONS = [
 ]
 
 
-def command(*arguments: str | Path) -> int:
-    try:
-        main([*map(str, arguments)])
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 def run(folder: Path, name: str, given: Mapping[str, Any], do: str = "run") -> Path:
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({"run": str(folder / name), "resources": {"cluster": "local"}, **given}))
-    assert command(do, path) == 0
+    assert exit_of(do, path) == 0
     return folder / name
 
 
@@ -78,7 +70,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
         "selections": SELECTIONS,
     }
     held = {row["doc_id"]: row for row in score_rows(run(folder, "first", given))}
-    assert command("verdict", folder / "first") == 0
+    assert exit_of("verdict", folder / "first") == 0
     for role, of in rows.items():
         write(folder / f"scored-{role}.jsonl", [{**row, **{c: held[row["id"]][c] for c in COLUMNS}} for row in of])
     return folder
@@ -106,7 +98,7 @@ def answer_of(folder: Path, name: str) -> Summary:
 def test_imported_scores_give_the_answers_of_their_run_to_the_byte(scored: Path) -> None:
     for name, settings in (("with", {"text": "text"}), ("without", {})):
         folder = run(scored, name, imported(scored, **settings))
-        assert command("verdict", folder) == 0
+        assert exit_of("verdict", folder) == 0
         for selection in SELECTIONS:
             label = str(selection["name"])
             assert verdicts(folder, label) == verdicts(scored / "first", label)
@@ -171,7 +163,7 @@ def test_a_column_called_shard_can_be_reviewed(tmp_path: Path) -> None:
     write(tmp_path / "unseen.jsonl", [{"id": f"u{n}", "shard": n} for n in range(30)])
     given["corpus"]["unseen"]["review_count"] = 2
     folder = run(tmp_path, "run", given)
-    assert command("review", folder, tmp_path / "review.csv") == 0
+    assert exit_of("review", folder, tmp_path / "review.csv") == 0
     lines = (tmp_path / "review.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines[1:]] == ["u28", "u29"]
 
@@ -182,13 +174,13 @@ def test_a_run_with_imported_scores_is_packed_and_verified(
 ) -> None:
     given = imported(scored, **settings)
     folder = run(tmp_path, "run", given)
-    assert command("verdict", folder) == 0
+    assert exit_of("verdict", folder) == 0
     blocks = " ".join(capsys.readouterr().out.split())
     assert ("families of near copies;" in blocks) is bool(settings)
-    assert command("pack", folder, tmp_path / "run.bundle") == 0
+    assert exit_of("pack", folder, tmp_path / "run.bundle") == 0
     verified = verify_bundle((tmp_path / "run.bundle").read_bytes(), "run.bundle")
     assert verified.holds
-    assert command("plan", tmp_path / "run.yaml") == 0
+    assert exit_of("plan", tmp_path / "run.yaml") == 0
     assert ("the words of at most" in " ".join(capsys.readouterr().out.split())) is bool(settings)
 
 

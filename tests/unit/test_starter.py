@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 import zstandard
+from ended import exit_of
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import describe_model, make_plan
@@ -32,7 +33,6 @@ from pipeline.errors import UserError
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.trial.config import TrialConfig, load_trial
 from pipeline.trial.starter import trial_starter
-from ray_jobs.cli import main
 
 
 def rows_of(name: str, count: int, **columns: str) -> list[dict[str, Any]]:
@@ -314,9 +314,7 @@ def test_a_trial_never_takes_what_the_model_has_seen(tmp_path: Path) -> None:
 
 
 def command(arguments: list[str], code: int = 0) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert (ended.value.code or 0) == code
+    assert exit_of(*arguments) == code
 
 
 def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from ended import exit_of
 from picture_models import encoded, random_pictures, save_llava
 from test_starter import documents, rows_of, started, write
 
@@ -20,7 +21,6 @@ from pipeline.audit.description import load_config
 from pipeline.audit.starter import HUB_PICTURE_MODEL, audit_starter, write_starter
 from pipeline.trial.config import load_trial
 from pipeline.trial.starter import trial_starter
-from ray_jobs.cli import main
 
 
 def picture_bytes(number: int) -> bytes:
@@ -133,9 +133,7 @@ def test_the_starter_of_pictures_plans_by_command(tmp_path: Path, capsys: pytest
     write_pictures(tmp_path / "audit", 12)
     write_pictures(tmp_path / "unseen", 12, first=20)
     for arguments in (["init", str(tmp_path)], ["plan", str(tmp_path / "audit.yaml")]):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        assert not ended.value.code, capsys.readouterr().err
+        assert exit_of(*arguments) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
     assert "pictures: image, captions: txt" in printed
     assert "renyi(part=description)" in printed

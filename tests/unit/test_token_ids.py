@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from ended import exit_of
 from pydantic import TypeAdapter, ValidationError
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -76,9 +77,7 @@ def settings(folder: Path, sources: Mapping[str, Any], **changed: Any) -> dict[s
 def run(folder: Path, name: str, given: Mapping[str, Any]) -> Store:
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({"run": str(folder / name), **given}))
-    with pytest.raises(SystemExit) as end:
-        main(["run", str(path)])
-    assert not end.value.code
+    assert exit_of("run", str(path)) == 0
     return Store(str(folder / name))
 
 
@@ -112,9 +111,7 @@ def test_token_ids_give_the_scores_of_their_texts_to_the_byte(folder: Path, tiny
     assert stores["text"].names("selection/bh", "evidence.parquet")
     assert not stores["tokens"].names("selection/bh", "evidence.parquet")  # no text is shown token by token
     weighed = "selections=[{name: w, detectors: [loss], procedure: bh, alpha: 0.5, calibration: weighted}]"
-    with pytest.raises(SystemExit) as end:
-        main(["select", str(folder / "tokens"), "--set", weighed])
-    assert not end.value.code
+    assert exit_of("select", str(folder / "tokens"), "--set", weighed) == 0
     made = read_summary(stores["tokens"], "w")
     assert made is not None
     assert made.diagnostics.blind.by == "tokens"

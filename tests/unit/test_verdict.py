@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
+from ended import exit_of
 from finished import refile, with_column
 from rich.console import Console
 from signed import file_blind_test, sign
@@ -33,7 +34,6 @@ from pipeline.report.wording.verdict import CALIBRATING
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.audit import run_audit
-from ray_jobs.cli import main
 from ray_jobs.progress import Reporter
 from ray_jobs.select import give_verdict, select_again
 
@@ -138,9 +138,7 @@ def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_s
     page = store.read("report/report.html").decode()
     assert '<div class="answer inconclusive" id="verdict">' in page
     assert "Do not act on this verdict" not in page
-    with pytest.raises(SystemExit) as ended:
-        main(["verdict", store.url, "--fail-if-trained"])
-    assert ended.value.code == 4
+    assert exit_of("verdict", store.url, "--fail-if-trained") == 4
     printed = capsys.readouterr().out
     assert "CONTRADICTED" not in printed
     assert f"\n{verdict.reasons[0]}\n" in printed, "the outcome is stated once"
@@ -161,9 +159,7 @@ def test_no_bound_is_stated_anywhere_where_a_blind_test_contradicts_it(
     capsys.readouterr()
     export = ["export", store.url, f"{store.root}-export", "--unsupported-too"]
     for command in (["verdict", store.url], ["status", store.url], export):
-        with pytest.raises(SystemExit) as ended:
-            main(command)
-        assert ended.value.code == 0
+        assert exit_of(*command) == 0
     printed = capsys.readouterr().out
     page = store.read("report/report.html").decode()
     written = [Path(f"{store.root}-export/README.md").read_text(), store.read(VERDICT_FILE).decode(), page, printed]
@@ -200,22 +196,16 @@ def test_the_count_of_the_first_selection_stands_beside_the_test(store: Store) -
 
 def test_the_command_prints_the_verdict_and_ends_as_it_says(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     set_scores(store, 1.5)
-    with pytest.raises(SystemExit) as ended:
-        main(["verdict", store.url, "--json", "--fail-if-trained"])
-    assert ended.value.code == 4
+    assert exit_of("verdict", store.url, "--json", "--fail-if-trained") == 4
     printed = CollectionVerdict.model_validate(json.loads(capsys.readouterr().out))
     assert printed == read_verdict(store)
     file_blind_test(store, APART)
-    with pytest.raises(SystemExit) as ended:
-        main(["verdict", store.url, "--fail-if-trained"])
-    assert ended.value.code == 5
+    assert exit_of("verdict", store.url, "--fail-if-trained") == 5
     text = capsys.readouterr().out
     assert text.startswith("Contradicted: the audited documents differ from the unseen ones; this does not show that ")
     assert "CONTRADICTED, do not act on it: Their words differ." in text
     assert "p = 0.0001" in text
-    with pytest.raises(SystemExit) as ended:
-        main(["verdict", store.url, "--blocks", "paragraph"])
-    assert ended.value.code == 2
+    assert exit_of("verdict", store.url, "--blocks", "paragraph") == 2
     assert "blocks must be group or family, got 'paragraph'" in capsys.readouterr().err
 
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from ended import exit_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
@@ -19,7 +20,6 @@ from pipeline.passes.forward import TokenStatistics, restricted
 from pipeline.stages.score_versions import differing_spans, tokens_in
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
-from ray_jobs.cli import main
 
 TEXTS = (
     "The color of the sky, and of water, is blue.",
@@ -85,9 +85,7 @@ def run(folder: Path, model: Path, texts: list[tuple[str, ...]], **changed: Any)
         "error_budget": 0.5,
     }
     (folder / "audit.yaml").write_text(yaml.safe_dump({**audit, **changed}))
-    with pytest.raises(SystemExit) as end:
-        main(["run", str(folder / "audit.yaml")])
-    return int(end.value.code or 0)
+    return exit_of("run", str(folder / "audit.yaml"))
 
 
 def test_the_score_is_the_mean_log_probability_of_the_differing_tokens(tmp_path: Path, tiny_model_folder: Path) -> None:

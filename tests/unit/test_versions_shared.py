@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from ended import exit_of
 
 from benchmarks.small_model import WORDS
 from pipeline.config.models import ModelConfig
@@ -20,7 +21,6 @@ from pipeline.passes.shared import common_beginning, forward_of_versions, shares
 from pipeline.passes.statistics import STATISTICS
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
-from ray_jobs.cli import main
 from seenset import score
 
 
@@ -97,9 +97,7 @@ def scored(folder: Path, model: Path, rows: list[dict[str, Any]], name: str, **r
         "resources": {"cluster": "local", **resources},
     }
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(audit))
-    with pytest.raises(SystemExit) as end:
-        main(["run", str(folder / f"{name}.yaml")])
-    assert not end.value.code
+    assert exit_of("run", str(folder / f"{name}.yaml")) == 0
     store = Store(audit["run"])
     tables = [store.read_table(one.data) for one in read_receipts(store, "score")]
     held = {row["doc_id"]: row["versions"]["scores"] for table in tables for row in table.to_pylist()}
