@@ -219,7 +219,7 @@ def run_evaluation(plan: Plan, reporter: Reporter) -> EvaluationOutcome:
     """Score what is not scored yet and compare seen with unseen documents. The same call again resumes.
 
     Args:
-        plan: of a config from `pipeline.audit.description.load_evaluation`.
+        plan: of a config from `pipeline.audit.description.load_config`, of labelled documents.
         reporter: shows progress.
 
     Raises:

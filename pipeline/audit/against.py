@@ -21,7 +21,6 @@ from pipeline.audit.history import read_history
 from pipeline.audit.manifest import read_run
 from pipeline.audit.records import JUDGED_RECORD, VersionedRecord, read_record, write_record
 from pipeline.audit.score_shards import DUPLICATES
-from pipeline.audit.scored import Scored
 from pipeline.audit.status import read_status
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import OF_A_SHARD, Shard
@@ -158,11 +157,6 @@ def reconcile_judged(
     )
     write_record(store, JUDGED_RECORD, record)
     return judged
-
-
-def judged_before(scored: Scored, config: AuditConfig) -> str:
-    """What to say of the audit documents of a run that are left out."""
-    return wording.judged_before_note(scored.n_judged(), config.against, scored.has_news())
 
 
 def judged_by(store: Store, terms: ScoringTerms) -> np.ndarray:

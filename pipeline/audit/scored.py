@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.audit.allocation import KEYS_SCHEMA
-from pipeline.audit.overlap import KnownTexts, RoleNames, SharedTexts, find_shared, shared_error
+from pipeline.audit.overlap import KnownTexts, SharedTexts, find_shared, shared_error
 from pipeline.audit.records import KEYS_FILE, read_record, write_record
 from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.review import REVIEWED_FILE, Reviewed
@@ -353,8 +353,8 @@ def find_overlaps(
     overlaps = {}
     for place, role in enumerate(roles):
         of_role = [shared[place] for shared, _, _ in parts]
-        named = RoleNames(role, LEFT_OUT, RoleRows(scored, "audit").ids, RoleRows(scored, role, finetuned=True).ids)
-        diagnostic, near = find_shared(of_role, known[role].text.size, named)
+        ids = RoleRows(scored, "audit").ids, RoleRows(scored, role, finetuned=True).ids
+        diagnostic, near = find_shared(of_role, known[role].text.size, *ids, role, LEFT_OUT)
         if diagnostic.n_calibration and config.overlap == "error":
             raise shared_error(diagnostic, near.size, role)
         calibrates = ~trained.index.matches(known[role].index.sketches) if scored.n_finetuned(role) else slice(None)

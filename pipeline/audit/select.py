@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.against import judged_before
 from pipeline.audit.answers import damaged_answers, run_digests, write_answer
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.copies import NearCopies
@@ -41,6 +40,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
+from pipeline.report.wording.files import judged_before_note
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, together
@@ -86,7 +86,7 @@ def select_all(
     for line in damaged_answers(scored.store, [selection.name for selection in config.selections], shared=False):
         how.say(line)
     if scored.n_judged():
-        how.say(judged_before(scored, config))
+        how.say(judged_before_note(scored.n_judged(), config.against, scored.has_news()))
     scored.store.remove(VERDICT_FILE)  # it may be of other scores, and counts by other selections
     if not scored.has_news():
         config = config.model_copy(update={"selections": []})

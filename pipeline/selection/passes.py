@@ -163,8 +163,4 @@ def search_values(
             count = passes.send(counts)
         except StopIteration as end:
             return end.value
-        counts = yield Ask(partial(_count_values, count, values))
-
-
-def _count_values(count: Callable[[np.ndarray], Any], values: Callable[[Batch], np.ndarray], batch: Batch) -> Any:
-    return count(values(batch))
+        counts = yield Ask(partial(lambda count, batch: count(values(batch)), count))

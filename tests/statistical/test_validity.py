@@ -18,12 +18,13 @@ from pipeline.config.selection import Direction
 from pipeline.selection.conformal import calibrate, ranks
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.estimating import strict
-from pipeline.selection.procedures.record import count_procedures, decide
+from pipeline.selection.procedures.record import decide
 from pipeline.selection.rank_counts import RankCounts
 
 ALPHA = Fraction(1, 10)
 TABLE_SE = 0.002
-FINITE = [name for name in count_procedures() if PROCEDURES[name].terms.guarantee == "finite-sample"]
+COUNTING = [name for name, one in PROCEDURES.items() if one.decide is not None and not one.needs_sought]
+FINITE = [name for name in COUNTING if PROCEDURES[name].terms.guarantee == "finite-sample"]
 
 
 def tolerance(estimate: Estimate) -> float:
