@@ -454,22 +454,12 @@ def overview(rows: Sequence[Row], settings: Sequence[str]) -> PageTable:
     short = len(shown) > MOST_ROWS
     if short:
         shown.sort(key=lambda row: not (row["contradicted"] or row.get("bound_contradicted")))
-    header = [*((name, False) for name in (*labels(settings), "selection", "procedure"))]
-    header += [*((name, True) for name in ("target", "FDR", "power")), ("the repeats", False)]
-    return PageTable(
-        title=wording.OVERVIEW_TITLE,
-        header=header,
-        rows=[
-            [
-                *(str(row[setting]) for setting in settings),
-                row["selection"],
-                row["procedure"],
-                f"{row['target']:g}",
-                cell(row, "fdr"),
-                cell(row, "power"),
-                wording.outcome(row),
-            ]
-            for row in shown[:MOST_ROWS]
-        ],
-        caption=wording.overview_caption(MOST_ROWS, len(shown)) if short else "",
-    )
+    caption = wording.overview_caption(MOST_ROWS, len(shown)) if short else None
+    table = Table(*labels(settings), "selection", "procedure", title=wording.OVERVIEW_TITLE, caption=caption)
+    for name in ("target", "FDR", "power"):
+        table.add_column(name, justify="right")
+    table.add_column("the repeats")
+    for row in shown[:MOST_ROWS]:
+        figures = f"{row['target']:g}", cell(row, "fdr"), cell(row, "power"), wording.outcome(row)
+        table.add_row(*(str(row[setting]) for setting in settings), row["selection"], row["procedure"], *figures)
+    return page_table(table)

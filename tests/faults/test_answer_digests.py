@@ -357,40 +357,23 @@ def edited(run: Path, name: str, old: str, new: str) -> str:
     return name
 
 
-def count(run: Path) -> str:
-    return edited(run, "selection/first/summary.json", '"n_selected": 14', '"n_selected": 24')
-
-
-def alpha(run: Path) -> str:
-    return edited(run, "selection/first/summary.json", '"alpha": 0.25', '"alpha": 0.5')
-
-
-def bound(run: Path) -> str:
-    return edited(run, "selection/first/alphas.json", '"right_at_least": null', '"right_at_least": []')
-
-
-def groups(run: Path) -> str:
-    return edited(run, "selection/first/groups.json", '"author 0": ', '"author 0": 1')
-
-
-def alpha_of_the_manifest(run: Path) -> str:
-    return edited(run, "manifest.json", '"alpha": 0.25', '"alpha": 0.5')
-
-
-def history(run: Path) -> str:
-    return edited(run, "selection/history.jsonl", '"n_selected": 14', '"n_selected": 24')
-
-
-def support(run: Path) -> str:
-    return edited(run, "selection/first/summary.json", '"supported": ', '"supported":  ')
+EDITS = {
+    "count": ("selection/first/summary.json", '"n_selected": 14', '"n_selected": 24'),
+    "alpha": ("selection/first/summary.json", '"alpha": 0.25', '"alpha": 0.5'),
+    "bound": ("selection/first/alphas.json", '"right_at_least": null', '"right_at_least": []'),
+    "groups": ("selection/first/groups.json", '"author 0": ', '"author 0": 1'),
+    "alpha of the manifest": ("manifest.json", '"alpha": 0.25', '"alpha": 0.5'),
+    "history": ("selection/history.jsonl", '"n_selected": 14', '"n_selected": 24'),
+    "support": ("selection/first/summary.json", '"supported": ', '"supported":  '),
+}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("edit", [count, alpha, bound, groups, alpha_of_the_manifest, history, support])
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 def test_an_edited_file_is_named_with_the_command_that_makes_it_again(
-    edit: Callable[[Path], str], run: Path, capsys: pytest.CaptureFixture[str]
+    edit: tuple[str, str, str], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = edit(run)
+    name = edited(run, *edit)
     for command in (["report", str(run)], ["status", str(run)], ["export", str(run), "--selection", "first"]):
         code, output, error = ended(capsys, *command)
         assert (code, output, error.count("\n")) == (2, "", 1)

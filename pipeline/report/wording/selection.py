@@ -188,7 +188,7 @@ def _doubts(summary: Summary) -> list[str]:
 
 def _cautions(summary: Summary) -> list[str]:
     cautions = [] if summary.review is None else [summary.review.sentence]
-    if (summary.n_selected or summary.bound) and not is_tested(summary):
+    if (summary.n_selected or summary.bound) and summary.diagnostics.blind.ok is None:
         cautions.append(untested(summary))
     if summary.n_quarantined:
         as_one = "counts as a hypothesis" if summary.n_quarantined == 1 else "count as hypotheses"
@@ -196,11 +196,6 @@ def _cautions(summary: Summary) -> list[str]:
             f"{summary.n_quarantined:,} of the audited documents could not be scored and {as_one} with p = 1."
         )
     return cautions
-
-
-def is_tested(summary: Summary) -> bool:
-    """Whether a classifier tried to tell calibration from audited documents without the model, with a result."""
-    return summary.diagnostics.blind.ok is not None
 
 
 def untested(summary: Summary) -> str:
