@@ -13,6 +13,7 @@ import pytest
 from ended import exit_of
 from finished import rows, run
 from made_up import sentence
+from refusals import refusal_of
 from tiny_t5 import save_tiny_t5
 
 from benchmarks.small_model import save_small_model
@@ -118,10 +119,7 @@ def test_a_knockoff_that_cannot_be_asked_for_is_one_line(
     column = "loss" if settings["detectors"] == ["loss"] else "knockoff(base=loss, draws=3)"
     if settings["detectors"] in (["loss"], DETECTORS):
         settings["selections"] = [{"name": "w", "detectors": [column], "procedure": "ktd", "alpha": 0.2}]
-    with pytest.raises(UserError) as caught:
-        run(make_audit([sentence(1)], [sentence(2)], **settings))
-    assert part in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert part in refusal_of(lambda: run(make_audit([sentence(1)], [sentence(2)], **settings)))
 
 
 @pytest.mark.parametrize(

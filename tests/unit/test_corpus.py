@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from refusals import refusal_of
 
 from benchmarks.small_model import WORDS
 from pipeline.config.audit import AuditConfig
@@ -53,10 +54,7 @@ def read(path: Any, limit: int | None = None, **settings: Any) -> tuple[list[Sha
 
 
 def refusal(path: Any, **settings: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        read(path, **settings)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refusal_of(read, path, **settings)
 
 
 def jsonl(texts: list[str], **extra: Any) -> bytes:

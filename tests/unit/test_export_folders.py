@@ -16,6 +16,7 @@ from ended import exit_of
 from export_runs import finished_run
 from finished import refile, with_column
 from made_up import sentence
+from refusals import refusal_of
 from report_run import amend
 from signed import sign
 
@@ -58,10 +59,7 @@ def export(run: str, out: object = None, **request: Any) -> Exported:
 
 
 def refusal(run: str, out: object = None, kind: type[UserError] = UserError, **request: Any) -> str:
-    with pytest.raises(kind) as caught:
-        export(run, out, **request)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refusal_of(export, run, out, **request, kind=kind)
 
 
 def content(folder: Path) -> dict[str, bytes]:

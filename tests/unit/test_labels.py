@@ -12,6 +12,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from refusals import refusal_of
 
 from pipeline.audit.description import build_config, build_evaluation
 from pipeline.audit.plan import make_plan
@@ -19,7 +20,6 @@ from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, fetch_texts, read_shard
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.corpus.shards import number_rows
-from pipeline.errors import UserError
 
 N = 240
 
@@ -47,10 +47,7 @@ def read(path: Any, limit: int | None = None, **settings: Any) -> dict[Role, lis
 
 
 def refusal(path: Any, **settings: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        shards_of(path, **settings)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refusal_of(shards_of, path, **settings)
 
 
 def write_jsonl(path: Path, labels: Sequence[Any]) -> Path:
@@ -196,10 +193,7 @@ def test_the_label_column_is_in_the_fingerprint_of_a_shard_and_of_no_other(tmp_p
 
 
 def message(build: Any, corpus: dict[str, Any], **settings: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        build({"run": "r", "model": {"path": "m"}, "corpus": corpus, **settings})
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refusal_of(build, {"run": "r", "model": {"path": "m"}, "corpus": corpus, **settings})
 
 
 SOURCE = {"path": "a.jsonl"}
