@@ -14,7 +14,7 @@ from pipeline.audit.block_counts import bound_of_blocks
 from pipeline.audit.collection import Collection, depends
 from pipeline.audit.detection import UNDEFINED
 from pipeline.audit.verdict import LEVEL
-from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
+from pipeline.report.tables import Row, blocks_of, cell, labels, of_numbers, shown, spread
 from pipeline.report.wording.trial import COLLECTIONS_TITLE, TEST_SHOWS, interval_scope
 from pipeline.selection.collection import joined_blocks, permutation_test
 from pipeline.selection.in_memory import answer_all
@@ -124,11 +124,9 @@ def _row(settings: Mapping[str, Any], name: str, measured: pa.Table) -> Row:
 
 def collection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     """The rows of `collection_rows` for a terminal."""
-    table = Table(*labels(settings), "collection", title=f"{COLLECTIONS_TITLE} {interval_scope(rows)}")
-    for name in ("audited", "trained in", "selected", "repeats without any", "at least (count)", "count shows it"):
-        table.add_column(name, justify="right")
-    for name in ("median p", TEST_SHOWS):
-        table.add_column(name, justify="right")
+    names = ("audited", "trained in", "selected", "repeats without any", "at least (count)", "count shows it")
+    figures = of_numbers(*names, "median p", TEST_SHOWS)
+    table = Table(*labels(settings), "collection", *figures, title=f"{COLLECTIONS_TITLE} {interval_scope(rows)}")
     for head, row in blocks_of(table, rows, settings):
         table.add_row(
             *head,

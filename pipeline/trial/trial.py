@@ -39,6 +39,7 @@ from pipeline.report.tables import (
     detector_rows,
     detector_table,
     labels,
+    of_numbers,
     page_table,
     readable,
 )
@@ -455,10 +456,8 @@ def overview(rows: Sequence[Row], settings: Sequence[str]) -> PageTable:
     if short:
         shown.sort(key=lambda row: not (row["contradicted"] or row.get("bound_contradicted")))
     caption = wording.overview_caption(MOST_ROWS, len(shown)) if short else None
-    table = Table(*labels(settings), "selection", "procedure", title=wording.OVERVIEW_TITLE, caption=caption)
-    for name in ("target", "FDR", "power"):
-        table.add_column(name, justify="right")
-    table.add_column("the repeats")
+    columns = (*labels(settings), "selection", "procedure", *of_numbers("target", "FDR", "power"), "the repeats")
+    table = Table(*columns, title=wording.OVERVIEW_TITLE, caption=caption)
     for row in shown[:MOST_ROWS]:
         figures = f"{row['target']:g}", cell(row, "fdr"), cell(row, "power"), wording.outcome(row)
         table.add_row(*(str(row[setting]) for setting in settings), row["selection"], row["procedure"], *figures)
