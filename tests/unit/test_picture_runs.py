@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from finished import score_all
 from picture_models import encoded, random_pictures, save_llava
 
 from benchmarks.plain_loop import process
 from pipeline.audit.description import build_config
-from pipeline.audit.plan import Plan, make_plan
+from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.pictures import open_picture, picture_key
 from pipeline.corpus.shard import Shard
@@ -72,14 +72,6 @@ def settings(folder: Path, model: Path, **changed: Any) -> dict[str, Any]:
     return {**plain, **changed}
 
 
-def finish(plan: Plan, store: Store, on_batch: Callable[[Shard, int, int], None] = lambda *_: None) -> None:
-    """Finish all shards of all stages, as a run does."""
-    for stage in stages_of(plan.config):
-        worker = stage.make(stage, Placement())
-        for shard in plan.shards:
-            process(stage, worker, shard, store, on_batch=on_batch)
-
-
 def rows_of_run(store: Store) -> list[dict[str, Any]]:
     tables = [store.read_table(receipt.data) for receipt in read_receipts(store, "score")]
     return sorted(pa.concat_tables(tables).to_pylist(), key=lambda row: str(row["doc_id"]))
@@ -90,7 +82,7 @@ def test_scores_are_those_of_the_passes_over_single_pictures(model: Path, tmp_pa
     write(tmp_path / "unseen.parquet", 7, 2)
     plan = make_plan(build_config(settings(tmp_path, model)))
     store = Store(plan.config.run)
-    finish(plan, store)
+    score_all(plan, store)
     rows = rows_of_run(store)
     assert [row["doc_id"] for row in rows] == [f"{role}-{n}" for role in ("audit", "unseen") for n in range(7)]
     lm = open_picture_model(ModelConfig(path=str(model), dtype="float32"))
@@ -117,7 +109,7 @@ def test_bad_pictures_are_quarantined_and_counted(model: Path, tmp_path: Path) -
     write(tmp_path / "unseen.parquet", 8, 2)
     plan = make_plan(build_config(settings(tmp_path, model)))
     store = Store(plan.config.run)
-    finish(plan, store)
+    score_all(plan, store)
     receipts = list(read_receipts(store, "score"))
     assert all(receipt.n_in == receipt.n_scored + receipt.n_quarantined for receipt in receipts)
     quarantined = [row for r in receipts if r.quarantine for row in store.read_table(r.quarantine).to_pylist()]
@@ -136,7 +128,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(model: Path, tmp_path: Path) -> 
     write(tmp_path / "audit.parquet", 13, 1)
     write(tmp_path / "unseen.parquet", 8, 2)
     whole = make_plan(build_config(settings(tmp_path, model)))
-    finish(whole, Store(whole.config.run))
+    score_all(whole, Store(whole.config.run))
     torn = make_plan(build_config(settings(tmp_path, model, run=str(tmp_path / "torn"))))
     store = Store(torn.config.run)
     for kills in range(3):  # each attempt dies in another batch, the first while descriptions are made
@@ -148,8 +140,8 @@ def test_a_killed_run_resumes_to_the_same_bytes(model: Path, tmp_path: Path) -> 
                 raise Killed
 
         with pytest.raises(Killed):
-            finish(torn, store, die)
-    finish(torn, store)
+            score_all(torn, store, die)
+    score_all(torn, store)
     first, second = rows_of_run(Store(whole.config.run)), rows_of_run(store)
     assert [{**row, "sketch": None} for row in first] == [{**row, "sketch": None} for row in second]
     assert [row["sketch"] for row in first] == [row["sketch"] for row in second]

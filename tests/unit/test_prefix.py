@@ -13,6 +13,7 @@ import torch
 from ended import exit_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_up import write_audit, write_corpus
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import Parts, allocate, allocation_record
@@ -179,24 +180,17 @@ def keys_of(texts: list[str]) -> Keys:
 
 
 def write(folder: Path, model: Path, detectors: list[Any], texts: dict[str, list[str]], **settings: Any) -> Path:
-    corpus = {}
-    for role, some in texts.items():
-        path = folder / f"{role}.jsonl"
-        path.write_text("".join(json.dumps({"id": f"{role}{i}", "text": t}) + "\n" for i, t in enumerate(some)))
-        corpus[role] = {"path": str(path), "id": "id"}
+    rows = {role: [{"id": f"{role}{i}", "text": t} for i, t in enumerate(some)] for role, some in texts.items()}
     columns = [detector.column for detector in parse_detectors(detectors)]
-    audit = {
-        "run": str(folder / "run"),
+    given = {
         "model": {"path": str(model), "dtype": "float32"},
-        "corpus": corpus,
+        "corpus": write_corpus(folder, rows),
         "detectors": detectors,
         "selections": [{"name": "members", "detectors": columns[:1], "procedure": "bh", "alpha": 0.2}],
-        "resources": {"cluster": "local", "actors": 1},
         **settings,
+        "resources": {"shard_bytes": 1 << 20, **settings.get("resources", {})},
     }
-    path = folder / "audit.yaml"
-    path.write_text(json.dumps(audit))
-    return path
+    return write_audit(folder, model, **given)
 
 
 def allocated(path: Path) -> Parts:
