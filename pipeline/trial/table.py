@@ -191,8 +191,8 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     further = {"effective": "effective n", "unsupported": "called contradicted"}
     extra = [name for name in further if any(row[name] is not None for row in rows)]
     names = ("target", "FDR", "power", *spreads, *counts, *_bound_headers(rows), *(further[name] for name in extra))
-    left = (*labels(settings), "selection", "procedure", _detectors(), "guarantee")
-    table = Table(*left, *of_numbers(*names), title=title)
+    figures = of_numbers(*names)
+    table = Table(*labels(settings), "selection", "procedure", _detectors(), "guarantee", *figures, title=title)
     for head, row in blocks_of(table, rows, settings):
         table.add_row(
             *head,

@@ -456,9 +456,10 @@ def overview(rows: Sequence[Row], settings: Sequence[str]) -> PageTable:
     if short:
         shown.sort(key=lambda row: not (row["contradicted"] or row.get("bound_contradicted")))
     caption = wording.overview_caption(MOST_ROWS, len(shown)) if short else None
-    columns = (*labels(settings), "selection", "procedure", *of_numbers("target", "FDR", "power"), "the repeats")
-    table = Table(*columns, title=wording.OVERVIEW_TITLE, caption=caption)
+    figures, title = of_numbers("target", "FDR", "power"), wording.OVERVIEW_TITLE
+    columns = [*labels(settings), "selection", "procedure"]
+    table = Table(*columns, *figures, "the repeats", title=title, caption=caption)
     for row in shown[:MOST_ROWS]:
-        figures = f"{row['target']:g}", cell(row, "fdr"), cell(row, "power"), wording.outcome(row)
-        table.add_row(*(str(row[setting]) for setting in settings), row["selection"], row["procedure"], *figures)
+        cells = f"{row['target']:g}", cell(row, "fdr"), cell(row, "power"), wording.outcome(row)
+        table.add_row(*(str(row[setting]) for setting in settings), row["selection"], row["procedure"], *cells)
     return page_table(table)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from simulation import Estimate, Percentiles, Setting, beta, draw, gaussian, last_ranks, simulate
 
+from benchmarks.selection import count_procedures
 from pipeline.config.selection import Direction
 from pipeline.selection.conformal import calibrate, ranks
 from pipeline.selection.procedures import PROCEDURES
@@ -23,8 +24,7 @@ from pipeline.selection.rank_counts import RankCounts
 
 ALPHA = Fraction(1, 10)
 TABLE_SE = 0.002
-COUNTING = [name for name, one in PROCEDURES.items() if one.decide is not None and not one.needs_sought]
-FINITE = [name for name in COUNTING if PROCEDURES[name].terms.guarantee == "finite-sample"]
+FINITE = [name for name in count_procedures() if PROCEDURES[name].terms.guarantee == "finite-sample"]
 
 
 def tolerance(estimate: Estimate) -> float:
