@@ -64,6 +64,11 @@ def span_of(table: pa.Table, columns: Iterable[str], name: str) -> Span:
     return Span({c: float(v.min()) for c, v in filled.items()}, {c: float(v.max()) for c, v in filled.items()})
 
 
+def histogram(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Counts of scores in bins, int64."""
+    return np.histogram(scores, bins=edges)[0].astype(np.int64)
+
+
 class ScoreHistogram(Record):
     """How the scores of each role are spread: `selection/<name>/scores.json`."""
 

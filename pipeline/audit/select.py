@@ -27,7 +27,7 @@ from pipeline.audit.drawn import GroupTally, alpha_curve
 from pipeline.audit.history import Command, note_answers
 from pipeline.audit.minority import Listed, families_diagnostic, tail_diagnostic
 from pipeline.audit.records import VERDICT_FILE
-from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema
+from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram
 from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlaps, find_span
 from pipeline.audit.selected import STRENGTH, Judged, Total, with_excerpts, with_strength, write_selected
 from pipeline.audit.summary import Diagnostic, Summary, make_summary, series_place
@@ -342,7 +342,7 @@ class _Question:
         counts = np.bincount(places - 1, minlength=size)
         part = with_strength(table.filter(pa.array(selected)), self.selection, answer, batch, selected)
         groups = GroupTally.of(table["group"], selected)
-        return Judged(part, counts, np.histogram(batch.first, self.edges)[0], groups, files)
+        return Judged(part, counts, histogram(batch.first, self.edges), groups, files)
 
     def ordered(self, judged: Judged) -> Judged:
         """The verdicts on a shard with the columns of `selected.parquet`, in their order, and those that sort it."""
@@ -399,12 +399,8 @@ class _Question:
         filled = np.flatnonzero(counts)
         ranks = pa.table({"rank": filled + 1, "count": counts[filled]})
         files[f"{self.folder}/ranks.parquet"] = store.write_table(f"{self.folder}/ranks.parquet", ranks)
-        roles = {self.null_role: np.histogram(self.known().first, self.edges)[0], "audit": judged.histogram}
-        scores = ScoreHistogram(
-            column=self.selection.detectors[0],
-            edges=self.edges.tolist(),
-            roles={k: n.tolist() for k, n in roles.items()},
-        )
+        roles = {self.null_role: histogram(self.known().first, self.edges).tolist(), "audit": judged.histogram.tolist()}
+        scores = ScoreHistogram(column=self.selection.detectors[0], edges=self.edges.tolist(), roles=roles)
         answer = answer if summary.bound is not None else replace(answer, bound=None)
         curve = None  # of a scan, whose level is not for the user to choose
         if self.slot is None:
