@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from ended import exit_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -254,7 +255,7 @@ def test_what_cannot_be_shown_is_refused_in_one_line(
     texts.pop(missing or "", None)
     parsable = detectors if "gamma" not in message and message != "shots" else ["recall"]
     path = write(tmp_path, tiny_model_folder, parsable, texts, **settings)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "detectors": detectors}))
+    path.write_text(json.dumps({**yaml.safe_load(path.read_text()), "detectors": detectors}))
     with pytest.raises(UserError, match=message) as refused:
         allocated(path)
     assert "\n" not in str(refused.value)
@@ -270,7 +271,7 @@ def test_what_leaves_nothing_to_calibrate_is_named_by_what_it_is(tmp_path: Path,
 
 def run(path: Path) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
     assert exit_of("run", str(path)) == 0
-    store = Store(json.loads(path.read_text())["run"])
+    store = Store(yaml.safe_load(path.read_text())["run"])
     rows = [row for r in read_receipts(store, "score") for row in store.read_table(r.data).to_pylist()]
     return {row["doc_id"]: row for row in rows}, json.loads(Path(store.path("manifest.json")).read_text())
 
