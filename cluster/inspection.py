@@ -24,6 +24,7 @@ import fsspec
 import psutil
 import torch
 
+from pipeline.audit.machine import ActorShape
 from pipeline.config.audit import AuditConfig, DetectorEntry
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import read_shard
@@ -40,6 +41,7 @@ from pipeline.models.libraries import cap_memory
 from pipeline.models.load import check_model
 from pipeline.models.tokens import TOKENIZER_FILES
 from pipeline.stages.base import Output, Placement
+from pipeline.stages.record import Wanted
 from pipeline.stages.registry import served_before_scoring, stages_of
 from pipeline.stages.worker import longest_first
 from pipeline.store.files import Store
@@ -81,6 +83,10 @@ class Inspection:
     shard: Shard | None  # of which a first batch is read
     plugins: tuple[Plugin, ...]
     folder: str  # of this preflight alone, in the run directory
+    seconds: float = 120.0  # that a node has for its checks, and for the storage
+    batch_seconds: float = 900.0  # that a first batch has
+    shape: ActorShape | None = None  # of an actor; None: no first batch is scored
+    every: bool = False  # whether every node scores one, and not one of each kind
 
 
 def measured(measure: Callable[[], dict[str, Any]]) -> Answer:
@@ -112,16 +118,11 @@ def measured_within(measures: Mapping[str, Callable[[], dict[str, Any]]], second
     return {name: answers.get(name, f"{NO_ANSWER} in {seconds:g} s") for name in measures}
 
 
-def inspect_node(inspection: Inspection, seconds: float) -> dict[str, Answer]:
-    """All of `CHECKS` here, by their names: storage when nothing else is measured.
-
-    Args:
-        inspection: of all nodes.
-        seconds: that the checks may take, and the storage.
-    """
+def inspect_node(inspection: Inspection) -> dict[str, Answer]:
+    """All of `CHECKS` here, by their names: storage when nothing else is measured."""
     measures = {check: partial(measure, inspection) for check, measure in CHECKS.items()}
     alone = {ALONE: measures.pop(ALONE)}
-    return {**measured_within(measures, seconds), **measured_within(alone, seconds)}
+    return {**measured_within(measures, inspection.seconds), **measured_within(alone, inspection.seconds)}
 
 
 def remove_traces(inspection: Inspection) -> None:
@@ -298,18 +299,15 @@ CHECKS: dict[str, Callable[[Inspection], dict[str, Any]]] = {
 """What is measured on every node, beside versions, its clock and a first batch."""
 
 
-def first_batch(inspection: Inspection, gpus: float, threads: int) -> dict[str, Any]:
+def first_batch(inspection: Inspection) -> dict[str, Any]:
     """Load the models as an actor does and score the fullest batch of the first documents; nothing is written.
-
-    Args:
-        inspection: of all nodes.
-        gpus: of an actor.
-        threads: of an actor.
 
     Raises:
         UserError: no document can be scored.
         Exception: of many kinds, of a model's code or a device.
     """
+    assert inspection.shape is not None
+    gpus = inspection.shape.gpus
     cap_memory(gpus)
     load_plugins(inspection.plugins)
     config, shard = inspection.config, inspection.shard
@@ -318,8 +316,8 @@ def first_batch(inspection: Inspection, gpus: float, threads: int) -> dict[str, 
     begin = time.perf_counter()
     detectors = scored_alone(config)
     plain = config.model_copy(update={"detectors": detectors, "paraphraser": None})
-    stage = stages_of(plain, {}, lambda _: NO_CONTENT, _device(plain, gpus))[-1]
-    worker = stage.make(stage, Placement(gpus, threads))
+    stage = stages_of(Wanted(plain, _device(plain, gpus), lambda _: NO_CONTENT, {}))[-1]
+    worker = stage.make(stage, Placement(gpus, inspection.shape.cpus))
     loaded = time.perf_counter()
     output = Output()
     rows = worker.open(shard, Store(config.run), output)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,19 +30,9 @@ Nodes = Mapping[str, Mapping[str, Any]]
 """From `alive_nodes`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """What nodes are given, and who scores a first batch."""
-
-    seconds: float  # that a node has for its checks
-    batch_seconds: float  # that a first batch has
-    shape: ActorShape | None  # of an actor; None: no first batch is scored
-    every: bool = False  # whether every node scores one, and not one of each kind
-
-
-def answers_of_cluster(inspection: Inspection, patience: Patience) -> list[NodeReport]:
+def answers_of_cluster(inspection: Inspection) -> list[NodeReport]:
     """What the nodes of the cluster that this process is connected to answer."""
-    nodes, seconds = alive_nodes(), patience.seconds
+    nodes, seconds = alive_nodes(), inspection.seconds
     versions = ask_nodes(versions_here, nodes, seconds)
     answers: dict[str, dict[str, Answer]] = {name: {"versions": versions[name]} for name in nodes}
     awake = {name: node for name, node in nodes.items() if not isinstance(versions[name], str)}
@@ -51,10 +40,10 @@ def answers_of_cluster(inspection: Inspection, patience: Patience) -> list[NodeR
         answers[name]["clock"] = there if isinstance(there, str) else _clock(name, awake, seconds)
     awake = {name: node for name, node in awake.items() if not isinstance(answers[name]["clock"], str)}
     # The checks have their time, the storage has it after them, and to answer takes some more.
-    for name, given in ask_nodes(partial(inspect_node, inspection, seconds), awake, 2 * seconds + 10).items():
+    for name, given in ask_nodes(partial(inspect_node, inspection), awake, 2 * seconds + 10).items():
         answers[name] |= dict.fromkeys(CHECKS, given) if isinstance(given, str) else given
-    if patience.shape is not None:
-        for name, batch in _first_batches(inspection, patience, awake, answers).items():
+    if inspection.shape is not None:
+        for name, batch in _first_batches(inspection, inspection.shape, awake, answers).items():
             answers[name]["first batch"] = batch
     ask_nodes(partial(remove_traces, inspection), awake, seconds)
     offered = {name: node["Resources"] for name, node in nodes.items()}
@@ -79,14 +68,9 @@ def _clock(name: str, nodes: Nodes, seconds: float) -> Answer:
 
 
 def _first_batches(
-    inspection: Inspection,
-    patience: Patience,
-    nodes: Nodes,
-    answers: Mapping[str, Mapping[str, Answer]],
+    inspection: Inspection, shape: ActorShape, nodes: Nodes, answers: Mapping[str, Mapping[str, Answer]]
 ) -> dict[str, Answer]:
     """A first batch on every node that holds an actor, or on one of each kind, whose name the others then give."""
-    shape = patience.shape
-    assert shape is not None
     first: dict[Any, str] = {}
     like: dict[str, str] = {}
     for name, node in nodes.items():
@@ -95,20 +79,18 @@ def _first_batches(
             gpus = answers[name]["gpus"]
             cards = [] if isinstance(gpus, str) else [card["name"] for card in gpus["cards"]]
             kind = (*cards, resources.get("GPU", 0.0), str(answers[name]["versions"]))
-            like[name] = first.setdefault(name if patience.every else kind, name)
+            like[name] = first.setdefault(name if inspection.every else kind, name)
     options = {"num_cpus": shape.cpus, "num_gpus": shape.gpus, "max_retries": 0}
     options |= task_environment(inspection.config.resources, shape.gpus)
     chosen = {name: nodes[name] for name in first.values()}
-    batch = partial(first_batch, inspection, shape.gpus, shape.cpus)
-    given = ask_nodes(batch, chosen, patience.batch_seconds, options)
+    given = ask_nodes(partial(first_batch, inspection), chosen, inspection.batch_seconds, options)
     failed = {other: f"not tried, as {other} is of the same kind" for other in chosen if isinstance(given[other], str)}
     return {name: given[name] if name == other else failed.get(other, {"like": other}) for name, other in like.items()}
 
 
-def answers_of_machine(inspection: Inspection, patience: Patience) -> NodeReport:
+def answers_of_machine(inspection: Inspection) -> NodeReport:
     """What this machine answers."""
-    answers: dict[str, Answer] = {"versions": dict(versions_here()), **inspect_node(inspection, patience.seconds)}
-    if (shape := patience.shape) is not None:
-        batch = partial(first_batch, inspection, shape.gpus, shape.cpus)
-        answers |= measured_within({"first batch": batch}, patience.batch_seconds)
+    answers: dict[str, Answer] = {"versions": dict(versions_here()), **inspect_node(inspection)}
+    if inspection.shape is not None:
+        answers |= measured_within({"first batch": partial(first_batch, inspection)}, inspection.batch_seconds)
     return NodeReport("here", float(usable_cores()), float(torch.cuda.device_count()), 0.0, answers)

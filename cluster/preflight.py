@@ -10,7 +10,7 @@ import os
 import sys
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from typer.exceptions import TyperException
 
 from cluster.checks import REMEDIES, Expectation, Finding, judge_nodes
 from cluster.inspection import CHECKS, DRIVER_FILE, Answer, Inspection, measured
-from cluster.nodes import Patience, answers_of_cluster, answers_of_machine
+from cluster.nodes import answers_of_cluster, answers_of_machine
 from pipeline.audit.description import load_config
 from pipeline.audit.machine import ActorShape, actor_shape, machine_node, places
 from pipeline.audit.manifest import read_manifest
@@ -92,7 +92,8 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
     """
     config = plan.config
     shard = next((shard for shard in plan.shards if shard.role == "audit"), None)
-    inspection = Inspection(config, plan.inputs, shard, imported(config.import_), f"preflight-{uuid.uuid4().hex[:12]}")
+    folder, plugins = f"preflight-{uuid.uuid4().hex[:12]}", imported(config.import_)
+    inspection = Inspection(config, plan.inputs, shard, plugins, folder, seconds, batch_seconds, every=every)
     driver: dict[str, Answer] = {check: measured(partial(CHECKS[check], inspection)) for check in SHOWN}
     driver["versions"] = dict(versions_here())
     lines = [*_run_line(config), *_endpoint_lines(config)]
@@ -112,8 +113,8 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
         shape, held, problems = _places(config, on_cluster)
         lines += problems
         tried = shape if held and isinstance(config.model, ModelConfig) else None
-        patience = Patience(seconds, batch_seconds, tried, every)
-        nodes = answers_of_cluster(inspection, patience) if on_cluster else [answers_of_machine(inspection, patience)]
+        inspection = replace(inspection, shape=tried)
+        nodes = answers_of_cluster(inspection) if on_cluster else [answers_of_machine(inspection)]
     # On this machine all threads share one set of weights.
     most = config.resources.actors_between(held, held)[1] if on_cluster else 1
     models = [model for model in config.models if isinstance(model, ModelConfig)]

@@ -2,7 +2,7 @@
 
     python -m docs.reference
 
-One table a section: name with default, type and sentence. A test holds that the page on disk is what this writes.
+One list a section: name with default, values, sentence. A test holds that the page on disk is what this writes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ An audit and a trial are one YAML file each. This page lists every setting with 
   folder in which the command runs. `~` and fsspec URLs (`s3://`, `gs://`) work. A model is a path if it begins with
   `./` or `../`, ends in `.gguf`, or names a folder beside the file; otherwise it is a hub id.
 - `manifest.json` keeps a relative path as `FOLDER/./PATH`, and ids of documents begin with `PATH`.
-- `null` means: not set.
+- A setting without a value is `null`: not set. Parentheses hold other values and limits; numbers without limits are
+  positive.
 """
 SECTION_HEADS = {"audit": "Audit", "trial": "Trial"}
 NOUNS = {
@@ -44,7 +45,9 @@ NOUNS = {
     "SourceConfig": "source",
     "LabelledConfig": "labelled source",
 }
-WORDS = {"string": "text", "boolean": "boolean", "null": "`null`", "object": "mapping"}
+WORDS = {"string": "text", "boolean": "`true`, `false`", "object": "mapping"}
+MISSING = object()
+"""The default of a setting that has none."""
 LIMITS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 
 
@@ -76,12 +79,12 @@ def page() -> str:
         for section, title in new.items():
             level = "##" if section is root else "###"
             sentence = _first_paragraph(section)
-            shown = any(row.endswith(f"| {sentence} |") for row in rows)  # beside the setting that it describes
+            shown = any(row.endswith(f": {sentence}") for row in rows)  # beside the setting that it describes
             lines += [
                 f"{level} {title}",
                 "",
                 *([] if shown else [sentence, ""]),
-                *_table(section, title, known, rows),
+                *_settings(section, title, known, rows),
                 "",
             ]
     return "\n".join(lines).rstrip() + "\n"
@@ -95,11 +98,6 @@ def _title(kind: str, paths: list[str], section: type[BaseModel], places: Mappin
     return f"{shown}: {NOUNS[section.__name__]}" if shared else shown
 
 
-def _noun(section: type[BaseModel]) -> str:
-    """A section in a word or two."""
-    return NOUNS.get(section.__name__, "settings")
-
-
 def _anchor(title: str) -> str:
     """The anchor of a heading, as GitHub and the site make it."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
@@ -109,10 +107,10 @@ def _first_paragraph(section: type[BaseModel]) -> str:
     return " ".join((section.__doc__ or "").split("\n\n")[0].split())
 
 
-def _table(
+def _settings(
     section: type[BaseModel], title: str, anchors: Mapping[type[BaseModel], str], rows: dict[str, str]
 ) -> Iterator[str]:
-    """The settings of a section; those that stand in a table above as well, by their names alone."""
+    """The settings of a section; those that stand in a list above as well, by their names alone."""
     own: list[str] = []
     shared: dict[str, list[str]] = {}
     for name, row in _rows(section, anchors).items():
@@ -121,8 +119,6 @@ def _table(
             own.append(row)
         else:
             shared.setdefault(earlier, []).append(f"`{name}`")
-    yield "| setting | type | meaning |"
-    yield "|---|---|---|"
     yield from own
     for earlier, names in shared.items():
         yield ""
@@ -130,24 +126,26 @@ def _table(
 
 
 def _rows(section: type[BaseModel], anchors: Mapping[type[BaseModel], str]) -> dict[str, str]:
-    """Name of each setting -> its row."""
+    """Name of each setting -> its entry of the list."""
     rows: dict[str, str] = {}
     schema = section.model_json_schema()
-    links = {inner.__name__: f"[{_noun(inner)}](#{anchors[inner]})" for inner in sections(section)}
+    targets = {inner.__name__: f"#{anchors[inner]}" for inner in sections(section)}
+    links = {name: f"[{NOUNS.get(name, 'settings')}]({target})" for name, target in targets.items()}
     required = set(schema.get("required", ()))
     for field_name, field in section.model_fields.items():
         name = field.alias or field_name
         entry = schema["properties"][name]
-        sentence = field.description or _sentence_of(field.annotation)
-        kind = _type(entry, links)
-        if name in required:
-            setting = f"`{name}` (required)"
-        else:
-            setting, kind = (
-                _setting(name, field.get_default(call_default_factory=True)),
-                kind.removesuffix(" or `null`"),
-            )
-        rows[name] = f"| {setting} | {kind} | {_cell(sentence)} |"
+        default = MISSING if name in required else field.get_default(call_default_factory=True)
+        plain = default is None or default is MISSING or isinstance(default, BaseModel)
+        setting = f"`{name}`" if plain else _with_default(name, default)
+        kinds = [kind for kind in _alternatives(entry) if kind.get("type") != "null"]
+        only = _reference(kinds[0]) if len(kinds) == 1 else ""
+        if only:  # the name leads to the section
+            setting = f"[{setting}]({targets[only]})"
+        values = "" if only else _values(kinds, default, links)
+        hint = "; ".join(part for part in ("required" if default is MISSING else "", values) if part)
+        sentence = " ".join((field.description or _sentence_of(field.annotation)).split())
+        rows[name] = f"- {setting}{f' ({hint})' if hint else ''}: {sentence}"
     return rows
 
 
@@ -156,34 +154,52 @@ def _sentence_of(annotation: Any) -> str:
     return next((_first_paragraph(section) for section in _sections_in(annotation)), "")
 
 
-def _type(entry: Mapping[str, Any], links: Mapping[str, str]) -> str:
-    """A JSON schema in words."""
-    if "$ref" in entry or "allOf" in entry:
-        name = (entry.get("$ref") or entry["allOf"][0]["$ref"]).rsplit("/", 1)[-1]
-        return links[name]
-    for several in ("anyOf", "oneOf"):
-        if several in entry:
-            return " or ".join(dict.fromkeys(_type(one, links) for one in entry[several]))
-    if "enum" in entry or "const" in entry:
-        return ", ".join(f"`{value}`" for value in entry.get("enum", [entry.get("const")]))
-    if entry.get("type") == "array":
-        return f"list of {_type(entry['items'], links)}" if entry.get("items") else "list"
-    if entry.get("type") in ("integer", "number"):
-        limits = [f"{sign} {entry[key]:g}" for key, sign in LIMITS if key in entry]
-        return " ".join([entry["type"], ", ".join(limits)]).strip()
-    return WORDS.get(entry.get("type", ""), "any value")
+def _alternatives(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The JSON schemas that a value may have."""
+    several = entry.get("anyOf") or entry.get("oneOf") or entry.get("allOf")
+    return [one for other in several for one in _alternatives(other)] if several else [entry]
 
 
-def _setting(name: str, value: Any) -> str:
-    """A setting with its default, as a file has them; a section alone."""
-    if isinstance(value, BaseModel):
-        return f"`{name}`"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"`{name}: {text}`"
+def _reference(kind: Mapping[str, Any]) -> str:
+    """The section that a JSON schema, or its list, refers to; empty: none."""
+    return str(kind.get("$ref") or kind.get("items", {}).get("$ref", "")).rsplit("/", 1)[-1]
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def _values(kinds: list[Mapping[str, Any]], default: Any, links: Mapping[str, str]) -> str:
+    """The values that a setting may have, as far as its default and its sentence do not show them."""
+    alone = len(kinds) == 1
+    words = list(dict.fromkeys(filter(None, (_value(kind, default, links, alone) for kind in kinds))))
+    shown = "or " if isinstance(default, str) and words else ""
+    return shown + ", ".join([*words[:-2], " or ".join(words[-2:])])
+
+
+def _value(kind: Mapping[str, Any], default: Any, links: Mapping[str, str], alone: bool) -> str:
+    """A JSON schema in words; empty where it is the only one and its type shows."""
+    if "$ref" in kind:
+        return links[_reference(kind)]
+    if "enum" in kind or "const" in kind:
+        return ", ".join(f"`{value}`" for value in kind.get("enum", [kind.get("const")]) if value != default)
+    name = str(kind.get("type", ""))
+    if name == "array":
+        inner = [links[name] for name in map(_reference, _alternatives(kind.get("items", {}))) if name]
+        return " of ".join(["list", *inner]) if inner or not isinstance(default, list) else ""
+    if name in ("integer", "number"):
+        shown = alone and isinstance(default, int | float)
+        return " ".join(filter(None, ("" if shown else name, _limits(kind))))
+    return "" if (name == "string" and alone) or isinstance(default, bool | dict) else WORDS[name]
+
+
+def _limits(kind: Mapping[str, Any]) -> str:
+    """The least and the largest number; empty where it is positive and no more."""
+    if {"minimum", "maximum"} <= kind.keys():
+        return f"{kind['minimum']:g} to {kind['maximum']:g}"
+    limits = ", ".join(f"{sign} {kind[key]:g}" for key, sign in LIMITS if key in kind)
+    return "" if limits in ("≥ 1", "> 0") else limits
+
+
+def _with_default(name: str, value: Any) -> str:
+    """A setting with its default, as a file has them."""
+    return f"`{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}`"
 
 
 def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -47,13 +47,13 @@ from pipeline.series.earlier import begin_against
 from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
-from pipeline.stages.local import finish_shards
+from pipeline.stages.local import ENDPOINT_WORKERS, finish_shards
+from pipeline.stages.registry import endpoint_of
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, compact_receipts, read_receipts
 from ray_jobs import supervisor
 from ray_jobs.actors import map_shards
-from ray_jobs.ask import ask_shards
 from ray_jobs.cluster import cluster_nodes, cluster_warning
 from ray_jobs.evidence import token_reader
 from ray_jobs.finetune import AdapterJob, adapter_jobs, train_adapters, trainings_beside
@@ -83,14 +83,6 @@ class Outcome:
     def selections(self) -> list[Summary]:
         """The answers, in the order of the configuration."""
         return self.status.selections
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationOutcome:
-    """The figures of an evaluation, and the address of its page."""
-
-    evaluation: Evaluation
-    page: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +207,15 @@ def retry_run(run: str, reasons: Sequence[str], reporter: Reporter, texts: bool 
     return run_plan(make_plan(config, manifest.limit), reporter, texts, retried=tried)
 
 
-def run_evaluation(plan: Plan, reporter: Reporter) -> EvaluationOutcome:
+def run_evaluation(plan: Plan, reporter: Reporter) -> tuple[Evaluation, str]:
     """Score what is not scored yet and compare seen with unseen documents. The same call again resumes.
 
     Args:
         plan: of a config from `pipeline.audit.description.load_config`, of labelled documents.
         reporter: shows progress.
+
+    Returns:
+        The figures, and the address of their page.
 
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
@@ -229,7 +224,7 @@ def run_evaluation(plan: Plan, reporter: Reporter) -> EvaluationOutcome:
         evaluated = worded(evaluate_scores(plan.config, without_reviewed(scored, None), plan.limit))
         page = write_evaluation(scored.store, evaluated)
         status.write("complete", ExitCode.DONE)
-    return EvaluationOutcome(evaluated.evaluation, page)
+    return evaluated.evaluation, page
 
 
 @contextmanager
@@ -383,7 +378,7 @@ def _train(
     trainings = train_adapters(
         jobs,
         driver.store,
-        lambda progress: reporter.pace(progress.line()),
+        reporter.pace,
         check,
         at_once,
         here=driver.machine is not None,
@@ -475,7 +470,7 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
     status.write("running", None)
     if not todo:
         return
-    ready = stage.endpoint is not None
+    ready = False
     with reporter, supervisor.cluster_named():
         for event in _events(driver, stage, plan, todo, sizes):
             driver.check()
@@ -516,7 +511,7 @@ def _events(
     store, reporter, machine = driver.store, driver.reporter, driver.machine
     if stage.endpoint is not None:
         reporter.say(f"{stage.name}: asking {stage.endpoint.endpoint}")
-        return ask_shards(stage, shards, store)
+        return finish_shards(stage, shards, store, ENDPOINT_WORKERS, Placement(endpoint=endpoint_of(stage, store)))
     shards = sorted(shards, key=lambda shard: -sizes[shard.id])
     if machine is not None:
         many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""

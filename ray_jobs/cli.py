@@ -143,9 +143,8 @@ def evaluate(
     from ray_jobs.audit import run_evaluation
     from ray_jobs.progress import Reporter
 
-    outcome = run_evaluation(planned, Reporter(terminal.console(errors=json_)))
-    facts = {**outcome.evaluation.plain(), "page": outcome.page}
-    terminal.show(json_, facts, terminal.print_evaluation, outcome.evaluation, outcome.page)
+    evaluation, page = run_evaluation(planned, Reporter(terminal.console(errors=json_)))
+    terminal.show(json_, {**evaluation.plain(), "page": page}, terminal.print_evaluation, evaluation, page)
 
 
 for command in COMMANDS:

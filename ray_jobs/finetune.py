@@ -9,7 +9,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -66,24 +66,8 @@ class AdapterJob:
     checkpoint_seconds: float | None = None  # as of `train`
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterProgress:
-    """The progress of the training of one adapter."""
-
-    name: str
-    step: TrainingStep
-    tokens_per_s: float  # of its steps so far, of this attempt
-
-    def line(self) -> str:
-        """One line for the terminal."""
-        step = self.step
-        return (
-            f"adapter {self.name}  step {step.step}/{step.steps}  loss {step.loss:.3f}  "
-            f"{self.tokens_per_s:,.0f} tokens/s"
-        )
-
-
-OnProgress = Callable[[AdapterProgress], None]
+OnProgress = Callable[[str], None]
+"""Receives a line on how far the training of an adapter is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +85,22 @@ class AdapterTraining:
 
     @property
     def _progress_file(self) -> Path:
-        return Path(self.scratch, "progress.json")
+        return Path(self.scratch, "progress")
 
-    def note(self, progress: AdapterProgress) -> None:
+    def note(self, progress: str) -> None:
         """Note in a worker how far the training is, for the driver."""
         new = self._progress_file.with_suffix(f".{uuid.uuid4().hex}")
         with contextlib.suppress(OSError):  # no space, or the driver has ended: progress is worth no failure
-            new.write_text(json.dumps(asdict(progress)), encoding="utf-8")
+            new.write_text(progress, encoding="utf-8")
             new.replace(self._progress_file)
 
-    def new_progress(self) -> AdapterProgress | None:
+    def new_progress(self) -> str | None:
         """How far the training is, if a worker has noted that since the last call."""
-        try:
-            noted = json.loads(self._progress_file.read_text(encoding="utf-8"))
+        with contextlib.suppress(OSError):
+            noted = self._progress_file.read_text(encoding="utf-8")
             self._progress_file.unlink()
-        except (OSError, ValueError):
-            return None
-        return AdapterProgress(**{**noted, "step": TrainingStep(**noted["step"])})
+            return noted
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +268,7 @@ def _run_here(
     """Train in this process, and yield each training when it has ended."""
     threads = torch.get_num_threads()
 
-    def checked(progress: AdapterProgress) -> None:
+    def checked(progress: str) -> None:
         check()
         on_progress(progress)
 
@@ -456,6 +439,7 @@ def _paced(name: str, on_progress: OnProgress) -> Callable[[TrainingStep], None]
         if time.monotonic() - last >= PROGRESS_SECONDS:
             last = time.monotonic()
             rate = (step.tokens - first.tokens) / max(step.seconds - first.seconds, 1e-9)
-            on_progress(AdapterProgress(name, step, rate))
+            where = f"adapter {name}  step {step.step}/{step.steps}"
+            on_progress(f"{where}  loss {step.loss:.3f}  {rate:,.0f} tokens/s")
 
     return count

@@ -7,10 +7,9 @@ from collections.abc import Collection, Sequence
 
 from pipeline.corpus.documents import ContentDigest, read_shard, text_digest
 from pipeline.corpus.shard import Shard
-from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Usage
 from pipeline.errors import DamagedError, UserError
-from pipeline.stages.base import Asker, Placement, Stage
+from pipeline.stages.base import Placement, Stage
 from pipeline.stages.process import changed_input, filed_rows
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt
@@ -95,7 +94,7 @@ def _keep_answers(stage: Stage, shard: Shard, receipt: Receipt, store: Store) ->
     texts = {document.row: text_digest(document.text) for document in read_shard(shard, content)}
     if content.hexdigest() != receipt.documents:
         raise UserError(changed_input(shard, stage.name))
-    answers = Answers(store, stage.folder, stage.name, shard.id, stage.identity(shard))
+    answers = stage.answers(shard, store)
     answers.close()  # of what stands there the receipt names all
     answers.add(Usage(**receipt.spent) if receipt.spent is not None else Usage())
     try:
@@ -103,7 +102,7 @@ def _keep_answers(stage: Stage, shard: Shard, receipt: Receipt, store: Store) ->
     except DamagedError as error:
         _log.warning("%s", error)  # all of it is asked again
         return
-    asker: Asker = stage.make(stage, Placement())
+    asker = stage.make(stage, Placement())
     for number in sorted(rows):
         for answer in asker.filed(rows[number], texts.get(number, "")):
             answers.add(Usage(), **answer)

@@ -22,7 +22,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import NEAR_COPIES, ROLES, Role
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.keys import KEY_COLUMNS, Keys
-from pipeline.corpus.near_copies import sketches_of
+from pipeline.corpus.near_copies import stack_sketches
 from pipeline.corpus.options import LEFT_OUT as OPTIONS_LEFT_OUT
 from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
@@ -266,7 +266,7 @@ def trained_texts(store: Store, near_copies: float, needed: bool = False) -> Kno
         UserError: the file of these keys is missing where it is needed, or damaged.
     """
     table = store.read_table(KEYS_FILE) if needed or store.exists(KEYS_FILE) else KEYS_SCHEMA.empty_table()
-    return KnownTexts.of(table["text_key"].to_numpy(), sketches_of(table["sketch"]), near_copies)
+    return KnownTexts.of(table["text_key"].to_numpy(), stack_sketches(table["sketch"].to_pylist()), near_copies)
 
 
 def _one_fingerprint(receipts: Sequence[Receipt]) -> None:

@@ -16,7 +16,7 @@ from pipeline.corpus.keys import excerpts_of
 from pipeline.corpus.shard import Shard
 from pipeline.selection.passes import Answer, Batch
 from pipeline.store.files import Store
-from pipeline.store.pieces import SortedRows, copy_file, write_pieces
+from pipeline.store.pieces import SortedRows, write_pieces
 
 STRENGTH = ("_fused", "_score")
 """Columns of sorting alone, which `with_strength` appends; no file holds them."""
@@ -67,12 +67,12 @@ def write_selected(store: Store, folder: str, selected: SortedRows, clean: bool)
         UserError: the run directory cannot be written to.
     """
     schema = pa.schema([field for field in selected.schema if field.name not in STRENGTH])
-    pieces = (piece.drop_columns(STRENGTH) for piece in selected.pieces())
-    name = f"{folder}/selected.parquet"
-    files = {name: write_pieces(store, name, schema, pieces)}
+    files = {}
+    for name in (f"{folder}/selected.parquet", f"{folder}/clean.parquet")[: 1 + clean]:
+        pieces = (piece.drop_columns(STRENGTH) for piece in selected.pieces())
+        files[name] = write_pieces(store, name, schema, pieces)
     if clean:
-        copy, indices = f"{folder}/clean.parquet", f"{folder}/clean_ids.json"
-        files[copy] = copy_file(store, name, copy)
+        indices = f"{folder}/clean_ids.json"
         files[indices] = _write_clean_ids(store, indices, selected)
     return files
 

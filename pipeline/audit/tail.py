@@ -80,7 +80,8 @@ def blind_tail(held: HeldOut) -> tuple[float, np.ndarray, np.ndarray]:
     halves = [_tails(held, places, scores) for places, scores in held.halves()]
     distinct = [p for sizes, p_values, _ in halves for p in dict(zip(sizes, p_values, strict=True)).values()]
     together = [cauchy([p_values[place] for _, p_values, _ in halves]) for place in range(len(SHARES))]
-    share = max(SHARES[int(np.argmin(together))], float(np.mean([LEAST_TAIL / blocks for *_, blocks in halves])))
+    fewest = float(np.mean([LEAST_TAIL / blocks for *_, blocks in halves]))
+    share = min(1.0, max(SHARES[int(np.argmin(together))], fewest))
     ranks = _ranks(held)
     least = np.sort(ranks)[::-1][max(1, round(share * ranks.size)) - 1]
     return cauchy(distinct), ranks >= least, ranks

@@ -17,6 +17,7 @@ from pipeline.models.devices import CPU, Device
 from pipeline.report.wording.files import written_again
 from pipeline.stages.base import Stage, model_digests
 from pipeline.stages.judged import JudgedTexts
+from pipeline.stages.record import Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import DIGEST, sealed
@@ -60,10 +61,10 @@ def work_of(
     digest = model_digests()
     base = digest(weights_of(config.model)) if parts.adapters else {}
     keys = {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
-    prefixes = parts.prefixes()
-    stages = stages_of(config, keys or None, digest, device, prefixes=prefixes)
+    wanted = Wanted(config, device, digest, keys or None, prefixes=parts.prefixes())
+    stages = stages_of(wanted)
     if (judged := judging(stages[-1].fingerprint)) is not None:
-        stages = stages_of(config, keys or None, digest, device, judged, prefixes)
+        stages = stages_of(replace(wanted, judged=judged))
     return Work(stages, parts, keys, base)
 
 

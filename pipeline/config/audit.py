@@ -53,7 +53,7 @@ class ResourcesConfig(Section):
 
     cluster: Literal["auto", "local", "ray"] = Field(
         "auto",
-        description="local: threads on this machine; ray: the cluster of RAY_ADDRESS, or one started here; "
+        description="Threads on this machine, or the cluster of RAY_ADDRESS (else one started here); "
         "auto: by GPUs and work.",
     )
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] | ActorsConfig = Field(

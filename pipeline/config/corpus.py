@@ -141,13 +141,11 @@ class SourceConfig(Section):
     delimiter: Annotated[str, AfterValidator(checked_delimiter)] = Field(
         PLAIN.delimiter, description="Character between the fields of CSV files."
     )
-    versions: VersionsConfig | None = Field(None, description="audit: versions of each document, instead of `text`.")
+    versions: VersionsConfig | None = Field(None, description="Versions of each audited document, instead of `text`.")
     review_count: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="unseen: how many of the highest scores `seenset review` lists."
+        None, description="How many of the highest unseen scores `seenset review` lists."
     )
-    review: Annotated[str | None, Place.INPUT] = Field(
-        None, description="unseen: the filled-in file of `seenset review`."
-    )
+    review: Annotated[str | None, Place.INPUT] = Field(None, description="The filled-in file of `seenset review`.")
 
     scores: Annotated[list[ScoreConfig | str], Field(min_length=1)] | None = Field(
         None, description="Columns of scores, instead of `model` and `detectors`."
@@ -405,7 +403,7 @@ class TransformConfig(Section):
     dates: Literal["remove", "replace_year"] = Field(
         description="Remove dates and years, or replace every year by `year`."
     )
-    year: int | None = Field(None, ge=1000, le=9999, description="replace_year: the new year.")
+    year: int | None = Field(None, ge=1000, le=9999, description="The new year of replace_year.")
 
     @model_validator(mode="after")
     def _one_year(self) -> TransformConfig:

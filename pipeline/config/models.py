@@ -76,7 +76,7 @@ class EndpointConfig(Section):
     api: Literal["completions", "chat"] = Field("completions", description="The interface of the endpoint.")
     instruction: str = Field(
         "Continue the following text as it goes on. Write nothing but the continuation.",
-        description="chat: stands above the text.",
+        description="Stands above the text with chat.",
     )
     log_probs: Literal["auto", "prompt_logprobs", "echo", "none"] = Field(
         "auto", description="How the endpoint gives log-probabilities of a prompt; auto tries both ways."
@@ -142,7 +142,7 @@ class ParaphraserConfig(ModelConfig):
     path: Annotated[str, Place.MODEL] = Field(
         "humarin/chatgpt_paraphraser_on_T5_base", description="Hub id, local folder, or a .gguf file."
     )
-    temperature: float = Field(1.9, gt=0, description="Higher: draws differ more.")
+    temperature: float = Field(1.9, gt=0, description="A higher one makes draws differ more.")
     top_k: int = Field(50, ge=1, description="Sampling from the k likeliest tokens.")
     top_p: float = Field(0.95, gt=0, le=1, description="Of those, the likeliest with this total probability.")
 

@@ -47,7 +47,7 @@ class SelectionConfig(Section):
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)  # `lambda` is no name in Python
 
     name: str = Field(pattern=NAME, description="Folder under selection/.")
-    direction: Direction = Field("members", description="members: trained on; clean: the reverse.")
+    direction: Direction = Field("members", description="Select what the model was trained on, or the reverse.")
     detectors: list[str] = Field(min_length=1, description="Score columns, as under `detectors`.")
     procedure: str = Field("bh", description="A procedure of docs/procedures.md, or of a plugin.")
     alpha: Share = Field(0.1, description="Largest expected share of wrong documents among the selected.")
@@ -57,7 +57,7 @@ class SelectionConfig(Section):
         description="Rank among all known documents, those of the group, for the known ones at hand, or "
         "weighted by words.",
     )
-    delta: Share = Field(0.1, description="conditional: share of calibration sets for which the guarantee may fail.")
+    delta: Share = Field(0.1, description="Share of calibration sets for which the guarantee of conditional may fail.")
     lambda_: Share | None = Field(
         None,
         alias="lambda",
@@ -68,12 +68,12 @@ class SelectionConfig(Section):
         "conservative", description="Equal scores count against selection, or are ordered by a hash of the id."
     )
     weights: Literal["rejections", "equal", "random", "max"] = Field(
-        "rejections", description="td4eval: weights of the detectors."
+        "rejections", description="How td4eval weighs the detectors."
     )
     step_up: Literal["bh", "storey"] = Field(
-        "bh", description="adadetect, and td4eval reconformal: share of nulls is 1, or estimated."
+        "bh", description="For adadetect and td4eval reconformal: the share of nulls is 1, or estimated."
     )
-    reconformal: bool = Field(False, description="td4eval: rank the fused statistic anew, valid in finite samples.")
+    reconformal: bool = Field(False, description="Rank the fused statistic of td4eval anew, valid in finite samples.")
     confidence: Share = Field(0.95, description="Of the bounds of the list and of all audited documents.")
 
     @field_validator("name")
@@ -108,8 +108,8 @@ class SeriesConfig(Section):
     alpha: Share = Field(0.1, description="Largest expected share of wrong documents among all that the scans select.")
     rule: Rule = Field(
         "spend",
-        description="spend: each scan has a part of alpha; prds: BH that counts earlier selections, for "
-        "one unchanged scorer; e-lond: the same for ebh, under any dependence.",
+        description="Each scan has a part of alpha, or more after earlier selections: prds for bh and one unchanged "
+        "scorer, e-lond for ebh under any dependence.",
     )
     horizon: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Number of scans with equal parts of alpha; null: no end, smaller and smaller parts."

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.corpus.documents import Document, collapsed, id_key, read_shard, text_key
-from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE, sketches_of, sketches_of_texts, stack_sketches
+from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE, sketches_of_texts, stack_sketches
 from pipeline.corpus.pictures import open_picture, picture_key, picture_sketches
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, visible
@@ -64,7 +64,7 @@ class Keys:
         return cls(
             table["id_key"].to_numpy(),
             table["text_key"].to_numpy(),
-            sketches_of(table["sketch"]),
+            stack_sketches(table["sketch"].to_pylist()),
             table["group"].cast(pa.string()),
             table["n_tokens"].to_numpy().astype(np.int64),
         )

@@ -93,18 +93,6 @@ def _orders() -> np.ndarray:
     return np.array([factors, rng.randint(0, 1 << 32, SKETCH, dtype=np.uint32)])
 
 
-def sketches_of(column: pa.ChunkedArray) -> np.ndarray:
-    """Sketches as numbers.
-
-    Args:
-        column: of `SKETCH_TYPE`, without nulls.
-
-    Returns:
-        uint8, (documents, 128).
-    """
-    return stack_sketches(column.to_pylist())
-
-
 def stack_sketches(sketches: Sequence[bytes]) -> np.ndarray:
     """Sketches as numbers: uint8, (documents, 128)."""
     return np.frombuffer(b"".join(sketches), dtype=np.uint8).reshape(-1, SKETCH)
@@ -447,10 +435,6 @@ class SketchFile:
             ) from None
         self.size += len(sketches)
         return begin
-
-    def arranged(self, places: np.ndarray) -> FiledSketches:
-        """The sketches of some places, int64, in that order."""
-        return FiledSketches(self, places)
 
     def read(self, places: np.ndarray) -> np.ndarray:
         """The sketches of some places: uint8, (places, 128)."""

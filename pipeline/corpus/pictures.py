@@ -133,7 +133,7 @@ def _opened(data: bytes) -> Iterator[Image]:
 
 
 def open_picture(data: bytes) -> Image:
-    """The pixels of a picture without a `picture_problem`: upright as its camera was held, RGB.
+    """The pixels of a picture without a `picture_problem`: upright, RGB, of 16-bit grey the upper 8 bits.
 
     Raises:
         ValueError: it cannot be decoded to its end.

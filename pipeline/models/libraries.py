@@ -86,16 +86,6 @@ def import_package() -> None:
     import transformers.models.auto  # noqa: F401
 
 
-def import_models() -> None:
-    """Import what transformers needs for any model, which takes seconds."""
-    from transformers import (
-        AutoModelForCausalLM,  # noqa: F401
-        AutoTokenizer,  # noqa: F401
-        GenerationMixin,  # noqa: F401
-        PreTrainedModel,  # noqa: F401
-    )
-
-
 def quieten() -> None:
     """Keep the progress bars and notices of libraries off the terminal."""
     from huggingface_hub.utils import disable_progress_bars

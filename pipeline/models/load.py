@@ -33,7 +33,7 @@ from pipeline.models.checkpoints import (
     weight_files,
 )
 from pipeline.models.fit import other_shapes, refuse_integers, refuse_misfit
-from pipeline.models.libraries import BUILDING, import_models, quieten
+from pipeline.models.libraries import BUILDING, quieten
 from pipeline.models.opened import LanguageModel, Seq2SeqModel, use_fused_attention
 from pipeline.models.processors import load_processor
 from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer
@@ -83,7 +83,6 @@ def _open(config: ModelConfig, gpus: float, kind: Kind) -> LanguageModel | Seq2S
     """Open a model of a kind."""
     import torch
 
-    import_models()
     quieten()
     if gpus > 0 and not torch.cuda.is_available():
         raise UserError(f"model {config.shown}: {gpus:g} GPUs an actor were asked for and torch sees none")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, cast
 
 import pyarrow as pa
 
@@ -19,8 +20,9 @@ from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, prompt_tok
 from pipeline.errors import ExitCode, StopError
 from pipeline.models.tokens import count_words
 from pipeline.passes.statistics import text_read
-from pipeline.stages.base import Output, Placement, Stage, rows_schema
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, SharedEndpoint, Stage, rows_schema
 from pipeline.stages.record import Questions, StageKind, Wanted
+from pipeline.stages.sample import ENDPOINT_WINDOW
 from pipeline.store.files import Store
 
 PROBE = "The quick brown fox jumps over the lazy dog."
@@ -51,23 +53,25 @@ class EndpointReader:
         """Prepare."""
         self.stage = stage
         self.settings: LogProbSettings = stage.settings
-        self._way: Way | None = None
-        self._trying = asyncio.Lock()
+        self.endpoint = placement.endpoint
+        self.window = ENDPOINT_WINDOW
+        self.batch_size: BatchSize | None = None
 
-    async def _chosen_way(self, endpoint: Endpoint, answers: Answers) -> Way:
-        """How the endpoint tells log-probabilities, which is found out once for all shards."""
-        async with self._trying:
-            if self._way is None:
+    async def _chosen_way(self, shared: SharedEndpoint, answers: Answers) -> Way:
+        """How the endpoint tells log-probabilities, which is found out once for all workers."""
+        async with shared.choosing:
+            if shared.way is None:
                 question = answers.ask()
                 try:
-                    self._way = await find_way(self.stage, endpoint, question.spent, question.book)
+                    shared.way = await find_way(self.stage, shared.client, question.spent, question.book)
                 finally:
                     question.settle()
-            return self._way
+            return cast(Way, shared.way)
 
-    def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> dict[tuple[int, str], list[float]]:
+    def open(self, shard: Shard, store: Store, output: Output) -> dict[tuple[int, str], list[float]]:
         """The answers of earlier attempts, by number of the row and digest of the text."""
-        return {(line["row"], line["text"]): line["log_probs"] for line in answers.before()}
+        output.answers = self.stage.answers(shard, store)
+        return {(line["row"], line["text"]): line["log_probs"] for line in output.answers.before()}
 
     def filed(self, row: Mapping[str, Any], text: str) -> Iterator[dict[str, Any]]:
         """The answer of a filed row, if it has one."""
@@ -75,22 +79,28 @@ class EndpointReader:
             yield {"row": row["row"], "text": text, "log_probs": row["log_probs"]}
 
     def prepare(
-        self, document: Document, inputs: dict[tuple[int, str], list[float]], output: Output
-    ) -> Document | None:
-        """The document, if it has no answer yet."""
-        if (values := inputs.get((document.row, text_digest(document.text)))) is None:
-            return document
-        self._keep(document, values, output)
-        return None
+        self, documents: list[Document], inputs: dict[tuple[int, str], list[float]], output: Output
+    ) -> list[Entry]:
+        """Documents, each with its answer, if it has one."""
+        return [Entry(each, 0, inputs.get((each.row, text_digest(each.text)))) for each in documents]
 
-    async def ask(self, document: Document, output: Output, answers: Answers, endpoint: Endpoint) -> None:
-        """Ask for the log-probabilities of a document."""
+    def work(self, batch: list[Entry], output: Output) -> None:
+        """Ask for the log-probabilities of documents."""
+        assert self.endpoint is not None
+        assert output.answers is not None
+        for entry in batch:
+            if entry.work is not None:
+                self._keep(entry.document, entry.work, output)
+        missing = [entry.document for entry in batch if entry.work is None]
+        self.endpoint.each(missing, partial(self._ask, output=output, shared=self.endpoint, answers=output.answers))
+
+    async def _ask(self, document: Document, output: Output, shared: SharedEndpoint, answers: Answers) -> None:
         text = document.text[: count_words([document.text], self.settings.max_tokens)[0].kept]
         text = text_read(text, self.settings.forward.text, self.stage.seed)
-        way = await self._chosen_way(endpoint, answers)
+        way = await self._chosen_way(shared, answers)
         question, values = answers.ask(), list[float]()
         try:
-            values = await ask_log_probs(endpoint, self.settings.model, way, text, question.spent, question.book)
+            values = await ask_log_probs(shared.client, self.settings.model, way, text, question.spent, question.book)
             self._keep(document, values, output)
         except (Fault, Refusal) as error:
             output.refuse(document, "model_error", f"endpoint: {error}")
@@ -178,13 +188,10 @@ async def find_way(
         try:
             if len(await ask_log_probs(endpoint, model, way, PROBE, spent, book)) >= 2:
                 return way
-            problems.append(f"{way}: too few values")
-            answered = True
-        except Refusal as error:
-            problems.append(f"{way}: {error}")
-            answered = True
-        except Fault as error:  # some servers break on what they do not know
-            problems.append(f"{way}: {error}")
+            problem, answered = "too few values", True
+        except (Fault, Refusal) as error:  # some servers break on what they do not know
+            problem, answered = str(error), answered or isinstance(error, Refusal)
+        problems.append(f"{way}: {problem}")
     if not answered:
         raise StopError(f"endpoint {model.endpoint} does not answer: {'; '.join(problems)}", ExitCode.INCOMPLETE)
     raise StopError(

@@ -8,15 +8,16 @@ attempt log, halving a batch that fails until the culprit stands alone, the file
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import InitVar, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 import torch
@@ -28,7 +29,8 @@ from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, Scored
 from pipeline.corpus.documents import ContentDigest, Document
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.endpoint.answers import Answers
-from pipeline.endpoint.client import Endpoint
+from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
+from pipeline.errors import UserError
 from pipeline.models.devices import check_device, compute_as
 from pipeline.models.load import fingerprint_model
 from pipeline.models.sharing import Opened, SharedModels
@@ -60,6 +62,7 @@ class Placement:
     gpus: float = 0  # 0: the CPU
     threads: int = 1  # on the CPU, for a batch
     shared: SharedModels | None = None  # with the other workers of this process; None: it opens models itself
+    endpoint: SharedEndpoint | None = None  # of all workers, where the stage asks an endpoint
 
     def set_up(self, mark: str, gradients: bool = False) -> None:
         """Check the device of a worker, and set how this process computes on it.
@@ -106,7 +109,7 @@ class Stage:
     settings: Any  # a frozen dataclass, all of whose fields change rows
     transform: TransformConfig | None  # of every text
     seed: int
-    make: Callable[[Stage, Placement], Any]  # a Worker, or an Asker where there is an endpoint
+    make: Callable[[Stage, Placement], Any]  # a Worker
     digest: InitVar[Digest]
     reads: tuple[Stage, ...] = ()  # whose rows its worker reads
     endpoint: EndpointConfig | None = None  # that is asked; None: a model at hand
@@ -146,6 +149,10 @@ class Stage:
     def identity(self, shard: Shard) -> dict[str, Any]:
         """All that could change a row of a shard, without the setting of which only more can be asked."""
         return without(self.fingerprint_of(shard), self.grows)
+
+    def answers(self, shard: Shard, store: Store) -> Answers:
+        """What an endpoint has answered about a shard, and no receipt names yet."""
+        return Answers(store, self.folder, self.name, shard.id, self.identity(shard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +197,7 @@ class Output:
     earlier: dict[str, str] = field(default_factory=dict)  # stage whose rows are read -> digest of what it read
     base: Receipt | None = None  # of the same stage with less asked for, from which its rows go on
     base_rows: Rows = field(default_factory=dict)
+    answers: Answers | None = None  # of an endpoint, of which the rows are made
     filed: bool = False  # the receipt of the shard is of these rows, not of another attempt's
 
     def keep(self, document: Document, **columns: Any) -> None:
@@ -199,18 +207,6 @@ class Output:
     def refuse(self, document: Document, reason: str, message: str) -> None:
         """Note why a document has no result."""
         self.refused[document.row] = (document, reason, message)
-
-    def take(self, other: Output) -> None:
-        """Add what other documents of the shard came to."""
-        self.rows |= other.rows
-        self.refused |= other.refused
-        self.tokens += other.tokens
-        self.n_truncated += other.n_truncated
-
-    @property
-    def reasons(self) -> Counter[str]:
-        """Refused documents by reason."""
-        return Counter(reason for _, reason, _ in self.refused.values())
 
 
 class BatchWorker(Protocol):
@@ -236,20 +232,49 @@ class Worker(BatchWorker, Protocol):
         """Make documents ready, in the reader's thread; those that have no result are refused."""
 
 
-class Asker(Protocol):
-    """A stage's own part where an endpoint is asked, a document at a time."""
+Item = TypeVar("Item")
 
-    def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> Any:
-        """What earlier attempts left of a shard; finished rows go to the output."""
 
-    def filed(self, row: Mapping[str, Any], text: str) -> Iterator[dict[str, Any]]:
-        """What a filed row of a text, given by its digest, holds: as the answers that it was made of."""
+class SharedEndpoint:
+    """A client of an endpoint in a thread of its own: all workers of a process share its limits and its budget."""
 
-    def prepare(self, document: Document, inputs: Any, output: Output) -> Any:
-        """What to ask of a document; None where there is nothing to ask."""
+    def __init__(self, config: EndpointConfig, spent: Usage) -> None:
+        """Start the thread; `spent` is the part of the budget that earlier calls of the run used."""
+        self.client = Endpoint(config, spent)
+        self.way: str | None = None  # how the endpoint tells log-probabilities, once a worker knows it
+        self.choosing = asyncio.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="seenset-endpoint", daemon=True)
+        self._thread.start()
 
-    async def ask(self, task: Any, output: Output, answers: Answers, endpoint: Endpoint) -> None:
-        """Ask, and note a row or a refusal."""
+    def each(self, items: Iterable[Item], work: Callable[[Item], Awaitable[None]]) -> None:
+        """Work on items concurrently and wait for the end, in any thread. The first error cancels the rest.
+
+        Raises:
+            StopError: no document would get an answer now, or the budget is spent.
+            UserError: nothing more can be written down. No document is at fault, so that none is asked about again.
+        """
+        waiting = run_concurrently(items, work, self.client.config.concurrency)
+        try:
+            asyncio.run_coroutine_threadsafe(waiting, self._loop).result()
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+
+    def close(self) -> None:
+        """Cancel the requests under way, whose cost is written down, and close the client."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # its end cancels what is under way
+            self._held = runner.get_loop().create_task(self._hold())
+            self._loop.run_forever()
+
+    async def _hold(self) -> None:
+        async with self.client:
+            await asyncio.Event().wait()
 
 
 def _plain(value: Any) -> Any:

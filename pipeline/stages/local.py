@@ -17,16 +17,19 @@ from dataclasses import replace
 import torch
 
 from pipeline.corpus.shard import Shard
-from pipeline.errors import FullError, instead_of_exit
+from pipeline.errors import FullError, StopError, instead_of_exit
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement, Stage
-from pipeline.stages.events import Advance, Event, Failure, Ready, Tick, failure_of
+from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Tick, failure_of
 from pipeline.stages.worker import ShardStream
 from pipeline.store.attempts import LOCAL_DRIVER, interrupted_work
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
 TICK_SECONDS = 0.5
+ENDPOINT_WORKERS = 2
+"""Shards about which an endpoint is asked, so that the end of one leaves no place of the client empty."""
+
 STOP_SECONDS = 2.0
 """Waited for workers that compute a batch when the driver stops; their shards are begun anew."""
 
@@ -46,7 +49,7 @@ def finish_shards(
         store: the run directory.
         workers: batches at a time, >= 1.
         placement: of all workers, whose models may be open already, and stay so; None: one thread of the CPU each.
-            Several workers share weights.
+            Several workers share weights. A client of an endpoint is closed at the end.
 
     Returns:
         Receipts and failures in the order in which shards end, and between them how far the others are. Closing the
@@ -55,6 +58,8 @@ def finish_shards(
     Raises:
         UserError: a model cannot be opened.
         LostDeviceError: the device refuses all further work of this process.
+        StopError: an endpoint would answer about no document now, or the budget is spent.
+        FullError: there is no space left.
     """
     placement = placement or Placement()
     if placement.shared is None and workers > 1:
@@ -80,6 +85,7 @@ class _Pool:
         self.stage = stage
         self.store = store
         self.placement = placement
+        self.endpoint = placement.endpoint
         self.alone = alone  # one shard is read or computed at a time
         self.waiting = deque(shards)
         self.workers = 1
@@ -102,13 +108,15 @@ class _Pool:
                 try:
                     event = self.events.get(timeout=TICK_SECONDS)
                 except queue.Empty:
-                    event = Tick()
+                    event = Tick() if self.endpoint is None else Answered(self.endpoint.client.answered)
                 if isinstance(event, BaseException):
                     raise event
                 remaining -= isinstance(event, (Receipt, Failure))
                 yield event
         finally:
             self.stop.set()
+            if self.endpoint is not None:
+                self.endpoint.close()
             end = time.monotonic() + STOP_SECONDS
             for thread in threads:
                 thread.join(max(0.0, end - time.monotonic()))
@@ -120,9 +128,12 @@ class _Pool:
             if not self.ready.is_set():
                 self.ready.set()
                 self.events.put(Ready())
-            stream = ShardStream(self.stage, worker, self.store, LOCAL_DRIVER, self.advance, alone=self.alone)
+            kept = self.endpoint is None  # what an endpoint is asked ends no process
+            stream = ShardStream(
+                self.stage, worker, self.store, LOCAL_DRIVER, self.advance, alone=self.alone, kept=kept
+            )
             for shard, result in stream.finish(self.take):
-                if isinstance(result, FullError):  # no other shard could be filed either
+                if isinstance(result, (FullError, StopError)):  # no other shard could be finished either
                     raise result
                 self.events.put(result if isinstance(result, Receipt) else failure_of(shard, result))
         except _Stopped:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -13,10 +13,8 @@ import pyarrow as pa
 from pipeline.corpus.documents import Document, id_key, read_shard
 from pipeline.corpus.formats.base import Watch, unwatched
 from pipeline.corpus.shard import Shard
-from pipeline.endpoint.answers import Answers
-from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
 from pipeline.errors import DamagedError, UserError
-from pipeline.stages.base import Asker, Output, Rows, Stage, without
+from pipeline.stages.base import Output, Rows, Stage, without
 from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, write_receipt
@@ -24,33 +22,6 @@ from pipeline.store.tables import read_filed, write_filed
 
 _OUTCOME = ("reason", "problem")
 """Columns of which the latest table says all."""
-
-
-async def process_by_asking(stage: Stage, asker: Asker, shard: Shard, store: Store, endpoint: Endpoint) -> Receipt:
-    """Finish a shard by asking an endpoint and file its receipt; an already filed receipt is returned as it is.
-
-    Raises:
-        StopError: no document would get an answer now, or the budget is spent; answers are kept.
-        UserError: the shard's file is damaged.
-    """
-    if receipt := read_receipt(store, stage.name, shard.id):
-        return receipt
-    began, output = time.monotonic(), Output()
-    answers = Answers(store, stage.folder, stage.name, shard.id, stage.identity(shard))
-    inputs = asker.open(shard, store, output, answers)
-
-    def tasks() -> Iterator[Any]:
-        for document in readable_documents(stage, shard, output):
-            if (task := asker.prepare(document, inputs, output)) is not None:
-                yield task
-
-    async def work(task: Any) -> None:
-        await asker.ask(task, output, answers, endpoint)
-
-    await run_concurrently(tasks(), work, endpoint.config.concurrency)
-    receipt = file_rows(stage, shard, store, output, time.monotonic() - began, answers.spent)
-    answers.close()
-    return receipt
 
 
 def readable_documents(stage: Stage, shard: Shard, output: Output, watch: Watch = unwatched) -> Iterator[Document]:
@@ -132,9 +103,7 @@ def earlier_rows(stage: Stage, shard: Shard, store: Store, output: Output) -> It
             return
 
 
-def file_rows(
-    stage: Stage, shard: Shard, store: Store, output: Output, seconds: float, spent: Usage | None = None
-) -> Receipt:
+def file_rows(stage: Stage, shard: Shard, store: Store, output: Output, seconds: float) -> Receipt:
     """Write the rows of a finished shard, and then its receipt.
 
     Raises:
@@ -144,6 +113,7 @@ def file_rows(
     for earlier, digest in output.earlier.items():
         if digest != documents and digest and documents:
             raise UserError(changed_input(shard, earlier))
+    spent = None if output.answers is None else output.answers.spent
     attempt = f"{shard.id}-{uuid.uuid4().hex[:8]}.parquet"
     rows = dict(output.rows)
     if not stage.quarantines:
@@ -170,7 +140,7 @@ def file_rows(
         n_judged=output.n_judged,
         data=data,
         quarantine=quarantine,
-        reasons=dict(sorted(output.reasons.items())),
+        reasons=dict(sorted(Counter(reason for _, reason, _ in output.refused.values()).items())),
         fingerprint=stage.fingerprint_of(shard),
         files=files,
         documents=documents,
@@ -187,6 +157,8 @@ def file_rows(
         store.remove(data)
         if quarantine is not None:
             store.remove(quarantine)
+    if output.answers is not None:
+        output.answers.close()
     return filed
 
 

@@ -37,9 +37,9 @@ class Wanted:
     config: AuditConfig
     device: Device = CPU  # that the workers compute on
     digest: Digest = field(default_factory=model_digests)  # of models; reads each model's weights once
-    adapters: Mapping[str, str] | None = None  # name -> key of the folder of each; None: not known yet
+    adapters: Mapping[str, str] | None = None  # name -> key of the folder of each; None: their settings stand for them
     judged: JudgedTexts | None = None  # texts whose audit documents are left out
-    prefixes: Prefixes | None = None  # what stands before documents; None: nothing, or not drawn yet
+    prefixes: Prefixes | None = None  # what stands before documents; None: nothing, or their settings stand for them
 
     @property
     def detectors(self) -> tuple[Detector, ...]:

@@ -10,12 +10,11 @@ from typing import Any
 from pipeline import stages as package
 from pipeline.config.audit import AuditConfig
 from pipeline.detectors.base import Pass
-from pipeline.models.devices import CPU, Device
+from pipeline.endpoint.answers import spent_before
 from pipeline.stages import is_scoring
-from pipeline.stages.base import Digest, Stage, model_digests
-from pipeline.stages.judged import JudgedTexts
-from pipeline.stages.prefixes import Prefixes
+from pipeline.stages.base import SharedEndpoint, Stage
 from pipeline.stages.record import Questions, StageKind, Wanted
+from pipeline.store.files import Store
 
 
 def _stage_kinds() -> Iterator[StageKind]:
@@ -31,33 +30,32 @@ ANSWER_FOLDERS = {kind.name: kind.folder for kind in STAGES if kind.asks}
 """Kinds of stages that ask endpoints, and where their answers lie."""
 
 
-def stages_of(
-    config: AuditConfig,
-    adapters: Mapping[str, str] | None = None,
-    digest: Digest | None = None,
-    device: Device = CPU,
-    judged: JudgedTexts | None = None,
-    prefixes: Prefixes | None = None,
-) -> tuple[Stage, ...]:
+def stages_of(wanted: Wanted | AuditConfig) -> tuple[Stage, ...]:
     """The stages of an audit; the last one scores and reads the rows of the others.
 
     Args:
-        config: of the audit.
-        adapters: name -> key of the folder of each adapter; where it is not known yet, its settings stand for it.
-        digest: of models, from `model_digests`; reads each model's weights once.
-        device: that the actors compute on.
-        judged: texts whose audit documents are left out.
-        prefixes: what stands before documents; where it is not drawn yet, the seed and the detectors stand for it.
+        wanted: of the stages; a configuration where no more is known yet.
 
     Raises:
         UserError: a model's file is missing, the paraphraser is the audited model, or a model leaves no room for a
             batch on the device.
     """
-    wanted = Wanted(config, device, digest or model_digests(), adapters, judged, prefixes)
+    wanted = wanted if isinstance(wanted, Wanted) else Wanted(wanted)
     made: list[Stage] = []
     for kind in STAGES:
         made += kind.stages(wanted, tuple(made))
     return tuple(made)
+
+
+def endpoint_of(stage: Stage, store: Store) -> SharedEndpoint:
+    """A client of the endpoint of a stage, which counts what earlier calls of the run have spent of its budget.
+
+    Args:
+        stage: with an endpoint.
+        store: the run directory.
+    """
+    assert stage.endpoint is not None
+    return SharedEndpoint(stage.endpoint, spent_before(store, stage.name, ANSWER_FOLDERS))
 
 
 def check_stages(config: AuditConfig) -> None:

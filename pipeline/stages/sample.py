@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +23,6 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Continued, Pass
 from pipeline.detectors.registry import sampled_of
 from pipeline.detectors.samia import prefix_and_reference
-from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, prompt_tokens
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
@@ -36,6 +35,9 @@ from pipeline.stages.record import Questions, StageKind, Wanted
 from pipeline.store.files import Store
 
 WINDOW_DOCUMENTS = 64
+ENDPOINT_WINDOW = Window(4096, 1 << 23)
+"""Documents about which an endpoint is asked concurrently."""
+
 MAX_NEW_TOKENS = 1024
 SCHEMA = rows_schema(("reference", pa.string()), ("continuations", pa.list_(pa.string())))
 
@@ -217,12 +219,16 @@ class EndpointSampler:
         self.settings: SampleSettings = stage.settings
         assert stage.endpoint is not None
         self.model: EndpointConfig = stage.endpoint
+        self.endpoint = placement.endpoint
+        self.window = ENDPOINT_WINDOW
+        self.batch_size: BatchSize | None = None
 
-    def open(self, shard: Shard, store: Store, output: Output, answers: Answers) -> dict[tuple[int, str], list[str]]:
+    def open(self, shard: Shard, store: Store, output: Output) -> dict[tuple[int, str], list[str]]:
         """The draws of files and of answers that no file holds yet, by number of the row and digest of the text."""
+        output.answers = self.stage.answers(shard, store)
         keep_earlier_draws(self.stage, shard, store, output)
         draws: dict[tuple[int, str], list[str]] = {}
-        for line in answers.before():
+        for line in output.answers.before():
             texts = draws.setdefault((line["row"], line["text"]), list(draws_of_row(line["row"], output)))
             if line["draw"] == len(texts):
                 texts += line["texts"]
@@ -234,22 +240,32 @@ class EndpointSampler:
             yield {"row": row["row"], "text": text, "draw": draw, "texts": [continuation]}
 
     def prepare(
-        self, document: Document, inputs: dict[tuple[int, str], list[str]], output: Output
-    ) -> tuple[Task, list[str]] | None:
-        """A document cut in two, and the draws that there are."""
-        kept = count_words([document.text], self.settings.max_tokens)[0].kept
-        filed = draws_of_row(document.row, output)
-        texts = inputs.get((document.row, text_digest(document.text))) or filed
-        if len(filed) >= self.settings.draws:  # more than is wanted now may be wanted later
-            output.rows[document.row]["continuations"] = texts
-        task = task_of(self.stage, document, kept, output)
-        return None if task is None else (task, texts)
+        self, documents: list[Document], inputs: dict[tuple[int, str], list[str]], output: Output
+    ) -> list[Entry]:
+        """Documents cut in two, each with the draws that there are."""
+        entries = []
+        for document in documents:
+            kept = count_words([document.text], self.settings.max_tokens)[0].kept
+            filed = draws_of_row(document.row, output)
+            texts = inputs.get((document.row, text_digest(document.text))) or filed
+            if len(filed) >= self.settings.draws:  # more than is wanted now may be wanted later
+                output.rows[document.row]["continuations"] = texts
+            if (task := task_of(self.stage, document, kept, output)) is not None:
+                entries.append(Entry(document, 0, (task, texts)))
+        return entries
 
-    async def ask(self, missing: tuple[Task, list[str]], output: Output, answers: Answers, endpoint: Endpoint) -> None:
+    def work(self, batch: list[Entry], output: Output) -> None:
+        """Ask for the draws that are missing."""
+        assert self.endpoint is not None
+        missing = [entry.work for entry in batch]
+        self.endpoint.each(missing, partial(self._ask, output=output, endpoint=self.endpoint.client))
+
+    async def _ask(self, missing: tuple[Task, list[str]], output: Output, endpoint: Endpoint) -> None:
         """Ask until the document has its draws: endpoints may give fewer than were asked for."""
+        assert output.answers is not None
         task, texts = missing
         while len(texts) < self.settings.draws:
-            question, more = answers.ask(), list[str]()
+            question, more = output.answers.ask(), list[str]()
             number = min(self.settings.draws - len(texts), self.model.choices)
             path, body = self._request(task, len(texts), number)
             most = prompt_tokens(task.prefix + self.model.instruction) + number * task.max_new_tokens

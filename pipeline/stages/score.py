@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 
@@ -347,7 +348,9 @@ class Scorer:
         return in_one_copy([detector.score(evidence) for detector in self.detectors])
 
 
-def file_scores(detectors: Sequence[Detector], batch: Sequence[Entry], scores: torch.Tensor, output: Output) -> None:
+def file_scores(
+    detectors: Sequence[Detector], batch: Sequence[Entry], scores: torch.Tensor | np.ndarray, output: Output
+) -> None:
     """Note the scores of a batch; a document with one that is no finite number is refused.
 
     Args:

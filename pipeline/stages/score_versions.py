@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.corpus.documents import Document, TextVersions, id_key
+from pipeline.corpus.documents import Document, TextVersions
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.passes.shared import common_beginning, shares_beginnings
 from pipeline.stages.base import Entry, Output, Placement, Stage
 from pipeline.stages.events import VERSIONS, VERSIONS_TYPE
-from pipeline.stages.score import Scorer, score_schema
+from pipeline.stages.score import Scorer, file_scores, score_schema
 from pipeline.stages.worker import longest_first
 from pipeline.store.files import Store
 
@@ -129,27 +129,17 @@ class VersionScorer:
             output.refuse(document, "non_finite_score", f"version {place}: not a finite number: {', '.join(names)}")
             return
         versions, published = prepared.versions, prepared.entries[prepared.versions.published]
-        truncated = any(version.work.truncated for version in prepared.entries)
-        output.keep(
-            document,
-            role=published.work.role,
-            group=document.group,
-            n_tokens=published.tokens,
-            truncated=truncated,
-            id_key=id_key(document.doc_id),
-            text_key=published.work.text_key,
-            sketch=published.work.sketch,
-            versions={
-                "published": versions.published,
-                "digests": versions.digests,
-                "kinds": versions.kinds,
-                "forms": versions.forms,
-                "scores": scores.ravel().tolist(),
-            },
-            **dict(zip(self.columns, scores[versions.published].tolist(), strict=True)),
-        )
-        output.tokens += entry.tokens
-        output.n_truncated += truncated
+        work = replace(published.work, truncated=any(version.work.truncated for version in prepared.entries))
+        row = scores[versions.published : versions.published + 1]
+        file_scores(self.scorer.detectors, [Entry(document, published.tokens, work)], row, output)
+        output.rows[document.row][VERSIONS] = {
+            "published": versions.published,
+            "digests": versions.digests,
+            "kinds": versions.kinds,
+            "forms": versions.forms,
+            "scores": scores.ravel().tolist(),
+        }
+        output.tokens += entry.tokens - published.tokens  # those of the other versions
 
 
 # --- what differs between the versions of a text, aligned by words: the tokens that tell which version was learnt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import uuid
 from bisect import bisect_right
@@ -20,7 +19,6 @@ ROWS = 1 << 15
 """Rows in a row group of a table that is written in pieces, and in a sorted run."""
 
 _BATCH = 1 << 11  # rows of a run that a merge holds at a time
-_COPIED = 1 << 20  # bytes at a time
 _TABLES = 256  # small ones at a time: each takes some KB besides its rows
 _RUNS = 16  # runs of a level; they are merged to one of the next
 
@@ -53,25 +51,6 @@ def write_pieces(store: Store, name: str, schema: pa.Schema, pieces: Iterable[pa
         if len(waiting) or not written:
             writer.write_table(waiting.combine_chunks())
     return file.sha256
-
-
-def copy_file(store: Store, name: str, copy: str) -> str:
-    """Write the bytes of a file of the run directory under another name.
-
-    Args:
-        store: the run directory.
-        name: of the file.
-        copy: its other name.
-
-    Returns:
-        The SHA-256 of the copy, hexadecimal.
-
-    Raises:
-        UserError: as `Store.replaced`.
-    """
-    with store.replaced(copy) as target, store.fs.open(store.path(name), "rb") as source:
-        shutil.copyfileobj(source, target, _COPIED)
-    return target.sha256
 
 
 class SortedRows:

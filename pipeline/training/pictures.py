@@ -15,13 +15,10 @@ from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.pictures import open_picture
 from pipeline.errors import UserError
 from pipeline.models.opened import LanguageModel, embedding_rows, unknown_id
-from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
+from pipeline.models.pictures import caption_ids, padded_prompts, picture_prompt
 from pipeline.training.loss import loss_of_tokens
 from pipeline.training.memory import typed
 from pipeline.training.train import PLAIN, Lesson, Training, TrainingOptions, TrainingResult, carry_on, check_job
-
-PREPARED_BYTES = 256 << 20
-"""Pictures as a model reads them that are kept for the next epoch; others are decoded again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +62,14 @@ def train_pictures(
         raise UserError("pictures are trained into a vision-language model, and this model reads texts alone")
     config = typed(lm.model, config)
     check_job(output_folder, len(pictures), config)
-    prompts = _Prompts(lm)
     documents = [
-        _captioned(lm, prompts, index, picture, caption, config.max_tokens)
-        for index, (picture, caption) in enumerate(pictures)
+        _captioned(lm, index, picture, caption, config.max_tokens) for index, (picture, caption) in enumerate(pictures)
     ] * config.copies
 
     def loss(model: Any, some: Sequence[CaptionedPicture]) -> tuple[Tensor, int]:
         captions = [one.ids[one.first :] for one in some]
-        batch, mask = padded_prompts(lm, [prompts.of(one.picture) for one in some], captions)
+        prompts = [picture_prompt(lm, open_picture(one.picture)) for one in some]
+        batch, mask = padded_prompts(lm, prompts, captions)
         places = torch.arange(1, mask.shape[1], device=mask.device)
         firsts = torch.tensor([one.first for one in some], device=mask.device)
         predicted = mask[:, 1:].bool() & (places >= firsts[:, None])
@@ -84,10 +80,8 @@ def train_pictures(
     return carry_on(lm.model, Training.of(documents, described, lesson, config, output_folder, options))
 
 
-def _captioned(
-    lm: LanguageModel, prompts: _Prompts, index: int, picture: bytes, caption: str, max_tokens: int
-) -> CaptionedPicture:
-    prompt, answer = prompts.of(picture).ids, caption_ids(lm, caption)
+def _captioned(lm: LanguageModel, index: int, picture: bytes, caption: str, max_tokens: int) -> CaptionedPicture:
+    prompt, answer = picture_prompt(lm, open_picture(picture)).ids, caption_ids(lm, caption)
     if not answer or not caption.strip():
         raise UserError(f"fine-tuning picture {index} has no caption: {caption!r}")
     most = max_tokens if lm.max_tokens is None else min(max_tokens, lm.max_tokens - len(prompt))
@@ -100,23 +94,3 @@ def _captioned(
     if (problem := unknown_id(ids, embedding_rows(lm.model))) is not None:
         raise UserError(f"fine-tuning picture {index}: {problem}")
     return CaptionedPicture(picture, ids, len(prompt))
-
-
-class _Prompts:
-    """The prompts of pictures; as many are kept as `PREPARED_BYTES` hold."""
-
-    def __init__(self, lm: LanguageModel) -> None:
-        self._lm = lm
-        self._kept: dict[bytes, PicturePrompt] = {}
-        self._bytes = 0
-
-    def of(self, picture: bytes) -> PicturePrompt:
-        """The prompt with this picture."""
-        if picture in self._kept:
-            return self._kept[picture]
-        prompt = picture_prompt(self._lm, open_picture(picture))
-        size = sum(value.nbytes for values in (prompt.numbers, prompt.along) for value in values.values())
-        if self._bytes + size <= PREPARED_BYTES:
-            self._kept[picture] = prompt
-            self._bytes += size
-        return prompt

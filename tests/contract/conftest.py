@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,25 @@ def reference(world: Path) -> Path:
     """A finished run that was asked every question, made by one worker of this process."""
     done(here("run", write_config(world, "reference", selections=questions(*ASKED, *REAL))))
     return world / "runs/reference"
+
+
+@pytest.fixture(scope="session")
+def plain(world: Path) -> Path:
+    """A finished run that was asked what runs with faults are asked; for copies."""
+    done(here("run", write_config(world, "plain")))
+    return world / "runs/plain"
+
+
+@pytest.fixture
+def copied(plain: Path, tmp_path: Path) -> Path:
+    """A copy of that run, in the folder `run` of the test."""
+    return Path(shutil.copytree(plain, tmp_path / "run"))
+
+
+@pytest.fixture
+def finished(copied: Path, audit: Callable[..., Path]) -> Path:
+    """The YAML of that copy."""
+    return audit()
 
 
 @pytest.fixture(scope="session")

@@ -194,8 +194,7 @@ def test_json_and_files_of_trial(world: Path, tmp_path: Path) -> None:
     check_recorded("files/trial", names)
 
 
-def test_files_of_a_finished_run(world: Path, reference: Path) -> None:
-    done(here("run", world / "reference.yaml"))  # others may have asked it with select since
+def test_files_of_a_finished_run(reference: Path) -> None:
     others = "|".join({*ASKED, *REAL} - {"storey", "clean", "fused", "weighted"})
     names = [name for name in names_in(reference) if not re.search(f"/({others})[-/]", name) and name != "verdict.json"]
     check_recorded("files/run", names)
@@ -240,13 +239,13 @@ def test_exit_codes_0_2_and_3_of_run_and_status(audit: Audit, reference: Path, t
     done(here("status", run))
 
 
-def test_exit_codes_4_and_5(world: Path, second: Path, contradicted: Path, scanned: Path, reference: Path) -> None:
+def test_exit_codes_4_and_5(world: Path, second: Path, contradicted: Path, scanned: Path, copied: Path) -> None:
     done(here("select", second, "--fail-if-selected"), 4)
     done(here("select", second, "--fail-if-selected", "--exit-zero-on", "4"))
     done(here("select", second))
     done(here("select", contradicted, "--fail-if-selected"), 5)
     done(here("verdict", contradicted, "--fail-if-trained"), 5)
-    done(here("verdict", reference, "--fail-if-trained"), 4)
+    done(here("verdict", copied, "--fail-if-trained"), 4)
     done(here("series", scanned, "--fail-if-new"), 4)
     done(here("run", world / "contradicted.yaml", "--fail-if-selected"), 5)
     assert json.loads((contradicted / "status.json").read_text())["exit_code"] == 5

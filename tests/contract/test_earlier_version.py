@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -92,13 +91,11 @@ def as_schema_1(run: Path) -> None:
 
 
 @pytest.fixture
-def schema_1(audit: Callable[..., Path], tmp_path: Path) -> Path:
+def schema_1(finished: Path, tmp_path: Path) -> Path:
     """The configuration of a finished run of schema 1, which lies in the folder `run` beside it."""
-    path = audit()
-    done(here("run", path))
     done(here("verdict", tmp_path / "run"))
     as_schema_1(tmp_path / "run")
-    return path
+    return finished
 
 
 def test_answers_of_schema_1_are_refused_by_readers_until_they_are_made_again(schema_1: Path, tmp_path: Path) -> None:

@@ -139,10 +139,9 @@ def test_scores_and_answers_in_memory_are_those_of_a_run(world: Path, reference:
 
 
 def test_a_resumed_run_scores_nothing_again_and_comes_to_the_same_bytes(
-    audit: Audit, reference: Path, tmp_path: Path
+    finished: Path, reference: Path, tmp_path: Path
 ) -> None:
-    path, run = audit(), tmp_path / "run"
-    done(here("run", path))
+    run = tmp_path / "run"
     shards = sorted((run / "receipts/score").glob("*.json"))
     for file in shards[::2]:
         file.unlink()
@@ -150,7 +149,7 @@ def test_a_resumed_run_scores_nothing_again_and_comes_to_the_same_bytes(
     kept = {file: file.stat().st_mtime_ns for file in shards[1::2]}
     tables = {one["data"] for name, one in receipts(run).items()}
     before = {name: (run / name).stat().st_mtime_ns for name in tables}
-    done(here("run", path, "--set", "resources.actors=2"))
+    done(here("run", finished, "--set", "resources.actors=2"))
     check_same(run, reference, *FEW)
     assert {file: file.stat().st_mtime_ns for file in kept} == kept
     assert {name: (run / name).stat().st_mtime_ns for name in tables} == before
@@ -167,10 +166,9 @@ def test_a_finished_run_answers_again_without_a_change_of_a_file(audit: Audit, t
 
 
 def test_another_question_touches_no_score_and_the_first_one_is_answered_as_before(
-    audit: Audit, reference: Path, tmp_path: Path
+    finished: Path, reference: Path, tmp_path: Path
 ) -> None:
-    path, run = audit(), tmp_path / "run"
-    done(here("run", path))
+    run = tmp_path / "run"
     before = scores(run)
     other = done(here("select", run, "--set", "selections.0.alpha=0.9", "--json")).json
     assert other["selections"][0]["alpha"] == 0.9
@@ -186,10 +184,9 @@ def test_another_question_touches_no_score_and_the_first_one_is_answered_as_befo
     "change",
     ["max_tokens=8", "detectors=[loss, min_k, {exact: {step: 1}}]", "resources.shard_bytes=999", "seed=7"],
 )
-def test_what_would_change_a_score_is_refused_on_resume(audit: Audit, tmp_path: Path, change: str) -> None:
-    done(here("run", path := audit(selections=[])))
+def test_what_would_change_a_score_is_refused_on_resume(finished: Path, tmp_path: Path, change: str) -> None:
     before = scores(tmp_path / "run")
-    ended = here("run", path, "--set", change)
+    ended = here("run", finished, "--set", change)
     assert ended.code == 2
     assert change.split("=")[0] in ended.line
     assert scores(tmp_path / "run") == before

@@ -29,12 +29,12 @@ def test_a_wrong_setting_is_one_line_that_names_it(audit: Audit, setting: str, l
     assert line in said
 
 
-def test_lines_of_a_finished_run(reference: Path) -> None:
-    shown = done(here("select", reference)).out
+def test_lines_of_a_finished_run(copied: Path) -> None:
+    shown = done(here("select", copied)).out
     assert "inconclusive" in shown
     assert re.search(r"With 95% confidence at most 24 of these 82 are wrong, and at least 58 of the 153", shown)
     assert "seenset: " not in shown
-    assert "complete" in done(here("status", reference)).out
+    assert "complete" in done(here("status", copied)).out
 
 
 def test_an_answer_says_what_it_guarantees(reference: Path) -> None:
@@ -52,6 +52,6 @@ def test_what_is_no_run_directory_is_told(tmp_path: Path) -> None:
         assert "is not a run directory" in done(here(command, tmp_path / "nothing"), 2).line
 
 
-def test_the_verdict_is_one_sentence_first(reference: Path) -> None:
-    sentences = done(here("verdict", reference, "--json")).json["sentences"]
+def test_the_verdict_is_one_sentence_first(copied: Path) -> None:
+    sentences = done(here("verdict", copied, "--json")).json["sentences"]
     assert sentences[0].startswith("model was trained on documents of this collection")

@@ -18,6 +18,8 @@ from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 
 CONTENDERS = 8
+AT_ONCE = 5
+"""Rounds: most of the time of one goes by in waiting for the dead."""
 
 
 def leave(url: str) -> None:
@@ -43,19 +45,24 @@ def main(folder: str, rounds: int) -> None:
     """Print the count of rounds by their number of winners."""
     fork = multiprocessing.get_context("fork")
     counts: Counter[int] = Counter()
-    for number in range(rounds):
-        url = f"{folder}/{number}"
-        dead = fork.Process(target=leave, args=(url,))
-        dead.start()
-        dead.join()
-        start, end, winners = fork.Barrier(CONTENDERS), fork.Event(), fork.SimpleQueue()
-        processes = [fork.Process(target=contend, args=(url, start, winners, end)) for _ in range(CONTENDERS)]
-        for process in processes:
-            process.start()
-        counts[sum(winners.get() is not None for _ in processes)] += 1
-        end.set()
-        for process in processes:
-            process.join()
+    for first in range(0, rounds, AT_ONCE):
+        begun = []
+        for number in range(first, min(first + AT_ONCE, rounds)):
+            url = f"{folder}/{number}"
+            dead = fork.Process(target=leave, args=(url,))
+            dead.start()
+            dead.join()
+            start, end, winners = fork.Barrier(CONTENDERS), fork.Event(), fork.SimpleQueue()
+            processes = [fork.Process(target=contend, args=(url, start, winners, end)) for _ in range(CONTENDERS)]
+            for process in processes:
+                process.start()
+            begun.append((processes, winners, end))
+        for processes, winners, _ in begun:
+            counts[sum(winners.get() is not None for _ in processes)] += 1
+        for processes, _, end in begun:
+            end.set()
+            for process in processes:
+                process.join()
     print(json.dumps(counts))
 
 

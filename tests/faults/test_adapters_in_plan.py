@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ended import refusal
+from commands import refusal
 from made_up import sentence
 
 MakeAudit = Callable[..., Path]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ended import ended
+from commands import printed, refusal
 from export_runs import finished_run
 from made_up import sentence, write_audit, write_jsonl
 from rich.console import Console
@@ -43,15 +43,6 @@ from ray_jobs.select import give_verdict, select_again
 
 FLIPS = 1000
 NAMES = ("first", "second")
-EXCHANGED = (
-    "summary.json",
-    "selected.parquet",
-    "groups.json",
-    "scores.json",
-    "alphas.json",
-    "ranks.parquet",
-    "digests.json",
-)
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +245,7 @@ def test_evaluate_states_the_same_figures_whatever_bit_of_its_run_is_flipped(
     config = load_config(str(path), overrides, labelled=True)
 
     def figures(_: Path) -> str:
-        return repr(run_evaluation(make_plan(config), Reporter(Console(), quiet=True)).evaluation)
+        return repr(run_evaluation(make_plan(config), Reporter(Console(), quiet=True))[0])
 
     said, generator, run = figures(tmp_path), random.Random(33), tmp_path / "run"
     for path in files_of(run):
@@ -274,12 +265,12 @@ def test_a_series_stops_at_a_scan_whose_answer_lacks_a_file(
     shutil.copytree(folder, scanned.parent / "kept")
     place = folder / name
     shutil.rmtree(folder) if name == "documents" else place.unlink()  # the whole answer, or a file
-    code, output, error = ended(capsys, "series", scanned.parent / "ledger")
+    code, output, errors = printed(capsys, "series", scanned.parent / "ledger")
     shutil.rmtree(folder, ignore_errors=True)
     (scanned.parent / "kept").rename(folder)
-    assert (code, output, error.count("\n")) == (2, "", 1)
-    assert f"{scanned}/selection/first/" in error
-    assert f"seenset select {scanned}" in error
+    assert (code, output, errors.count("\n")) == (2, "", 1)
+    assert f"{scanned}/selection/first/" in errors
+    assert f"seenset select {scanned}" in errors
 
 
 def test_a_series_notes_a_scan_of_version_0_9_0(scanned: Path) -> None:
@@ -357,28 +348,44 @@ def edited(run: Path, name: str, old: str, new: str) -> str:
     return name
 
 
-EDITS = {
-    "count": ("selection/first/summary.json", '"n_selected": 14', '"n_selected": 24'),
-    "alpha": ("selection/first/summary.json", '"alpha": 0.25', '"alpha": 0.5'),
-    "bound": ("selection/first/alphas.json", '"right_at_least": null', '"right_at_least": []'),
-    "groups": ("selection/first/groups.json", '"author 0": ', '"author 0": 1'),
-    "alpha of the manifest": ("manifest.json", '"alpha": 0.25', '"alpha": 0.5'),
-    "history": ("selection/history.jsonl", '"n_selected": 14', '"n_selected": 24'),
-    "support": ("selection/first/summary.json", '"supported": ', '"supported":  '),
-}
+def count(run: Path) -> str:
+    return edited(run, "selection/first/summary.json", '"n_selected": 14', '"n_selected": 24')
+
+
+def alpha(run: Path) -> str:
+    return edited(run, "selection/first/summary.json", '"alpha": 0.25', '"alpha": 0.5')
+
+
+def bound(run: Path) -> str:
+    return edited(run, "selection/first/alphas.json", '"right_at_least": null', '"right_at_least": []')
+
+
+def groups(run: Path) -> str:
+    return edited(run, "selection/first/groups.json", '"author 0": ', '"author 0": 1')
+
+
+def alpha_of_the_manifest(run: Path) -> str:
+    return edited(run, "manifest.json", '"alpha": 0.25', '"alpha": 0.5')
+
+
+def history(run: Path) -> str:
+    return edited(run, "selection/history.jsonl", '"n_selected": 14', '"n_selected": 24')
+
+
+def support(run: Path) -> str:
+    return edited(run, "selection/first/summary.json", '"supported": ', '"supported":  ')
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize("edit", [count, alpha, bound, groups, alpha_of_the_manifest, history, support])
 def test_an_edited_file_is_named_with_the_command_that_makes_it_again(
-    edit: tuple[str, str, str], run: Path, capsys: pytest.CaptureFixture[str]
+    edit: Callable[[Path], str], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = edited(run, *edit)
+    name = edit(run)
     for command in (["report", str(run)], ["status", str(run)], ["export", str(run), "--selection", "first"]):
-        code, output, error = ended(capsys, *command)
-        assert (code, output, error.count("\n")) == (2, "", 1)
-        assert f"{name} is damaged" in error or f"{name}, line" in error
-        assert "seenset run" in error or f"seenset select {run}" in error
+        line = refusal(capsys, *command)
+        assert f"{name} is damaged" in line or f"{name}, line" in line
+        assert "seenset run" in line or f"seenset select {run}" in line
     with pytest.raises(UserError, match=name):
         give_verdict(str(run))
 

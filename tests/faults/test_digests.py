@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from ended import here
+from commands import refusal
 from finished import rows, run
 from made_up import sentence, write_audit
 
@@ -84,7 +84,7 @@ def test_a_score_file_that_is_not_the_one_that_was_filed_is_refused_and_made_aga
     before = {receipt.shard: receipt for receipt in receipts_of(audit)}
     first, second, *_ = before.values()
     damage(folder / first.data, folder / second.data)
-    error = here(capsys, "select", folder, code=2)[1]
+    error = refusal(capsys, "select", folder)
     assert error.count("\n") == 1
     assert first.data in error
     assert "seenset run makes it again" in error
@@ -145,7 +145,7 @@ def test_a_damaged_quarantine_file_is_refused_and_made_again(audit: Path, capsys
     path = folder / str(receipt.quarantine)
     flip(path, 8 * (path.stat().st_size // 2))
     for command in ("select", "report"):
-        assert str(receipt.quarantine) in here(capsys, command, folder, code=2)[1]
+        assert str(receipt.quarantine) in refusal(capsys, command, folder)
     run(audit)
     (receipt,) = (receipt for receipt in receipts_of(audit) if receipt.quarantine)
     assert pq.read_table(folder / str(receipt.quarantine))["reason"].to_pylist() == ["empty"]

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx2
 import pyarrow.parquet as pq
 import pytest
-from ended import ended, exit_of
+from commands import ended, printed
 from finished import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,7 +117,7 @@ def test_an_endpoint_that_echoes_the_key_leaves_it_in_no_file_and_no_line(
 
     with openai_server(echo, behave, key=KEY, models=["stub"]) as server:
         model = {"endpoint": server.url, "name": "stub", "backoff": 0.01, "attempts": 2}
-        code, output, errors = ended(capsys, "run", str(make_audit(texts, others, model=model, **SETTINGS)))
+        code, output, errors = printed(capsys, "run", str(make_audit(texts, others, model=model, **SETTINGS)))
     assert code == 0, errors
     assert server.keys == {f"Bearer {KEY}"}
     (stage,) = (tmp_path / "run/receipts").glob("sample/*/*")
@@ -182,7 +182,7 @@ def test_a_key_that_was_withdrawn_is_still_sent_and_forgotten_when_it_is_given_b
 def test_a_process_that_runs_a_command_has_its_keys_afterwards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SEENSET_API_KEY", KEY)
     withdraw_keys([CONFIG])
-    exit_of("status", str(tmp_path))
+    ended("status", str(tmp_path))
     assert os.environ["SEENSET_API_KEY"] == KEY
     monkeypatch.delenv("SEENSET_API_KEY")
     assert headers(CONFIG) == {}

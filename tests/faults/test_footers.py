@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from ended import refusal
+from commands import refusal
 
 from pipeline.audit.description import load_config
 from pipeline.config.audit import ResourcesConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ended import ended, refusal
+from commands import printed, refusal
 from made_up import sentence
 
 from pipeline.errors import visible
@@ -45,7 +45,7 @@ def test_a_run_of_names_that_hold_controls_prints_none_and_shows_none_on_its_pag
 ) -> None:
     path, run = evil_audit(make_audit, tmp_path), str(tmp_path / "run")
     for command in (f"plan {path}", f"plan {path} --json", f"run {path}", f"select {run} --json", f"status {run}"):
-        code, output, errors = ended(capsys, *command.split())
+        code, output, errors = printed(capsys, *command.split())
         assert code == 0, errors
         assert_harmless(output + errors)
     page = (tmp_path / "run/report/report.html").read_text()
@@ -70,7 +70,7 @@ def test_a_name_that_holds_a_line_break_writes_no_line_of_its_own(
 ) -> None:
     name = "a\nseenset: nothing was selected"
     assert "\nseenset" not in refusal(capsys, "plan", str(make_audit(TEXTS, OTHERS)), "--set", f"seed={name!r}")[1:]
-    code, output, _ = ended(capsys, "init", str(make_folder(tmp_path / "data", f"{name}.jsonl")), "--json")
+    code, output, _ = printed(capsys, "init", str(make_folder(tmp_path / "data", f"{name}.jsonl")), "--json")
     assert (code, json.loads(output)["config"].endswith("audit.yaml")) == (0, True)
 
 

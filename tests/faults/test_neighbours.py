@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from ended import ended
+from commands import printed
 from made_up import sentence, write_audit
 from openai_server import openai_server
 
@@ -202,7 +202,7 @@ def test_a_shared_cluster_that_asks_for_no_token_is_told_by_plan_and_one_that_do
         warning = cluster_warning(resources)
         assert warning is not None
         assert f"RAY_ADDRESS {address} asks for no token" in warning
-        assert warning in ended(capsys, "plan", path, "--set", "resources.cluster=auto")[1]
+        assert warning in printed(capsys, "plan", path, "--set", "resources.cluster=auto")[1]
         assert cluster_warning(resources.model_copy(update={"cluster": "local"})) is None
         ray.shutdown()  # to which `plan` has connected this process: Ray would end it with the cluster
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))

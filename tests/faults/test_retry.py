@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ended import exit_of
+from commands import ended
 from finished import rows, run
 from made_up import sentence, write_audit
 from openai_server import openai_server
@@ -200,14 +200,14 @@ def test_what_no_attempt_changes_is_not_tried_again(
     run(path)
     folder = tmp_path / "run"
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
-    assert exit_of("retry", str(folder)) == ExitCode.DONE
+    assert ended("retry", str(folder)) == ExitCode.DONE
     assert "is in quarantine for model_error or out_of_memory: nothing to try again" in " ".join(
         capsys.readouterr().out.split()
     )
-    assert exit_of("retry", str(folder), "--json") == ExitCode.DONE
+    assert ended("retry", str(folder), "--json") == ExitCode.DONE
     assert json.loads(capsys.readouterr().out) == {"retried": 0}
     assert before == sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
-    assert exit_of("retry", str(folder), "--reason", "empty") == ExitCode.USER_ERROR
+    assert ended("retry", str(folder), "--reason", "empty") == ExitCode.USER_ERROR
     assert "reason must be one of model_error, out_of_memory, non_finite_score, got 'empty'" in capsys.readouterr().err
     with pytest.raises(UserError, match="is not a run directory"):
         retry(tmp_path)

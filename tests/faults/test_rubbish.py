@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ended import exit_of
+from commands import ended
 from made_up import sentence, write_audit
 
 from pipeline.errors import UserError
@@ -37,7 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) 
     texts = [sentence(i) for i in range(20)]
     unseen = [sentence(100 + i) for i in range(9)]
     path = write_audit(tmp_path_factory.mktemp("finished"), tiny_model_folder, texts, unseen)
-    assert exit_of("run", str(path), "--json") == 0
+    assert ended("run", str(path), "--json") == 0
     return path
 
 
@@ -60,7 +60,7 @@ def test_rubbish_in_a_file_of_a_run_is_one_line_that_names_it(
     shutil.copytree(finished.parent / "run", run)
     (run / name).write_bytes(rubbish)
     absent = name != "status.json" and rubbish == b"null"
-    code = exit_of("status", str(run))
+    code = ended("status", str(run))
     errors = capsys.readouterr().err
     if name == "status.json" and rubbish == b"null":
         assert (code, errors) == (3, "")  # as where there is none: not known to be complete
@@ -82,7 +82,7 @@ def test_a_run_heals_rubbish_and_states_what_it_writes_again(
     place = run / name
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(b"[" * 20_000)
-    code = exit_of("run", str(finished), "--set", f"run={run}")
+    code = ended("run", str(finished), "--set", f"run={run}")
     errors = capsys.readouterr().err
     assert code == 0, errors
     assert json.loads((run / "status.json").read_bytes())["state"] == "complete"

@@ -27,7 +27,16 @@ from pipeline.audit.plan import make_plan
 from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.selected import ORDER, STRENGTH, write_selected
 from pipeline.audit.shard_table import SHARDS_FILE, read_shards, reconciled_shards, write_shards
-from pipeline.corpus.near_copies import BLOCK, SKETCH, SketchFile, different, near_families, sketch, stack_sketches
+from pipeline.corpus.near_copies import (
+    BLOCK,
+    SKETCH,
+    FiledSketches,
+    SketchFile,
+    different,
+    near_families,
+    sketch,
+    stack_sketches,
+)
 from pipeline.corpus.shard import BY_ID, Shard, place_of
 from pipeline.errors import UserError
 from pipeline.stages.events import Failure
@@ -146,10 +155,10 @@ def test_the_families_of_sketches_in_a_file_are_those_of_sketches_in_memory() ->
     file, places = SketchFile(), np.random.default_rng(0).permutation(len(sketches))
     for start in range(0, len(sketches), 100):
         file.append(sketches[places][start : start + 100])
-    filed = file.arranged(np.argsort(places))
+    filed = FiledSketches(file, np.argsort(places))
     assert np.array_equal(filed[np.arange(len(sketches))], sketches)
     assert np.array_equal(near_families(filed, 0.7), near_families(sketches, 0.7))
-    assert near_families(SketchFile().arranged(np.empty(0, dtype=np.int64))).size == 0
+    assert near_families(FiledSketches(SketchFile(), np.empty(0, dtype=np.int64))).size == 0
 
 
 def test_a_few_sketches_of_a_large_file_are_read_alone() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ended import exit_of
+from commands import ended
 from made_up import sentence
 from pydantic import ValidationError
 from rich.console import Console
@@ -227,20 +227,20 @@ def test_plan_says_which_place_a_scan_would_get_and_what_could_be_selected_there
     scan: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = scan()
-    assert exit_of("plan", str(path)) == ExitCode.DONE
+    assert ended("plan", str(path)) == ExitCode.DONE
     text = capsys.readouterr().out
     assert "series: this would be scan 1 of 4, at level 0.05 of alpha 0.2 (spend)" in text
     assert f"series: it would open ledger {tmp_path / 'ledger'}" in text
     assert "selection members (bh, members, alpha 0.05)" in text
     assert not (tmp_path / "ledger").exists()
     run(path)
-    assert exit_of("plan", str(path), "--limit", "5") == ExitCode.DONE
+    assert ended("plan", str(path), "--limit", "5") == ExitCode.DONE
     text = capsys.readouterr().out
     assert "this would be scan 2 of 4" in text
     assert "this run has place 1 already" in text
     assert "a sample is a scan too" in text
     (tmp_path / "ledger" / "00000001.json").unlink()
-    assert exit_of("plan", str(path)) == ExitCode.USER_ERROR
+    assert ended("plan", str(path)) == ExitCode.USER_ERROR
     assert "entry 1 is missing" in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from ended import ended, refusal
+from commands import printed, refusal
 from finished import rows
 from made_up import sentence
 from object_store import object_store
@@ -80,7 +80,7 @@ def test_a_line_of_json_that_its_parser_fails_on_costs_one_document(
     with (tmp_path / "audit.jsonl").open("a") as file:
         for value in (DEEP, DIGITS[1:] + DIGITS, '"a", "text": "b"'):
             file.write(f'{{"id": "last", "text": {value}}}\n')
-    code, _, errors = ended(capsys, "run", path, "--set", "error_budget=0.5")
+    code, _, errors = printed(capsys, "run", path, "--set", "error_budget=0.5")
     assert (code, errors) == (0, "")
     assert rows(tmp_path / "run").keys() == {f"{role}-{i}" for role in ("audit", "unseen") for i in range(20)}
     bad = [row for file in (tmp_path / "run/quarantine").iterdir() for row in pq.read_table(file).to_pylist()]
@@ -127,7 +127,7 @@ def test_a_column_that_nobody_reads_may_stand_twice(
 ) -> None:
     write_twice(tmp_path / f"twice{suffix}", "id")
     settings = ["--set", f"corpus.audit.path={tmp_path}/twice{suffix}", "--set", "corpus.audit.id=null"]
-    assert ended(capsys, "plan", str(make_audit(TEXTS, TEXTS)), *settings)[0] == 0
+    assert printed(capsys, "plan", str(make_audit(TEXTS, TEXTS)), *settings)[0] == 0
 
 
 @pytest.mark.parametrize("pattern", ["link.jsonl", "lin*.jsonl", "folder"])
@@ -214,6 +214,6 @@ def test_a_home_that_cannot_be_written(
     monkeypatch.setenv("HOME", "/dev/null")
     for name in ("XDG_CACHE_HOME", "HF_HOME", "MPLCONFIGDIR"):
         monkeypatch.delenv(name, raising=False)
-    code, _, errors = ended(capsys, "run", str(make_audit(TEXTS, [sentence(100 + i) for i in range(8)])))
+    code, _, errors = printed(capsys, "run", str(make_audit(TEXTS, [sentence(100 + i) for i in range(8)])))
     assert (code, "Traceback" in errors) == (0, False)
     assert os.path.exists(tmp_path / "run/report/report.html")

@@ -19,7 +19,7 @@ from pipeline.models.adapters import RECORD
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig
 from ray_jobs import finetune
-from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters
+from ray_jobs.finetune import AdapterJob, train_adapters
 
 TEXTS = [sentence(i) for i in range(12)]
 CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=1e-3, dtype="float32", rank=4, seed=1)
@@ -42,7 +42,7 @@ def test_a_driver_that_slept_removes_no_temporary_file_of_its_successor(
     asleep, awake, lost = threading.Event(), threading.Event(), threading.Event()
     errors: list[BaseException] = []
 
-    def sleep(_: AdapterProgress) -> None:
+    def sleep(_: str) -> None:
         asleep.set()
         awake.wait()
 
@@ -61,7 +61,7 @@ def test_a_driver_that_slept_removes_no_temporary_file_of_its_successor(
     asleep.wait()
     seen: list[list[str]] = []
 
-    def wake(_: AdapterProgress) -> None:
+    def wake(_: str) -> None:
         if not seen:
             lost.set()
             seen.append(files(tmp_path))
@@ -85,7 +85,7 @@ def test_a_training_whose_leading_process_is_killed_goes_on(
     config = CONFIG.model_copy(update={"epochs": 60})
     killed: list[int] = []
 
-    def kill_once(_: AdapterProgress) -> None:
+    def kill_once(_: str) -> None:
         if not killed:
             drivers = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ray::_fit")]
             killed.extend(p.pid for p in drivers)
@@ -134,7 +134,7 @@ lost = []
 
 def lose_node(progress):
     if not lost:
-        lost.append(progress.step.step)
+        lost.append(progress)
         cluster.add_node(num_cpus=1)
         cluster.remove_node(node, allow_graceful=False)
 

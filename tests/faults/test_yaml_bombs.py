@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 from bounded_memory import run_within
+from commands import user_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refusal_of
 
 from pipeline.audit.description import load_config
 from pipeline.config.audit import AuditConfig
@@ -65,7 +65,7 @@ def test_ten_thousand_selections_are_read(aliased: bool) -> None:
 )
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, text: str, reason: str | None) -> None:
     (tmp_path / "audit.yaml").write_text(text)
-    line = refusal_of(load_config, str(tmp_path / "audit.yaml"))
+    line = user_error(load_config, str(tmp_path / "audit.yaml"))
     assert reason is None or reason in line
 
 

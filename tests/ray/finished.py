@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,21 +69,6 @@ def rows(folder: Path, stage: str = "score") -> dict[str, dict[str, Any]]:
     return found
 
 
-def answer_bytes(folder: Path) -> dict[str, str]:
-    """SHA-256 of the files of all answers of a run; not of the digests, which cover the name of its directory."""
-    paths = [path for path in sorted((folder / "selection").glob("*/**/*")) if path.is_file()]
-    named = {str(path.relative_to(folder)): path for path in paths if path.name != "digests.json"}
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in named.items()}
-
-
-def until(condition: Callable[[], object], seconds: float = 120) -> None:
-    """Wait for something that must come."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come in time"
-        time.sleep(0.02)
-
-
 def refile(folder: Path, change: Callable[[pa.Table, Receipt], pa.Table], role: str = "") -> None:
     """File other scores in the place of those of a finished run, of one role or of all, as scoring would."""
     store = Store(str(folder))
@@ -99,3 +83,9 @@ def refile(folder: Path, change: Callable[[pa.Table, Receipt], pa.Table], role: 
 def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
     """The table with other values in a column."""
     return table.set_column(table.column_names.index(name), name, values)
+
+
+def selection_digest(run: Path) -> dict[str, str]:
+    """The digests of all files of the answers of a run; the history beside them has times."""
+    files = sorted(p for p in (run / "selection").glob("*/**/*") if p.is_file() and p.name != "digests.json")
+    return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}

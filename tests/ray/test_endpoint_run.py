@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from ended import exit_of
+from commands import ended
 from finished import rows, run
 from made_up import sentence
 from openai_server import openai_server
@@ -31,11 +32,12 @@ from pipeline.errors import ExitCode, StopError, UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import TokenStatistics, forward
-from pipeline.stages.registry import ANSWER_FOLDERS, stages_of
+from pipeline.stages import local
+from pipeline.stages.base import Placement
+from pipeline.stages.local import finish_shards
+from pipeline.stages.registry import ANSWER_FOLDERS, endpoint_of, stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
-from ray_jobs import ask
-from ray_jobs.ask import ask_shards
 
 MakeAudit = Callable[..., Path]
 KEY = "sk-sesame-1f2e3d"
@@ -72,7 +74,7 @@ def test_whatever_an_endpoint_does_every_document_ends_once_and_the_key_is_writt
 ) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("SEENSET_API_KEY", KEY)
-    monkeypatch.setattr(ask, "TICK_SECONDS", 0.1)
+    monkeypatch.setattr(local, "TICK_SECONDS", 0.1)
     prefixes = [prefix_and_reference(text)[0] for text in [*AUDIT, *UNSEEN]]
     hopeless = {prefixes[int(name.removeprefix("audit-"))]: fate for name, fate in HOPELESS.items()}
 
@@ -82,7 +84,7 @@ def test_whatever_an_endpoint_does_every_document_ends_once_and_the_key_is_writt
 
     with openai_server(recite, behave, key=KEY, models=["stub"], most_choices=3, hang=4) as server:
         path = make_audit([*AUDIT, "alone"], UNSEEN, model=model(server.url, timeout=2), **SETTINGS)
-        exit_of("run", str(path))
+        ended("run", str(path))
     folder = tmp_path / "run"
     drawn, scored = rows(folder, STAGE), rows(folder, "score")
     assert drawn.keys() == {f"audit-{i}" for i in range(25)} | {f"unseen-{i}" for i in range(16)}
@@ -233,11 +235,11 @@ def test_the_plan_says_what_an_endpoint_would_cost(make_audit: MakeAudit, capsys
     with openai_server(models=["stub"]) as server:
         budget = {"budget": {"requests": 100}, "price": {"prompt": 1000.0, "answer": 2000.0}}
         path = make_audit(AUDIT, UNSEEN, model=model(server.url, choices=1, **budget), **SETTINGS)
-        assert exit_of("plan", str(path)) == 0
+        assert ended("plan", str(path)) == 0
         text = capsys.readouterr().out
         assert "160 requests" in text
         assert "warning: model.budget.requests is 100, less than that" in text
-        assert exit_of("plan", str(path), "--json") == 0
+        assert ended("plan", str(path), "--json") == 0
         found = json.loads(capsys.readouterr().out)["endpoint"]
         assert not server.bodies
     sizes = [len(text.encode()) for text in [*AUDIT, *UNSEEN]]
@@ -253,10 +255,19 @@ def test_a_chat_is_asked_to_go_on_with_the_text(make_audit: MakeAudit) -> None:
         config = load_config(str(make_audit(AUDIT[:4], UNSEEN[:4], model=model(server.url, api="chat"), **settings)))
         stage, _ = stages_of(config)
         store, shards = Store(config.run), make_plan(config).shards
-        receipts = [r for r in ask_shards(stage, shards, store) if r]
+        receipts = list(finish_shards(stage, shards, store, 2, Placement(endpoint=endpoint_of(stage, store))))
     assert set(server.answered.values()) == {2}
     body = server.bodies[0]
     assert body["messages"][0]["content"].startswith("Continue the following text")
     assert "top_k" not in body
     assert body["max_tokens"] > 16
     assert sum(receipt.n_scored for receipt in receipts if isinstance(receipt, Receipt)) == 8
+
+
+def test_an_endpoint_is_asked_from_within_an_event_loop_as_a_notebook_has_one(make_audit: MakeAudit) -> None:
+    async def inside(path: Path) -> int:
+        return run(path).status.scored
+
+    with openai_server(recite, models=["stub"]) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url), **{**SETTINGS, "selections": []})
+        assert asyncio.run(inside(path)) == 40

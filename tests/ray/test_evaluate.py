@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ended import here
+from commands import here
 from finished import rows
 from made_up import sentence, write_jsonl
 

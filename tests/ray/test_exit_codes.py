@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ended import ended
+from commands import ended, printed
 from made_up import sentence
 
 from pipeline.errors import ExitCode
@@ -25,25 +25,25 @@ def test_a_named_code_is_given_as_0_and_stays_in_the_status(
 ) -> None:
     longer = [sentence(i, 80) for i in range(20)]  # which zlib takes for members
     path = str(make_audit([*longer, ""], [sentence(100 + i) for i in range(20)], error_budget=0.0))
-    code, _, errors = ended(capsys, "run", path, "--exit-zero-on", "3,4")
+    code, _, errors = printed(capsys, "run", path, "--exit-zero-on", "3,4")
     assert code == 0
     assert errors.endswith("seenset: exit code 3 is given as 0, for --exit-zero-on names it\n")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("incomplete", 3)
-    assert ended(capsys, "status", str(tmp_path / "run"))[0] == 3
-    assert ended(capsys, "status", str(tmp_path / "run"), "--exit-zero-on=3")[0] == 0
+    assert ended("status", str(tmp_path / "run")) == 3
+    assert ended("status", str(tmp_path / "run"), "--exit-zero-on=3") == 0
     zlib = ["--set", "selections.0.detectors=[zlib]", "--fail-if-selected"]
     mended = ["run", path, "--set", "error_budget=0.5", *zlib]
-    assert ended(capsys, *mended, "--exit-zero-on", "3")[0] in (4, 5)
+    assert ended(*mended, "--exit-zero-on", "3") in (4, 5)
     again = ["select", str(tmp_path / "run"), "--fail-if-selected"]  # the questions of the run
-    assert ended(capsys, *again)[0] in (4, 5)
-    assert ended(capsys, *again, "--exit-zero-on", " 4, 5")[0] == 0
+    assert ended(*again) in (4, 5)
+    assert ended(*again, "--exit-zero-on", " 4, 5") == 0
     assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] in (4, 5)
 
 
 @pytest.mark.parametrize("codes", ["", "0", "1", "6", "130", "3,,4", "x", "-3", "3.0", "³"])
 def test_what_is_no_exit_code_is_one_line_with_those_that_are(codes: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, errors = ended(capsys, "run", "nowhere.yaml", f"--exit-zero-on={codes}")
+    code, _, errors = printed(capsys, "run", "nowhere.yaml", f"--exit-zero-on={codes}")
     assert (code, errors.count("\n")) == (2, 1)
     known = ", ".join(str(code.value) for code in sorted(ExitCode) if 0 < code < ExitCode.INTERRUPTED)
     assert f"known: {known};" in errors
@@ -51,9 +51,9 @@ def test_what_is_no_exit_code_is_one_line_with_those_that_are(codes: str, capsys
 
 @pytest.mark.parametrize("rest", [["--nonsense", "audit.yaml"], []])
 def test_a_command_line_that_cannot_be_read_is_never_done(rest: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended(capsys, "run", "nowhere.yaml", "--exit-zero-on", "2")[0] == 0
-    assert ended(capsys, "run", "--exit-zero-on", "2", *rest)[0] == 2
-    assert ended(capsys, "run", "nowhere.yaml")[0] == 2
+    assert ended("run", "nowhere.yaml", "--exit-zero-on", "2") == 0
+    assert ended("run", "--exit-zero-on", "2", *rest) == 2
+    assert ended("run", "nowhere.yaml") == 2
 
 
 def test_every_command_of_a_scheduler_takes_it() -> None:

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from ended import here
-from finished import answer_bytes
+from commands import here
+from finished import selection_digest
 from picture_models import encoded, random_pictures, save_llava
 
 GIVEN = "loss(part=description, caption=given)"
@@ -81,7 +81,7 @@ def test_a_killed_run_over_pictures_resumes_to_the_same_bytes(
     assert json.loads(here(capsys, "status", str(cut), "--json", code=3)[0])["state"] == "incomplete"
 
     here(capsys, "run", audit, "--set", f"run={cut}")
-    assert answer_bytes(cut) == answer_bytes(whole)
+    assert selection_digest(cut) == selection_digest(whole)
     assert {name: (cut / "receipts/describe" / name).stat().st_mtime_ns for name in done} == done
 
 
@@ -97,17 +97,3 @@ def test_pictures_are_planned_compared_and_asked_again(
     chosen = json.loads(here(capsys, "select", str(tmp_path / "run"), "--set", "selections.0.alpha=0.3", "--json")[0])
     assert chosen["selections"][0]["alpha"] == 0.3
     here(capsys, "verdict", str(tmp_path / "run"))
-
-
-def test_what_a_user_can_mend_is_one_line(audit: str, capsys: pytest.CaptureFixture[str]) -> None:
-    cases = {
-        "corpus.audit.image=imag": "no column 'imag' in",
-        "corpus.audit.caption=null": "reads captions, and a role has none",
-        "corpus.unseen.image=null": "pictures",
-        "detectors=[zlib]": "zlib reads texts, and the documents are pictures",
-    }
-    for setting, message in cases.items():
-        extra = ["--set", "corpus.unseen.caption=null"] if setting == "corpus.unseen.image=null" else []
-        _, error = here(capsys, "plan", audit, "--set", setting, *extra, code=2)
-        assert error.count("\n") == 1
-        assert message in error

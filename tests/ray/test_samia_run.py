@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from commands import user_error
 from finished import rows, run
 from made_up import sentence
-from refusals import refusal_of
 
 from pipeline.detectors.samia import samia_score
 
@@ -82,4 +82,4 @@ def test_continuations_are_scored_stored_and_the_same_whatever_the_number_of_wor
     ],
 )
 def test_a_setting_outside_its_limits_is_one_line(make_audit: MakeAudit, changed: dict[str, Any], part: str) -> None:
-    assert part in refusal_of(lambda: run(make_audit(detectors=[{"samia": changed}], selections=[])))
+    assert part in user_error(lambda: run(make_audit(detectors=[{"samia": changed}], selections=[])))

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from ended import exit_of
+from commands import ended
 from finished import run_trial
 from made_up import sentence, write_jsonl
 from rich.console import Console
@@ -233,12 +233,12 @@ def test_a_trial_stopped_anywhere_goes_on_and_repeats_no_finished_work(
 
 def test_the_command_prints_tables_or_json(make_trial: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     path = str(make_trial("command"))
-    assert exit_of("trial", path) == 0
+    assert ended("trial", path) == 0
     printed = capsys.readouterr().out
     assert "Selections held against the truth" in printed
     assert "report: " in printed
     assert Path(printed.split("page: ")[1].strip()).read_text().startswith("<!DOCTYPE html>")
-    exit_of("trial", path, "--json", "--set", "repeats=3")
+    ended("trial", path, "--json", "--set", "repeats=3")
     assert json.loads(capsys.readouterr().out)["selections"][0]["repeats"] == 3
     for arguments, part in (
         (["--set", "split.unseen=900"], "needs at least 901"),
@@ -247,7 +247,7 @@ def test_the_command_prints_tables_or_json(make_trial: Callable[..., Path], caps
         (["--ranking", "none.parquet"], "cannot read results none.parquet"),
         (["--limit", "0"], "at least 1"),
     ):
-        assert exit_of("trial", path, *arguments) == 2
+        assert ended("trial", path, *arguments) == 2
         error = capsys.readouterr().err
         assert part in error
         assert error.count("\n") == 1

@@ -53,6 +53,10 @@ def halved(n: int, unlike: list[str], seed: int) -> HeldOut:
     return held
 
 
+def test_a_tail_of_eight_documents_holds_at_most_all_of_them() -> None:
+    assert all(0 < blind_tail(halved(4, [], seed)).share <= 1 for seed in range(5))
+
+
 def genre(rng: np.random.Generator, count: int) -> list[str]:
     """Texts of another kind, all different: nearly all words are of a vocabulary of their own."""
     own = [" ".join(rng.choice([f"genre{number}" for number in range(60)], 80)) for _ in range(count)]

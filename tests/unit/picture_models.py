@@ -211,11 +211,6 @@ def smolvlm() -> LanguageModel:
     return _opened(save_smolvlm)
 
 
-def qwen_vl(version: str) -> LanguageModel:
-    """From `save_qwen_vl`, open."""
-    return _opened(lambda folder: save_qwen_vl(folder, version))
-
-
 def _opened(save: Callable[[Path], None]) -> LanguageModel:
     with tempfile.TemporaryDirectory() as folder:
         save(Path(folder))

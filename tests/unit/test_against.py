@@ -28,6 +28,7 @@ from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.series.scans import read_schedule
 from pipeline.stages.judged import JUDGED_FILE, write_judged
 from pipeline.stages.local import finish_shards
+from pipeline.stages.record import Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt
@@ -107,7 +108,7 @@ def test_only_audit_documents_are_left_out_and_each_is_counted(tmp_path: Path, t
     config = scan(tmp_path, tiny_model_folder, "scan", list(range(30)))
     store = Store(config.run)
     keys = np.array([text_key(text_of(number)) for number in [*range(12), 1000]], dtype=np.int64)
-    (stage,) = stages_of(config, judged=write_judged(store, keys))
+    (stage,) = stages_of(Wanted(config, judged=write_judged(store, keys)))
     receipts = list(finish_shards(stage, make_plan(config).shards, store, 1))
     counts = {role: sum(r.n_judged for r in receipts if isinstance(r, Receipt) and r.role == role) for role in ROLES}
     assert counts == {"audit": 12, "unseen": 0, "seen": 0}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import ended
 from made_up import sentence
 
 from pipeline.audit.arithmetic import Deciding, decide_types, read_arithmetic, with_types
@@ -29,7 +30,6 @@ from pipeline.models.arithmetic import (
 )
 from pipeline.models.load import open_model
 from pipeline.store.files import Store
-from ray_jobs.cli import main
 
 OLD_CPU = Processor(flags=("avx2",), free=100 << 30)
 NEW_CPU = Processor(flags=("avx2", "avx512f", "avx512_bf16"), bfloat16=True, free=100 << 30)
@@ -238,8 +238,7 @@ def test_a_run_keeps_its_types_on_whatever_machine_it_is_resumed(
 ) -> None:
     path = make_audit(model={"path": str(half_model)})
     monkeypatch.setenv(FLAGS_VARIABLE, "avx2")
-    with pytest.raises(SystemExit, match="0"):
-        main(["run", str(path)])
+    assert ended("run", str(path)) == 0
     store = Store(str(path.parent / "run"))
     assert "float32, chosen for this CPU" in capsys.readouterr().out
     lost = next(name for name in store.names("receipts/score", ".json"))
@@ -247,8 +246,7 @@ def test_a_run_keeps_its_types_on_whatever_machine_it_is_resumed(
     store.remove(f"receipts/score/{lost}")
 
     monkeypatch.setenv(FLAGS_VARIABLE, "avx512_bf16")
-    with pytest.raises(SystemExit, match="0"):
-        main(["run", str(path)])
+    assert ended("run", str(path)) == 0
 
     manifest, _ = read_run(store)
     assert manifest.model.dtype == manifest.fingerprint["dtype"] == "float32"
@@ -269,8 +267,7 @@ def test_weights_of_64_bits_keep_their_type(
     """The manifest refused the type that auto had chosen."""
     path = make_audit(model={"path": str(_saved_as(tmp_path / "double", tiny_model_folder, torch.float64))})
     for _ in range(2):
-        with pytest.raises(SystemExit, match="0"):
-            main(["run", str(path)])
+        assert ended("run", str(path)) == 0
         assert "damaged" not in capsys.readouterr().out
     manifest, _ = read_run(Store(str(path.parent / "run")))
     assert (manifest.model.dtype, manifest.model.chosen) == ("float64", "the checkpoint's own")
@@ -285,12 +282,10 @@ def test_a_stated_type_is_not_called_the_choice_of_the_run_that_auto_decided(
     """`plan` printed "float16, chosen for this CPU" of a type that it was given."""
     path = make_audit(model={"path": str(half_model)})
     monkeypatch.setenv(FLAGS_VARIABLE, "avx2")
-    with pytest.raises(SystemExit, match="0"):
-        main(["run", str(path)])
+    assert ended("run", str(path)) == 0
     capsys.readouterr()
 
-    with pytest.raises(SystemExit, match="0"):
-        main(["plan", str(path), "--set", "model.dtype=float16"])
+    assert ended("plan", str(path), "--set", "model.dtype=float16") == 0
 
     printed = capsys.readouterr().out
     assert "float16" in printed
@@ -306,7 +301,6 @@ def test_plan_states_the_type_and_why(
     path = make_audit([sentence(i) for i in range(30)], model={"path": str(half_model)})
     monkeypatch.setenv(FLAGS_VARIABLE, "avx2")
 
-    with pytest.raises(SystemExit, match="0"):
-        main(["plan", str(path)])
+    assert ended("plan", str(path)) == 0
 
     assert "(LlamaForCausalLM, float32, chosen for this CPU)" in capsys.readouterr().out

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from bundle_runs import ASKED, asked, forged, scored_run
-from ended import exit_of, refused
+from commands import ended, refusal
 from finished import with_column
 from tiny_t5 import save_tiny_t5
 
@@ -40,12 +40,12 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> St
 def bundle(run: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its bundle."""
     path = tmp_path_factory.mktemp("packed") / "run.bundle"
-    assert exit_of("pack", run.url, path) == 0
+    assert ended("pack", run.url, path) == 0
     return path
 
 
 def test_a_bundle_holds_and_says_what_is_only_stated(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_of("verify", bundle) == 0
+    assert ended("verify", bundle) == 0
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines[:-1]} == {"holds", "stated"}
     assert any("members, check blind: by the run, not recomputed" in line for line in lines)
@@ -60,7 +60,7 @@ def test_every_procedure_and_calibration_is_verified(tmp_path: Path, tiny_model_
     save_tiny_t5(tmp_path / "t5")
     paraphraser = {"path": str(tmp_path / "t5")}
     store = scored_run(tmp_path, tiny_model_folder, asked(*ASKED), detectors=detectors, paraphraser=paraphraser)
-    assert exit_of("pack", store.url, tmp_path / "a") == 0
+    assert ended("pack", store.url, tmp_path / "a") == 0
     verification = verify_bundle((tmp_path / "a").read_bytes(), "a")
     assert verification.holds
     held = [finding.about for finding in verification.findings if finding.outcome == "holds"]
@@ -72,7 +72,7 @@ def test_a_scan_of_a_schedule_is_verified(tmp_path: Path, tiny_model_folder: Pat
     series = {"ledger": str(tmp_path / "ledger"), "alpha": 0.5, "rule": "spend", "horizon": 4}
     question = {"name": "members", "detectors": ["loss"], "procedure": "bh"}
     store = scored_run(tmp_path, tiny_model_folder, [question], series=series)
-    assert exit_of("pack", store.url, tmp_path / "a") == 0
+    assert ended("pack", store.url, tmp_path / "a") == 0
     data = (tmp_path / "a").read_bytes()
     assert verify_bundle(data, "a").holds
     changed = forged(data, {"answers/members.json": lambda value: {**value, "alpha": 0.5}})
@@ -82,13 +82,13 @@ def test_a_scan_of_a_schedule_is_verified(tmp_path: Path, tiny_model_folder: Pat
 def test_the_same_run_gives_the_same_bytes_and_nothing_is_overwritten(
     run: Store, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_of("pack", run.url, tmp_path / "again", "--json") == 0
+    assert ended("pack", run.url, tmp_path / "again", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     data = (tmp_path / "again").read_bytes()
     assert data == bundle.read_bytes()
     assert facts["bytes"] == len(data)
     assert facts["sha256"] == verify_bundle(data, "again").sha256
-    assert "is there already" in refused(capsys, "pack", run.url, tmp_path / "again")
+    assert "is there already" in refusal(capsys, "pack", run.url, tmp_path / "again")
     assert [file.name for file in tmp_path.iterdir()] == ["again"]
 
 
@@ -103,7 +103,7 @@ def test_any_reader_of_zip_files_opens_a_bundle(bundle: Path) -> None:
 
 
 def test_texts_are_packed_where_they_are_asked_for(run: Store, tmp_path: Path) -> None:
-    assert exit_of("pack", run.url, tmp_path / "a", "--texts") == 0
+    assert ended("pack", run.url, tmp_path / "a", "--texts") == 0
     data = (tmp_path / "a").read_bytes()
     assert verify_bundle(data, "a").holds
     table = pq.read_table(io.BytesIO(unpack(data, "a")[1]["documents.parquet"]))
@@ -197,7 +197,7 @@ def test_a_forged_number_is_refuted_under_correct_digests(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     (tmp_path / "forged").write_bytes(forged(bundle.read_bytes(), FORGERIES[name]))
-    assert exit_of("verify", tmp_path / "forged") == 5
+    assert ended("verify", tmp_path / "forged") == 5
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("refuted  ")]
     assert lines[-1].endswith("REFUTED")
@@ -219,21 +219,21 @@ def test_members_that_are_not_what_they_must_be_are_refused_in_one_line(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], match: str
 ) -> None:
     (tmp_path / "verify").write_bytes(forged(bundle.read_bytes(), changes))
-    assert match in refused(capsys, "verify", tmp_path / "verify", code=5)
+    assert match in refusal(capsys, "verify", tmp_path / "verify", code=5)
 
 
 def test_what_is_no_bundle_is_refused_in_one_line(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text").write_text("no bundle")
-    assert "text is not a bundle" in refused(capsys, "verify", tmp_path / "text")
-    assert "is no file" in refused(capsys, "verify", tmp_path / "nothing")
+    assert "text is not a bundle" in refusal(capsys, "verify", tmp_path / "text")
+    assert "is no file" in refusal(capsys, "verify", tmp_path / "nothing")
     data, (index, members) = bundle.read_bytes(), unpack(bundle.read_bytes(), "b")
     later = sealed({**{k: v for k, v in json.loads(members[INDEX]).items() if k != "digest"}, "schema": 2})
     text = (json.dumps(later, indent=2, ensure_ascii=False) + "\n").encode()
     assert len(text) == len(members[INDEX])
     (tmp_path / "later").write_bytes(data[:41] + text + data[41 + len(text) :])
-    assert "is a bundle of version 2, written by seenset" in refused(capsys, "verify", tmp_path / "later")
+    assert "is a bundle of version 2, written by seenset" in refusal(capsys, "verify", tmp_path / "later")
     keys = index.model_dump(mode="json", by_alias=True, exclude={"members"})
     with pytest.raises(UserError, match="format"):
         pack_members({**keys, "format": "other"}, {})
@@ -242,15 +242,15 @@ def test_what_is_no_bundle_is_refused_in_one_line(
 def test_a_run_that_is_not_finished_or_damaged_is_not_packed(
     run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "is not a run directory" in refused(capsys, "pack", tmp_path / "nothing")
+    assert "is not a run directory" in refusal(capsys, "pack", tmp_path / "nothing")
     copy = tmp_path / "run"
     for folder, code, words in (("receipts/score", 3, "are not scored"), ("scores", 2, "scores/")):
         shutil.copytree(run.root, copy)
         next((copy / folder).iterdir()).unlink()
-        assert words in refused(capsys, "pack", copy, tmp_path / "b", code=code)
+        assert words in refusal(capsys, "pack", copy, tmp_path / "b", code=code)
         shutil.rmtree(copy)
     shutil.copytree(run.root, copy)
     summary = copy / "selection/members/summary.json"
     summary.write_text(summary.read_text().replace('"alpha": 0.3', '"alpha": 0.2'))
-    assert "summary.json is damaged" in refused(capsys, "pack", copy, tmp_path / "b")
+    assert "summary.json is damaged" in refusal(capsys, "pack", copy, tmp_path / "b")
     assert not (tmp_path / "b").exists()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bundle_runs import forged
-from ended import exit_of
+from commands import ended
 from finished import with_column
 from marked_runs import write_audit, write_texts
 
@@ -32,11 +32,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
     """A folder with 24 marked documents, a run over 20 of them with its verdict, and its bundle."""
     folder = tmp_path_factory.mktemp("marked")
     write_texts(folder / "texts.jsonl", 24)
-    assert exit_of("mark", folder / "texts.jsonl", "--out", folder / "marked", "--versions", 6, "--seed", 3) == 0
+    assert ended("mark", folder / "texts.jsonl", "--out", folder / "marked", "--versions", 6, "--seed", 3) == 0
     audit = write_audit(folder, "run", tiny_model_folder, detectors=["loss", "min_k"], selections=SELECTIONS)
-    assert exit_of("run", audit, "--limit", 20) == 0
-    assert exit_of("verdict", folder / "runs/run") == 0
-    assert exit_of("pack", folder / "runs/run", folder / "bundle") == 0
+    assert ended("run", audit, "--limit", 20) == 0
+    assert ended("verdict", folder / "runs/run") == 0
+    assert ended("pack", folder / "runs/run", folder / "bundle") == 0
     return folder
 
 
@@ -45,22 +45,22 @@ def test_a_bundle_holds_and_its_indices_lead_to_the_commitment(
 ) -> None:
     commitment = folder / "marked/commitment.json"
     root = json.loads(commitment.read_text())["root"]
-    assert exit_of("verify", folder / "bundle", "--commitment", commitment) == 0
+    assert ended("verify", folder / "bundle", "--commitment", commitment) == 0
     lines = capsys.readouterr().out.splitlines()
     led = f"commitment: 20 documents with their indices lead to root {root}"
     assert f"holds    {led} of 24 committed documents" in lines
     assert sum(line.startswith("holds    selection ") for line in lines) == 9
     assert any(line.startswith("holds    verdict: it follows from the scores") for line in lines)
-    assert exit_of("verify", folder / "bundle") == 0
+    assert ended("verify", folder / "bundle") == 0
     assert f"stated   {led}; verify --commitment" in capsys.readouterr().out
 
 
 def test_another_commitment_is_refuted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commitment = json.loads((folder / "marked/commitment.json").read_text())
     (tmp_path / "other.json").write_text(json.dumps({**commitment, "root": "0" * 64}))
-    assert exit_of("verify", folder / "bundle", "--commitment", tmp_path / "other.json") == 5
+    assert ended("verify", folder / "bundle", "--commitment", tmp_path / "other.json") == 5
     assert "refuted  commitment: " in capsys.readouterr().out
-    assert exit_of("verify", folder / "bundle", "--commitment", folder / "run.yaml") == 2
+    assert ended("verify", folder / "bundle", "--commitment", folder / "run.yaml") == 2
     assert "is no commitment.json of seenset mark" in capsys.readouterr().err
 
 
@@ -117,7 +117,7 @@ def test_a_forged_value_is_refuted_and_named_under_correct_digests(
 ) -> None:
     changes, words = FORGERIES[name]
     (tmp_path / "forged").write_bytes(forged((folder / "bundle").read_bytes(), changes))
-    assert exit_of("verify", tmp_path / "forged", "--commitment", folder / "marked/commitment.json") == 5
+    assert ended("verify", tmp_path / "forged", "--commitment", folder / "marked/commitment.json") == 5
     assert f"refuted  {words}" in capsys.readouterr().out
 
 
@@ -139,7 +139,7 @@ def test_values_of_another_shape_are_refused_in_one_line(
 
 
 def test_texts_that_are_packed_have_the_digests_of_the_commitment(folder: Path, tmp_path: Path) -> None:
-    assert exit_of("pack", folder / "runs/run", tmp_path / "b", "--texts") == 0
+    assert ended("pack", folder / "runs/run", tmp_path / "b", "--texts") == 0
     data = (tmp_path / "b").read_bytes()
     held = [one.about for one in verify_bundle(data, "b").findings if one.outcome == "holds"]
     assert "texts" in held
@@ -154,23 +154,23 @@ def test_a_file_without_salts_is_verified_without_a_commitment(
     table = pq.read_table(folder / "marked/private/versions.parquet").drop_columns(["salt"])
     (tmp_path / "marked/private").mkdir(parents=True)
     pq.write_table(table, tmp_path / "marked/private/versions.parquet")
-    assert exit_of("run", write_audit(tmp_path, "run", tiny_model_folder)) == 0
-    assert exit_of("pack", tmp_path / "runs/run", tmp_path / "b") == 0
+    assert ended("run", write_audit(tmp_path, "run", tiny_model_folder)) == 0
+    assert ended("pack", tmp_path / "runs/run", tmp_path / "b") == 0
     capsys.readouterr()
-    assert exit_of("verify", tmp_path / "b") == 0
+    assert ended("verify", tmp_path / "b") == 0
     assert "stated   commitment: 24 of 24 documents have no salt" in capsys.readouterr().out
-    assert exit_of("verify", tmp_path / "b", "--commitment", folder / "marked/commitment.json") == 5
+    assert ended("verify", tmp_path / "b", "--commitment", folder / "marked/commitment.json") == 5
 
 
 def test_a_private_file_that_is_not_the_one_that_was_scored_is_not_packed(
     folder: Path, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(folder / "marked", tmp_path / "marked")
-    assert exit_of("run", write_audit(tmp_path, "run", tiny_model_folder)) == 0
+    assert ended("run", write_audit(tmp_path, "run", tiny_model_folder)) == 0
     path = tmp_path / "marked/private/versions.parquet"
     table = pq.read_table(path)
     pq.write_table(table.take(pa.array([1, 0, *range(2, 24)])), path)
     capsys.readouterr()
-    assert exit_of("pack", tmp_path / "runs/run", tmp_path / "b") == 2
+    assert ended("pack", tmp_path / "runs/run", tmp_path / "b") == 2
     assert "does not hold the versions that were scored: put the file back" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()

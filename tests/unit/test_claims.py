@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import user_error
 from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
-from refusals import refusal_of
 
 from pipeline.audit.history import note_answers
 from pipeline.config.audit import AuditConfig
@@ -187,7 +187,7 @@ def test_an_answer_is_filed_once_and_another_one_is_told(config: Config) -> None
 )
 def test_a_ledger_of_other_terms_is_refused(config: Config, terms: dict[str, Any], line: str) -> None:
     claim(config(), "a")
-    for problem in (refusal_of(check_ledger, config(**terms)), refusal_of(claim, config(**terms), "b")):
+    for problem in (user_error(check_ledger, config(**terms)), user_error(claim, config(**terms), "b")):
         assert re.search(line, problem)
         assert "begin a new ledger" in problem
     assert len(schedule(config()).scans) == 1
@@ -199,8 +199,8 @@ def test_a_used_up_horizon_is_refused_and_says_what_can_be_done(config: Config) 
     assert claim(config(horizon=2), "b")["members"].number == 2
     check_ledger(config(horizon=2))  # this run may have its place already
     for problem in (
-        refusal_of(check_ledger, config(horizon=2, run="/runs/two")),
-        refusal_of(claim, config(horizon=2), "c"),
+        user_error(check_ledger, config(horizon=2, run="/runs/two")),
+        user_error(claim, config(horizon=2), "c"),
     ):
         assert "all 2 places of ledger" in problem
         assert "begin a new ledger" in problem
@@ -225,14 +225,14 @@ def test_a_ledger_whose_last_entries_are_gone_is_told_when_the_answer_is_filed(c
     claim(config(), "a")
     claim(config(), "b")
     (tmp_path / "ledger" / entry_file(2)).unlink()
-    assert "has lost the claim of this scan" in refusal_of(file, config(), "b", 1)
+    assert "has lost the claim of this scan" in user_error(file, config(), "b", 1)
 
 
 @pytest.mark.parametrize("content", [{"a": 1}, {"kind": "claim"}, {"kind": ["claim"]}, {"kind": "other", "schema": 1}])
 def test_entries_of_something_else_are_no_schedule(tmp_path: Path, content: dict[str, Any]) -> None:
     store = Store(str(tmp_path / "ledger"))
     append_entry(store, lambda entries: content)
-    assert "entry 0 " in refusal_of(read_schedule, store)
+    assert "entry 0 " in user_error(read_schedule, store)
 
 
 def test_a_claim_without_an_opening_and_a_result_without_a_claim_are_named(config: Config, tmp_path: Path) -> None:
@@ -244,11 +244,11 @@ def test_a_claim_without_an_opening_and_a_result_without_a_claim_are_named(confi
         other = Store(str(tmp_path / f"other-{number}"))
         for content in order:
             append_entry(other, lambda entries, content=content: content)
-        assert f"entry {len(order) - 1} is" in refusal_of(read_schedule, other)
+        assert f"entry {len(order) - 1} is" in user_error(read_schedule, other)
     twice = Store(str(tmp_path / "twice"))
     for content in (opening, claimed, claimed):
         append_entry(twice, lambda entries, content=content: content)
-    assert "entry 2 claims place 1, and the next one is 2" in refusal_of(read_schedule, twice)
+    assert "entry 2 claims place 1, and the next one is 2" in user_error(read_schedule, twice)
 
 
 # --- rule prds
@@ -259,7 +259,7 @@ def test_prds_takes_exactly_the_same_calibration_documents(config: Config) -> No
     claim(audit, "a", keys=calibrations(audit))
     claim(audit, "b", keys={"members": calibrations(audit)["members"][::-1]})
     for other in (calibrations(audit, 10), calibrations(audit, 50, 30)):  # some are others, or all are
-        assert "rule prds: scan 1 was calibrated on other documents" in refusal_of(claim, audit, "c", keys=other)
+        assert "rule prds: scan 1 was calibrated on other documents" in user_error(claim, audit, "c", keys=other)
     assert len(schedule(audit).scans) == 2
 
 
@@ -267,11 +267,11 @@ def test_prds_is_refused_where_the_scorer_changed_and_the_change_is_named(config
     audit = config(rule="prds")
     claim(audit, "a")
     changed = {"model": "m2", "max_tokens": 512}
-    assert "selection members of scan 1 had another: max_tokens, model;" in refusal_of(
+    assert "selection members of scan 1 had another: max_tokens, model;" in user_error(
         claim, audit, "b", fingerprint=changed
     )
-    assert "settings" in refusal_of(claim, config(rule="prds", procedure="by"), "b")
-    assert "max_tokens, model" in refusal_of(
+    assert "settings" in user_error(claim, config(rule="prds", procedure="by"), "b")
+    assert "max_tokens, model" in user_error(
         check_ledger, audit, scan_scores(audit, "b", **changed).receipts[0].fingerprint
     )
     claim(audit, "b", fingerprint={"rows": [9, 18]})
@@ -300,6 +300,6 @@ def test_a_ledger_is_in_no_run_directory_and_holds_none(tmp_path: Path, ledger: 
     (tmp_path / "runs" / "old" / "manifest.json").write_text("{}")
     (tmp_path / "link").symlink_to(tmp_path / "runs" / "a")
     config = scan_config(str(tmp_path / ledger), run=str(tmp_path / run))
-    assert line in refusal_of(check_ledger, config)
-    assert line in refusal_of(claim, config, "a")
+    assert line in user_error(check_ledger, config)
+    assert line in user_error(claim, config, "a")
     check_ledger(scan_config(str(tmp_path / "runs-ledger"), run=str(tmp_path / run)))

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from commands import printed, refusal
 from compared_runs import ITEMS, amend, benchmark_run, copied, first_run
-from ended import ended
 from made_up import sentence
 
 SEEN_BY_A = np.arange(ITEMS) < 25
@@ -35,22 +35,13 @@ def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     }
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """The one line of a refusal."""
-    code, out, err = ended(capsys, *arguments)
-    assert code == 2
-    assert out == ""
-    assert err.count("\n") == 1
-    return err
-
-
 # --- joint
 
 
 def test_the_joint_list_holds_what_both_models_speak_for(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, _ = ended(capsys, "joint", runs["a"], runs["b"], "--output", tmp_path / "joint", "--json")
+    code, out, _ = printed(capsys, "joint", runs["a"], runs["b"], "--output", tmp_path / "joint", "--json")
     report = json.loads(out)
     assert code == 0
     clean = {f"bench.jsonl#{row}" for row in range(35, ITEMS - 1)}
@@ -74,7 +65,7 @@ def test_the_same_runs_give_the_same_bytes_in_text_too(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folder in ("x", "y", "y"):
-        code, out, _ = ended(capsys, "joint", runs["a"], runs["b"], "--output", tmp_path / folder)
+        code, out, _ = printed(capsys, "joint", runs["a"], runs["b"], "--output", tmp_path / folder)
         assert code == 0
     for name in ("joint.json", "selected.parquet", "largest_p.parquet"):
         assert (tmp_path / "x" / name).read_bytes() == (tmp_path / "y" / name).read_bytes()
@@ -89,7 +80,7 @@ def test_runs_of_different_documents_share_so_many_and_answer_for_those_if_told(
     assert "audited 60 and 40 documents and share 39; 1 more have the same id and another text: --shared" in line
     assert not (tmp_path / "joint").exists()
     arguments = ("joint", runs["a"], runs["c"], "--output", tmp_path / "joint", "--shared", "--json")
-    report = json.loads(ended(capsys, *arguments)[1])
+    report = json.loads(printed(capsys, *arguments)[1])
     assert report["n_audit"] == 39
     assert report["documents"]["n_other_text"] == 1
     assert any("share 39" in line for line in report["warnings"])
@@ -99,7 +90,7 @@ def test_where_nothing_can_be_selected_the_answer_says_what_it_would_take(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("joint", runs["a"], runs["b"], "--alpha", "0.005", "--output", tmp_path / "joint")
-    code, out, _ = ended(capsys, *arguments)
+    code, out, _ = printed(capsys, *arguments)
     assert code == 0
     assert "Nothing can be selected at alpha 0.005, whatever the scores: that takes alpha of at least 0.01" in out
     assert pq.read_table(tmp_path / "joint/selected.parquet").num_rows == 0
@@ -110,7 +101,7 @@ def test_the_same_model_twice_is_told(
 ) -> None:
     twin = tmp_path / "twin"
     shutil.copytree(runs["a"], twin)
-    _, out, _ = ended(capsys, "joint", runs["a"], twin, "--output", tmp_path / "joint", "--json")
+    _, out, _ = printed(capsys, "joint", runs["a"], twin, "--output", tmp_path / "joint", "--json")
     assert re.match("same model twice: .*/a and .*/twin have the fingerprint", json.loads(out)["warnings"][0])
 
 
@@ -120,7 +111,7 @@ def test_a_run_that_a_check_contradicts_makes_the_joint_answer_void(
     void = tmp_path / "void"
     shutil.copytree(runs["b"], void)
     amend(void, "selection/clean/summary.json", {"supported": False, "reasons": ["The words tell them apart."]})
-    _, out, _ = ended(capsys, "joint", runs["a"], void, "--output", tmp_path / "joint")
+    _, out, _ = printed(capsys, "joint", runs["a"], void, "--output", tmp_path / "joint")
     assert f"CONTRADICTED, do not act on it: {void}: The words tell them apart." in " ".join(out.split())
 
 
@@ -167,7 +158,7 @@ def test_what_cannot_be_joined_is_one_line(
 def test_a_comparison_counts_what_was_gained_and_lost_and_says_what_that_is_not(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, _ = ended(capsys, "compare", runs["a"], runs["b"], "--output", tmp_path / "x", "--json")
+    code, out, _ = printed(capsys, "compare", runs["a"], runs["b"], "--output", tmp_path / "x", "--json")
     assert code == 0
     comparison = json.loads(out)
     (change,) = comparison["selections"]
@@ -197,7 +188,7 @@ def test_a_comparison_counts_what_was_gained_and_lost_and_says_what_that_is_not(
     assert any("clean (A), clean (B): " in notice and "decide it" in notice for notice in comparison["notices"])
     assert "first run" not in page
     assert "second run" not in page
-    _, out, _ = ended(capsys, "compare", runs["a"], runs["b"], "--output", tmp_path / "y")
+    _, out, _ = printed(capsys, "compare", runs["a"], runs["b"], "--output", tmp_path / "y")
     assert f"A: {runs['a']}, model {comparison['a']['model']}" in out
     assert f"B: {runs['b']}, model {comparison['b']['model']}" in out
 
@@ -207,7 +198,7 @@ def test_the_page_of_a_comparison_needs_nothing_else_and_shows_ids_as_text(
 ) -> None:
     twin = tmp_path / "b<script>alert(1)</script>"
     shutil.copytree(runs["b"], twin)
-    ended(capsys, "compare", runs["a"], twin, "--output", tmp_path / "x")
+    printed(capsys, "compare", runs["a"], twin, "--output", tmp_path / "x")
     page = (tmp_path / "x/comparison.html").read_text()
     assert "Content-Security-Policy" in page
     assert not re.search(r"<script|<link|<iframe|<object|src=(?!.data:image/svg)|href=|url\(", page)
@@ -222,13 +213,13 @@ def test_settings_data_and_selections_that_differ_are_listed_and_no_others(
 ) -> None:
     other = copied(runs["a"], tmp_path / "d", SEEN_BY_A, 9, "model a", ["selections.0.alpha=0.3"])
     amend(other, "manifest.json", {"versions": {"torch": "1.0"}})
-    _, out, _ = ended(capsys, "compare", runs["a"], other, "--output", tmp_path / "x", "--json")
+    _, out, _ = printed(capsys, "compare", runs["a"], other, "--output", tmp_path / "x", "--json")
     comparison = json.loads(out)
     found = {(one["part"], one["key"]): (one["a"], one["b"]) for one in comparison["differences"]}
     assert found.pop(("version", "torch"))[1] == "1.0"
     assert found == {("selection", "clean.alpha"): (0.2, 0.3)}
     assert "same model twice" in comparison["notices"][0]
-    _, out, _ = ended(capsys, "compare", runs["a"], runs["c"], "--output", tmp_path / "x", "--json")
+    _, out, _ = printed(capsys, "compare", runs["a"], runs["c"], "--output", tmp_path / "x", "--json")
     comparison = json.loads(out)
     keys = {(one["part"], one["key"]) for one in comparison["differences"]}
     assert ("input", "audit: bench.jsonl.content") in keys
@@ -242,7 +233,7 @@ def test_scores_of_two_detectors_are_held_against_each_other(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = copied(runs["a"], tmp_path / "d", SEEN_BY_A, 9, "model a", ["selections.0.detectors=[zlib]"])
-    _, out, _ = ended(capsys, "compare", runs["a"], other, "--output", tmp_path / "x", "--json")
+    _, out, _ = printed(capsys, "compare", runs["a"], other, "--output", tmp_path / "x", "--json")
     (pair,) = json.loads(out)["selections"][0]["scores"]
     assert (pair["detector_a"], pair["detector_b"]) == ("loss", "zlib")
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from refusals import refusal_of
+from commands import user_error
 
 from benchmarks.small_model import WORDS
 from pipeline.config.audit import AuditConfig
@@ -54,7 +54,7 @@ def read(path: Any, limit: int | None = None, **settings: Any) -> tuple[list[Sha
 
 
 def refusal(path: Any, **settings: Any) -> str:
-    return refusal_of(read, path, **settings)
+    return user_error(read, path, **settings)
 
 
 def jsonl(texts: list[str], **extra: Any) -> bytes:

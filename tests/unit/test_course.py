@@ -10,9 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from ended import exit_of
+from commands import ended, user_error
 from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
-from refusals import refusal_of
 from report_run import build_run
 from signed import sign
 
@@ -89,10 +88,6 @@ def members(ledger: Path) -> SelectionCourse:
 
 def bound(wrong: int, right: int, confidence: float = 0.99) -> Bound:
     return Bound(confidence, wrong, right, right, wrong)
-
-
-def command(*arguments: str) -> int:
-    return exit_of("series", *arguments)
 
 
 # --- what is promised
@@ -254,14 +249,14 @@ def test_new_is_what_no_earlier_scan_had_selected(scan: Scan, ledger: Path) -> N
     (latest,) = read_course(str(ledger)).new
     assert (latest.slot, latest.n_selected, latest.n_new, latest.notes) == (3, 4, 2, [])
     assert [(one.doc_id, one.source) for one in latest.documents] == [("z", "a.jsonl"), ("c", "a.jsonl")]
-    assert command(str(ledger), "--fail-if-new") == 4
+    assert ended("series", str(ledger), "--fail-if-new") == 4
     scan(["a", "z"])
-    assert command(str(ledger), "--fail-if-new") == 0
+    assert ended("series", str(ledger), "--fail-if-new") == 0
     scan([])
-    assert command(str(ledger), "--fail-if-new") == 0
+    assert ended("series", str(ledger), "--fail-if-new") == 0
     scan(["new"], supported=False)
-    assert command(str(ledger), "--fail-if-new") == 5
-    assert command(str(ledger)) == 0
+    assert ended("series", str(ledger), "--fail-if-new") == 5
+    assert ended("series", str(ledger)) == 0
 
 
 def test_a_text_that_was_selected_before_is_not_new_in_another_file(scan: Scan, ledger: Path) -> None:
@@ -272,9 +267,9 @@ def test_a_text_that_was_selected_before_is_not_new_in_another_file(scan: Scan, 
     (latest,) = read_course(str(ledger)).new
     assert (latest.n_selected, latest.n_new, latest.notes) == (22, 2, [])
     assert [one.doc_id for one in latest.documents] == ["b.jsonl#text 20", "b.jsonl#text 21"]
-    assert command(str(ledger), "--fail-if-new") == 4
+    assert ended("series", str(ledger), "--fail-if-new") == 4
     scan(texts[5:9], file="c.jsonl")
-    assert command(str(ledger), "--fail-if-new") == 0
+    assert ended("series", str(ledger), "--fail-if-new") == 0
 
 
 def test_an_id_that_stands_for_another_text_is_new(scan: Scan, ledger: Path) -> None:
@@ -309,13 +304,13 @@ def test_the_latest_scan_is_the_one_that_was_filed_last(scan: Scan, ledger: Path
     course = read_course(str(ledger))
     assert course.latest == 1
     assert [(one.slot, one.n_selected, one.n_new) for one in course.new] == [(1, 1, None)]
-    assert command(str(ledger), "--fail-if-new") == 4
+    assert ended("series", str(ledger), "--fail-if-new") == 4
 
 
 def test_a_list_that_cannot_be_read_counts_as_new(scan: Scan, ledger: Path) -> None:
     earlier = scan(["a"])
     latest = scan(["a"])
-    assert command(str(ledger), "--fail-if-new") == 0
+    assert ended("series", str(ledger), "--fail-if-new") == 0
     earlier.rename(earlier.with_name("moved"))
     (one,) = read_course(str(ledger)).new
     assert one.n_new == 1
@@ -326,7 +321,7 @@ def test_a_list_that_cannot_be_read_counts_as_new(scan: Scan, ledger: Path) -> N
     assert one.sentence() == "scan 2 selected 1; how many of them are new is not known, so all count as new"
     assert "cannot be reached" in one.notes[0]
     assert one.notes[0].endswith(", so all documents that scan 2 selected count as new")
-    assert command(str(ledger), "--fail-if-new") == 4
+    assert ended("series", str(ledger), "--fail-if-new") == 4
 
 
 def test_a_ledger_and_runs_by_any_way_of_writing_their_paths_are_the_same(
@@ -397,7 +392,7 @@ def test_the_command_prints_the_course(
     scan(["a", "b"], bound=bound(1, 1))
     monkeypatch.setattr(claims, "_now", lambda: "2026-11-01T06:00:00+00:00")
     scan(None)
-    assert command(str(ledger), "--page", str(tmp_path / "one.html")) == 0
+    assert ended("series", str(ledger), "--page", str(tmp_path / "one.html")) == 0
     text = capsys.readouterr().out
     for part in (
         "2 of 12 scans",
@@ -409,7 +404,7 @@ def test_the_command_prints_the_course(
     ):
         assert part in text
     assert (tmp_path / "one.html").exists()
-    assert command(str(ledger), "--json") == 0
+    assert ended("series", str(ledger), "--json") == 0
     value = json.loads(capsys.readouterr().out)
     assert value.pop("page") is None
     assert Course.model_validate(value).unfiled == [2]
@@ -417,13 +412,13 @@ def test_the_command_prints_the_course(
 
 def test_a_ledger_of_no_result_promises_nothing(scan: Scan, ledger: Path, tmp_path: Path) -> None:
     scan(None)
-    assert command(str(ledger), "--fail-if-new", "--page", str(tmp_path / "page")) == 0
+    assert ended("series", str(ledger), "--fail-if-new", "--page", str(tmp_path / "page")) == 0
     assert "nothing is promised" in (tmp_path / "page/series.html").read_text()
 
 
 def test_what_is_no_ledger_is_one_line(scan: Scan, ledger: Path, tmp_path: Path) -> None:
     def refusal(place: Path) -> str:
-        return refusal_of(read_course, str(place))
+        return user_error(read_course, str(place))
 
     assert "holds no ledger" in refusal(tmp_path / "nothing")
     (tmp_path / "file").write_text("x")
@@ -442,4 +437,4 @@ def test_what_is_no_ledger_is_one_line(scan: Scan, ledger: Path, tmp_path: Path)
     assert "entry 2 was edited" in refusal(ledger)
     entry.write_bytes(b"rubbish")
     assert "entry 2 is damaged" in refusal(ledger)
-    assert command(str(ledger)) == 2
+    assert ended("series", str(ledger)) == 2

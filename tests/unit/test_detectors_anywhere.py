@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from ended import exit_of
+from commands import ended
 from picture_models import save_llava
 from test_learnt import MEASURED, drawn, evidence_of, pool_of_scores, trial_of
 from test_picture_runs import write as write_pictures
@@ -103,7 +103,7 @@ def settings(
 def command(path: Path, given: Mapping[str, Any]) -> int:
     path.mkdir(parents=True)
     (path / "audit.yaml").write_text(json.dumps({"run": str(path / "run"), **given}))
-    return exit_of("run", str(path / "audit.yaml"), "--no-text")
+    return ended("run", path / "audit.yaml", "--no-text")
 
 
 def refused(path: Path, given: Mapping[str, Any], capsys: pytest.CaptureFixture[str]) -> str:

@@ -17,6 +17,7 @@ from pipeline.audit.work import device_on_file, note_device
 from pipeline.errors import UserError
 from pipeline.models.devices import CPU, ENVIRONMENT, Device, compute_as
 from pipeline.stages.base import Placement, Stage
+from pipeline.stages.record import Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from ray_jobs.start import device_of_run
@@ -37,7 +38,7 @@ def stages(tiny_model_folder: Path) -> Callable[..., tuple[Stage, ...]]:
             "detectors": ["loss", "gradient_norm", {"samia": {"draws": 2}}],
             "resources": resources,
         }
-        return stages_of(build_config(described), device=device)
+        return stages_of(Wanted(build_config(described), device))
 
     return make
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from refusals import refusal_of
+from commands import user_error
 
 from pipeline.audit.plan import make_plan
 from pipeline.audit.preflight import PLAN, check_documents, plan_checks
@@ -50,7 +50,7 @@ def read(path: Path, **settings: Any) -> list[Document]:
 
 
 def refusal(path: Path, **settings: Any) -> str:
-    return refusal_of(lambda: plan_checks(make_plan(config_of(path, **settings))))
+    return user_error(lambda: plan_checks(make_plan(config_of(path, **settings))))
 
 
 def test_plan_names_the_encoding_of_a_file_that_is_not_utf8(tmp_path: Path) -> None:

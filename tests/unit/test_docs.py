@@ -145,8 +145,10 @@ def test_the_reference_of_the_configuration_is_current() -> None:
 
 
 def test_every_setting_has_a_sentence() -> None:
-    rows = [line.split(" | ") for line in reference.page().splitlines() if line.startswith("| `")]
-    assert [row[0] for row in rows if not row[-1].strip("| ").endswith((".", ")"))] == []
+    _, *lists = reference.page().split("\n## ")
+    rows = [line for line in "\n".join(lists).splitlines() if line.startswith(("- `", "- [`"))]
+    assert len(rows) > 100
+    assert [row for row in rows if ": " not in row or not row.endswith((".", ")"))] == []
 
 
 def test_every_name_of_the_interface_is_on_its_page() -> None:

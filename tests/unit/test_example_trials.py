@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from commands import ended
 from marked_runs import EDITABLE
 from PIL import Image
 from transformers import AutoProcessor, LlamaForCausalLM, LlavaForConditionalGeneration
@@ -182,6 +183,8 @@ def test_a_trial_of_versions_runs_in_a_relative_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(versions, "EPOCHS", (1,))
+    monkeypatch.setattr(versions, "REDRAWS", 40)
+    monkeypatch.setattr(versions, "seenset", ended)
     folder, rng = Path("work") / f"{name}-10", random.Random(1)
     folder.mkdir(parents=True)
     count, sentences = 10, [" ".join(["{}"] * 30)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ended import ended
+from commands import ended, printed
 from made_up import sentence, write_audit
 
 from pipeline.audit import machine
@@ -89,7 +89,7 @@ def test_a_detector_that_always_exits_leaves_the_run_incomplete(
         monkeypatch.setattr(machine, "usable_cores", lambda: 2)
     placed = {"cluster": "auto", "actors": "auto"} if processes else {}
     path = audit(tmp_path, tiny_model_folder, LEAVING.replace("WORD", "''"), **scored_by_leaving(**placed))
-    code, _, errors = ended(capsys, "run", path)
+    code, _, errors = printed(capsys, "run", path)
     assert code == ExitCode.INCOMPLETE
     assert "quarantine" in errors
     status = json.loads((tmp_path / "run" / "status.json").read_text())
@@ -103,7 +103,7 @@ def test_a_detector_that_exits_on_one_document_quarantines_that_document(
     settings = scored_by_leaving() | {"error_budget": 0.5}
     code_of_plugin = LEAVING.replace("WORD", "'poison'")
     path = audit(tmp_path, tiny_model_folder, code_of_plugin, audit=texts, **settings)
-    assert ended(capsys, "run", path)[0] == ExitCode.DONE
+    assert ended("run", path) == ExitCode.DONE
     summary = json.loads((tmp_path / "run/selection/members/summary.json").read_text())
     assert (summary["n_audit"], summary["n_quarantined"]) == (60, 1)
 
@@ -112,7 +112,7 @@ def test_a_procedure_that_exits_is_a_user_error(
     tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     selections = [{"name": "members", "detectors": ["loss"], "procedure": "leaving", "alpha": 0.2}]
-    code, _, errors = ended(capsys, "run", audit(tmp_path, tiny_model_folder, PROCEDURE, selections=selections))
+    code, _, errors = printed(capsys, "run", audit(tmp_path, tiny_model_folder, PROCEDURE, selections=selections))
     assert code == ExitCode.USER_ERROR
     assert errors.strip().endswith("procedure leaving (mine.py) raised SystemExit:")
 
@@ -121,7 +121,7 @@ def test_the_check_of_an_argument_that_exits_is_a_user_error(
     tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = scored_by_leaving() | {"detectors": [{"leaving": {"k": 2}}]}
-    code, _, errors = ended(capsys, "plan", audit(tmp_path, tiny_model_folder, ARGUMENT, **settings))
+    code, _, errors = printed(capsys, "plan", audit(tmp_path, tiny_model_folder, ARGUMENT, **settings))
     assert code == ExitCode.USER_ERROR
     assert "the check of k raised SystemExit: 0" in errors
 
@@ -132,7 +132,7 @@ def test_a_library_that_exits_ends_the_command_as_incomplete(
     import numpy as np
 
     monkeypatch.setattr(np, "cumsum", np.cumsum)  # and put back after the test
-    code, _, errors = ended(capsys, "run", audit(tmp_path, tiny_model_folder, LIBRARY))
+    code, _, errors = printed(capsys, "run", audit(tmp_path, tiny_model_folder, LIBRARY))
     assert code == ExitCode.INCOMPLETE
     assert errors.strip().endswith(
         "called sys.exit(0), so the run is not complete; finished shards are kept: correct that code and rerun the "
@@ -158,10 +158,10 @@ def test_an_output_that_nobody_reads_is_no_exit_of_a_plugin(command: list[str]) 
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        ended = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "ray_jobs.cli", *command], stdout=writing, stderr=subprocess.PIPE, check=False
         )
     finally:
         os.close(writing)
-    assert ended.returncode != 0
-    assert b"sys.exit" not in ended.stderr
+    assert done.returncode != 0
+    assert b"sys.exit" not in done.stderr

@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from ended import exit_of
+from commands import ended
 from export_runs import finished_run
 from finished import refile, with_column
 from made_up import sentence
-from refusals import refusal_of
 from report_run import amend
 from signed import sign
 
@@ -59,7 +58,10 @@ def export(run: str, out: object = None, **request: Any) -> Exported:
 
 
 def refusal(run: str, out: object = None, kind: type[UserError] = UserError, **request: Any) -> str:
-    return refusal_of(export, run, out, **request, kind=kind)
+    with pytest.raises(kind) as caught:
+        export(run, out, **request)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -371,7 +373,7 @@ def test_the_command_says_what_it_wrote(
     run = str(finished / "w/run")
 
     def command(*arguments: str, code: int = 0) -> str:
-        assert exit_of("export", run, *arguments) == code
+        assert ended("export", run, *arguments) == code
         output = capsys.readouterr()
         return output.err if code else output.out
 

@@ -7,25 +7,32 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from ended import exit_of
-from finished import run, score_run
-from made_up import write_audit
+from commands import ended
+from rich.console import Console
 from signed import file_blind_test, sign, sign_status
 
 import seenset
+from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import load_config
+from pipeline.audit.description import build_config, load_config
 from pipeline.audit.history import count_questions, read_history, several_questions
+from pipeline.audit.plan import make_plan
+from pipeline.audit.reconcile import reconcile
 from pipeline.audit.status import run_status
 from pipeline.audit.summary import BlindDiagnostic, Summary, exit_code_of
 from pipeline.errors import ExitCode, UserError
 from pipeline.report.contents import Report
 from pipeline.report.page import write_report
+from pipeline.stages.base import Placement
+from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from ray_jobs import terminal
+from ray_jobs.audit import Outcome, run_audit
+from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
 
 APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
@@ -46,12 +53,24 @@ def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
         "audit": [text(i, 60 if i % 2 else 12) for i in range(60)],
         "unseen": [text(1000 + i, 12) for i in range(60)],
     }
-    settings = {
+    for role, texts in roles.items():
+        rows = [{"id": f"{role}-{i}", "text": words} for i, words in enumerate(texts)]
+        (root / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    audit = {
+        "run": str(root / "run"),
+        "model": {"path": str(tiny_model_folder)},
+        "corpus": {role: {"path": str(root / f"{role}.jsonl"), "id": "id"} for role in roles},
         "detectors": ["loss", "zlib"],
         "selections": [{"name": "members", "detectors": ["zlib"], "procedure": "bh", "alpha": 0.2}],
-        "resources": {"shard_bytes": 1 << 20},
+        "evidence": 0,
     }
-    _, store = score_run(load_config(str(write_audit(root, tiny_model_folder, **roles, **settings))))
+    (root / "audit.yaml").write_text(yaml.safe_dump(audit))
+    config = build_config(audit)
+    store = Store(config.run)
+    (stage,) = stages_of(config)
+    scorer = stage.make(stage, Placement())
+    for shard in reconcile(make_plan(config), {stage.name: stage.fingerprint}, store).shards:
+        process(stage, scorer, shard, store)
     set_words(store, ALIKE)
     return root
 
@@ -68,6 +87,10 @@ def audit(scored: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def store(audit: Path) -> Store:
     return Store(str(audit.parent / "run"))
+
+
+def run(audit: Path, *overrides: str, **arguments: Any) -> Outcome:
+    return run_audit(load_config(str(audit), overrides), Reporter(Console(), quiet=True), **arguments)
 
 
 def select(store: Store, *overrides: str) -> list[Summary]:
@@ -275,9 +298,9 @@ def of(summary: Summary, n_selected: int, supported: bool | None) -> Summary:
     return summary.model_copy(update={"n_selected": n_selected, "supported": supported})
 
 
-@pytest.mark.parametrize(
-    ("answers", "code"),
-    [
+def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(audit: Path) -> None:
+    (summary,) = run(audit).selections
+    cases: list[tuple[list[tuple[int, bool | None]], int]] = [
         ([], 0),
         ([(0, True)], 0),
         ([(0, False)], 0),
@@ -287,13 +310,9 @@ def of(summary: Summary, n_selected: int, supported: bool | None) -> Summary:
         ([(3, True), (0, False)], 4),
         ([(3, True), (1, False)], 5),
         ([(0, True), (1, False)], 5),
-    ],
-)
-def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(
-    audit: Path, answers: list[tuple[int, bool | None]], code: int
-) -> None:
-    (summary,) = run(audit).selections
-    assert exit_code_of([of(summary, *answer) for answer in answers]) == code
+    ]
+    for answers, code in cases:
+        assert exit_code_of([of(summary, *answer) for answer in answers]) == code, answers
 
 
 @pytest.mark.parametrize(("words", "code"), [(ALIKE, 4), (UNTESTED, 4), (APART, 5)])
@@ -301,10 +320,10 @@ def test_the_command_fails_on_what_is_selected_by_what_it_is_worth(
     audit: Path, store: Store, words: BlindDiagnostic, code: int
 ) -> None:
     set_words(store, words)
-    assert exit_of("run", str(audit), "--fail-if-selected", "--json") == code
+    assert ended("run", str(audit), "--fail-if-selected", "--json") == code
     assert run_status(store.url).exit_code == code
-    assert exit_of("select", store.url, "--fail-if-selected", "--json") == code
-    assert exit_of("run", str(audit), "--json") == 0
+    assert ended("select", store.url, "--fail-if-selected", "--json") == code
+    assert ended("run", str(audit), "--json") == 0
     assert ExitCode(5).name == "UNSUPPORTED"
 
 
@@ -314,12 +333,12 @@ def test_the_terminal_marks_what_is_not_supported(
 ) -> None:
     set_words(store, APART)
     run(audit)
-    assert exit_of(command, str(audit) if command == "run" else store.url) == 0
+    assert ended(command, str(audit) if command == "run" else store.url) == 0
     printed = capsys.readouterr().out
     (row,) = [line for line in printed.splitlines() if line.startswith("│ members")]
     assert "CONTRADICTED" in row
     assert "members: CONTRADICTED, do not act on it: Their words differ." in printed
-    exit_of(command, str(audit) if command == "run" else store.url, "--json")
+    ended(command, str(audit) if command == "run" else store.url, "--json")
     value = json.loads(capsys.readouterr().out)
     assert value["unsupported"] == ["members"]
     assert value["selections"][0]["supported"] is False
@@ -340,12 +359,12 @@ def test_the_terminal_says_what_a_promise_is_worth_that_nothing_contradicts(
 ) -> None:
     set_words(store, words)
     run(audit)
-    assert exit_of("status", store.url) == 0
+    assert ended("status", store.url) == 0
     printed = capsys.readouterr().out
     assert standing in printed
     assert "CONTRADICTED" not in printed
     assert (f"members: Not checked: {UNTESTED.sentence}" in printed) == (words is UNTESTED)
-    assert exit_of("status", store.url, "--json") == 0
+    assert ended("status", store.url, "--json") == 0
     assert json.loads(capsys.readouterr().out)["unsupported"] == []
 
 
@@ -353,9 +372,9 @@ def test_the_terminal_says_when_a_run_was_asked_again(
     audit: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(audit)
-    assert exit_of("select", store.url) == 0
+    assert ended("select", store.url) == 0
     assert "different questions" not in capsys.readouterr().out
-    assert exit_of("select", store.url, "--set", "selections.0.alpha=0.05") == 0
+    assert ended("select", store.url, "--set", "selections.0.alpha=0.05") == 0
     assert (
         "This run was asked 2 different questions, and not all at once: the guarantee of an answer holds if its "
         "question was fixed before any answer was seen"

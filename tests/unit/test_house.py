@@ -44,17 +44,17 @@ ROOMS = (
 )
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
-    "pipeline.config": 1_762,
-    "pipeline.corpus": 5_344,
-    "pipeline.store": 1_952,
-    "pipeline.models": 2_615,
-    "pipeline.training": 1_466,
+    "pipeline.config": 1_760,
+    "pipeline.corpus": 5_328,
+    "pipeline.store": 1_931,
+    "pipeline.models": 2_604,
+    "pipeline.training": 1_440,
     "pipeline.endpoint": 756,
     "pipeline.passes": 3_120,
     "pipeline.detectors": 2_205,
-    "pipeline.stages": 3_645,
+    "pipeline.stages": 3_667,
     "pipeline.selection": 5_740,
-    "pipeline.audit": 10_790,
+    "pipeline.audit": 10_791,
     "pipeline.report": 4_782,
     "pipeline.compare": 1_997,
     "pipeline.export": 1_268,
@@ -62,8 +62,8 @@ BUDGETS = {
     "pipeline.bundle": 1_169,
     "pipeline.series": 1_393,
     "pipeline.trial": 2_731,
-    "ray_jobs": 4_583,
-    "cluster": 1_231,
+    "ray_jobs": 4_471,
+    "cluster": 1_212,
     "seenset": 904,
 }
 """Lines of each room, blank ones too. To raise one takes a commit of its own that says what was removed instead."""

@@ -12,7 +12,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from refusals import refusal_of
+from commands import user_error
 
 from pipeline.audit.description import build_config, build_evaluation
 from pipeline.audit.plan import make_plan
@@ -47,7 +47,7 @@ def read(path: Any, limit: int | None = None, **settings: Any) -> dict[Role, lis
 
 
 def refusal(path: Any, **settings: Any) -> str:
-    return refusal_of(shards_of, path, **settings)
+    return user_error(shards_of, path, **settings)
 
 
 def write_jsonl(path: Path, labels: Sequence[Any]) -> Path:
@@ -193,7 +193,7 @@ def test_the_label_column_is_in_the_fingerprint_of_a_shard_and_of_no_other(tmp_p
 
 
 def message(build: Any, corpus: dict[str, Any], **settings: Any) -> str:
-    return refusal_of(build, {"run": "r", "model": {"path": "m"}, "corpus": corpus, **settings})
+    return user_error(build, {"run": "r", "model": {"path": "m"}, "corpus": corpus, **settings})
 
 
 SOURCE = {"path": "a.jsonl"}

@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from ended import exit_of
-from refusals import refusal_of
+from commands import ended
 
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
@@ -174,9 +173,11 @@ def changed(file: Path, **content: Any) -> str:
 def test_a_bad_file_is_one_line(file: Path, tmp_path: Path, text: Callable[[Path], str], part: str) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text(text(file))
-    line = refusal_of(detector_of, bad)
-    assert part in line
-    assert str(bad) in line
+    with pytest.raises(UserError) as caught:
+        detector_of(bad)
+    assert part in str(caught.value)
+    assert str(bad) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_is_no_file_is_one_line(tmp_path: Path) -> None:
@@ -274,7 +275,7 @@ def test_the_command_learns_a_file_that_another_trial_reads(tmp_path: Path, tiny
     (tmp_path / "trial.yaml").write_text(json.dumps(trial))
     command, made = ["trial", str(tmp_path / "trial.yaml"), "--learn"], []
     for name in ("one.json", "two.json"):
-        assert exit_of(*command, str(tmp_path / name)) == 0
+        assert ended(*command, str(tmp_path / name)) == 0
         made.append((tmp_path / name).read_bytes())
     assert made[0] == made[1]
     assert learnt_of(str(tmp_path / "one.json")).texts == {beginning_key(row["text"]) for row in rows}

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from commands import user_error
 from fsspec import AbstractFileSystem
-from refusals import refusal_of
 
 from pipeline.errors import UserError
 from pipeline.store.files import Store, to_json
@@ -26,7 +26,7 @@ def ledger(tmp_path: Path) -> Store:
 
 
 def problem(store: Store) -> str:
-    return refusal_of(read_ledger, store)
+    return user_error(read_ledger, store)
 
 
 def test_entries_come_back_in_the_order_in_which_they_were_appended(ledger: Store) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from ended import exit_of, here
+from commands import ended, here
 from marked_runs import write_audit
 
 from pipeline.errors import UserError
@@ -172,7 +172,7 @@ def test_the_same_seed_gives_the_same_bytes_from_anywhere(tmp_path: Path, monkey
 def test_without_a_seed_every_time_is_another(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", texts())
     for name in ("one", "two"):
-        assert exit_of("mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / name), "--json") == 0
+        assert ended("mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / name), "--json") == 0
     seeds = {json.loads((tmp_path / name / "private/seed.json").read_text())["seed"] for name in ("one", "two")}
     assert len(seeds) == 2
     assert all(int(seed) > 1 << 200 for seed in seeds)
@@ -281,7 +281,7 @@ def test_a_run_over_private_files_that_do_not_match_names_what_differs(
         (path.parent / "seed.json").unlink()
     else:
         pq.write_table(change(pq.read_table(path)), path)
-    _, error = here(capsys, "run", write_audit(tmp_path, "run", tiny_model_folder), code=2)
+    error = here(capsys, "run", write_audit(tmp_path, "run", tiny_model_folder), code=2)[1]
     assert re.search(rf"versions\.parquet does not match commitment\.json: .*{words}", error.replace("\n", " "))
     assert not (tmp_path / "runs/run").exists()
 
@@ -341,7 +341,7 @@ def test_a_model_writes_all_versions(tmp_path: Path) -> None:
 def test_the_command_prints_what_a_person_checks(tmp_path: Path, capsys) -> None:
     write_jsonl(tmp_path / "a.jsonl", texts(20))
     arguments = ["mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--id", "id", "--seed", "3"]
-    exit_of(*arguments)
+    ended(*arguments)
     printed = capsys.readouterr().out
     assert "19 of 20 documents are marked, each published in one of 20 versions" in printed
     assert "1 are published as they were: fewer than 5 sites." in printed
@@ -363,7 +363,7 @@ def test_a_paraphraser_of_a_configuration_writes_the_versions(tiny_t5_folder: Pa
     (tmp_path / "p.yaml").write_text(f"path: {tiny_t5_folder}\n")
     for name in ("one", "two"):
         arguments = ["mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / name), "--id", "id", "--seed", "3"]
-        assert exit_of(*arguments, "--versions", "2", "--with", str(tmp_path / "p.yaml")) == 0
+        assert ended(*arguments, "--versions", "2", "--with", str(tmp_path / "p.yaml")) == 0
     assert all_bytes(tmp_path / "one") == all_bytes(tmp_path / "two")
     rows = versions_in(tmp_path / "one")
     unmarked = pq.read_table(tmp_path / "one/private/unmarked.parquet").to_pylist()
@@ -376,18 +376,15 @@ def test_a_paraphraser_of_a_configuration_writes_the_versions(tiny_t5_folder: Pa
 def test_a_date_is_stated_as_it_is_given_or_refused(tmp_path: Path, capsys) -> None:
     write_jsonl(tmp_path / "a.jsonl", texts(4))
     arguments = ["mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--json", "--date"]
-    assert exit_of(*arguments, "31.1.2026") == 2
+    assert ended(*arguments, "31.1.2026") == 2
     assert "'31.1.2026' does not match the format" in capsys.readouterr().err
-    assert exit_of(*arguments, "2026-01-31") == 0
+    assert ended(*arguments, "2026-01-31") == 0
     assert json.loads((tmp_path / "out/commitment.json").read_text())["created"] == "2026-01-31"
 
 
 def test_an_unknown_setting_of_a_paraphraser_is_one_line(tmp_path: Path, capsys) -> None:
     write_jsonl(tmp_path / "a.jsonl", texts(4))
     (tmp_path / "p.yaml").write_text("pth: x\n")
-    assert (
-        exit_of("mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--with", str(tmp_path / "p.yaml"))
-        == 2
-    )
+    assert ended("mark", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--with", tmp_path / "p.yaml") == 2
     assert "unknown key 'pth'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

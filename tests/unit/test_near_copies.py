@@ -8,7 +8,6 @@ import unicodedata
 from itertools import combinations
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import xxhash
 from datasketch import MinHash
@@ -17,13 +16,11 @@ from hypothesis import strategies as st
 
 from pipeline.corpus.near_copies import (
     SKETCH,
-    SKETCH_TYPE,
     CopyIndex,
     band_width,
     likeness,
     near_families,
     sketch,
-    sketches_of,
     sketches_of_texts,
     stack_sketches,
 )
@@ -115,16 +112,6 @@ def test_sketches_are_the_same_on_every_machine_and_long_texts_are_read_to_their
     text = words(3, 9_000)
     assert estimate(" ".join(text), " ".join(text[4_500:])) == pytest.approx(0.5, abs=4 * 0.045)
     assert estimate(" ".join(text), " ".join([*text[-10:], *text])) > 0.98
-
-
-def test_columns_of_sketches_are_read_whatever_was_cut_out_of_them() -> None:
-    sketches = [sketch(" ".join(words(seed, 20))) for seed in range(9)]
-    column = pa.chunked_array([pa.array(sketches[:4], SKETCH_TYPE), pa.array(sketches[4:], SKETCH_TYPE)])
-    assert (sketches_of(column) == stack_sketches(sketches)).all()
-    assert (sketches_of(column.slice(2, 5)) == stack_sketches(sketches[2:7])).all()
-    mask = pa.array([True, False] * 4 + [True])
-    assert (sketches_of(column.filter(mask)) == stack_sketches(sketches[::2])).all()
-    assert sketches_of(pa.chunked_array([], SKETCH_TYPE)).shape == (0, SKETCH)
 
 
 def perturbed(rng: np.random.Generator, documents: int, kinds: int, share: float) -> np.ndarray:

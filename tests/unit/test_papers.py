@@ -9,7 +9,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 import yaml
-from ended import exit_of
+from commands import ended
 from made_up import sentence, write_jsonl
 
 from examples.papers import prepare
@@ -76,7 +76,7 @@ def test_a_configuration_plans_without_a_network(
         name = Path(source["path"]).parent.name
         prepare.part_benchmark(name, benchmark_rows, tmp_path / name)
         settings.append(f"corpus.{role}.path={tmp_path / name / Path(source['path']).name}")
-    code = exit_of("plan", str(path), "--json", *(word for setting in settings for word in ("--set", setting)))
+    code = ended("plan", str(path), "--json", *(word for setting in settings for word in ("--set", setting)))
     captured = capsys.readouterr()
     assert code == 0, captured.err
     facts = json.loads(captured.out)
@@ -94,7 +94,7 @@ def test_a_hub_that_does_not_answer_is_one_line(
     prepare.part_benchmark("wikimia_64", benchmark_rows, tmp_path)
     paths = [f"corpus.{role}.path={tmp_path / role}.jsonl" for role in ("audit", "unseen")]
     settings = [word for path in paths for word in ("--set", path)]
-    assert exit_of("plan", str(FOLDER / "ptdi_wikimia.yaml"), *settings) == 2
+    assert ended("plan", str(FOLDER / "ptdi_wikimia.yaml"), *settings) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "model EleutherAI/gpt-neox-20b: no such folder, and the hub cannot be reached" in line
 
@@ -143,7 +143,7 @@ def test_error_and_power_are_those_of_the_labels(tiny_model_folder: Path, tmp_pa
     }
     path = tmp_path / "audit.yaml"
     path.write_text(yaml.safe_dump(config))
-    assert exit_of("run", str(path)) == 0
+    assert ended("run", str(path)) == 0
     ((count, wrong, power),) = error_and_power(str(tmp_path / "run"), audit).values()
     assert count == 30
     assert (round(wrong, 6), power) == (round(10 / 30, 6), 1.0)

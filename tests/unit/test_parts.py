@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import user_error
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from refusals import refusal_of
 
 from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
@@ -160,7 +160,7 @@ def test_what_cannot_be_split_is_one_line(
         asked = [{"fsd": {"adapter": ["x", "y"]}}]
         assert parts(audit(tiny_model_folder, files, detectors=asked, fsd=settings)).calibration["unseen"].size == 2
         return
-    assert line in refusal_of(lambda: parts(audit(tiny_model_folder, files, detectors=asked, fsd=settings)))
+    assert line in user_error(lambda: parts(audit(tiny_model_folder, files, detectors=asked, fsd=settings)))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_what_cannot_be_split_is_one_line(
 def test_a_detector_that_cannot_be_asked_for_is_one_line(
     tiny_model_folder: Path, files: dict[str, str], detector: dict[str, Any], line: str
 ) -> None:
-    assert line in refusal_of(
+    assert line in user_error(
         audit, tiny_model_folder, files, detectors=[{"fsd": detector}], fsd={"adapters": {"fewer": {}}}
     )
 

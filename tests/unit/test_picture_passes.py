@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from commands import user_error
 from picture_models import SAVE, random_pictures, save_llava
-from refusals import refusal_of
 from torch import Tensor
 
 from pipeline.config.models import ModelConfig
@@ -232,7 +232,7 @@ def test_a_processor_that_makes_no_room_for_a_picture_is_refused_before_the_weig
         (tmp_path / "processor_config.json").write_text(json.dumps(processor))
         if processor is None:
             (tmp_path / "processor_config.json").unlink()
-        return refusal_of(check_model, ModelConfig(path=str(tmp_path), dtype="float32"), "pictures")
+        return user_error(check_model, ModelConfig(path=str(tmp_path), dtype="float32"), "pictures")
 
     assert "cannot read its processor" in refusal(None)
     assert "cannot read its processor" in refusal(whole | {"patch_size": None})

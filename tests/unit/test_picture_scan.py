@@ -18,6 +18,7 @@ from picture_models import encoded, random_pictures, save_llava, save_qwen_vl
 import seenset
 from cluster.inspection import CHECKS, Inspection, first_batch
 from pipeline.audit.description import build_config
+from pipeline.audit.machine import ActorShape
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
 from pipeline.config.audit import AuditConfig
@@ -285,13 +286,14 @@ def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, model: Pat
     ("settings", "message"),
     [
         ({"detectors": ["loss"]}, r"loss reads texts, and the documents are pictures: say which part, as in {loss: "),
+        ({"detectors": ["renyi"]}, r"say which part, as in \{renyi: \{part: description\}\}; parts: image"),
         ({"detectors": ["zlib"]}, r"zlib reads texts, .*; of pictures there are renyi"),
         ({"detectors": ["gradient_norm"]}, r"gradient_norm reads texts"),
         ({"detectors": ["fsd"]}, r"fsd reads texts"),
         ({"detectors": ["samia"]}, r"samia reads texts"),
         ({"detectors": [{"loss": {"part": "image"}}]}, r"loss: part must be one of instruction, description"),
         ({"detectors": [{"renyi": {"part": "picture"}}]}, r"renyi: part must be one of image, "),
-        ({"text_transform": {"lowercase": True}}, r"text_transform"),
+        ({"text_transform": {"dates": "remove"}}, r"text_transform changes texts"),
         ({"model": {"endpoint": "http://127.0.0.1:9/v1", "name": "one"}}, r"one is an endpoint, and the documents"),
     ],
 )
@@ -329,8 +331,8 @@ def test_a_preflight_tries_a_first_batch_of_pictures_before_any_is_described(
 ) -> None:
     config = audit_of(tmp_path, model, detectors=detectors)
     plan = make_plan(config)
-    inspection = Inspection(config, tuple(plan.inputs), plan.shards[0], (), "preflight")
+    inspection = Inspection(config, tuple(plan.inputs), plan.shards[0], (), "preflight", shape=ActorShape(0, 1))
     assert CHECKS["model"](inspection)
-    facts = first_batch(inspection, 0, 1)
+    facts = first_batch(inspection)
     assert facts["documents"] > 1
     assert facts["tokens"] > 20 * facts["documents"]

@@ -26,7 +26,6 @@ from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
 from pipeline.training import loss as loss_module
-from pipeline.training import pictures as pictures_module
 from pipeline.training import train as train_module
 from pipeline.training.memory import PassSize, bytes_kept, bytes_of_token
 from pipeline.training.pictures import train_pictures
@@ -171,19 +170,6 @@ def test_a_checkpoint_of_other_pictures_is_not_taken_up(
     steps: list[TrainingStep] = []
     train_pictures(open_base(), swapped, CONFIG, tmp_path / "a", TrainingOptions(steps.append))
     assert steps[0].step == 1
-
-
-def test_pictures_that_are_decoded_again_for_every_step_give_the_same_weights(
-    open_base: Callable[[], LanguageModel],
-    captioned: list[tuple[bytes, str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    train_pictures(open_base(), captioned, CONFIG, tmp_path / "kept")
-    monkeypatch.setattr(pictures_module, "PREPARED_BYTES", 0)
-    train_pictures(open_base(), captioned, CONFIG, tmp_path / "again")
-    kept, again = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("kept", "again"))
-    assert kept == again
 
 
 @pytest.mark.parametrize("short", [256, 30])

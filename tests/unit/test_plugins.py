@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 import torch
+from commands import user_error
 from pydantic import Field
-from refusals import refusal_of
 from torch import Tensor
 
 from pipeline.audit.description import build_config
@@ -67,7 +67,7 @@ def load(*paths: str) -> None:
 
 
 def error_of(*paths: str) -> str:
-    return refusal_of(load, *paths)
+    return user_error(load, *paths)
 
 
 def plugin_fingerprint(paths: list[str], names: list[Any]) -> dict[str, str]:
@@ -131,7 +131,9 @@ def test_an_argument_is_checked_by_its_annotation_and_default() -> None:
         ("share", 2, "must be a number in (0, 1], got 2"),
         ("bare", "b", "must be a whole number, got 'b'"),
     ]:
-        assert refusal_of(parse_detectors, [{"plain": {argument: value}}]) == f"detector plain: {argument} {limit}"
+        with pytest.raises(UserError) as caught:
+            parse_detectors([{"plain": {argument: value}}])
+        assert str(caught.value) == f"detector plain: {argument} {limit}"
 
 
 class Thing:
@@ -277,16 +279,16 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_a_check_that_raises_is_one_line_with_the_file(tmp_path: Path) -> None:
     text = GOOD.replace('["log_prob"]}', '["log_prob"]}, checks={"share": lambda value: {}[value]}')
     load(write(tmp_path, text))
-    assert refusal_of(parse_detectors, [{"lowest": {"share": 0.1}}]) == (
-        "detector lowest (my_detectors.py): the check of share raised KeyError: 0.1, got 0.1"
-    )
+    with pytest.raises(UserError) as caught:
+        parse_detectors([{"lowest": {"share": 0.1}}])
+    assert str(caught.value) == ("detector lowest (my_detectors.py): the check of share raised KeyError: 0.1, got 0.1")
 
 
 def test_needs_that_raise_are_one_line_with_the_file(tmp_path: Path) -> None:
     load(write(tmp_path, GOOD.replace('{FORWARD: ["log_prob"]}', "lambda share: 1 / 0")))
-    assert "lowest (my_detectors.py): its function of needs raised ZeroDivisionError" in refusal_of(
-        parse_detectors, ["lowest"]
-    )
+    with pytest.raises(UserError) as caught:
+        parse_detectors(["lowest"])
+    assert "lowest (my_detectors.py): its function of needs raised ZeroDivisionError" in str(caught.value)
 
 
 # --- fingerprints

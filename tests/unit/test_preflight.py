@@ -15,7 +15,7 @@ import pytest
 from cluster import inspection
 from cluster.checks import HUNG, REMEDIES, Expectation, Finding, NodeReport, judge_nodes
 from cluster.inspection import CHECKS, Answer, Inspection, file_marks, measured, scored_alone
-from cluster.nodes import Patience, answers_of_machine
+from cluster.nodes import answers_of_machine
 from cluster.preflight import check_command
 from pipeline.audit.description import load_config
 from pipeline.audit.machine import ActorShape
@@ -197,7 +197,7 @@ def test_checks_of_a_broken_place_say_so_and_leave_nothing(inspected: Inspection
 def test_a_check_that_hangs_has_its_time_and_the_others_answer(inspected: Inspection, tmp_path: Path) -> None:
     (tmp_path / "audit.jsonl").unlink()
     os.mkfifo(tmp_path / "audit.jsonl")  # whoever opens it waits for a writer
-    report = answers_of_machine(inspected, Patience(2.0, 2.0, None))
+    report = answers_of_machine(replace(inspected, seconds=2.0))
     assert report.answers["input"] == "no answer in 2 s"
     assert isinstance(report.answers["/dev/shm"], dict)
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import ended
 from made_up import sentence
 
 import seenset
-from ray_jobs.cli import main
 from seenset.versions import Versions
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -109,10 +109,12 @@ def test_marked_documents_are_read_scored_and_judged(tiny_model_folder: Path, tm
         if len(text) > 300
     ]
     (tmp_path / "pages.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    with pytest.raises(SystemExit, match="0"):
-        main(
-            ["mark", str(tmp_path / "pages.jsonl"), "--out", str(tmp_path / "marked"), "--versions", "8", "--seed", "5"]
+    assert (
+        ended(
+            "mark", str(tmp_path / "pages.jsonl"), "--out", str(tmp_path / "marked"), "--versions", "8", "--seed", "5"
         )
+        == 0
+    )
     versions = seenset.read_versions(tmp_path / "marked/private/versions.parquet")
     public = [json.loads(line)["text"] for line in (tmp_path / "marked/public/pages.jsonl").read_text().splitlines()]
     assert len(public) == len(texts)

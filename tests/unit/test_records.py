@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ended import exit_of
-from refusals import refusal_of
+from commands import ended, user_error
 from report_run import build_run
 from signed import sign, sign_manifest, sign_status
 
@@ -156,7 +155,7 @@ def test_an_old_manifest_that_holds_all_that_is_needed_is_read(store: Store) -> 
 
 def test_an_old_manifest_that_lacks_something_is_refused_with_the_version_that_wrote_it(store: Store) -> None:
     rewrite(store, "manifest.json", lambda v: {k: e for k, e in v.items() if k not in ("schema", "passes")})
-    line = refusal_of(read_run, store)
+    line = user_error(read_run, store)
     assert "manifest.json was written by seenset 0.1.0 in an older form (missing key 'passes')" in line
     assert "begin a new run directory with seenset run" in line
 
@@ -172,7 +171,7 @@ def test_an_old_summary_is_refused_in_one_line_that_says_what_to_do(
     store: Store, reader: Callable[[Store], Any]
 ) -> None:
     rewrite(store, "selection/members/summary.json", old_summary)
-    line = refusal_of(reader, store)
+    line = user_error(reader, store)
     assert "selection/members/summary.json was written by seenset 0.1.0 in an older form" in line
     assert f"seenset select {store.url}" in line
 
@@ -182,7 +181,7 @@ def test_the_command_refuses_an_old_summary_with_exit_code_2(
     store: Store, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rewrite(store, "selection/members/summary.json", old_summary)
-    assert exit_of(command, store.url) == 2
+    assert ended(command, store.url) == 2
     output = capsys.readouterr()
     assert (output.out, output.err.count("\n")) == ("", 1)
     assert "was written by seenset 0.1.0" in output.err
@@ -190,7 +189,7 @@ def test_the_command_refuses_an_old_summary_with_exit_code_2(
 
 def test_a_run_directory_without_a_version_says_so(store: Store) -> None:
     rewrite(store, "manifest.json", lambda value: {"config": value["config"]})
-    assert "was written by seenset of an unknown version in an older form" in refusal_of(read_run, store)
+    assert "was written by seenset of an unknown version in an older form" in user_error(read_run, store)
 
 
 READERS: dict[str, Callable[[Store], Any]] = {
@@ -203,7 +202,7 @@ READERS: dict[str, Callable[[Store], Any]] = {
 @pytest.mark.parametrize("name", READERS)
 def test_a_file_of_a_newer_schema_is_refused(store: Store, name: str) -> None:
     rewrite(store, name, lambda value: value.update(schema=2))
-    assert f"{name} was written by seenset 0.1.0 in form 2, and this version reads form 1" in refusal_of(
+    assert f"{name} was written by seenset 0.1.0 in form 2, and this version reads form 1" in user_error(
         READERS[name], store
     )
 
@@ -213,7 +212,7 @@ def test_a_file_of_a_newer_schema_is_refused(store: Store, name: str) -> None:
 def test_a_file_that_is_no_mapping_is_damaged(store: Store, name: str, content: bytes, part: str) -> None:
     store.write(name, content)
     seal(store, name)
-    assert f"{name} is damaged: {part}" in refusal_of(READERS[name], store)
+    assert f"{name} is damaged: {part}" in user_error(READERS[name], store)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +233,7 @@ def test_a_missing_and_an_unknown_key_are_named(store: Store, name: str, key: st
         edit(reduce(operator.getitem, sections, value))
         store.write_json(name, value)
         seal(store, name)
-        return refusal_of(READERS[name], store)
+        return user_error(READERS[name], store)
 
     unknown = change(lambda section: section.update({f"{last}s": 1}))
     assert f"{name} is damaged: unknown key '{key}s'; did you mean '{last}'?" in unknown
@@ -244,15 +243,15 @@ def test_a_missing_and_an_unknown_key_are_named(store: Store, name: str, key: st
 
 def test_a_value_of_the_wrong_kind_is_named(store: Store) -> None:
     rewrite(store, "selection/members/summary.json", lambda value: value.update(n_selected="many"))
-    assert "summary.json is damaged: n_selected: " in refusal_of(read_facts, store)
-    assert "got 'many'" in refusal_of(read_facts, store)
+    assert "summary.json is damaged: n_selected: " in user_error(read_facts, store)
+    assert "got 'many'" in user_error(read_facts, store)
 
 
 def test_a_damaged_shard_table_or_histogram_is_named(store: Store) -> None:
     rewrite(store, "selection/members/scores.json", lambda value: {**value, "edges": value["edges"][1:]})
-    assert "selection/members/scores.json is damaged: 128 counts of audit, 128 edges" in refusal_of(read_facts, store)
+    assert "selection/members/scores.json is damaged: 128 counts of audit, 128 edges" in user_error(read_facts, store)
     store.write_json("shards.json", [{"id": "audit-000000"}])
-    assert "shards.json is damaged" in refusal_of(read_run, store)
+    assert "shards.json is damaged" in user_error(read_run, store)
 
 
 @pytest.mark.parametrize("record", sorted(set(records()), key=lambda record: record.__name__))

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from bundle_runs import ALIKE, asked
-from ended import exit_of, refused
+from commands import ended, refusal
 from finished import refile, run, with_column
-from made_up import sentence, write_audit, write_corpus
+from made_up import sentence, write_audit
 from signed import file_blind_test
 
 from pipeline.audit.review import COLUMNS
@@ -32,12 +32,15 @@ Change = Callable[[list[dict[str, str]]], list[dict[str, str]]]
 def base(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """A folder with a finished run, four of whose unseen documents score as members do, and its audit.yaml."""
     folder = tmp_path_factory.mktemp("review")
-    numbers = enumerate((("audit", 80), ("unseen", N_UNSEEN), ("seen", 40)))
-    texts = {role: [sentence(1000 * first + i) for i in range(number)] for first, (role, number) in numbers}
-    corpus = write_corpus(folder, texts)
+    numbers = {"audit": 80, "unseen": N_UNSEEN, "seen": 40}
+    corpus: dict[str, Any] = {role: {"path": str(folder / f"{role}.jsonl"), "id": "id"} for role in numbers}
     corpus["unseen"]["review_count"] = COUNT
     selections = asked("members", "storey", "learnt", "clean")
-    run(write_audit(folder, tiny_model_folder, corpus=corpus, selections=selections, detectors=["loss", "min_k"]))
+    path = write_audit(folder, tiny_model_folder, corpus=corpus, selections=selections, detectors=["loss", "min_k"])
+    for first, (role, number) in enumerate(numbers.items()):
+        rows = [{"id": f"{role}-{i}", "text": sentence(1000 * first + i)} for i in range(number)]
+        (folder / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(path)
     rng = np.random.default_rng(0)
 
     def changed(table: pa.Table, receipt: Receipt) -> pa.Table:
@@ -49,7 +52,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> P
 
     refile(folder / "run", changed)
     file_blind_test(Store(str(folder / "run")), ALIKE)
-    assert exit_of("select", folder / "run", "--no-text") == 0
+    assert ended("select", folder / "run", "--no-text") == 0
     return folder
 
 
@@ -57,7 +60,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> P
 def audit(base: Path, tmp_path: Path) -> Path:
     """A copy of the run with the list of its review beside it."""
     shutil.copytree(base / "run", tmp_path / "run")
-    assert exit_of("review", tmp_path / "run", tmp_path / "review.csv") == 0
+    assert ended("review", tmp_path / "run", tmp_path / "review.csv") == 0
     return tmp_path
 
 
@@ -86,7 +89,7 @@ def answer(folder: Path, name: str) -> dict[str, Any]:
 
 
 def select(folder: Path) -> int:
-    return exit_of("select", folder / "run", "--set", f"corpus.unseen.review={folder / 'review.csv'}")
+    return ended("select", folder / "run", "--set", f"corpus.unseen.review={folder / 'review.csv'}")
 
 
 def test_the_list_holds_the_highest_scores_and_shows_none(audit: Path) -> None:
@@ -103,7 +106,7 @@ def test_the_list_holds_the_highest_scores_and_shows_none(audit: Path) -> None:
     assert tuple(rows[0]) == COLUMNS
     assert all(row["trained_on"] == "" and row["excerpt"].startswith("“") for row in rows)
     again = audit / "again.csv"
-    assert exit_of("review", audit / "run", again) == 0
+    assert ended("review", audit / "run", again) == 0
     assert again.read_bytes() == (audit / "review.csv").read_bytes()
 
 
@@ -150,7 +153,7 @@ def test_answers_that_seen_documents_calibrate_stay_as_they_are(audit: Path) -> 
 def test_a_selection_by_signs_is_refused_with_a_review(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     signs = "selections=[{name: signs, detectors: [min_k_plus_plus], procedure: ktd, alpha: 0.1}]"
     changes = ("detectors=[loss, min_k_plus_plus]", signs, f"corpus.unseen.review={base / 'review.csv'}")
-    assert exit_of("plan", base / "audit.yaml", *(word for one in changes for word in ("--set", one))) == 2
+    assert ended("plan", base / "audit.yaml", *(word for one in changes for word in ("--set", one))) == 2
     assert "procedure ktd tests its signs on all unseen documents, and corpus.unseen.review" in capsys.readouterr().err
 
 
@@ -158,7 +161,7 @@ def test_an_evaluation_counts_all_documents_with_their_labels(audit: Path, base:
     write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
     assert select(audit) == 0
     assert len(json.loads((audit / "run" / "reviewed.json").read_text())["documents"]) == 3
-    assert exit_of("evaluate", base / "audit.yaml", "--set", f"run={audit / 'run'}") == 0
+    assert ended("evaluate", base / "audit.yaml", "--set", f"run={audit / 'run'}") == 0
     rows = json.loads((audit / "run" / "evaluation" / "evaluation.json").read_text())["rows"]
     assert {row["n_unseen"] for row in rows if row["detector"] == "loss"} == {N_UNSEEN}
 
@@ -167,7 +170,7 @@ def test_without_the_file_the_next_selection_counts_all_documents_again(audit: P
     before = answer(audit, "members")
     write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
     assert select(audit) == 0
-    assert exit_of("select", audit / "run") == 0
+    assert ended("select", audit / "run") == 0
     assert answer(audit, "members") == before
 
 
@@ -184,13 +187,13 @@ def test_a_bundle_of_a_reviewed_run_holds_and_no_verdict_or_joint_answer_is_give
 ) -> None:
     write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
     assert select(audit) == 0
-    assert exit_of("pack", audit / "run", audit / "run.bundle") == 0
+    assert ended("pack", audit / "run", audit / "run.bundle") == 0
     verified = verify_bundle((audit / "run.bundle").read_bytes(), "run.bundle")
     assert verified.holds
     assert any(one.about == "selection members, review" and "3 removed" in one.sentence for one in verified.findings)
-    assert "no stated level" in refused(capsys, "verdict", audit / "run")
+    assert "no stated level" in refusal(capsys, "verdict", audit / "run")
     shutil.copytree(audit / "run", audit / "other")
-    line = refused(capsys, "joint", audit / "run", audit / "other", "--selection", "members", "--output", audit / "j")
+    line = refusal(capsys, "joint", audit / "run", audit / "other", "--selection", "members", "--output", audit / "j")
     assert "removed calibration documents after a review" in line
 
 
@@ -288,7 +291,7 @@ def test_a_list_that_a_spreadsheet_program_changed_is_refused_with_the_remedy(
     before = answer(audit, "members")
     rows = [{**row, "excerpt": "one, two"} for row in confirmed(rows_of(audit / "review.csv"))]
     (audit / "review.csv").write_bytes(as_bytes(rows))
-    line = refused(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
+    line = refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
     assert expected in line
     assert answer(audit, "members") == before
 
@@ -311,22 +314,22 @@ def test_a_file_that_is_not_the_filled_in_list_is_refused_and_the_answers_stay(
 ) -> None:
     before = answer(audit, "members")
     write(audit / "review.csv", change(rows_of(audit / "review.csv")))
-    line = refused(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
+    line = refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
     assert expected in line
-    assert exit_of("status", audit / "run") == 0
+    assert ended("status", audit / "run") == 0
     assert answer(audit, "members") == before
 
 
 def test_the_number_is_fixed_before_the_first_score(
     base: Path, audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = refused(capsys, "run", base / "audit.yaml", "--set", "corpus.unseen.review_count=7")
+    line = refusal(capsys, "run", base / "audit.yaml", "--set", "corpus.unseen.review_count=7")
     assert "was started with corpus.unseen.review_count 6, now 7" in line
-    line = refused(capsys, "select", audit / "run", "--set", "corpus.unseen.review_count=7")
+    line = refusal(capsys, "select", audit / "run", "--set", "corpus.unseen.review_count=7")
     assert "corpus needs seenset run" in line
-    missing = refused(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'none.csv'}")
+    missing = refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'none.csv'}")
     assert "none.csv is no file" in missing
-    assert "overwrites nothing" in refused(capsys, "review", audit / "run", audit / "review.csv")
+    assert "overwrites nothing" in refusal(capsys, "review", audit / "run", audit / "review.csv")
 
 
 @pytest.mark.parametrize(
@@ -342,11 +345,11 @@ def test_a_review_is_of_unseen_documents_with_a_number_and_outside_schedules(
     base: Path, capsys: pytest.CaptureFixture[str], settings: list[str], expected: str
 ) -> None:
     overrides = [part for setting in settings for part in ("--set", setting)]
-    assert expected in refused(capsys, "plan", base / "audit.yaml", *overrides)
+    assert expected in refusal(capsys, "plan", base / "audit.yaml", *overrides)
 
 
 def test_a_run_that_listed_nothing_takes_no_file(base: Path, audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = refused(capsys, "select", base / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
+    line = refusal(capsys, "select", base / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
     assert "has listed no documents" in line
 
 
@@ -355,9 +358,9 @@ def test_a_file_that_was_changed_after_an_answer_makes_the_run_answer_anew(base:
     config = audit / "whole" / "audit.yaml"
     config.write_text(config.read_text().replace(str(base), str(audit / "whole")))
     path = audit / "whole" / "review.csv"
-    assert exit_of("review", audit / "whole" / "run", path) == 0
-    assert exit_of("run", config, "--set", f"corpus.unseen.review={path}") == 0
+    assert ended("review", audit / "whole" / "run", path) == 0
+    assert ended("run", config, "--set", f"corpus.unseen.review={path}") == 0
     assert answer(audit / "whole", "members")["review"]["n_removed"] == 0
     write(path, confirmed(rows_of(path)))
-    assert exit_of("run", config, "--set", f"corpus.unseen.review={path}") == 0
+    assert ended("run", config, "--set", f"corpus.unseen.review={path}") == 0
     assert answer(audit / "whole", "members")["review"]["n_removed"] == 3

@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +36,11 @@ from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
 from pipeline.stages.prefixes import Prefixes, Shots
 from pipeline.stages.process import earlier_rows, read_rows
+from pipeline.stages.record import Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.stages.sample import SampleSettings
 from pipeline.stages.score import ScoreSettings
 from pipeline.stages.worker import work_through
-from pipeline.store.attempts import LOCAL_DRIVER
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, write_receipt
 
@@ -142,7 +140,7 @@ def audit(**settings: Any) -> tuple[Stage, ...]:
         name = model.path if isinstance(model, ModelConfig) else model.name
         return {"model": name, "tokenizer": name, "dtype": "float32", "quantization": "none"}
 
-    return stages_of(build_config(described), digest=digest)
+    return stages_of(Wanted(build_config(described), digest=digest))
 
 
 def test_all_that_a_worker_is_told_is_in_the_fingerprint() -> None:
@@ -234,21 +232,6 @@ def in_a_process(work: Callable[[], Any]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize(("driver", "starts"), [("some", 5), (LOCAL_DRIVER, 4)])
-def test_a_document_that_kills_its_worker_is_found_and_the_others_are_kept(
-    driver: str, starts: int, shard_of: Callable[..., tuple[Shard, Store]]
-) -> None:
-    shard, store = shard_of(["a", "bb", "deadly", "dddd"])
-    stage = counting()
-    attempts = 1
-    while in_a_process(lambda: process(stage, stage.make(stage, Placement()), shard, store, driver)):
-        attempts += 1
-    assert attempts == starts
-    receipt = process(stage, stage.make(stage, Placement()), shard, store)
-    assert (receipt.n_scored, receipt.reasons) == (3, {"model_error": 1})
-    assert "killed" in read_rows(stage, shard, store)[2]["problem"]
-
-
 def test_a_killed_process_suspects_no_document_that_another_thread_worked_on(tmp_path: Path) -> None:
     texts = [["a", "bb"], ["ccc", "deadly"], ["eeeee", "ffffff"]]
     paths = []
@@ -265,40 +248,6 @@ def test_a_killed_process_suspects_no_document_that_another_thread_worked_on(tmp
     assert attempts == 4
     assert [receipt.reasons for receipt in read_receipts(store, "count")] == [{}, {"model_error": 1}, {}]
     assert not store.names("attempts/count", ".json")
-
-
-class KilledOnce(Counting):
-    """Its rows depend on what shares a batch; its process is killed in the midst of the second batch, once."""
-
-    def work(self, batch: list[Entry], output: Output) -> None:
-        self.batches.append([entry.work for entry in batch])
-        flag = Path(self.settings.bad)
-        if len(self.batches) == 2 and not flag.exists():
-            flag.touch()
-            os._exit(1)
-        for entry in batch:
-            output.keep(entry.document, length=sum(len(other.work) for other in batch))
-
-
-def work_on(stage: Stage, shard: Shard, store: Store, driver: str) -> None:
-    process(stage, stage.make(stage, Placement()), shard, store, driver)
-
-
-@pytest.mark.parametrize("driver", ["some", LOCAL_DRIVER])
-def test_a_kill_from_outside_changes_no_row(
-    driver: str, tmp_path: Path, shard_of: Callable[..., tuple[Shard, Store]]
-) -> None:
-    rows = []
-    for killed in (True, False):
-        shard, store = shard_of([str(10**number) for number in range(12)])
-        stage = counting(make=KilledOnce, settings=CountingSettings(2, bad=str(tmp_path / "flag")))
-        attempt = partial(work_on, stage, shard, store, driver)
-        assert in_a_process(attempt) == killed
-        assert in_a_process(attempt) == 0
-        rows.append([row["length"] for row in read_rows(stage, shard, store).values()])
-        shutil.rmtree(store.path(""))
-    assert rows[0] == rows[1]
-    assert len(set(rows[0])) == 3
 
 
 def test_threads_end_soon_when_nobody_waits_for_them(shard_of: Callable[..., tuple[Shard, Store]]) -> None:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 import zstandard
-from ended import exit_of
+from commands import ended
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import describe_model, make_plan
@@ -314,7 +314,7 @@ def test_a_trial_never_takes_what_the_model_has_seen(tmp_path: Path) -> None:
 
 
 def command(arguments: list[str], code: int = 0) -> None:
-    assert exit_of(*arguments) == code
+    assert ended(*arguments) == code
 
 
 def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from ended import exit_of
+from commands import here
 from picture_models import encoded, random_pictures, save_llava
 from test_starter import documents, rows_of, started, write
 
@@ -132,11 +132,8 @@ def test_the_starter_of_pictures_plans_by_command(tmp_path: Path, capsys: pytest
     save_llava(tmp_path / "llava")
     write_pictures(tmp_path / "audit", 12)
     write_pictures(tmp_path / "unseen", 12, first=20)
-    for arguments in (["init", str(tmp_path)], ["plan", str(tmp_path / "audit.yaml")]):
-        assert exit_of(*arguments) == 0, capsys.readouterr().err
-    printed = capsys.readouterr().out
-    assert "pictures: image, captions: txt" in printed
-    assert "renyi(part=description)" in printed
+    assert "pictures: image, captions: txt" in here(capsys, "init", tmp_path)[0]
+    assert "renyi(part=description)" in here(capsys, "plan", tmp_path / "audit.yaml")[0]
 
 
 def test_a_trial_trains_on_pictures_with_captions_alone(tmp_path: Path) -> None:

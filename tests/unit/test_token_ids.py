@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from ended import exit_of
-from made_up import write_corpus
+from commands import ended
 from pydantic import TypeAdapter, ValidationError
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -33,7 +32,6 @@ from pipeline.stages.prefixes import given_ids
 from pipeline.stages.registry import check_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
-from ray_jobs.cli import main
 
 Rows = dict[str, list[Any]]
 ROLES = ("audit", "unseen", "seen")
@@ -78,7 +76,7 @@ def settings(folder: Path, sources: Mapping[str, Any], **changed: Any) -> dict[s
 def run(folder: Path, name: str, given: Mapping[str, Any]) -> Store:
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({"run": str(folder / name), **given}))
-    assert exit_of("run", str(path)) == 0
+    assert ended("run", str(path)) == 0
     return Store(str(folder / name))
 
 
@@ -112,7 +110,7 @@ def test_token_ids_give_the_scores_of_their_texts_to_the_byte(folder: Path, tiny
     assert stores["text"].names("selection/bh", "evidence.parquet")
     assert not stores["tokens"].names("selection/bh", "evidence.parquet")  # no text is shown token by token
     weighed = "selections=[{name: w, detectors: [loss], procedure: bh, alpha: 0.5, calibration: weighted}]"
-    assert exit_of("select", str(folder / "tokens"), "--set", weighed) == 0
+    assert ended("select", str(folder / "tokens"), "--set", weighed) == 0
     made = read_summary(stores["tokens"], "w")
     assert made is not None
     assert made.diagnostics.blind.by == "tokens"
@@ -143,7 +141,9 @@ def test_bad_ids_send_a_document_to_quarantine_and_equal_ids_are_found(tmp_path:
     of = {role: [{"id": f"{role}{n}", "ids": rng.integers(3, 90, 12).tolist()} for n in range(20)] for role in ROLES}
     of["unseen"][4]["ids"] = of["audit"][7]["ids"]
     of["audit"] += [{"id": f"bad{n}", "ids": value} for n, (value, *_) in enumerate(BAD)]
-    sources = write_corpus(tmp_path, of, tokens="ids")
+    for role, rows in of.items():
+        (tmp_path / f"{role}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    sources = {role: {"path": str(tmp_path / f"{role}.jsonl"), "tokens": "ids"} for role in ROLES}
     changed = {"error_budget": 0.5, "detectors": ["loss", "zlib"], "overlap": "drop"}
     store = run(tmp_path, "run", settings(tiny_model_folder, sources, **changed))
     refused = rows_of(store, "quarantine")
@@ -168,10 +168,12 @@ def test_a_known_document_with_an_unknown_id_is_neither_shown_nor_counted(
     tmp_path: Path, tiny_model_folder: Path, detector: str
 ) -> None:
     rng = np.random.default_rng(3)
-    rows = {role: [{"ids": rng.integers(3, 90, 12).tolist()} for n in range(12)] for role in ROLES}
-    for row in (*rows["unseen"][:7], *rows["seen"][:7]):
-        row["ids"][5] = 10**9
-    sources = write_corpus(tmp_path, rows, tokens="ids")
+    for role in ROLES:
+        rows = [{"id": f"{role}{n}", "ids": rng.integers(3, 90, 12).tolist()} for n in range(12)]
+        for row in rows[:7] if role != "audit" else ():
+            row["ids"][5] = 10**9
+        (tmp_path / f"{role}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    sources = {role: {"path": str(tmp_path / f"{role}.jsonl"), "tokens": "ids"} for role in ROLES}
     argument = "documents" if detector == "dc_pdd" else "shots"
     given = settings(tiny_model_folder, sources, run=str(tmp_path / "run"), error_budget=1, selections=[])
     store = run(tmp_path, "run", {**given, "detectors": [{detector: {argument: 4}}]})
@@ -289,6 +291,5 @@ def test_plan_counts_the_ids_of_the_first_documents(
         sources[role] = {"path": str(path), "tokens": "input_ids"}
     described = {"run": str(tmp_path / "run"), **settings(tiny_model_folder, sources)}
     (tmp_path / "audit.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
-    with pytest.raises(SystemExit, match="0"):
-        main(["plan", str(tmp_path / "audit.yaml"), "--json"])
+    assert ended("plan", str(tmp_path / "audit.yaml"), "--json") == 0
     assert json.loads(capsys.readouterr().out)["estimated_tokens"] == pytest.approx(expected, rel=0.05)

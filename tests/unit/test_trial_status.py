@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from ended import ended
+from commands import printed
 
 from pipeline.errors import IncompleteError, UserError
 from pipeline.store.files import Store
@@ -20,14 +20,14 @@ def test_a_trial_at_work_says_which_audit_and_exits_0(tmp_path: Path, capsys: py
         progress.begin_audit(f"{tmp_path}/audits/a/run")
         progress.end_audit()
         progress.begin_audit(f"{tmp_path}/audits/b/run")
-        assert ended(capsys, "status", str(tmp_path)) == (0, "trial running: audits 1/3, points 0/2\n", "")
+        assert printed(capsys, "status", str(tmp_path)) == (0, "trial running: audits 1/3, points 0/2\n", "")
     for _ in range(2):
         progress.end_audit()
         progress.end_point()
     with progress:
         pass
-    assert ended(capsys, "status", str(tmp_path)) == (0, "trial complete: audits 3/3, points 2/2\n", "")
-    code, out, _ = ended(capsys, "status", str(tmp_path), "--json")
+    assert printed(capsys, "status", str(tmp_path)) == (0, "trial complete: audits 3/3, points 2/2\n", "")
+    code, out, _ = printed(capsys, "status", str(tmp_path), "--json")
     assert (code, json.loads(out)["points_done"]) == (0, 2)
 
 
@@ -53,26 +53,26 @@ def test_a_trial_that_stopped_exits_3_and_says_why(
     status = trial_status(str(tmp_path))
     assert status is not None
     assert (status.state, status.exit_code, status.message) == (state, code, message)
-    exit_code, out, _ = ended(capsys, "status", str(tmp_path))
+    exit_code, out, _ = printed(capsys, "status", str(tmp_path))
     assert exit_code == 3
     assert out == f"trial {state}: audits 0/3, points 0/1\n" + (f"{message}\n" if message else "")
-    assert ended(capsys, "status", str(tmp_path), "--json")[0] == 3
+    assert printed(capsys, "status", str(tmp_path), "--json")[0] == 3
 
 
 def test_a_trial_whose_driver_is_gone_is_incomplete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     TrialProgress(Store(str(tmp_path)), audits=1, points=1).__enter__()
-    code, out, _ = ended(capsys, "status", str(tmp_path))
+    code, out, _ = printed(capsys, "status", str(tmp_path))
     assert code == 3
     assert "its driver is gone; the same command resumes" in out
 
 
 def test_a_work_folder_and_an_older_trial_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "work/audits/0a1b/run").mkdir(parents=True)
-    code, _, error = ended(capsys, "status", str(tmp_path / "work"))
+    code, _, error = printed(capsys, "status", str(tmp_path / "work"))
     assert code == 2
     assert error.endswith(f"or a single audit, {tmp_path}/work/audits/0a1b/run\n")
     (tmp_path / "old").mkdir()
     (tmp_path / "old/trial.json").write_text("{}")
-    code, _, error = ended(capsys, "status", str(tmp_path / "old"))
+    code, _, error = printed(capsys, "status", str(tmp_path / "old"))
     assert (code, "its results are in tables.txt" in error) == (2, True)
-    assert "not a run directory" in ended(capsys, "status", str(tmp_path))[2]
+    assert "not a run directory" in printed(capsys, "status", str(tmp_path))[2]

@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from ended import exit_of
-from finished import refile, run, with_column
-from made_up import write_audit
+import yaml
+from commands import ended
+from finished import refile, with_column
+from rich.console import Console
 from signed import file_blind_test, sign
 
 import seenset
 from pipeline.audit.blind import blind
 from pipeline.audit.dependence import GroupSizes
+from pipeline.audit.description import load_config
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.summary import BlindDiagnostic, read_summary
 from pipeline.audit.verdict import CollectionVerdict, read_verdict
@@ -31,6 +33,8 @@ from pipeline.report.wording.conclusion import CONTRADICTED, GROUPED
 from pipeline.report.wording.verdict import CALIBRATING
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
+from ray_jobs.audit import run_audit
+from ray_jobs.progress import Reporter
 from ray_jobs.select import give_verdict, select_again
 
 APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
@@ -48,9 +52,18 @@ UNTESTED = BlindDiagnostic(ok=None, sentence="Their words could not be compared.
 def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """The run of 60 audited and 60 unseen documents, which no model was trained on."""
     root = tmp_path_factory.mktemp("verdict")
-    texts = {role: [f"{role[0]} {i} is number {i * i} of them." for i in range(60)] for role in ("audit", "unseen")}
-    settings = {"detectors": ["loss", "zlib"], "resources": {"shard_bytes": 1 << 20}}
-    run(write_audit(root, tiny_model_folder, **texts, **settings))
+    for role in ("audit", "unseen"):
+        rows = [{"id": f"{role}-{i}", "text": f"{role[0]} {i} is number {i * i} of them."} for i in range(60)]
+        (root / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    audit = {
+        "run": str(root / "run"),
+        "model": {"path": str(tiny_model_folder)},
+        "corpus": {role: {"path": str(root / f"{role}.jsonl"), "id": "id"} for role in ("audit", "unseen")},
+        "detectors": ["loss", "zlib"],
+        "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.2}],
+    }
+    (root / "audit.yaml").write_text(yaml.safe_dump(audit))
+    run_audit(load_config(str(root / "audit.yaml")), Reporter(Console(), quiet=True))
     return root / "run"
 
 
@@ -125,7 +138,7 @@ def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_s
     page = store.read("report/report.html").decode()
     assert '<div class="answer inconclusive" id="verdict">' in page
     assert "Do not act on this verdict" not in page
-    assert exit_of("verdict", store.url, "--fail-if-trained") == 4
+    assert ended("verdict", store.url, "--fail-if-trained") == 4
     printed = capsys.readouterr().out
     assert "CONTRADICTED" not in printed
     assert f"\n{verdict.reasons[0]}\n" in printed, "the outcome is stated once"
@@ -146,7 +159,7 @@ def test_no_bound_is_stated_anywhere_where_a_blind_test_contradicts_it(
     capsys.readouterr()
     export = ["export", store.url, f"{store.root}-export", "--unsupported-too"]
     for command in (["verdict", store.url], ["status", store.url], export):
-        assert exit_of(*command) == 0
+        assert ended(*command) == 0
     printed = capsys.readouterr().out
     page = store.read("report/report.html").decode()
     written = [Path(f"{store.root}-export/README.md").read_text(), store.read(VERDICT_FILE).decode(), page, printed]
@@ -183,16 +196,16 @@ def test_the_count_of_the_first_selection_stands_beside_the_test(store: Store) -
 
 def test_the_command_prints_the_verdict_and_ends_as_it_says(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     set_scores(store, 1.5)
-    assert exit_of("verdict", store.url, "--json", "--fail-if-trained") == 4
+    assert ended("verdict", store.url, "--json", "--fail-if-trained") == 4
     printed = CollectionVerdict.model_validate(json.loads(capsys.readouterr().out))
     assert printed == read_verdict(store)
     file_blind_test(store, APART)
-    assert exit_of("verdict", store.url, "--fail-if-trained") == 5
+    assert ended("verdict", store.url, "--fail-if-trained") == 5
     text = capsys.readouterr().out
     assert text.startswith("Contradicted: the audited documents differ from the unseen ones; this does not show that ")
     assert "CONTRADICTED, do not act on it: Their words differ." in text
     assert "p = 0.0001" in text
-    assert exit_of("verdict", store.url, "--blocks", "paragraph") == 2
+    assert ended("verdict", store.url, "--blocks", "paragraph") == 2
     assert "blocks must be group or family, got 'paragraph'" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from ended import exit_of
+from commands import ended
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
@@ -85,7 +85,7 @@ def run(folder: Path, model: Path, texts: list[tuple[str, ...]], **changed: Any)
         "error_budget": 0.5,
     }
     (folder / "audit.yaml").write_text(yaml.safe_dump({**audit, **changed}))
-    return exit_of("run", str(folder / "audit.yaml"))
+    return ended("run", folder / "audit.yaml")
 
 
 def test_the_score_is_the_mean_log_probability_of_the_differing_tokens(tmp_path: Path, tiny_model_folder: Path) -> None:

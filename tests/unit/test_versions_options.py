@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from ended import exit_of
+from commands import ended
 
 from benchmarks.small_model import WORDS
 from pipeline.config.corpus import VersionsConfig
@@ -164,11 +164,11 @@ def test_a_run_permutes_the_options_of_a_benchmark_and_counts_what_it_leaves_out
         "resources": {"cluster": "local"},
     }
     (tmp_path / "audit.yaml").write_text(yaml.safe_dump(audit))
-    assert exit_of("run", tmp_path / "audit.yaml") == 0
+    assert ended("run", tmp_path / "audit.yaml") == 0
     store = Store(str(tmp_path / "run"))
     counted = sum((Counter(receipt.reasons) for receipt in read_receipts(store, "score")), Counter[str]())
     assert counted == {"options_ordered": 1, "options_refer": 1}
-    assert exit_of("verdict", tmp_path / "run") == 0
+    assert ended("verdict", tmp_path / "run") == 0
     assert store.read_json("verdict.json")["versions"]["documents"] == 30
-    assert exit_of("pack", tmp_path / "run", tmp_path / "bundle") == 0
-    assert exit_of("verify", tmp_path / "bundle") == 0
+    assert ended("pack", tmp_path / "run", tmp_path / "bundle") == 0
+    assert ended("verify", tmp_path / "bundle") == 0

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from ended import exit_of
+from commands import ended
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
@@ -31,6 +31,8 @@ from pipeline.selection.versions_collection import log_e_values, redraw_p_value
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from seenset import read_versions, score, select_versions
+
+pytestmark = pytest.mark.figures
 
 K = 6
 Row = dict[str, Any]
@@ -73,7 +75,7 @@ def settings(folder: Path, model: Path, rows: Sequence[Row], **changed: Any) -> 
 def run(folder: Path, given: dict[str, Any]) -> int:
     path = folder / "audit.yaml"
     path.write_text(yaml.safe_dump(given))
-    return exit_of("run", path)
+    return ended("run", path)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +152,7 @@ def test_the_answer_does_not_depend_on_shards_or_on_a_second_asking(
     assert run(tmp_path, settings(tmp_path, tiny_model_folder, rows_of(40), resources=whole)) == 0
     for name in LISTS:
         assert verdicts(tmp_path, name) == verdicts(folder, name)
-    assert exit_of("select", tmp_path / "run") == 0
+    assert ended("select", tmp_path / "run") == 0
     for name in LISTS:
         assert verdicts(tmp_path, name) == verdicts(folder, name)
 
@@ -171,7 +173,7 @@ def test_lines_of_json_hold_versions_too(folder: Path, tmp_path: Path, tiny_mode
 def test_the_verdict_redraws_all_indices_and_its_e_value_multiplies(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_of("verdict", folder / "run") == 0
+    assert ended("verdict", folder / "run") == 0
     assert "Redrawing the published versions of 40 documents 9,999 times gives p = " in capsys.readouterr().out
     verdict = read_verdict(Store(str(folder / "run")))
     assert verdict is not None
@@ -187,7 +189,7 @@ def test_the_verdict_redraws_all_indices_and_its_e_value_multiplies(
 
 
 def test_the_verdict_has_no_blocks_of_versions(folder: Path) -> None:
-    assert exit_of("verdict", folder / "run", "--blocks", "family") == 2
+    assert ended("verdict", folder / "run", "--blocks", "family") == 2
 
 
 # --- documents that cannot be scored
@@ -315,7 +317,7 @@ def test_plan_states_the_shortest_list_and_what_to_expect(
     path = tmp_path / "audit.yaml"
     rows = rows_of(30)
     path.write_text(yaml.safe_dump(settings(tmp_path, tiny_model_folder, rows)))
-    assert exit_of("plan", path) == 0
+    assert ended("plan", path) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "The shortest possible list of procedure versions has 2 documents." in printed
     assert "the shortest possible list of procedure bh has 3 of 30 documents" in printed

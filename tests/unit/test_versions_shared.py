@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from ended import exit_of
+from commands import ended
 
 from benchmarks.small_model import WORDS
 from pipeline.config.models import ModelConfig
@@ -97,7 +97,7 @@ def scored(folder: Path, model: Path, rows: list[dict[str, Any]], name: str, **r
         "resources": {"cluster": "local", **resources},
     }
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(audit))
-    assert exit_of("run", str(folder / f"{name}.yaml")) == 0
+    assert ended("run", str(folder / f"{name}.yaml")) == 0
     store = Store(audit["run"])
     tables = [store.read_table(one.data) for one in read_receipts(store, "score")]
     held = {row["doc_id"]: row["versions"]["scores"] for table in tables for row in table.to_pylist()}

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from ended import exit_of
+from commands import ended
 from marked_runs import write_audit, write_texts
 
 from benchmarks.small_model import save_small_model
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     write_texts(folder / "texts.jsonl", DOCUMENTS)
     marking = ("--out", folder / "marked", "--versions", VERSIONS, "--seed", 7, "--id", "id")
-    assert exit_of("mark", folder / "texts.jsonl", *marking) == 0
+    assert ended("mark", folder / "texts.jsonl", *marking) == 0
     save_small_model(folder / "untouched", hidden=64)
     published = [json.loads(line) for line in (folder / "marked/public/texts.jsonl").read_text().splitlines()]
     opened = open_model(ModelConfig(path=str(folder / "untouched"), dtype="float32"))
@@ -46,8 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [one["text"] for one in published[: DOCUMENTS // 2]]
     train(opened.model, opened.tokenizer, texts, config, folder / "trained")
     for name, model in {"untouched": "untouched", "trained": "trained", "differing": "trained"}.items():
-        assert exit_of("run", write_audit(folder, name, folder / model, differing=name == "differing")) == 0
-        assert exit_of("verdict", folder / "runs" / name) == 0
+        assert ended("run", write_audit(folder, name, folder / model, differing=name == "differing")) == 0
+        assert ended("verdict", folder / "runs" / name) == 0
     return folder
 
 
@@ -66,7 +66,7 @@ def test_documents_that_a_model_was_trained_on_are_named_and_the_collection_is_s
     assert verdict is not None
     assert verdict.versions is not None
     assert (verdict.answer, verdict.versions.p_value) == ("trained on", 1e-4)
-    assert exit_of("verdict", run, "--fail-if-trained") == 4
+    assert ended("verdict", run, "--fail-if-trained") == 4
 
 
 def test_an_untouched_model_has_uniform_ranks_and_learnt_nothing(folder: Path) -> None:
@@ -128,10 +128,11 @@ def test_the_trial_redraws_only_what_was_not_trained(folder: Path) -> None:
     assert np.isnan(power)
 
 
+@pytest.mark.figures
 def test_another_alpha_is_answered_from_the_scores_and_the_page_is_written_again(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(folder / "runs/trained", run)
-    assert exit_of("select", run, "--set", "selections.0.alpha=0.5") == 0
+    assert ended("select", run, "--set", "selections.0.alpha=0.5") == 0
     assert listed(run) >= listed(folder / "runs/trained")
     assert (run / "report/figures/list-version-ranks.svg").exists()
-    assert exit_of("report", run) == 0
+    assert ended("report", run) == 0

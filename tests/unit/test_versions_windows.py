@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from ended import exit_of
+from commands import ended
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
@@ -110,17 +110,17 @@ def test_a_run_permutes_the_rows_of_a_file_in_whichever_format_and_however_shard
     rows[22] = {"item": " "}
     given = {**settings(tmp_path, tiny_model_folder, written(tmp_path, suffix, rows)), "error_budget": 0.1}
     (tmp_path / "audit.yaml").write_text(yaml.safe_dump(given))
-    assert exit_of("plan", tmp_path / "audit.yaml") == 0
+    assert ended("plan", tmp_path / "audit.yaml") == 0
     assert "a document is 5 rows of about" in capsys.readouterr().out
-    assert exit_of("run", tmp_path / "audit.yaml") == 0
+    assert ended("run", tmp_path / "audit.yaml") == 0
     (receipt,) = read_receipts(Store(given["run"]), "score")
     assert (receipt.n_in, receipt.n_scored, receipt.reasons) == (21, 19, {"rows_equal": 1, "empty": 1})
     scored = pq.read_table(Path(given["run"]) / receipt.data)
     assert [len(one["scores"]) for one in scored["versions"].to_pylist()] == [24] * 18 + [6]
     assert scored["doc_id"][1].as_py().endswith(f"items.{suffix}#5")
-    assert exit_of("verdict", given["run"]) == 0
-    assert exit_of("pack", given["run"], tmp_path / "bundle") == 0
-    assert exit_of("verify", tmp_path / "bundle") == 0
+    assert ended("verdict", given["run"]) == 0
+    assert ended("pack", given["run"], tmp_path / "bundle") == 0
+    assert ended("verify", tmp_path / "bundle") == 0
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
@@ -166,5 +166,5 @@ def test_plan_names_the_window_that_fits(
     path = written(tmp_path, "jsonl", [{"item": " ".join(WORDS[:20])} for _ in range(40)])
     given = {**settings(tmp_path, tiny_model_folder, path), "max_tokens": 100}
     (tmp_path / "audit.yaml").write_text(yaml.safe_dump(given))
-    assert exit_of("plan", tmp_path / "audit.yaml") == 0
+    assert ended("plan", tmp_path / "audit.yaml") == 0
     assert "so that window: 3 fits" in " ".join(capsys.readouterr().out.split())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ended import ended, exit_of
+from commands import ended, printed
 from made_up import sentence, write_audit
 from signed import sign_status
 
@@ -38,7 +38,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Pa
     path = write_audit(
         folder, tiny_model_folder, [sentence(i) for i in range(40)], [sentence(900 + i) for i in range(40)]
     )
-    assert exit_of("run", str(path), "--json") == 0
+    assert ended("run", str(path), "--json") == 0
     return folder / "run"
 
 
@@ -100,7 +100,7 @@ def test_plain_lines_come_only_when_a_run_is_further_and_the_answers_at_its_end(
         write_status(held, under_way=9)
 
     looks = Looks(monkeypatch, nothing, other_rates, nothing, further, nothing, end(held))
-    code, out, error = ended(capsys, "status", str(held), "--watch", "--every", "0.1")
+    code, out, error = printed(capsys, "status", str(held), "--watch", "--every", "0.1")
     first, second, last, *answers = out.splitlines()
     assert (code, error, looks.looks) == (0, "", 6)
     assert first.startswith("running: shards 1/")
@@ -120,7 +120,7 @@ def test_a_watch_ends_with_3_where_the_run_stops_before_its_end(
         monkeypatch.setattr("pipeline.audit.status.lock_is_live", lambda store: False)
 
     Looks(monkeypatch, nothing, stop)
-    code, out, _ = ended(capsys, "status", str(held), "--watch", "--every", "0.1")
+    code, out, _ = printed(capsys, "status", str(held), "--watch", "--every", "0.1")
     assert code == 3
     assert "a shard⟨U+000A⟩is gone" in out.splitlines()
 
@@ -129,7 +129,7 @@ def test_json_is_one_object_a_line_and_the_last_one_is_how_the_run_ended(
     held: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Looks(monkeypatch, nothing, nothing, lambda: write_status(held, under_way=7), end(held))
-    code, out, _ = ended(capsys, "status", str(held), "--watch", "--json", "--every", "0.1")
+    code, out, _ = printed(capsys, "status", str(held), "--watch", "--json", "--every", "0.1")
     objects = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     assert [(each["state"], each["under_way"]) for each in objects] == [("running", 5), ("running", 7), ("complete", 0)]
@@ -139,18 +139,18 @@ def test_json_is_one_object_a_line_and_the_last_one_is_how_the_run_ended(
 @pytest.mark.parametrize("state", ["complete", "failed"])
 def test_a_run_that_has_ended_is_shown_once(state: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(run, state=state)
-    assert ended(capsys, "status", str(run), "--watch") == ended(capsys, "status", str(run))
-    watched = ended(capsys, "status", str(run), "--watch", "--json")
-    once = ended(capsys, "status", str(run), "--json")
+    assert printed(capsys, "status", str(run), "--watch") == printed(capsys, "status", str(run))
+    watched = printed(capsys, "status", str(run), "--watch", "--json")
+    once = printed(capsys, "status", str(run), "--json")
     assert (watched[0], json.loads(watched[1])) == (once[0], json.loads(once[1]))
 
 
 def test_a_run_directory_that_is_not_there_yet_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, error = ended(capsys, "status", str(tmp_path / "later"), "--watch")
+    code, out, error = printed(capsys, "status", str(tmp_path / "later"), "--watch")
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert "is not a run directory" in error
-    assert ended(capsys, "status", str(tmp_path), "--every", "3")[0] == 2, "--every without --watch"
-    assert ended(capsys, "status", str(tmp_path), "--watch", "--every", "0")[0] == 2
+    assert printed(capsys, "status", str(tmp_path), "--every", "3")[0] == 2, "--every without --watch"
+    assert printed(capsys, "status", str(tmp_path), "--watch", "--every", "0")[0] == 2
 
 
 def test_a_trial_is_watched_with_the_audit_that_it_is_at(
@@ -165,7 +165,7 @@ def test_a_trial_is_watched_with_the_audit_that_it_is_at(
 
         audit, further = lambda: progress.begin_audit(str(held)), lambda: write_status(held, under_way=6)
         Looks(monkeypatch, nothing, audit, further, progress.end_audit, nothing, finish)
-        code, out, _ = ended(capsys, "status", store.url, "--watch", "--every", "0.1")
+        code, out, _ = printed(capsys, "status", store.url, "--watch", "--every", "0.1")
         lines = out.splitlines()
         assert code == 0
         assert lines[0] == "trial running: audits 0/2, points 0/1"
@@ -173,7 +173,7 @@ def test_a_trial_is_watched_with_the_audit_that_it_is_at(
             True
         ] * 2
         assert lines[3:] == ["trial running: audits 1/2, points 0/1", "trial complete: audits 1/2, points 1/1"]
-        objects = ended(capsys, "status", store.url, "--watch", "--json")[1].splitlines()
+        objects = printed(capsys, "status", store.url, "--watch", "--json")[1].splitlines()
         assert [json.loads(line)["state"] for line in objects] == ["complete"]
 
 
@@ -184,7 +184,7 @@ def test_a_store_that_fails_for_a_moment_is_asked_again_and_one_that_stays_away_
         raise ConnectionResetError(104, "Connection reset by peer")
 
     looks = Looks(monkeypatch, nothing, fail, fail, nothing, fail, end(held))
-    code, out, error = ended(capsys, "status", str(held), "--watch", "--every", "0.1")
+    code, out, error = printed(capsys, "status", str(held), "--watch", "--every", "0.1")
     assert (code, looks.looks) == (0, 6)
     assert error.splitlines() == ["seenset: storage: [Errno 104] Connection reset by peer; looking again"] * 2
     assert [line.partition(":")[0] for line in out.splitlines()[:2]] == ["running", "complete"]
@@ -192,11 +192,11 @@ def test_a_store_that_fails_for_a_moment_is_asked_again_and_one_that_stays_away_
     monkeypatch.setattr(watch, "PATIENCE_SECONDS", 0.3)
     Looks(monkeypatch, nothing, *[fail] * 50)
     end(held, "running")()
-    code, _, error = ended(capsys, "status", str(held), "--watch", "--every", "0.1")
+    code, _, error = printed(capsys, "status", str(held), "--watch", "--every", "0.1")
     assert code == 2
     assert error.splitlines()[-1] == "seenset: storage: [Errno 104] Connection reset by peer"
     Looks(monkeypatch, fail)
-    code, _, error = ended(capsys, "status", str(held), "--watch")
+    code, _, error = printed(capsys, "status", str(held), "--watch")
     assert (code, error.count("\n")) == (2, 1), "what has never answered is not waited for"
 
 
@@ -211,23 +211,23 @@ def test_what_is_no_fault_of_a_store_is_raised(held: Path, monkeypatch: pytest.M
 
 def test_a_driver_at_another_stage_is_shown_by_that_stage(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(held, stage="paraphrase", shards_done=2, documents=17, scored=16, quarantined=1, under_way=0)
-    code, out, _ = ended(capsys, "status", str(held))
+    code, out, _ = printed(capsys, "status", str(held))
     assert code == 0
     assert out.splitlines()[0].startswith("running, paraphrase: shards 2/")
     assert "documents 17, quarantined 1" in out
 
 
 def test_what_is_under_way_is_not_counted_twice(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert json.loads(ended(capsys, "status", str(held), "--json")[1])["under_way"] == 5
+    assert json.loads(printed(capsys, "status", str(held), "--json")[1])["under_way"] == 5
     write_status(held, shards_done=0)  # a shard has been finished since its driver wrote that
-    assert json.loads(ended(capsys, "status", str(held), "--json")[1])["under_way"] == 0
+    assert json.loads(printed(capsys, "status", str(held), "--json")[1])["under_way"] == 0
 
 
 def test_a_run_that_stopped_and_is_held_again_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(run, state="incomplete", exit_code=3, message="2 shards are missing")
-    assert ended(capsys, "status", str(run))[0] == 3
+    assert printed(capsys, "status", str(run))[0] == 3
     with RunLock(Store(str(run))):
-        code, out, _ = ended(capsys, "status", str(run))
+        code, out, _ = printed(capsys, "status", str(run))
     assert code == 0
     assert out.startswith("running: ")
     assert "missing" not in out

@@ -9,10 +9,10 @@ from typing import Literal
 
 import pytest
 import torch
+from commands import user_error
 from gguf_files import write_gguf
 from peft import LoraConfig, get_peft_model
 from picture_models import save_llava
-from refusals import refusal_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -35,7 +35,7 @@ def folder(tiny_model_folder: Path, tmp_path: Path) -> Path:
 
 
 def refusal(config: ModelConfig, open_it: Callable[[ModelConfig], object] = open_model) -> str:
-    return refusal_of(open_it, config)
+    return user_error(open_it, config)
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused_by_the_first_three(folder: Path) -> None:
