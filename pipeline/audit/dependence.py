@@ -15,7 +15,7 @@ from pipeline.audit.summary import Diagnostic, NearCopiesDiagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction
 from pipeline.corpus.keys import Keys
-from pipeline.corpus.near_copies import SKETCH, FiledSketches, Sketches, SketchFile
+from pipeline.corpus.near_copies import SKETCH, Sketches, SketchFile
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.documents import grouped
 from pipeline.selection.procedures import procedure_of
@@ -136,8 +136,8 @@ def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None
         start += scored.count(receipt)
         places.append(every[kept])
         filed.append((begin + np.flatnonzero(kept)).astype(np.int32))
-    rows = RoleRows(scored, role)
-    return Sketched(FiledSketches(file, np.concatenate(filed)), below == 256, rows, np.concatenate(places), groups)
+    file.places = np.concatenate(filed)
+    return Sketched(file, below == 256, RoleRows(scored, role), np.concatenate(places), groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

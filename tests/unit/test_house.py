@@ -45,14 +45,14 @@ ROOMS = (
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
     "pipeline.config": 1_760,
-    "pipeline.corpus": 5_328,
+    "pipeline.corpus": 5_321,
     "pipeline.store": 1_931,
     "pipeline.models": 2_604,
     "pipeline.training": 1_440,
     "pipeline.endpoint": 756,
     "pipeline.passes": 3_120,
     "pipeline.detectors": 2_205,
-    "pipeline.stages": 3_667,
+    "pipeline.stages": 3_657,
     "pipeline.selection": 5_740,
     "pipeline.audit": 10_791,
     "pipeline.report": 4_782,
