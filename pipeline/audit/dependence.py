@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,11 +58,8 @@ class GroupSizes:
 
     def __add__(self, other: GroupSizes) -> GroupSizes:
         """The counts of both."""
-        merged = dict(self.sizes)
-        for key, size in other.sizes.items():
-            merged[key] = merged.get(key, 0) + size
         documents, grouped = self.n_documents + other.n_documents, self.n_grouped + other.n_grouped
-        return GroupSizes(_smallest(merged), documents, grouped)
+        return GroupSizes(_smallest(Counter(self.sizes) + Counter(other.sizes)), documents, grouped)
 
     @property
     def breaks_bounds(self) -> bool:
