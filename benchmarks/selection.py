@@ -13,7 +13,7 @@ memory for one detector and one procedure.
 documents in made-up score shards of SHARD documents, on a disk. The digests are of every score file that is read, every
 file of the answer that is written, and those of the run. `digest_check_share` is what a reader takes to check the whole
 answer, verdicts on all documents included, as a part of the same. Both are of the processor time of the process alone:
-near copies are found beside it, in another one. Digests and selection grow alike with the documents.
+near-duplicates are found beside it, in another one. Digests and selection grow alike with the documents.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
 
     Args:
         run: the run directory, a local path or an fsspec URL.
-        blocks: what moves whole; by default groups where documents have one, else families of near copies.
+        blocks: what moves whole; by default groups where documents have one, else families of near-duplicates.
 
     Raises:
         UserError: not a run directory, an unfinished run (exit 3), a damaged answer, no unseen documents, or too few of

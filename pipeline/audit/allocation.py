@@ -1,6 +1,6 @@
 """The allocation: which known documents adapters are trained on or stand in prefixes, and which calibrate, never both.
 
-Parts are drawn at random by the run's seed. Near copies stay together: what is left to calibrate has none in a part.
+The run's seed draws the parts. Near-duplicates stay together: no document that calibrates has one in a part.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pipeline.training.adapter import check_targets
 KNOWN: tuple[Role, ...] = tuple(role for role in ROLES if role != "audit")
 
 KEYS_SCHEMA = pa.schema([("adapter", pa.string()), ("text_key", pa.int64()), ("sketch", SKETCH_TYPE)])
-"""Columns of `KEYS_FILE`; `sketch` tells near copies (`pipeline.corpus.near_copies`)."""
+"""Columns of `KEYS_FILE`; `sketch` tells near-duplicates (`pipeline.corpus.near_copies`)."""
 
 OWN_CORPUS = "its own corpus"
 
@@ -60,7 +60,7 @@ class Parts:
     """The allocation of the known documents of a run."""
 
     adapters: dict[str, Part]  # by name
-    calibration: dict[Role, np.ndarray]  # text keys of the documents without a near copy in a part; int64
+    calibration: dict[Role, np.ndarray]  # text keys of the documents without a near-duplicate in a part; int64
     shots: dict[Prefix, tuple[Shots, Keys]] = field(default_factory=dict)
 
     def taken(self) -> dict[str, Keys]:
@@ -113,7 +113,7 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
     """Draw the part of every adapter and prefix that the detectors need.
 
     The same documents, seed and settings of an adapter or prefix give the same part, whatever others there are. With
-    `overlap: drop` no part has a near copy of an audited document, for which all audited documents are read here.
+    `overlap: drop` no part has a near-duplicate of an audited document, for which all audited documents are read here.
 
     Args:
         config: of the audit.
@@ -230,7 +230,7 @@ def _drawn(pool: _Pool, allowed: np.ndarray, count: int, name: str, config: Audi
     chosen = draw_families(allowed, family, count, np.random.default_rng([config.seed, _PART]))
     if not chosen.any():
         raise UserError(
-            f"{name}: near copies among the documents of {pool.name} must stay together, and they are never as few "
+            f"{name}: near-duplicates among the documents of {pool.name} must stay together, and they are never as few "
             f"as {count}"
         )
     return np.flatnonzero(chosen)
@@ -306,7 +306,7 @@ def _read(name: str, shards: Sequence[Shard]) -> _Pool:
 
 
 def _free_of_audited(pools: Sequence[_Pool], shards: Sequence[Shard], near_copies: float) -> None:
-    """Exclude near copies of audited documents. Memory grows with the pools only."""
+    """Exclude near-duplicates of audited documents. Memory grows with the pools only."""
     indexes = [CopyIndex.of(pool.keys.sketch, near_copies) for pool in pools]
     for _, audited in keyed(_documents([shard for shard in shards if shard.role == "audit"])):
         for pool, index in zip(pools, indexes, strict=True):

@@ -99,7 +99,7 @@ def bound_of_blocks(selection: SelectionConfig, blocks: DrawnBlocks, seed: int) 
 def other_failures(summary: Summary) -> list[str]:
     """The failed checks of a selection that the verdict rests on and does not make itself, a sentence each.
 
-    The verdict has a blind test of its own, and counts and permutes near copies as blocks.
+    The verdict has a blind test of its own, and counts and permutes near-duplicates as blocks.
     """
     return [
         check.sentence

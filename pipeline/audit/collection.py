@@ -70,7 +70,7 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
         config: of the run.
         scored: its finished score shards.
         each: reads the shards.
-        kind: what moves whole, in any case with its near copies; by default groups where documents have one.
+        kind: what moves whole, in any case with its near-duplicates; by default groups where documents have one.
 
     Raises:
         UserError: no audited or unseen documents, no group where groups are asked for, or damaged scores.
@@ -131,7 +131,7 @@ def _read(scored: Scored, role: str, columns: Sequence[str], each: Each, near_co
         table = scored.table(receipt, [*KEY_COLUMNS, *columns])
         keys = Keys.of_table(table)
         keep = np.ones(len(keys), dtype=bool) if trained is None else ~trained.near(keys)
-        if share < 1:  # of a group all documents or none, and near copies together as often as they are alike
+        if share < 1:  # of a group all documents or none, and near-duplicates together as often as they are alike
             by_group = keys.group_keys().view(np.uint64) < np.uint64(share * 2**64)
             keep &= np.where(keys.grouped, by_group, keys.sketch[:, SKETCH - 1] < max(1, int(256 * share)))
         matrix = np.stack([scores_of(table, column, receipt.data) for column in columns], axis=1)

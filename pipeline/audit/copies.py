@@ -1,4 +1,4 @@
-"""Near copies within one role: how many, in which families, and how many independent documents they amount to."""
+"""Near-duplicates within one role: how many, in which families, and how many independent documents they amount to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.audit.records import Record
 from pipeline.corpus.near_copies import Sketches, near_families
 
 DEPENDENCE = 1.05
-"""Documents over the independent ones that near copies or groups leave: the most with which a bound is stated.
+"""Documents over the independent ones that near-duplicates or groups leave: the most with which a bound is stated.
 
 A bound assumes the spread of independent counts; this many more widen it by a fortieth.
 """
@@ -23,20 +23,22 @@ LARGE = 5
 
 
 class CopyFamily(Record):
-    """Documents that are near copies of one another, directly or through others."""
+    """Documents that are near-duplicates of one another, directly or through others."""
 
     size: int = Field(description="Documents of the family.")
     ids: list[str] = Field(description="Ids of the first of them.")
 
 
 class NearCopies(Record):
-    """Near copies among the documents of one role."""
+    """Near-duplicates among the documents of one role."""
 
     n_documents: int = Field(description="Documents that were compared.")
-    whole: bool = Field(description="Whether these are all; else a sample that keeps near copies together.")
-    n_copies: int = Field(description="Of these, those that have a near copy among the others.")
-    n_families: int = Field(description="Families of near copies, of two documents or more.")
-    largest: int = Field(description="Documents of the largest family; 1 where there are no near copies, 0 for none.")
+    whole: bool = Field(description="Whether these are all; else a sample that keeps near-duplicates together.")
+    n_copies: int = Field(description="Of these, those that have a near-duplicate among the others.")
+    n_families: int = Field(description="Families of near-duplicates, of two documents or more.")
+    largest: int = Field(
+        description="Documents of the largest family; 1 where there are no near-duplicates, 0 for none."
+    )
     n_distinct: int = Field(description="Documents that remain if one of each family is kept.")
     effective: float = Field(
         description="Independent documents that a mean over all of them is worth: (sum of sizes)^2 / sum of sizes^2."
@@ -48,11 +50,11 @@ class NearCopies(Record):
 def near_copies_among(
     sketches: Sketches, threshold: float, whole: bool, ids_of: Callable[[Sequence[int]], Sequence[str]]
 ) -> tuple[NearCopies, np.ndarray]:
-    """Find near copies among documents.
+    """Find near-duplicates among documents.
 
     Args:
         sketches: of the documents.
-        threshold: the share of common runs from which documents are near copies.
+        threshold: the share of common runs from which documents are near-duplicates.
         whole: whether these are all documents of the role.
         ids_of: ids of documents by their places, ascending.
 

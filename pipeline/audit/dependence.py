@@ -1,4 +1,4 @@
-"""Near copies among scored documents, groups, and which promises they take: those that count independent documents."""
+"""Near-duplicates and groups among scored documents, and which promises they take: those over independent ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_GROUPS = 1_000
 """Groups whose documents are counted: those with the smallest keys, which are drawn at random by the hash."""
 
 MOST = 1 << 22
-"""Documents of a role that are compared with one another, about; of more, a sample that keeps near copies together."""
+"""Documents of a role that are compared, about; of more, a sample that keeps near-duplicates together."""
 
 EXCESS = 1 / 240
 """Of 1 / independent documents over 1 / documents: the most that leaves `storey` within 5% of its error rate.
@@ -100,7 +100,7 @@ def group_diagnostic(
 
 
 def copies_file(role: str) -> str:
-    """Where a run directory lists the near copies among the documents of a role."""
+    """Where a run directory lists the near-duplicates among the documents of a role."""
     return f"diagnostics/near-copies-{role}.parquet"
 
 
@@ -151,10 +151,10 @@ class Sketched:
     groups: GroupSizes  # of all documents of the role
 
     def find_copies(self, near_copies: float) -> NearCopies:
-        """Find near copies among the documents, and list them in `copies_file`.
+        """Find near-duplicates among the documents, and list them in `copies_file`.
 
         Args:
-            near_copies: the share of common runs from which documents are near copies.
+            near_copies: the share of common runs from which documents are near-duplicates.
         """
         record, family = near_copies_among(
             self.sketches, near_copies, self.whole, lambda some: self.rows.ids(self.places[some])
@@ -163,7 +163,7 @@ class Sketched:
         return record
 
     def _write_families(self, family: np.ndarray) -> None:
-        """List the documents that have near copies, family by family in the order of their first documents."""
+        """List the documents that have near-duplicates, family by family in the order of their first documents."""
         store, name = self.rows.scored.store, copies_file(self.rows.role)
         repeated = np.flatnonzero((np.bincount(family) > 1)[family])
         if not repeated.size:
@@ -178,9 +178,9 @@ class Sketched:
 def near_copies_diagnostic(
     procedure: str, n_bh: int | None, role: str, audit: NearCopies, calibration: NearCopies, alone: bool = True
 ) -> NearCopiesDiagnostic:
-    """What near copies take from a selection's promise.
+    """What near-duplicates take from a selection's promise.
 
-    Clusters of near copies among the audited documents make an estimate of the share of nulls noisier than its
+    Clusters of near-duplicates among the audited documents make an estimate of the share of nulls noisier than its
     procedure assumes. Clusters among those that calibrate make p-values too small: n documents of N families give
     P(p <= t) <= t (n + 1) / (N + 1), and near that at t = 1 / (n + 1).
 
@@ -188,8 +188,8 @@ def near_copies_diagnostic(
         procedure: of the selection.
         n_bh: documents that bh selects; None where the procedure does not estimate the share of nulls.
         role: whose documents calibrate.
-        audit: near copies among the audited documents.
-        calibration: near copies among those that calibrate.
+        audit: near-duplicates among the audited documents.
+        calibration: near-duplicates among those that calibrate.
         alone: whether no other check contradicts the selection; bh is no remedy where one does.
     """
     unsafe = n_bh is not None and is_unsafe(audit)
@@ -217,18 +217,18 @@ def near_copies_diagnostic(
 
 
 def is_unsafe(audit: NearCopies) -> bool:
-    """Whether near copies leave too few independent documents for an estimate of the share of nulls."""
+    """Whether near-duplicates leave too few independent documents for an estimate of the share of nulls."""
     return audit.n_documents > 0 and 1 / audit.effective - 1 / audit.n_documents > EXCESS
 
 
 def breaks_bounds(*roles: NearCopies) -> bool:
-    """Whether near copies within any of these roles spread counts wider than a bound of independent documents allows.
+    """Whether near-duplicates within any of these roles spread counts wider than a bound of independent ones allows.
 
-    Near copies that calibrate do it too: the ranks of all audited documents move with theirs.
+    Near-duplicates that calibrate do it too: the ranks of all audited documents move with theirs.
     """
     return any(copies.n_documents > DEPENDENCE * copies.effective for copies in roles)
 
 
 def inflation(calibration: NearCopies) -> float:
-    """The most that p-values can be too small by for near copies among the documents that calibrate, as a factor."""
+    """The factor by which near-duplicates among the documents that calibrate make p-values too small, at most."""
     return (calibration.n_documents + 1) / (calibration.n_distinct + 1)

@@ -60,7 +60,7 @@ class ComparedDocuments(Record):
     n_compared: int = Field(description="Documents that have scores and that no adapter was trained on.")
     n_quarantined: int = Field(description="Documents that could not be scored, or repeat an id.")
     reasons: dict[str, int] = Field(description="Why they were quarantined, and how many for each reason.")
-    n_finetuned: int = Field(description="Scored documents that adapters were trained on, and near copies of them.")
+    n_finetuned: int = Field(description="Scored documents that adapters were trained on, and near-duplicates of them.")
     n_truncated: int = Field(description="Scored documents that were cut to max_tokens.")
 
 
@@ -101,7 +101,7 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
 
     AUC and TPR with 95% intervals, as `pipeline.audit.detection` says. The first row is of a classifier that knows only
     the words: whatever it finds is no membership. It is asked about at most 5,000 documents of each role. Documents of
-    one group or family of near copies (`halvings.blocks_among`) count as one unit of an interval.
+    one group or family of near-duplicates (`halvings.blocks_among`) count as one unit of an interval.
 
     Args:
         config: of the run.

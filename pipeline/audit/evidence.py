@@ -1,4 +1,4 @@
-"""What made the scores of the top selected documents: their tokens, their neighbours, their near copies.
+"""What made the scores of the top selected documents: their tokens, their neighbours, their near-duplicates.
 
 It shows what a detector weighed, and proves nothing: a document may be selected wrongly, and its tokens then look as
 those of any other. No answer depends on it, and a document or a run that has none is as good as one that has.
@@ -46,7 +46,7 @@ class DocumentEvidence:
     kind: str  # "log-probability" or "standardised log-probability"
     detector: str  # the detector that the values belong to
     neighbours: list[tuple[str, float]]  # the calibration documents with the nearest scores: (id, score)
-    near_copies: list[str]  # ids of known near copies of it among the other documents, some through others
+    near_copies: list[str]  # ids of known near-duplicates of it among the other documents, some through others
     ranked_by: str = ""  # the detector, or the procedure that fuses several, of its neighbours' scores
     score: float | None = None  # of the document, by the same
 

@@ -161,7 +161,7 @@ class _Evidence:
     def conclude(self) -> tuple[Conclusion, list[str]]:
         """The conclusion of the checks of the verdict, and the reasons why it is not supported.
 
-        The test is for whole blocks, so near copies take nothing from it; what else contradicts the first selection
+        The test is for whole blocks, so near-duplicates take nothing from it; what else contradicts the first selection
         contradicts the verdict.
         """
         others = [] if self.first is None else other_failures(self.first)

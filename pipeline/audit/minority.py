@@ -109,7 +109,7 @@ def families_diagnostic(copies: Mapping[Role, NearCopies], listed: Listed) -> Fa
     """The family check of a selection: is the largest family of near-duplicates in one role by chance?
 
     Args:
-        copies: near copies among the audited documents, and among those that calibrate.
+        copies: near-duplicates among the audited documents, and among those that calibrate.
         listed: what was selected.
 
     Returns:

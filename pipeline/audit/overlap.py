@@ -14,7 +14,7 @@ from pipeline.errors import UserError
 from pipeline.report.wording.documents import named_pairs, shared_sentence
 
 NAMED_PAIRS = 3
-"""Pairs of near copies that are named."""
+"""Pairs of near-duplicates that are named."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +31,7 @@ class KnownTexts:
         Args:
             text: int64, (documents,), text keys.
             sketch: uint8, (documents, 128).
-            near_copies: the share of common runs from which documents are near copies.
+            near_copies: the share of common runs from which documents are near-duplicates.
         """
         return cls(text, CopyIndex.of(sketch, near_copies))
 
@@ -61,9 +61,9 @@ class SharedTexts:
     """What some documents share with known ones."""
 
     n_documents: int
-    near: np.ndarray  # int64: places of known documents that have a near copy among these, ascending
+    near: np.ndarray  # int64: places of known documents that have a near-duplicate among these, ascending
     equal: np.ndarray  # int64: of these, those with an equal text
-    n_near: int  # documents that have a near copy among the known ones
+    n_near: int  # documents that have a near-duplicate among the known ones
     pairs: list[tuple[int, int, float]]  # the first: place, place among the known, share of common runs
 
 
@@ -110,7 +110,7 @@ def find_shared(
 
 
 def shared_error(overlap: OverlapDiagnostic, n_known: int, role: str) -> UserError:
-    """The error of calibration documents that are near copies of audited ones.
+    """The error of calibration documents that are near-duplicates of audited ones.
 
     Args:
         overlap: there are some.
@@ -118,7 +118,7 @@ def shared_error(overlap: OverlapDiagnostic, n_known: int, role: str) -> UserErr
         role: of these.
     """
     return UserError(
-        f"{overlap.n_calibration} of {n_known} {role} documents are near copies of audit documents "
+        f"{overlap.n_calibration} of {n_known} {role} documents are near-duplicates of audit documents "
         f"({overlap.n_equal} of them with the same text; {overlap.n_audit} audit documents; "
         f"first: {named_pairs(overlap.pairs)}); remove them, or set overlap: drop to leave them out of calibration"
     )
@@ -128,10 +128,10 @@ def check_calibration_left(overlap: OverlapDiagnostic, n_known: int, role: str) 
     """Check that `overlap: drop` leaves a document to calibrate on; arguments as those of `shared_error`.
 
     Raises:
-        UserError: every document of the role is a near copy of an audited one.
+        UserError: every document of the role is a near-duplicate of an audited one.
     """
     if 0 < n_known == overlap.n_calibration:
         raise UserError(
-            f"no calibration documents: all {n_known} {role} documents are near copies of audit documents "
+            f"no calibration documents: all {n_known} {role} documents are near-duplicates of audit documents "
             f"(first: {named_pairs(overlap.pairs)}), and overlap: drop leaves them out; give others to calibrate on"
         )

@@ -1,4 +1,4 @@
-"""What the documents themselves say, before any model is loaded: near copies, repeated ids, words that differ."""
+"""What the documents themselves say, before any model is loaded: near-duplicates, repeated ids, words that differ."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class PreflightChecks(VersionedRecord):
     overlap: dict[Role, OverlapDiagnostic] = Field(
         description="What each known role shares with the audited documents."
     )
-    copies: dict[Role, NearCopies] = Field(description="Near copies among the documents of each role.")
+    copies: dict[Role, NearCopies] = Field(description="Near-duplicates among the documents of each role.")
     duplicates: CountDiagnostic = Field(description="Documents that repeat an id of their role.")
     blind: dict[Role, BlindTest] = Field(
         description="Whether words alone tell a known role from the audited documents; a role whose texts cannot be "
@@ -164,7 +164,7 @@ class PreflightChecks(VersionedRecord):
 
 
 def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
-    """Check the documents of an audit: near copies, ids that repeat, and words that tell roles apart.
+    """Check the documents of an audit: near-duplicates, ids that repeat, and words that tell roles apart.
 
     Texts are compared as scoring compares them: after `text_transform`, all of the text, each id once. Texts of one
     word are left out, because a model may have no score for them. Pure: nothing is written.
@@ -250,7 +250,7 @@ def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
     """Stop at documents of which most would go to quarantine, or that selection would refuse after scoring.
 
     Raises:
-        UserError: an input is of another encoding as a whole; a role that calibrates a selection has near copies of
+        UserError: an input is of another encoding as a whole; a role that calibrates a selection has near-duplicates of
             audited documents, and the config does not say `overlap: drop`; or fewer than 20 documents of either kind
             to be weighed.
     """

@@ -117,7 +117,7 @@ class Scored:
         return not self.n_judged() or any(receipt.n_new for receipt in self.of("audit"))
 
     def n_finetuned(self, role: str) -> int:
-        """Scored documents of a role that adapters were trained on, or that are near copies of one of them."""
+        """Scored documents of a role that adapters were trained on, or that are near-duplicates of one of them."""
         return sum(self.finetuned[receipt.shard].size for receipt in self.of(role) if receipt.shard in self.finetuned)
 
     def batches(self, role: str, columns: Sequence[str], groups: bool) -> Batch:
@@ -193,7 +193,7 @@ def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR
     Args:
         store: the run directory.
         shards: of the run.
-        near_copies: the share of common runs from which known documents are near copies of what adapters learned.
+        near_copies: the share of common runs from which known documents are near-duplicates of what adapters learned.
 
     Raises:
         IncompleteError: a shard has no receipt.
@@ -239,7 +239,7 @@ def note_review(scored: Scored, review: Reviewed | None) -> Scored:
 
 
 def _finetuned(store: Store, receipts: Sequence[Receipt], near_copies: float) -> dict[str, np.ndarray]:
-    """Positions, by shard, of known documents that an adapter was trained on or that are near copies of one."""
+    """Positions, by shard, of known documents that an adapter was trained on or that are near-duplicates of one."""
     if not store.exists(KEYS_FILE):
         return {}
     texts, positions = trained_texts(store, near_copies), {}
@@ -259,7 +259,7 @@ def trained_texts(store: Store, near_copies: float, needed: bool = False) -> Kno
 
     Args:
         store: the run directory.
-        near_copies: the share of common runs from which documents are near copies.
+        near_copies: the share of common runs from which documents are near-duplicates.
         needed: whether the run has adapters.
 
     Raises:
@@ -310,17 +310,17 @@ def _write_duplicates(scored: Scored) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Calibration documents that are near copies of audited ones."""
+    """Calibration documents that are near-duplicates of audited ones."""
 
     diagnostic: OverlapDiagnostic
-    n_trained: int  # audited documents that are near copies of one that an adapter was trained on
+    n_trained: int  # audited documents that are near-duplicates of one that an adapter was trained on
     keep: np.ndarray  # bool over the calibration documents, without those of fine-tuning
 
 
 def find_overlaps(
     scored: Scored, roles: Sequence[Role], config: AuditConfig, each: Each = each_in_turn
 ) -> dict[Role, Overlap]:
-    """Find calibration documents of some roles that are near copies of audited ones, and audited ones trained on.
+    """Find calibration documents of some roles that are near-duplicates of audited ones, and audited ones trained on.
 
     Audited documents are read once for all roles.
 
@@ -365,16 +365,16 @@ def find_overlaps(
 def _check_trained(config: AuditConfig, reading: Sequence[SelectionConfig], n_equal: int, n_alike: int) -> None:
     """Check that no adapter or prefix which a selection reads holds documents that it judges.
 
-    An equal text stops every selection. Another near copy stops those where a low deviation is evidence: direction
+    An equal text stops every selection. Another near-duplicate stops those where a low deviation is evidence: direction
     clean, and adadetect, which may learn so. Where members are sought, training on a like text lowers a document's
     deviation and makes it look less like a member, so it costs power and not the promise; the diagnostic `fine_tuned`
-    counts such documents. So too unseen documents in a prefix, but not seen ones: their near copies look like members.
+    counts them. So too unseen documents in a prefix, but not seen ones, whose near-duplicates look like members.
 
     Args:
         config: of the audit.
         reading: the selections that read an adapter or a prefix.
         n_equal: audited documents whose text an adapter was trained on, or that stand in a prefix.
-        n_alike: others that are near copies of such a text.
+        n_alike: others that are near-duplicates of such a text.
 
     Raises:
         UserError: one was; then the audited documents differ from those that calibrate, which none was trained on.
@@ -387,9 +387,9 @@ def _check_trained(config: AuditConfig, reading: Sequence[SelectionConfig], n_eq
     strict = [selection.name for selection in reading if not _lenient(config, selection)]
     if n_alike and strict:
         raise UserError(
-            f"the adapters were trained on near copies of {n_alike} audit documents, which selection {strict[0]} could "
-            "take for clean (or a prefix or count holds them); take them out of what is fine-tuned on or shown, or "
-            "begin a run anew with overlap: drop"
+            f"the adapters were trained on near-duplicates of {n_alike} audit documents, which selection {strict[0]} "
+            "could take for clean (or a prefix or count holds them); take them out of what is fine-tuned on or shown, "
+            "or begin a run anew with overlap: drop"
         )
 
 

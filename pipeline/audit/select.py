@@ -159,7 +159,7 @@ def _claimed(questions: Sequence[_Question], claim: Claiming) -> list[_Question]
 def _questions(
     config: AuditConfig, scored: Scored, limit: int | None, texts: bool, each: Each, beside: Executor
 ) -> tuple[list[_Question], dict[Role, Future[NearCopies]]]:
-    """The configured selections, with what they share: the spans of scores, the checks, weights; and near copies."""
+    """The configured selections, with what they share: the spans of scores, the checks, weights, near-duplicates."""
     columns = _columns(config.selections)
     if config.corpus.versions is not None:
         span, checked = find_span(scored, ["audit"], columns, each), (NO_OVERLAP, NO_BLIND_TEST, None)
@@ -354,7 +354,7 @@ class _Question:
         return replace(judged, selected=judged.selected.select(order))
 
     def summarise(self, answer: Answer, judged: Total, copies: Mapping[Role, NearCopies]) -> Summary:
-        """The summary of the answer, with the near copies among the documents of each role."""
+        """The summary of the answer, with the near-duplicates among the documents of each role."""
         selection, role, n_selected = self.selection, self.null_role, len(judged.selected)
         diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, role)
         if self.config.corpus.versions is not None:

@@ -93,18 +93,18 @@ class ResolutionDiagnostic(Diagnostic):
 
 
 class CopyPair(Record):
-    """Two documents that are near copies."""
+    """Two documents that are near-duplicates."""
 
     audit: str = Field(description="Id of the audited document.")
-    calibration: str = Field(description="Id of the calibration document; the first that is a near copy of it.")
+    calibration: str = Field(description="Id of the calibration document; the first that is a near-duplicate of it.")
     share: float = Field(description="Share of runs of five words in common, estimated, in [0, 1].")
 
 
 class OverlapDiagnostic(Diagnostic):
-    """Which calibration documents are near copies of audited ones."""
+    """Which calibration documents are near-duplicates of audited ones."""
 
     n_calibration: int = Field(
-        description="Calibration documents that are near copies of audited ones, left out of calibration."
+        description="Calibration documents that are near-duplicates of audited ones, left out of calibration."
     )
     n_equal: int = Field(0, description="Of these, those whose text is the same.")
     n_audit: int = Field(description="Audited documents that calibration documents repeat.")
@@ -112,14 +112,15 @@ class OverlapDiagnostic(Diagnostic):
 
 
 class NearCopiesDiagnostic(Diagnostic):
-    """Near copies among the audited documents, and among those that calibrate."""
+    """Near-duplicates among the audited documents, and among those that calibrate."""
 
-    audit: NearCopies = Field(description="Near copies among the audited documents.")
-    calibration: NearCopies = Field(description="Near copies among the documents that calibrate.")
+    audit: NearCopies = Field(description="Near-duplicates among the audited documents.")
+    calibration: NearCopies = Field(description="Near-duplicates among the documents that calibrate.")
     n_selected_by_bh: int | None = Field(
-        None, description="Documents that bh selects, where the procedure does not bear the near copies and bh does."
+        None,
+        description="Documents that bh selects, where the procedure does not bear the near-duplicates and bh does.",
     )
-    bh_stands: bool = Field(description="Whether the near copies leave the promise of bh as it is.")
+    bh_stands: bool = Field(description="Whether the near-duplicates leave the promise of bh as it is.")
 
 
 class CountDiagnostic(Diagnostic):
@@ -189,9 +190,9 @@ class Diagnostics(Record):
     resolution: ResolutionDiagnostic = Field(
         description="Whether there are enough calibration documents for a small selection."
     )
-    overlap: OverlapDiagnostic = Field(description="Calibration documents that are near copies of audited ones.")
+    overlap: OverlapDiagnostic = Field(description="Calibration documents that are near-duplicates of audited ones.")
     near_copies: NearCopiesDiagnostic | None = Field(
-        None, description="Near copies among the documents of one role; null where no texts were at hand."
+        None, description="Near-duplicates among the documents of one role; null where no texts were at hand."
     )
     groups: Diagnostic | None = Field(
         None, description="Whether documents are grouped, so that no bound is stated; null where none or few are."

@@ -76,7 +76,7 @@ class TopDocuments:
     score: Callable[[Batch], np.ndarray]  # float64, (documents,), by which documents are ranked
     calibrating: np.ndarray  # bool, of all documents of the null role that are scored, in the order of the shards
     grouped: bool  # whether only calibration documents of a document's group count
-    pairs: Mapping[str, list[str]]  # id -> calibration documents that are known near copies of it
+    pairs: Mapping[str, list[str]]  # id -> calibration documents that are known near-duplicates of it
 
     @property
     def places(self) -> list[Place]:
@@ -375,19 +375,19 @@ def nearest_known(
 
 
 NAMED = 10
-"""Near copies of a document that are named, at most."""
+"""Near-duplicates of a document that are named, at most."""
 
 Place = tuple[str, int]
 """Of an audited document: its input and the number of its row there."""
 
 
 def families_of(store: Store, places: Collection[Place]) -> dict[Place, list[str]]:
-    """The first other audited documents of the family of each document, by id; none where it has no near copy.
+    """The first other audited documents of the family of each document, by id; none where it has no near-duplicate.
 
-    A family is of near copies, and of near copies of these.
+    A family is of near-duplicates, and of near-duplicates of these.
 
     Args:
-        store: the run directory, in which the near copies are listed.
+        store: the run directory, in which the near-duplicates are listed.
         places: of the documents.
     """
     name = copies_file("audit")

@@ -50,7 +50,9 @@ class BlockTest(Record):
         description="Area under the ROC curve of the fitted score on blocks that it was not fitted on, mean over the "
         "folds; 0.5 is chance."
     )
-    blocks: BlockKind = Field(description="What moves whole: groups (and near copies), or families of near copies.")
+    blocks: BlockKind = Field(
+        description="What moves whole: groups (and near-duplicates), or families of near-duplicates."
+    )
     n_audit: int = Field(description="Audited documents that were compared.")
     n_unseen: int = Field(description="Unseen documents that were compared.")
     n_audit_blocks: int = Field(description="Blocks of these audited documents.")

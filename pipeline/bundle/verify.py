@@ -280,7 +280,9 @@ class _Bundle:
         if blind is None:
             return
         yield Checked("stated", "verdict, blind test", f"by the run, not recomputed: {blind.sentence}")
-        yield Checked("stated", "verdict, blocks", "which documents are near copies of each other needs their texts")
+        yield Checked(
+            "stated", "verdict, blocks", "which documents are near-duplicates of each other needs their texts"
+        )
 
     def _check_documents(self, about: str, selection: SelectionConfig, recomputed: Verdict) -> Iterator[Checked]:
         """Compare the p-values and the list of a selection."""

@@ -126,10 +126,10 @@ class AuditConfig(Section):
     text_transform: TransformConfig | None = Field(None, description="Changes of every text.")
     max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
     overlap: Literal["error", "drop"] = Field(
-        "error", description="Near copies of audited documents in calibration: stop, or leave them out."
+        "error", description="Near-duplicates of audited documents in calibration: stop, or leave them out."
     )
     near_copies: NearCopies = Field(
-        NEAR_COPIES, description="Share of common runs of five words from which two documents are near copies."
+        NEAR_COPIES, description="Share of common runs of five words from which two documents are near-duplicates."
     )
     limits: LimitsConfig = LIMITS
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")

@@ -36,7 +36,7 @@ class ScoreConfig(Section):
 NEAR_COPIES = 0.8
 
 NearCopies = Annotated[float, Field(ge=0.5, le=1)]
-"""Share of common runs of five words from which two documents are near copies."""
+"""Share of common runs of five words from which two documents are near-duplicates."""
 
 
 def template_columns(template: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Near copies: documents most of whose runs of five words are the same, found from sketches of 128 bytes a document."""
+"""Near-duplicates: documents that share most of their runs of five words, found from sketches of 128 bytes each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BLOCK = 1 << 16
 """Sketches that are read at a time."""
 
 _GRAM = 5
-"""Words in a run. A text of fewer words is one run: it has no near copy but its equals."""
+"""Words in a run. A text of fewer words is one run: it has no near-duplicate but its equals."""
 
 _WORD = re.compile(r"\w+")
 _NO_WORD = re.compile(r"\W")
@@ -114,7 +114,7 @@ def likeness(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyIndex:
-    """Documents among which the near copies of others are found without comparing all with all.
+    """Documents among which the near-duplicates of others are found without comparing all with all.
 
     The sketch is cut into bands; documents that share a band are compared (locality-sensitive hashing). Bands are as
     wide as leaves 95% of the pairs at the threshold to be compared, and nearly all of those above it. Where more than
@@ -147,7 +147,7 @@ class CopyIndex:
         return cls(threshold, sketches, distinct, number, first.astype(np.int64), width, order, ordered)
 
     def near(self, sketches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs of given documents and different sketches of the index that are near copies.
+        """The pairs of given documents and different sketches of the index that are near-duplicates.
 
         Args:
             sketches: uint8, (others, 128).
@@ -165,7 +165,7 @@ class CopyIndex:
         return given, known
 
     def matches(self, sketches: np.ndarray) -> np.ndarray:
-        """Which of the given documents have a near copy in the index: bool, (others,)."""
+        """Which of the given documents have a near-duplicate in the index: bool, (others,)."""
         matched = np.zeros(len(sketches), dtype=bool)
         matched[self.near(sketches)[0]] = True
         return matched
@@ -194,7 +194,7 @@ class Sketches(Protocol):
 
 
 def near_families(sketches: Sketches, threshold: float = NEAR_COPIES) -> np.ndarray:
-    """Number the families of documents: near copies, and near copies of these, belong to one.
+    """Number the families of documents: near-duplicates, and near-duplicates of these, belong to one.
 
     Args:
         sketches: of the documents; memory holds some 60 bytes a document besides.
@@ -261,7 +261,7 @@ def _leaning_order(family: np.ndarray, lean: np.ndarray, rng: np.random.Generato
 def _alike(
     sketches: Sketches, first: np.ndarray, labels: np.ndarray, band: int, width: int, threshold: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of different sketches that share a band, are near copies and not of one family yet: int32 twice."""
+    """The pairs of different sketches that share a band, are near-duplicates and not of one family yet: int32 twice."""
     keys = _filled(sketches, lambda block: _keys(block, band, width))
     keys = keys if first.size == keys.size else keys[first]
     order = np.argsort(keys, kind="stable").astype(np.int32)
@@ -302,7 +302,7 @@ def _filled(sketches: Sketches, values: Callable[[np.ndarray], np.ndarray]) -> n
 
 
 def _close(first: np.ndarray, second: np.ndarray, threshold: float) -> np.ndarray:
-    """Which pairs of sketches are of near copies: bool, (pairs,)."""
+    """Which pairs of sketches are of near-duplicates: bool, (pairs,)."""
     return np.asarray(likeness(first, second) >= threshold - 1e-9)
 
 

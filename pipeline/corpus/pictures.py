@@ -163,11 +163,11 @@ def picture_sketches(pictures: Sequence[Image]) -> list[bytes]:
 
     A byte holds 3 of the 288 bits of a perceptual hash (dHash, along rows and columns: whether a pixel of a grey
     thumbnail of 12 x 13 pixels is brighter than its neighbour), drawn once for all pictures. Two pictures whose hashes
-    differ in a share d of their bits have about (1 - d)^3 of their bytes in common, unrelated ones an eighth: near
-    copies, from 0.8, differ in 7% of the bits at most.
+    differ in a share d of their bits have about (1 - d)^3 of their bytes in common, unrelated ones an eighth:
+    near-duplicates, from 0.8, differ in 7% of the bits at most.
 
     Where nearly all bits are equal, as of a picture of one colour, the hash says nothing. A byte is then one number of
-    an 8 x 8 thumbnail in colour, in steps of 32: two such pictures are near copies if these differ by 6 on average.
+    an 8 x 8 thumbnail in colour, in steps of 32: two such pictures are near-duplicates if these differ by 6 on average.
     """
     sketches = []
     for picture in pictures:

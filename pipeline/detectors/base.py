@@ -40,7 +40,7 @@ class Prefix:
     """Known documents that stand before a text, or are counted. The run's seed draws them; they never calibrate."""
 
     role: Literal["unseen", "seen"]
-    shots: int  # documents that are drawn, at most: near copies stay together
+    shots: int  # documents that are drawn, at most: near-duplicates stay together
     joined: bool = True  # all of them one behind the other; False: one of them, chosen by the document
     counted: bool = False  # their tokens are counted, and none of them stands before a text
 

@@ -60,7 +60,7 @@ def codec(evidence: Evidence, shots: Count = SHOTS) -> Tensor:
 
     Context helps what is new and disturbs what is known. The paper takes another document of the list that is tested.
     Behind audited documents for some and unseen ones for others, null documents would not be exchangeable; so here
-    all take one of the same `shots` unseen documents, chosen by the seed and the document's id alone, and no near copy
-    of it.
+    all take one of the same `shots` unseen documents, chosen by the seed and the document's id alone, and no
+    near-duplicate of it.
     """
     return loss(evidence) - _mean_behind(evidence, Prefix("unseen", shots, joined=False))

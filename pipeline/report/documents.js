@@ -124,7 +124,7 @@ function details(one, names, tokens) {
     const own = tokens.score === null ? "" : ` (this document: ${shown(tokens.score)})`;
     const by = tokens.by ? ` by ${tokens.by}${own}` : "";
     facts.append(...listed(`nearest calibration scores${by}`, near.length ? near : ["none known"]));
-    facts.append(...listed("near copies", tokens.copies.length ? tokens.copies : ["none known"]));
+    facts.append(...listed("near-duplicates", tokens.copies.length ? tokens.copies : ["none known"]));
   }
   if (tokens && tokens.pieces) box.append(...shadedText(tokens));
   else if (one.picture) box.append(make("p", { class: "excerpt", dir: "auto" }, ...thumbnail(one), one.text));

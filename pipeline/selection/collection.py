@@ -129,14 +129,14 @@ def check_blocks(blocks: Blocks) -> None:
         if count < LEAST_BLOCKS:
             mixed = (
                 f"; {blocks.n_mixed:,} documents are left out, because their blocks stand in both roles and a block "
-                "moves whole: give each group to one role, or take only near copies for blocks with --blocks family"
+                "moves whole: give each group to one role, or take only near-duplicates for blocks with --blocks family"
                 if blocks.n_mixed
                 else ""
             )
             raise UserError(
                 f"too few documents for the permutation test: it needs at least {LEAST_BLOCKS} blocks of audited and "
                 f"{LEAST_BLOCKS} of unseen documents, and has {count:,} {role} ones (a block is a group, or documents "
-                f"that are near copies){mixed}"
+                f"that are near-duplicates){mixed}"
             )
 
 

@@ -28,10 +28,10 @@ class Shots:
 
     ids: tuple[list[int], ...]  # token ids: one sequence where they are joined, else one a document; all are counted
     sketches: np.ndarray  # uint8, (documents, 128)
-    near_copies: float  # the share of common runs from which documents are near copies
+    near_copies: float  # the share of common runs from which documents are near-duplicates
 
     def places(self, seed: int, id_keys: Sequence[int], sketches: np.ndarray) -> list[int | None]:
-        """Which of `ids` stands before each of some documents; None: all are near copies of it.
+        """Which of `ids` stands before each of some documents; None: all are near-duplicates of it.
 
         It follows from the seed, the document's id and these documents alone, whatever else is scored.
 
@@ -57,7 +57,7 @@ class Prefixes:
     shots: Mapping[Prefix, Shots]
 
     def fingerprint(self) -> dict[str, str]:
-        """A digest of the token ids of each prefix, and of what keeps near copies from standing before each other."""
+        """A digest of the token ids of each prefix, and of what keeps near-duplicates from preceding each other."""
         digests = {}
         for prefix, one in self.shots.items():
             read = one.ids if prefix.joined else (one.ids, one.sketches.tolist(), one.near_copies)

@@ -259,7 +259,9 @@ class Scorer:
                 continue
             before = {prefix: place for prefix, of_each in places.items() if (place := of_each[index]) is not None}
             if len(before) < len(places):
-                output.refuse(document, "model_error", "a near copy of all known documents that could stand before it")
+                output.refuse(
+                    document, "model_error", "a near-duplicate of all known documents that could stand before it"
+                )
                 continue
             prepared = _Prepared(
                 inputs.role,

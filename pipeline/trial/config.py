@@ -99,7 +99,9 @@ class TrialConfig(Section):
     )
     max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
-    near_copies: NearCopies = Field(NEAR_COPIES, description="As in an audit; near copies stay together in every part.")
+    near_copies: NearCopies = Field(
+        NEAR_COPIES, description="As in an audit; near-duplicates stay together in every part."
+    )
     limits: LimitsConfig = LIMITS
     selections: list[SelectionConfig] = Field(min_length=1, description="As in an audit.")
     resources: ResourcesConfig = ResourcesConfig()

@@ -38,7 +38,7 @@ class Documents:
     ids: list[str]
     texts: list[str]  # of pictures their captions
     groups: list[str | None]
-    family: np.ndarray  # int64, (documents,): those of one number are near copies, and stay together
+    family: np.ndarray  # int64, (documents,): those of one number are near-duplicates, and stay together
     left_out: dict[str, int]  # reason -> documents that no model can be trained on
     pictures: list[bytes] | None = None  # encoded, as they were read; None where the documents are texts
 

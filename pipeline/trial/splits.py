@@ -48,7 +48,7 @@ def choose_trained(family: np.ndarray, share: float, known: Mapping[Role, Amount
 
     Raises:
         UserError: fewer documents than the known roles take: says how many are needed; a share that is no document,
-            or near copies, which stay together, and are never as few.
+            or near-duplicates, which stay together, and are never as few.
     """
     total = family.size
     for role, amount in known.items():
@@ -169,7 +169,7 @@ def _check_drawn(chosen: np.ndarray, pool: np.ndarray, family: np.ndarray, count
     if count and not chosen.any():
         smallest = int(np.unique(family[pool], return_counts=True)[1].min())
         raise UserError(
-            f"{setting} takes {count} documents and can have none: near copies stay together, "
+            f"{setting} takes {count} documents and can have none: near-duplicates stay together, "
             f"in families of at least {smallest}; give more documents, or keep one of each family"
         )
 

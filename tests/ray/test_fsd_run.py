@@ -87,7 +87,7 @@ def test_a_run_trains_its_adapters_once_and_scores_against_them(
     make_audit: MakeAudit, tmp_path: Path, tiny_model_folder: Path, paraphraser: dict[str, str]
 ) -> None:
     unseen = [sentence(1000 + i) for i in range(30)]
-    unseen[7] = f"Then {unseen[3]}"  # a near copy of another: both are in one part
+    unseen[7] = f"Then {unseen[3]}"  # a near-duplicate of another: both are in one part
     asked = {"detectors": DETECTORS, "selections": SELECTIONS, "fsd": FSD, "paraphraser": paraphraser}
     path = make_audit(
         [sentence(i) for i in range(20)], unseen, **asked, error_budget=1.0

@@ -109,7 +109,7 @@ def test_a_large_corpus_is_scored_beside_its_checks_to_the_same_bytes_and_stops_
     for part in ("selection", "diagnostics"):
         assert digest(tmp_path / "beside" / part) == digest(run_once / "run" / part)
     both = [f"corpus.unseen.path={run_once / 'audit.jsonl'}", f"run={tmp_path / 'shared'}", "resources.actors=2"]
-    with pytest.raises(UserError, match="near copies"):
+    with pytest.raises(UserError, match="near-duplicates"):
         run(run_once / "audit.yaml", *both)
     assert json.loads((tmp_path / "shared/status.json").read_text())["state"] == "failed"
 
@@ -233,7 +233,7 @@ def test_documents_that_calibration_and_audit_share_stop_the_run_or_are_dropped(
     shared = [sentence(1000 + i) for i in range(5)]
     longer = " ".join(sentence(1010).split()[:8]) + " and then it goes on in another way"
     path = make_audit([*(sentence(i) for i in range(40)), *(t.upper() for t in shared), longer])
-    with pytest.raises(UserError, match="5 of 40 unseen documents are near copies of audit documents") as caught:
+    with pytest.raises(UserError, match="5 of 40 unseen documents are near-duplicates of audit documents") as caught:
         run(path)
     assert caught.value.exit_code == 2
     assert not (tmp_path / "run/manifest.json").exists(), "before any model is read"

@@ -1,4 +1,4 @@
-"""Monte Carlo claims about clusters of near copies: what they take from adaptive procedures, and what bh bears.
+"""Monte Carlo claims about clusters of near-duplicates: what they take from adaptive procedures, and what bh bears.
 
 Seeds are fixed. Tolerances are four standard errors of the difference; a recorded figure is of 2,000 runs.
 """

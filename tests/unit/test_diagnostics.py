@@ -141,7 +141,7 @@ def test_near_copies_and_groups_are_one_block_and_a_group_of_both_roles_is_none(
     documents += [Document(0, "", text, group) for text, group in zip(texts(4, 4), "xxyy", strict=True)]
     audited = np.array([*[True] * 11, False])
     block = blocks_of_documents(documents, audited, 0.8)
-    assert len(set(block[:3].tolist())) == 1, "near copies"
+    assert len(set(block[:3].tolist())) == 1, "near-duplicates"
     assert block[8] == block[9], "a group of one role"
     assert block[10] != block[11], "a group of both roles"
     assert np.unique(block).size == 1 + 5 + 1 + 2

@@ -238,7 +238,7 @@ def test_near_copies_count_as_one_document_of_an_interval(score: Score, tmp_path
     one, other = (next(row for row in e.rows if row.detector == "loss") for e in (single, copied))
     assert (other.n_seen, other.n_unseen) == (90, 90)
     assert other.auc.high - other.auc.low > one.auc.high - one.auc.low
-    assert any("families of near copies" in notice for notice in copied.notices)
+    assert any("families of near-duplicates" in notice for notice in copied.notices)
 
 
 def test_a_tpr_without_an_interval_is_shown_as_such_with_the_reason(score: Score) -> None:

@@ -1,4 +1,4 @@
-"""Selection over score shards with near copies: across roles they stop or are left out, within a role they are told."""
+"""Selection over score shards with near-duplicates: across roles they stop or are dropped, within one they are noted."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def article(seed: int, words: int = 160) -> str:
 )
 def test_a_copy_with_changes_is_found_in_another_role(tmp_path: Path, copy: str, share: float) -> None:
     audit, known = list(map(article, range(30))), [*map(article, range(100, 130)), copy]
-    with pytest.raises(UserError, match=r"1 of 31 unseen documents are near copies of audit documents .* 1 audit docu"):
+    with pytest.raises(
+        UserError, match=r"1 of 31 unseen documents are near-duplicates of audit documents .* 1 audit docu"
+    ):
         select(tmp_path, audit, known)
     summary = select(tmp_path, audit, known, overlap="drop")
     shared = summary.diagnostics.overlap
@@ -141,7 +143,9 @@ def test_a_licence_a_dateline_or_a_title_makes_no_copies(tmp_path: Path) -> None
 def test_texts_of_fewer_than_five_words_are_copies_only_if_equal(tmp_path: Path) -> None:
     audit = [*many("audited {} alone", 0), "One  TEXT here"]
     select(tmp_path, audit, [*many("known {} alone", 0), "one text there"])
-    with pytest.raises(UserError, match=r"1 of 31 unseen documents are near copies .*\(1 of them with the same text"):
+    with pytest.raises(
+        UserError, match=r"1 of 31 unseen documents are near-duplicates .*\(1 of them with the same text"
+    ):
         select(tmp_path, audit, [*many("known {} alone", 0), "one text here"])
 
 
@@ -160,8 +164,8 @@ def test_an_adapter_that_was_trained_on_a_near_copy_judges_where_that_can_only_c
     summary = select(tmp_path, audit, known, trained)
     assert summary.n_calibration == 30, "the other edition may have been learnt too"
     assert summary.diagnostics.fine_tuned is not None
-    assert "1 audited documents are near copies of one" in summary.diagnostics.fine_tuned.sentence
-    with pytest.raises(UserError, match="trained on near copies of 1 audit documents, which selection a could"):
+    assert "1 audited documents are near-duplicates of one" in summary.diagnostics.fine_tuned.sentence
+    with pytest.raises(UserError, match="trained on near-duplicates of 1 audit documents, which selection a could"):
         select(tmp_path, audit, known, trained, direction="clean")
 
 
@@ -183,7 +187,7 @@ def test_near_copies_within_a_role_are_counted_and_listed(tmp_path: Path) -> Non
         (3, ["audit 23", "audit 24", "audit 25"]),
         (2, ["audit 26", "audit 27"]),
     ]
-    assert "8 of 28 audited documents are near copies of others among them (3 families, the largest of 3)" in (
+    assert "8 of 28 audited documents are near-duplicates of others among them (3 families, the largest of 3)" in (
         near.sentence
     )
     listed = Store(str(tmp_path / "run")).read_table("diagnostics/near-copies-audit.parquet").to_pylist()
@@ -208,7 +212,7 @@ def test_few_families_take_an_adaptive_promise_and_not_that_of_bh(tmp_path: Path
     assert plain.n_selected >= 40
     assert near.n_selected_by_bh == plain.n_selected
     assert (
-        f"The guarantee of bh holds with near copies among the audited documents; bh selects {plain.n_selected}."
+        f"The guarantee of bh holds with near-duplicates among the audited documents; bh selects {plain.n_selected}."
         in reason
     )
     for others, asked in (([], "bh"), (list(map(article, range(500, 850))), procedure)):

@@ -45,7 +45,7 @@ def parts(config: AuditConfig) -> Parts:
 
 
 def text(start: int, length: int) -> str:
-    """Documents of one start are prefixes of each other: near copies where the lengths differ by little."""
+    """Documents of one start are prefixes of each other: near-duplicates where the lengths differ by little."""
     chosen = np.random.default_rng(start).choice(WORDS, 100)
     return " ".join([f"{start}", *chosen.tolist()][:length])
 
@@ -55,7 +55,7 @@ def keys(texts: Sequence[str]) -> set[int]:
 
 
 def family(text: str) -> str:
-    """Of a text of at least 90 words: all that begin so are near copies, of which others may be missed by chance."""
+    """Of a text of at least 90 words: all that begin so are near-duplicates; others may be missed by chance."""
     return text.casefold().split()[0]
 
 
@@ -198,7 +198,7 @@ def test_scores_name_a_document_by_all_of_its_text_as_parts_do_however_little_is
 def test_what_is_audited_is_not_trained_on_where_overlaps_are_dropped(
     tiny_model_folder: Path, files: dict[str, str], tmp_path: Path
 ) -> None:
-    audited = [text(i, 12) for i in range(5)] + [f"so {text(5, 12)}"]  # of which 5 is a near copy
+    audited = [text(i, 12) for i in range(5)] + [f"so {text(5, 12)}"]  # of which 5 is a near-duplicate
     files["audit"] = write(tmp_path / "audit.jsonl", audited)
     other = write(tmp_path / "other.jsonl", [text(i, 12) for i in range(4, 8)])
     adapters = {"most": {"documents": 13}, "own": {"corpus": {"path": other}, "documents": 2}}
@@ -226,7 +226,7 @@ def test_a_licence_on_every_document_neither_stops_the_split_nor_empties_calibra
         rest = set(found.calibration["unseen"].tolist())
         assert keys(known) - keys(part.texts) <= rest, "all that is not trained on, header or not"
         assert not keys(part.texts) & rest
-        assert len(set(series) & set(part.texts)) in (0, 4), "near copies stay together"
+        assert len(set(series) & set(part.texts)) in (0, 4), "near-duplicates stay together"
 
 
 def test_a_group_without_a_column_is_one_line(tiny_model_folder: Path, files: dict[str, str]) -> None:

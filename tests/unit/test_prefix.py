@@ -311,7 +311,7 @@ def test_a_run_scores_alike_in_any_shards_and_calibrates_without_shots(tmp_path:
     assert len(manifest["calibration"]["seen"]) == 27
     summary = json.loads((tmp_path / "whole/run/selection/members/summary.json").read_text())
     stated = summary["diagnostics"]["fine_tuned"]["sentence"]
-    assert stated.startswith("5 unseen documents were fine-tuned on or stand in a prefix, or are near copies of one")
+    assert stated.startswith("5 unseen documents do not calibrate: they were fine-tuned on or stand in a prefix")
     assert '"n_calibration": 25' in json.dumps(summary) or 25 in summary.values()
 
 

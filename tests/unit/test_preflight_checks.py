@@ -74,7 +74,9 @@ def test_a_near_copy_in_two_roles_stops_and_names_both(tmp_path: Path) -> None:
     audit = [*map(text, range(30)), text(70)]
     unseen = [*map(text, range(100, 130)), f"Corrected by the desk on the next day: {text(70).upper()}\n"]
     copied = planned(tmp_path, audit, unseen)
-    line = r"^1 of 31 unseen documents are near copies of audit documents \(0 of them with the same text; 1 audit docu"
+    line = (
+        r"^1 of 31 unseen documents are near-duplicates of audit documents \(0 of them with the same text; 1 audit docu"
+    )
     with pytest.raises(UserError, match=line):
         said(copied)
     with pytest.raises(UserError, match=r"first: a30 and u30, (9\d|100)%\); remove them, or set overlap: drop"):
@@ -106,9 +108,9 @@ def test_near_copies_within_a_role_are_a_note(tmp_path: Path) -> None:
     copies = check_documents(plan, RUN).copies
     assert (copies["audit"].n_copies, copies["audit"].n_families, copies["unseen"].n_copies) == (4, 2, 0)
     assert [family.ids for family in copies["audit"].families] == [["a7", "a30"], ["a9", "a31"]]
-    note = "4 of 32 audited documents are near copies of others among them (2 families, the largest of 2)."
+    note = "4 of 32 audited documents are near-duplicates of others among them (2 families, the largest of 2)."
     assert f"note: {note}" in said(plan)
-    assert "None of the unseen documents is a near copy of another." in plan_checks(plan)["lines"]
+    assert "None of the unseen documents is a near-duplicate of another." in plan_checks(plan)["lines"]
 
 
 def test_a_licence_on_every_document_stops_nothing(tmp_path: Path) -> None:

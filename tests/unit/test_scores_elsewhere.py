@@ -176,7 +176,7 @@ def test_a_run_with_imported_scores_is_packed_and_verified(
     folder = run(tmp_path, "run", given)
     assert ended("verdict", folder) == 0
     blocks = " ".join(capsys.readouterr().out.split())
-    assert ("families of near copies;" in blocks) is bool(settings)
+    assert ("families of near-duplicates;" in blocks) is bool(settings)
     assert ended("pack", folder, tmp_path / "run.bundle") == 0
     verified = verify_bundle((tmp_path / "run.bundle").read_bytes(), "run.bundle")
     assert verified.holds

@@ -310,7 +310,7 @@ def test_exact_decimals_are_written_as_they_are() -> None:
     assert percentage(Fraction(1, 8)) == "12.5%"
 
 
-# --- near copies, weights, signs
+# --- near-duplicates, weights, signs
 
 
 def copies(sizes: list[int]) -> NearCopies:
@@ -349,7 +349,7 @@ def test_the_independent_documents_of_the_sentence_are_what_a_mean_is_worth() ->
     sizes = [20] * 3 + [5] * 8 + [1] * 20
     sentence = near_copies_diagnostic("storey", 7, "unseen", copies(sizes), copies([1] * 99)).sentence
     (worth,) = re.findall(r"count as about (\d+) independent documents, too few for storey", sentence)
-    assert "The guarantee of bh holds with near copies among the audited documents; bh selects 7." in sentence
+    assert "The guarantee of bh holds with near-duplicates among the audited documents; bh selects 7." in sentence
     runs, family = 4_000, np.repeat(np.arange(len(sizes)), sizes)
     means = np.random.default_rng(0).normal(size=(runs, len(sizes)))[:, family].mean(axis=1)
     assert 1 / means.var() == pytest.approx(int(worth), rel=4 * math.sqrt(2 / runs) + 0.5 / int(worth))

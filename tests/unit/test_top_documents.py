@@ -1,4 +1,4 @@
-"""By what a selection ranks, whose tokens it shows, and what is known of a document's near copies."""
+"""By what a selection ranks, whose tokens it shows, and what is known of a document's near-duplicates."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_a_trial_reads_no_more_of_a_document_than_its_limits_allow(tmp_path: Any
         (
             np.zeros(6, dtype=np.int64),
             {"unseen": 2},
-            "contaminate.share takes 2 documents and can have none: near copies",
+            "contaminate.share takes 2 documents and can have none: near-duplicates",
         ),
         (np.repeat([0, 1], [4, 2]), {"unseen": 1}, r"split\.unseen takes 1 documents and can have none.* at least 4"),
         (np.arange(30), {"unseen": 0.01}, r"split\.unseen 0\.01 of 30 documents is none; give a larger share"),

@@ -6,8 +6,8 @@ CONTRADICTED = "No bound is stated: a check contradicts what it rests on."
 """Why an answer has no bound that a check contradicts."""
 
 GROUPED = (
-    "This selection states no bound: a bound requires independent documents, and these are grouped or near copies of "
-    "each other."
+    "This selection states no bound: a bound requires independent documents, and these are grouped or near-duplicates "
+    "of each other."
 )
 """Why an answer has no bound whose documents depend on each other."""
 

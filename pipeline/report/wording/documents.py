@@ -1,4 +1,4 @@
-"""What checks of the documents themselves found: ids, lengths, groups, near copies, parts that calibration lacks.
+"""What checks of the documents themselves found: ids, lengths, groups, near-duplicates, parts that calibration lacks.
 
 Words of numbers alone, so that the same check reads the same before scoring and after it.
 """
@@ -18,7 +18,7 @@ UNTESTED_IDS = "Whether documents repeat an id was not tested."
 UNCHECKED_COPIES = "Near-duplicates were not checked: the documents are scores without texts."
 UNKNOWN_LENGTHS = "How many documents were cut is not known."
 LEFT_OUT = "left out of calibration"
-"""What becomes of calibration documents that are near copies of audited ones."""
+"""What becomes of calibration documents that are near-duplicates of audited ones."""
 
 
 def untested_overlap(role: str) -> str:
@@ -36,8 +36,8 @@ def shared_sentence(overlap: OverlapDiagnostic, role: str, consequence: str) -> 
     """
     count = overlap.n_calibration
     if not count:
-        return f"No {role} document is a near copy of an audited one."
-    verb = f"{role} document is a near copy" if count == 1 else f"{role} documents are near copies"
+        return f"No {role} document is a near-duplicate of an audited one."
+    verb = f"{role} document is a near-duplicate" if count == 1 else f"{role} documents are near-duplicates"
     rest = f", and {consequence}" if consequence else ""
     return (
         f"{count} {verb} of audited documents, {overlap.n_equal} with the same text{rest} "
@@ -46,7 +46,7 @@ def shared_sentence(overlap: OverlapDiagnostic, role: str, consequence: str) -> 
 
 
 def named_pairs(pairs: Sequence[CopyPair]) -> str:
-    """Pairs of near copies as a sentence names them, each with its share of common runs of words."""
+    """Pairs of near-duplicates as a sentence names them, each with its share of common runs of words."""
     return "; ".join(f"{short_id(pair.audit)} and {short_id(pair.calibration)}, {pair.share:.0%}" for pair in pairs)
 
 
@@ -57,7 +57,7 @@ def short_id(doc_id: str) -> str:
 
 
 def counted(copies: NearCopies, documents: str) -> str:
-    """How many near copies there are.
+    """How many near-duplicates there are.
 
     Args:
         copies: of the documents.
@@ -65,10 +65,10 @@ def counted(copies: NearCopies, documents: str) -> str:
     """
     sample = "" if copies.whole else f"In a sample of {copies.n_documents:,}: "
     if not copies.n_copies:
-        return f"{sample}{'N' if copies.whole else 'n'}one of the {documents} is a near copy of another."
+        return f"{sample}{'N' if copies.whole else 'n'}one of the {documents} is a near-duplicate of another."
     families = "1 family" if copies.n_families == 1 else f"{copies.n_families:,} families"
     return (
-        f"{sample}{copies.n_copies:,} of {copies.n_documents:,} {documents} are near copies of others among them "
+        f"{sample}{copies.n_copies:,} of {copies.n_documents:,} {documents} are near-duplicates of others among them "
         f"({families}, the largest of {copies.largest:,})."
     )
 
@@ -128,16 +128,16 @@ def fine_tuned(count: int, role: str, n_near: int) -> str:
     """Documents that adapters were trained on, or that stand before others in a prefix.
 
     Args:
-        count: those of the role that calibrates, and their near copies.
+        count: those of the role that calibrates, and their near-duplicates.
         role: that calibrates.
-        n_near: audited documents that are near copies of one.
+        n_near: audited documents that are near-duplicates of one.
     """
     text = (
-        f"{count} {role} documents were fine-tuned on or stand in a prefix, or are near copies of one that does or was"
+        f"{count} {role} documents do not calibrate: they were fine-tuned on or stand in a prefix, or are "
+        "near-duplicates of such a document."
     )
-    text += ", and do not calibrate."
     if n_near:
-        text += f" {n_near} audited documents are near copies of one: to fsd they look less like members"
+        text += f" {n_near} audited documents are near-duplicates of one: to fsd they look less like members"
         text += ", and so they do behind a prefix of unseen documents."
     return text
 
@@ -157,11 +157,11 @@ def grouped(roles: Sequence[str], instead: bool) -> str:
 
 
 NO_BOUND = "A bound assumes independent documents, so none is stated."
-"""What near copies take from an answer of independent documents."""
+"""What near-duplicates take from an answer of independent documents."""
 
 
 def too_few_independent(effective: float, procedure: str) -> str:
-    """What near copies among the audited documents take from a procedure that estimates the share of nulls."""
+    """What near-duplicates among the audited documents take from a procedure that estimates the share of nulls."""
     return (
         f"They count as about {effective:,.0f} independent documents, too few for {procedure}: it estimates the share "
         "of nulls from them, and its share of wrong documents can be larger than alpha."
@@ -169,8 +169,8 @@ def too_few_independent(effective: float, procedure: str) -> str:
 
 
 def bh_holds(n_selected: int) -> str:
-    """What bh selects where its guarantee holds with near copies."""
-    return f"The guarantee of bh holds with near copies among the audited documents; bh selects {n_selected:,}."
+    """What bh selects where its guarantee holds with near-duplicates."""
+    return f"The guarantee of bh holds with near-duplicates among the audited documents; bh selects {n_selected:,}."
 
 
 def that_calibrate(role: str) -> str:
@@ -179,7 +179,7 @@ def that_calibrate(role: str) -> str:
 
 
 def small_p_values(n_distinct: int, factor: str) -> str:
-    """What near copies among the documents that calibrate do to p-values; `factor` is the most, in digits."""
+    """What near-duplicates among the documents that calibrate do to p-values; `factor` is the most, in digits."""
     return (
         f"They rank as {n_distinct:,} distinct documents, so the p-values of every procedure can be too small by a "
         f"factor of up to {factor}; to fix it, keep one document of each family."

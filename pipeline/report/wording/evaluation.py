@@ -99,9 +99,9 @@ def _about_intervals(evaluated: Evaluated, n_compared: int) -> Iterator[str]:
     if seen + unseen < n_compared:
         units = "blocks"
         yield (
-            "Documents of one group, and near copies, may depend on one another: the intervals over all documents are "
-            f"over {seen:,} seen and {unseen:,} unseen blocks (groups, families of near copies, single documents), and "
-            "those of the TPR count one document of each, drawn by a hash of its text."
+            "Documents of one group, and near-duplicates, may depend on one another: the intervals over all documents "
+            f"are over {seen:,} seen and {unseen:,} unseen blocks (groups, families of near-duplicates, single "
+            "documents), and those of the TPR count one document of each, drawn by a hash of its text."
         )
     if evaluated.shares_groups:
         yield "Groups with seen and unseen documents are taken as given: their documents count one by one."

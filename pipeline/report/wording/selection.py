@@ -114,7 +114,7 @@ def _void_terms(summary: Summary, share: str) -> str:
     by_bh = None if near is None or not near.bh_stands or weighted else near.n_selected_by_bh
     if alone and near is not None and near.ok is False and by_bh is not None:
         return (
-            f"{text} The finite-sample guarantee of bh holds with these near copies: bh selects {by_bh:,} of "
+            f"{text} The finite-sample guarantee of bh holds with these near-duplicates: bh selects {by_bh:,} of "
             f"{summary.n_audit:,}."
         )
     if alone and symmetry is not None and symmetry.ok is False:  # which the strict answer does not assume

@@ -20,8 +20,8 @@ UNGROUPED = (
     "The permutation test takes documents of one group to be independent."
 )
 CALIBRATING = (
-    "Unseen documents that depend on each other (groups, near copies) are blocks: one document of each calibrates the "
-    "count, drawn by a hash of its id."
+    "Unseen documents that depend on each other (groups, near-duplicates) are blocks: one document of each calibrates "
+    "the count, drawn by a hash of its id."
 )
 ASSUMED = (
     "The verdict assumes that nothing but training tells the audited documents from the unseen ones. The blind test "
@@ -32,7 +32,7 @@ IF_GROUPED = "provided documents of one group are independent"
 _UNITS = {
     "document": ("document", "documents"),
     "group": ("group", "groups"),
-    "family": ("family", "families of near copies"),
+    "family": ("family", "families of near-duplicates"),
 }
 
 
@@ -106,7 +106,7 @@ def counted_phrase(count: MemberCount, sampled: bool, checked: bool, bounded: bo
     line = f"With {sure} at least {count.at_least:,} of the {of} {what} ({by}){condition}."
     if count.unit == "document":
         return [line, *([] if bounded else [CALIBRATING])]
-    alone = "" if count.unit == "group" else "A document without near copies is a family of its own. "
+    alone = "" if count.unit == "group" else "A document without near-duplicates is a family of its own. "
     drawn = "one of its documents, drawn by a hash of its id"
     if count.documents_of_each > 1:
         drawn = f"the mean over {count.documents_of_each:,} of its documents, drawn by a hash of their ids"
@@ -118,7 +118,7 @@ def counted_phrase(count: MemberCount, sampled: bool, checked: bool, bounded: bo
 
 
 def tested(test: BlockTest, compared: bool) -> str:
-    """What the permutation test gives, and what it was made of; `compared`: whether near copies were looked for."""
+    """What the permutation test gives, and what it was made of; `compared`: whether near-duplicates were looked for."""
     units = _UNITS[test.blocks if compared or test.blocks == "group" else "document"][1]
     number = len(test.differences)
     read = f"{number} detector{'' if number == 1 else 's'}"
