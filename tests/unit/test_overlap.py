@@ -1,4 +1,4 @@
-"""Selection over score shards with near-duplicates: across roles they stop or are dropped, within one they are noted."""
+"""Selection over score shards with near-duplicates: across roles they stop or are dropped, within one are noted."""
 
 from __future__ import annotations
 
