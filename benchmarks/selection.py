@@ -36,7 +36,8 @@ import numpy as np
 from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.conformal import calibrate, ranks
 from pipeline.selection.fusion import find_threshold, fuse, weights
-from pipeline.selection.procedures.record import count_procedures, decide
+from pipeline.selection.procedures import PROCEDURES
+from pipeline.selection.procedures.record import decide
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.thresholds import Threshold
 
@@ -49,6 +50,11 @@ MEMBERS = 0.3
 SHIFTS = (2.5, 2.2, 1.8, 1.5, 1.2, 1.0)
 CHECKED = 10_000_000
 DIGESTED = 500_000
+
+
+def count_procedures() -> list[str]:
+    """The procedures that decide by rank counts and alpha alone, those of plugins too."""
+    return [name for name, one in PROCEDURES.items() if one.decide is not None and not one.needs_sought]
 
 
 def main() -> None:

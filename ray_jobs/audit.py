@@ -27,7 +27,7 @@ from pipeline.audit.retry import check_reasons, count_refused, withdraw_refused
 from pipeline.audit.review import read_review
 from pipeline.audit.scored import Scored, check_budget, note_review, read_scored, without_reviewed
 from pipeline.audit.select import Answering, Each, select_all
-from pipeline.audit.status import Counts, RunState, Status, StatusFile, read_status
+from pipeline.audit.status import Counts, Status, StatusFile, ending, read_status
 from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.audit.top_documents import Reread
 from pipeline.audit.work import Work, device_on_file, note_device, work_of
@@ -211,7 +211,7 @@ def run_evaluation(plan: Plan, reporter: Reporter) -> tuple[Evaluation, str]:
     """Score what is not scored yet and compare seen with unseen documents. The same call again resumes.
 
     Args:
-        plan: of a config from `pipeline.audit.description.load_evaluation`.
+        plan: of a config from `pipeline.audit.description.load_config`, of labelled documents.
         reporter: shows progress.
 
     Returns:
@@ -299,19 +299,12 @@ def _faults_noted(status: StatusFile) -> Iterator[None]:
     """Note in status.json what the block raises."""
     try:
         yield
-    except KeyboardInterrupt:
-        status.end("incomplete", ExitCode.INTERRUPTED)
-        raise
-    except UserError as error:
-        state: RunState = "incomplete" if error.exit_code == ExitCode.INCOMPLETE else "failed"
-        status.end(state, error.exit_code, str(error))
-        raise
     except SystemExit as error:
         left = instead_of_exit(error)
         status.end("incomplete", ExitCode.INCOMPLETE, str(left))
         raise left from None
     except BaseException as error:
-        status.end("failed", 1, f"{type(error).__name__}: {error}")
+        status.end(*ending(error))
         raise
 
 

@@ -232,13 +232,13 @@ def schema(
 
 def _planned(config: str, overrides: list[str] | None, limit: int | None, labelled: bool = False) -> Plan:
     """The plan of an audit or an evaluation; what is wrong shows here, before torch is imported for seconds."""
-    from pipeline.audit.description import load_config, load_evaluation
+    from pipeline.audit.description import load_config
     from pipeline.audit.machine import may_need_cluster
     from pipeline.audit.plan import check_model_files, make_plan
     from pipeline.endpoint.keys import withdraw_keys
     from pipeline.mark.mark import check_scored
 
-    audit = (load_evaluation if labelled else load_config)(config, overrides or ())
+    audit = load_config(config, overrides or (), labelled)
     withdraw_keys(audit.models)
     heartbeat.phase("listing the inputs")
     planned = make_plan(audit, limit)

@@ -21,7 +21,6 @@ from pipeline.audit.history import read_history
 from pipeline.audit.manifest import read_run
 from pipeline.audit.records import JUDGED_RECORD, VersionedRecord, read_record, write_record
 from pipeline.audit.score_shards import DUPLICATES
-from pipeline.audit.scored import Scored
 from pipeline.audit.status import read_status
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import OF_A_SHARD, Shard
@@ -86,13 +85,9 @@ class ScoringTerms:
             return wording.never_scored(unscored[0])
         for key in sorted({*self.parts, *fingerprint} - _OF_A_RUN):
             theirs, mine = fingerprint.get(key), self.parts.get(key)
-            if key == "reads" and isinstance(theirs, dict):  # stages of other detectors change nothing
-                theirs = {name: value for name, value in theirs.items() if name in (mine or {})} or None
-            if key == "plugins" and mine is None:
+            if mine is None and (key == "plugins" or key.startswith("reference_")):
                 continue
-            if key.startswith("reference_") and mine is None:
-                continue
-            if key == "adapters" and isinstance(theirs, dict):
+            if key in ("reads", "adapters") and isinstance(theirs, dict):  # those of other detectors change nothing
                 theirs = {name: value for name, value in theirs.items() if name in (mine or {})} or None
             if theirs != mine:
                 return wording.differs(key, theirs, mine, there=True)
@@ -162,11 +157,6 @@ def reconcile_judged(
     )
     write_record(store, JUDGED_RECORD, record)
     return judged
-
-
-def judged_before(scored: Scored, config: AuditConfig) -> str:
-    """What to say of the audit documents of a run that are left out."""
-    return wording.judged_before_note(scored.n_judged(), config.against, scored.has_news())
 
 
 def judged_by(store: Store, terms: ScoringTerms) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,12 @@ class Weigher:
         Returns:
             float64, (documents,), >= 0.
         """
-        return _odds(words, _part_of(keys, self.seed), self.coefficients, self.intercepts)
+        part = _part_of(keys, self.seed)
+        logs = np.empty(part.size)
+        for index in range(PARTS):
+            inside = np.flatnonzero(part == index)
+            logs[inside] = words[inside] @ self.coefficients[index] + self.intercepts[index]
+        return np.asarray(np.exp(np.clip(logs, -40, 40)))
 
     def weigh(self, texts: Sequence[str], keys: np.ndarray) -> np.ndarray:
         """Weights of documents, int64, (documents,), in 1..LEVELS."""
@@ -61,14 +66,6 @@ class Weigher:
 
 def _part_of(keys: np.ndarray, seed: int) -> np.ndarray:
     return (shuffled(keys, seed, _WEIGH) % np.uint64(PARTS)).astype(np.int64)
-
-
-def _odds(words: Any, part: np.ndarray, coefficients: np.ndarray, intercepts: np.ndarray) -> np.ndarray:
-    logs = np.empty(part.size)
-    for index in range(PARTS):
-        inside = np.flatnonzero(part == index)
-        logs[inside] = words[inside] @ coefficients[index] + intercepts[index]
-    return np.asarray(np.exp(np.clip(logs, -40, 40)))
 
 
 def fit_weigher(words: Any, audited: np.ndarray, keys: np.ndarray, seed: int) -> Weigher:
@@ -95,9 +92,8 @@ def fit_weigher(words: Any, audited: np.ndarray, keys: np.ndarray, seed: int) ->
         )
     part = _part_of(keys, seed)
     fitted = [_fit(words[part != index], audited[part != index], seed) for index in range(PARTS)]
-    coefficients, intercepts = np.stack([each[0] for each in fitted]), np.array([each[1] for each in fitted])
-    largest = float(np.quantile(_odds(words, part, coefficients, intercepts), CLIP))
-    return Weigher(coefficients, intercepts, largest, seed)
+    weigher = Weigher(np.stack([each[0] for each in fitted]), np.array([each[1] for each in fitted]), math.inf, seed)
+    return replace(weigher, largest=float(np.quantile(weigher.odds(words, keys), CLIP)))
 
 
 def _fit(words: Any, audited: np.ndarray, seed: int) -> tuple[np.ndarray, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from pipeline.audit.summary import Diagnostic, NearCopiesDiagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction
 from pipeline.corpus.keys import Keys
-from pipeline.corpus.near_copies import SKETCH, FiledSketches, Sketches, SketchFile
+from pipeline.corpus.near_copies import SKETCH, Sketches, SketchFile
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.documents import grouped
 from pipeline.selection.procedures import procedure_of
@@ -57,11 +58,8 @@ class GroupSizes:
 
     def __add__(self, other: GroupSizes) -> GroupSizes:
         """The counts of both."""
-        merged = dict(self.sizes)
-        for key, size in other.sizes.items():
-            merged[key] = merged.get(key, 0) + size
         documents, grouped = self.n_documents + other.n_documents, self.n_grouped + other.n_grouped
-        return GroupSizes(_smallest(merged), documents, grouped)
+        return GroupSizes(_smallest(Counter(self.sizes) + Counter(other.sizes)), documents, grouped)
 
     @property
     def breaks_bounds(self) -> bool:
@@ -138,8 +136,8 @@ def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None
         start += scored.count(receipt)
         places.append(every[kept])
         filed.append((begin + np.flatnonzero(kept)).astype(np.int32))
-    rows = RoleRows(scored, role)
-    return Sketched(FiledSketches(file, np.concatenate(filed)), below == 256, rows, np.concatenate(places), groups)
+    file.places = np.concatenate(filed)
+    return Sketched(file, below == 256, RoleRows(scored, role), np.concatenate(places), groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -35,13 +35,19 @@ class MissingRoleError(UserError):
         super().__init__(f"{self.problem}; {add_role(role)}")
 
 
-def load_config(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
-    """Read an audit from a YAML file, with `a.b=c` overrides.
+def load_config(path: str, overrides: Sequence[str] = (), labelled: bool = False) -> AuditConfig:
+    """Read an audit, or what `seenset evaluate` compares where documents are labelled, from a YAML file.
+
+    Args:
+        path: of the file.
+        overrides: settings as `a.b=c`.
+        labelled: whether the membership of the documents is known, as for `build_evaluation`.
 
     Raises:
         UserError: no such file, not YAML, or a value outside its limits (one line, with the near miss).
     """
-    config = _built(read_mapping(path, AuditConfig), overrides, written=True)
+    data = read_mapping(path, AuditConfig)
+    config = build_evaluation(data, overrides) if labelled else _built(data, overrides, written=True)
     check_run_folder(config.run, {os.path.dirname(path): path})
     return config
 
@@ -66,17 +72,6 @@ def _built(data: dict[str, Any], overrides: Sequence[str], written: bool) -> Aud
             "{path: ...}, or compare documents of known membership with seenset evaluate"
         )
     return _checked(config)
-
-
-def load_evaluation(path: str, overrides: Sequence[str] = ()) -> AuditConfig:
-    """Read what `seenset evaluate` compares from a YAML file, with `a.b=c` overrides.
-
-    Raises:
-        UserError: as `load_config` and `build_evaluation`.
-    """
-    config = build_evaluation(read_mapping(path, AuditConfig), overrides)
-    check_run_folder(config.run, {os.path.dirname(path): path})
-    return config
 
 
 def build_evaluation(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditConfig:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
@@ -74,35 +75,26 @@ def alpha_curve(selection: SelectionConfig, answer: Answer, n_selected: int, qua
 
 @dataclass(frozen=True, slots=True)
 class GroupTally:
-    """Documents by group of the shards so far; None as soon as there are more than MOST_GROUPS groups."""
+    """Documents by group of the shards so far; of more than MOST_GROUPS groups so many are known, and not all."""
 
-    counts: dict[str, tuple[int, int]] | None  # scored, selected
+    scored: Counter[str] = field(default_factory=Counter)
+    selected: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, groups: pa.ChunkedArray, selected: np.ndarray) -> GroupTally:
         """Count one shard: the groups of its documents, null for none, and bool (documents,)."""
-        table = pa.table({"group": groups, "selected": pa.array(selected).cast(pa.int64())})
-        table = table.filter(table["group"].is_valid())
-        by_group = table.group_by("group").aggregate([("selected", "count"), ("selected", "sum")])
-        if len(by_group) > MOST_GROUPS:
-            return cls(None)
-        names, scored, chosen = (by_group[name].to_pylist() for name in ("group", "selected_count", "selected_sum"))
-        return cls(dict(zip(names, zip(scored, chosen, strict=True), strict=True)))
+        kinds = (groups, groups.filter(pa.array(selected)))
+        return cls(*(Counter(some.drop_null().to_pylist()) for some in kinds))
 
     def __add__(self, other: GroupTally) -> GroupTally:
         """The counts of both."""
-        if self.counts is None or other.counts is None:
-            return GroupTally(None)
-        merged = dict(self.counts)
-        for name, (scored, selected) in other.counts.items():
-            before = merged.get(name, (0, 0))
-            merged[name] = (before[0] + scored, before[1] + selected)
-        return GroupTally(merged if len(merged) <= MOST_GROUPS else None)
+        if len(self.scored) > MOST_GROUPS:
+            return self
+        return GroupTally(self.scored + other.scored, self.selected + other.selected)
 
     def record(self) -> GroupCounts | None:
         """The counts by name of the group; None where there are no groups, or too many."""
-        if not self.counts:
+        if not 0 < len(self.scored) <= MOST_GROUPS:
             return None
-        names = sorted(self.counts)
-        scored, selected = ({name: self.counts[name][which] for name in names} for which in (0, 1))
+        scored, selected = ({name: kind[name] for name in sorted(self.scored)} for kind in (self.scored, self.selected))
         return GroupCounts(n_scored=scored, n_selected=selected)

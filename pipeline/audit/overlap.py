@@ -67,23 +67,22 @@ class SharedTexts:
     pairs: list[tuple[int, int, float]]  # the first: place, place among the known, share of common runs
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RoleNames:
-    """How the documents of a role are named where two roles share them."""
-
-    role: str  # whose documents calibrate
-    consequence: str  # what becomes of documents that stand in two roles, to be read after "and"; may be empty
-    audit: Callable[[Sequence[int]], Sequence[str]]  # ids of audited documents, by their places
-    known: Callable[[Sequence[int]], Sequence[str]]  # ids of known documents, by their places
+Ids = Callable[[Sequence[int]], Sequence[str]]
+"""The ids of documents of a role, by their places."""
 
 
-def find_shared(parts: Sequence[SharedTexts], n_known: int, named: RoleNames) -> tuple[OverlapDiagnostic, np.ndarray]:
+def find_shared(
+    parts: Sequence[SharedTexts], n_known: int, audit: Ids, known: Ids, role: str, consequence: str = ""
+) -> tuple[OverlapDiagnostic, np.ndarray]:
     """What the audited documents share with a known role.
 
     Args:
         parts: of the audited documents, in their order.
         n_known: known documents in all.
-        named: the ids of documents.
+        audit: ids of audited documents.
+        known: ids of known documents.
+        role: of these.
+        consequence: what becomes of documents in two roles, to be read after "and".
 
     Returns:
         The check, and which known documents are shared: bool, (n_known,).
@@ -95,7 +94,7 @@ def find_shared(parts: Sequence[SharedTexts], n_known: int, named: RoleNames) ->
     begins = np.cumsum([0, *(part.n_documents for part in parts)]).tolist()
     first = [(begin + at, *pair) for begin, part in zip(begins, parts, strict=False) for at, *pair in part.pairs]
     pairs = [
-        CopyPair(audit=named.audit([at])[0], calibration=named.known([place])[0], share=round(share, 2))
+        CopyPair(audit=audit([at])[0], calibration=known([place])[0], share=round(share, 2))
         for at, place, share in first[:NAMED_PAIRS]
     ]
     diagnostic = OverlapDiagnostic(
@@ -106,7 +105,7 @@ def find_shared(parts: Sequence[SharedTexts], n_known: int, named: RoleNames) ->
         n_audit=sum(part.n_near for part in parts),
         pairs=pairs,
     )
-    sentence = shared_sentence(diagnostic, named.role, named.consequence)
+    sentence = shared_sentence(diagnostic, role, consequence)
     return diagnostic.model_copy(update={"sentence": sentence}), near
 
 

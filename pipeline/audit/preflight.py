@@ -19,7 +19,7 @@ from pipeline.audit.apart import advice, calibrating
 from pipeline.audit.blind import SAMPLED_TEXTS, BlindTest, blind_test
 from pipeline.audit.copies import NearCopies, near_copies_among
 from pipeline.audit.halvings import LEAST
-from pipeline.audit.overlap import KnownTexts, RoleNames, find_shared, shared_error
+from pipeline.audit.overlap import KnownTexts, find_shared, shared_error
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import Record, VersionedRecord, read_record, write_record
 from pipeline.audit.repeated_ids import repeated_ids
@@ -388,7 +388,7 @@ def _distinct(shard: Shard, tally: DecodingTally) -> Iterator[Document]:
 def _overlap(known: _RoleKeys, audit: _RoleKeys, role: Role, near_copies: float) -> OverlapDiagnostic:
     texts = known.keys.take(known.compared)
     shared = KnownTexts.of(texts.text, texts.sketch, near_copies).shared(audit.keys.take(audit.compared))
-    return find_shared([shared], len(texts), RoleNames(role, "", audit.compared_ids, known.compared_ids))[0]
+    return find_shared([shared], len(texts), audit.compared_ids, known.compared_ids, role)[0]
 
 
 def _copies(keys: _RoleKeys, near_copies: float) -> NearCopies:

@@ -75,8 +75,6 @@ def _records(number: int, keys: np.ndarray) -> np.ndarray:
 
 def _spread(records: np.ndarray, files: Sequence[IO[bytes]]) -> None:
     part = records["key"] % len(files)
-    order = np.argsort(part, kind="stable")
-    ends = np.searchsorted(part[order], np.arange(len(files) + 1))
-    for file, begin, end in zip(files, ends, ends[1:], strict=False):
-        if end > begin:
-            file.write(records[order[begin:end]].tobytes())
+    ends = np.cumsum(np.bincount(part, minlength=len(files)))[:-1]
+    for file, some in zip(files, np.split(records[np.argsort(part, kind="stable")], ends), strict=True):
+        file.write(some.tobytes())

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.audit.allocation import KEYS_SCHEMA
-from pipeline.audit.overlap import KnownTexts, RoleNames, SharedTexts, find_shared, shared_error
+from pipeline.audit.overlap import KnownTexts, SharedTexts, find_shared, shared_error
 from pipeline.audit.records import KEYS_FILE, read_record, write_record
 from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.review import REVIEWED_FILE, Reviewed
@@ -92,7 +92,7 @@ class Scored:
 
     def table(self, receipt: Receipt, columns: Sequence[str], finetuned: bool = False) -> pa.Table:
         """A score shard without rows that repeat an id or that a review removed, nor fine-tuning's unless asked for."""
-        table, dropped = _read(self.store, receipt, columns), self._dropped(receipt, finetuned)
+        table, dropped = read_filed(self.store, receipt, columns), self._dropped(receipt, finetuned)
         return table if not dropped.size else table.filter(pa.array(~np.isin(np.arange(len(table)), dropped)))
 
     def count(self, receipt: Receipt, finetuned: bool = False) -> int:
@@ -245,7 +245,7 @@ def _finetuned(store: Store, receipts: Sequence[Receipt], near_copies: float) ->
     texts, positions = trained_texts(store, near_copies), {}
     for receipt in receipts:
         if receipt.role != "audit":
-            trained = texts.near(Keys.of_table(_read(store, receipt, KEY_COLUMNS)))
+            trained = texts.near(Keys.of_table(read_filed(store, receipt, KEY_COLUMNS)))
             if trained.any():
                 positions[receipt.shard] = np.flatnonzero(trained)
     return positions
@@ -267,13 +267,6 @@ def trained_texts(store: Store, near_copies: float, needed: bool = False) -> Kno
     """
     table = store.read_table(KEYS_FILE) if needed or store.exists(KEYS_FILE) else KEYS_SCHEMA.empty_table()
     return KnownTexts.of(table["text_key"].to_numpy(), stack_sketches(table["sketch"].to_pylist()), near_copies)
-
-
-def _read(store: Store, receipt: Receipt, columns: Sequence[str]) -> pa.Table:
-    try:
-        return read_filed(store, receipt, columns)
-    except KeyError as error:
-        raise UserError(f"{receipt.data}: {error}") from None
 
 
 def _one_fingerprint(receipts: Sequence[Receipt]) -> None:
@@ -360,8 +353,8 @@ def find_overlaps(
     overlaps = {}
     for place, role in enumerate(roles):
         of_role = [shared[place] for shared, _, _ in parts]
-        named = RoleNames(role, LEFT_OUT, RoleRows(scored, "audit").ids, RoleRows(scored, role, finetuned=True).ids)
-        diagnostic, near = find_shared(of_role, known[role].text.size, named)
+        ids = RoleRows(scored, "audit").ids, RoleRows(scored, role, finetuned=True).ids
+        diagnostic, near = find_shared(of_role, known[role].text.size, *ids, role, LEFT_OUT)
         if diagnostic.n_calibration and config.overlap == "error":
             raise shared_error(diagnostic, near.size, role)
         calibrates = ~trained.index.matches(known[role].index.sketches) if scored.n_finetuned(role) else slice(None)

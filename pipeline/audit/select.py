@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.against import judged_before
 from pipeline.audit.answers import damaged_answers, run_digests, write_answer
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.copies import NearCopies
@@ -40,8 +39,8 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
-from pipeline.errors import UserError
 from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
+from pipeline.report.wording.files import judged_before_note
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, together
@@ -87,7 +86,7 @@ def select_all(
     for line in damaged_answers(scored.store, [selection.name for selection in config.selections], shared=False):
         how.say(line)
     if scored.n_judged():
-        how.say(judged_before(scored, config))
+        how.say(judged_before_note(scored.n_judged(), config.against, scored.has_news()))
     scored.store.remove(VERDICT_FILE)  # it may be of other scores, and counts by other selections
     if not scored.has_news():
         config = config.model_copy(update={"selections": []})
@@ -233,8 +232,6 @@ def _answer_all(questions: Sequence[_Question], each: Each) -> list[tuple[_Quest
         totals = totals or [Total.like(part) for part in parts]
         for total, part in zip(totals, parts, strict=True):
             total.add(part)
-    if not totals:
-        raise UserError("no audit documents")
     return list(zip(questions, answers, totals, strict=True))
 
 

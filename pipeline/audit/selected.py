@@ -132,7 +132,7 @@ class Total:
     def like(cls, part: Judged) -> Total:
         """Nothing yet, in the shape of a part."""
         rows = SortedRows(part.selected.schema, ORDER)
-        return cls(rows, np.zeros_like(part.ranks), np.zeros_like(part.histogram), GroupTally({}), {})
+        return cls(rows, np.zeros_like(part.ranks), np.zeros_like(part.histogram), GroupTally(), {})
 
     def add(self, part: Judged) -> None:
         """Add the documents of a shard."""

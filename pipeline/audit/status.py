@@ -16,7 +16,7 @@ from pipeline.audit.manifest import read_run
 from pipeline.audit.records import VersionedRecord, read_record, sealed_values
 from pipeline.audit.summary import Summary, read_summary, unsupported
 from pipeline.corpus.shard import Shard
-from pipeline.errors import DamagedError, UserError
+from pipeline.errors import DamagedError, ExitCode, UserError
 from pipeline.report.wording.files import DRIVER_GONE, REWRITTEN
 from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.events import Advance, Failure
@@ -68,6 +68,15 @@ class Status(VersionedRecord):
     def answered(self, selections: Sequence[Summary]) -> Status:
         """The same with the answers there are."""
         return self.model_copy(update={"selections": list(selections), "unsupported": unsupported(selections)})
+
+
+def ending(error: BaseException) -> tuple[RunState, int, str | None]:
+    """The state, the exit code and the message of a command that an error ends."""
+    if isinstance(error, KeyboardInterrupt):
+        return "incomplete", ExitCode.INTERRUPTED, None
+    if isinstance(error, UserError):
+        return "incomplete" if error.exit_code == ExitCode.INCOMPLETE else "failed", error.exit_code, str(error)
+    return "failed", 1, f"{type(error).__name__}: {error}"
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from pipeline.audit.conclusion import Bounded, Conclusion, bound_condition, conclude, supported_of
 from pipeline.audit.copies import NearCopies
@@ -308,16 +308,10 @@ class Summary(Bounded, VersionedRecord):
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
     series: SeriesPlace | None = Field(None, description="Place in a schedule of scans; null where there is none.")
     review: Review | None = Field(
-        None, description="The review of the calibration documents; left out where there was none."
+        None,
+        exclude_if=lambda review: review is None,
+        description="The review of the calibration documents; left out where there was none.",
     )
-
-    @model_serializer(mode="wrap")
-    def _without_review(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The answer, without the key of the review where there was none."""
-        values: dict[str, Any] = plain(self)
-        if self.review is None:
-            values.pop("review", None)
-        return values
 
     @property
     def checked(self) -> bool:

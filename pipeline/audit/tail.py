@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from pydantic import Field
@@ -48,67 +47,51 @@ def tail_test(held: HeldOut, places: Sequence[tuple[str, int]]) -> TailTest:
         held: scores of documents by classifiers that were trained on the other half.
         places: shard, and row in it from 0, of each document.
     """
-    tail = blind_tail(held)
-    if tail.p_value > LEVEL:
-        return TailTest(p_value=tail.p_value)
+    p_value, tail, ranks = blind_tail(held)
+    if p_value > LEVEL:
+        return TailTest(p_value=p_value)
     compared: dict[str, int] = {}
     for place in np.flatnonzero(held.compared.audited).tolist():
         shard, row = places[place]
         compared[shard] = max(compared.get(shard, 0), row + 1)
-    inside = np.flatnonzero(tail.inside & held.compared.audited)
-    order = inside[np.argsort(-tail.ranks[inside], kind="stable")].tolist()
+    inside = np.flatnonzero(tail & held.compared.audited)
+    order = inside[np.argsort(-ranks[inside], kind="stable")].tolist()
     return TailTest(
-        p_value=tail.p_value,
-        share=tail.share,
+        p_value=p_value,
+        share=float(tail.mean()),
         compared=compared,
-        documents=[(*places[place], round(float(tail.ranks[place]), 6)) for place in order],
+        documents=[(*places[place], round(float(ranks[place]), 6)) for place in order],
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BlindTail:
-    """The documents that look most like audited ones, and whether more of them are audited than chance allows."""
-
-    p_value: float  # of all tails together
-    inside: np.ndarray  # bool, (documents,): in the tail with the least p-value
-    ranks: np.ndarray  # float64, (documents,): mean of the held-out percentile ranks, in [0, 1]
-
-    @property
-    def share(self) -> float:
-        """The share of the compared documents that lie in the tail."""
-        return float(self.inside.mean())
-
-
-def blind_tail(held: HeldOut) -> BlindTail:
-    """Test the tails of held-out scores.
+def blind_tail(held: HeldOut) -> tuple[float, np.ndarray, np.ndarray]:
+    """Test the tails of held-out scores: the documents that look most like audited ones.
 
     In each half blocks are ordered by their mean score. If the roles are exchangeable, the number of audited blocks at
     the top is hypergeometric. The p-values of the top 0.5, 1, 2 and 5% of all halves make one by Cauchy combination.
 
     Args:
         held: scores of documents by classifiers that were trained on the other half.
+
+    Returns:
+        the p-value of all tails together; bool, (documents,), which are in the tail with the least p-value; float64,
+        (documents,), the means of their held-out percentile ranks, in [0, 1].
     """
     halves = [_tails(held, places, scores) for places, scores in held.halves()]
-    distinct = [p for half in halves for p in {tail.size: tail.p_value for tail in half}.values()]
-    together = [cauchy([half[place].p_value for half in halves]) for place in range(len(SHARES))]
-    best = int(np.argmin(together))
-    share = min(1.0, max(SHARES[best], float(np.mean([LEAST_TAIL / half[best].blocks for half in halves]))))
+    distinct = [p for sizes, p_values, _ in halves for p in dict(zip(sizes, p_values, strict=True)).values()]
+    together = [cauchy([p_values[place] for _, p_values, _ in halves]) for place in range(len(SHARES))]
+    fewest = float(np.mean([LEAST_TAIL / blocks for *_, blocks in halves]))
+    share = min(1.0, max(SHARES[int(np.argmin(together))], fewest))
     ranks = _ranks(held)
     least = np.sort(ranks)[::-1][max(1, round(share * ranks.size)) - 1]
-    return BlindTail(cauchy(distinct), ranks >= least, ranks)
+    return cauchy(distinct), ranks >= least, ranks
 
 
-@dataclass(frozen=True, slots=True)
-class _HalfTail:
-    """The top of one half."""
+def _tails(held: HeldOut, places: np.ndarray, scores: np.ndarray) -> tuple[list[int], list[float], int]:
+    """Blocks and p-value of the top of one half, ties included, for each of SHARES, and the blocks of the half.
 
-    size: int  # blocks in the tail, ties included
-    blocks: int  # of the half
-    p_value: float
-
-
-def _tails(held: HeldOut, places: np.ndarray, scores: np.ndarray) -> list[_HalfTail]:
-    """The tails of one half, one for each of SHARES. Blocks of both roles are left out."""
+    Blocks of both roles are left out.
+    """
     from scipy.stats import hypergeom
 
     kinds = held.compared.kinds
@@ -116,16 +99,12 @@ def _tails(held: HeldOut, places: np.ndarray, scores: np.ndarray) -> list[_HalfT
     sums, counts = np.bincount(block, scores, kinds.size), np.bincount(block, minlength=kinds.size)
     inside = np.flatnonzero((counts > 0) & (kinds != 3))
     means, audited = sums[inside] / counts[inside], kinds[inside] == 2
-    ordered = np.sort(means)[::-1]
-    tails = []
-    for share in SHARES:
-        least = ordered[min(max(LEAST_TAIL, round(share * inside.size)), inside.size) - 1]
-        top = means >= least
-        n_audited = int(np.count_nonzero(audited & top))
-        size = int(np.count_nonzero(top))
-        p_value = hypergeom.sf(n_audited - 1, inside.size, int(np.count_nonzero(audited)), size)
-        tails.append(_HalfTail(size, inside.size, float(p_value)))
-    return tails
+    ordered, number = np.sort(means)[::-1], inside.size
+    tops = [means >= ordered[min(max(LEAST_TAIL, round(share * number)), number) - 1] for share in SHARES]
+    sizes, n_audited = ([int(np.count_nonzero(top & of)) for top in tops] for of in (True, audited))
+    total = int(np.count_nonzero(audited))
+    p_values = [float(hypergeom.sf(k - 1, number, total, size)) for k, size in zip(n_audited, sizes, strict=True)]
+    return sizes, p_values, number
 
 
 def cauchy(p_values: Sequence[float]) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from pipeline.audit.conclusion import Concluded
 from pipeline.audit.digests import answer_digests
@@ -112,17 +112,10 @@ class CollectionVerdict(Concluded, VersionedRecord):
     direction: Diagnostic = Field(description="Whether the audited documents score higher, as trained ones do.")
     versions: VersionsTest | None = Field(
         None,
+        exclude_if=lambda versions: versions is None,
         description="The test of documents with versions, in the place of counts and `test`; left out for others.",
     )
     answers: dict[str, str] = Field({}, description="By selection, SHA-256 of the digests of its answer.")
-
-    @model_serializer(mode="wrap")
-    def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The record, without the key of versions where documents have none."""
-        values: dict[str, Any] = plain(self)
-        if self.versions is None:
-            values.pop("versions", None)
-        return values
 
     @property
     def exit_code(self) -> ExitCode:

@@ -10,14 +10,15 @@ from rich.text import Text
 from pipeline.compare.comparison import Comparison
 from pipeline.compare.joint import JointReport
 from pipeline.compare.ranking import TaskRanking
+from pipeline.report.tables import of_numbers
 from pipeline.report.wording import comparison as wording
 
 
 def joint_table(report: JointReport) -> Table:
     """The runs of a joint selection, and what each selects alone."""
-    table = Table("", "run", "model", "procedure", title=f"Selection {report.selection} ({report.direction})")
-    for name in ("alpha", "audited", "calibrated on", "selected alone"):
-        table.add_column(name, justify="right")
+    figures = of_numbers("alpha", "audited", "calibrated on", "selected alone")
+    title = f"Selection {report.selection} ({report.direction})"
+    table = Table("", "run", "model", "procedure", *figures, title=title)
     for number, model in enumerate(report.models, 1):
         table.add_row(
             str(number),
@@ -34,9 +35,8 @@ def joint_table(report: JointReport) -> Table:
 
 def comparison_table(comparison: Comparison) -> Table:
     """What became of each selection, and how alike the scores are."""
-    table = Table("selection", title=wording.shared_title(comparison.documents.n_shared))
-    for name in ("selected, A", "selected, B", "kept", "gained", "lost", "rank correlation"):
-        table.add_column(name, justify="right")
+    figures = of_numbers("selected, A", "selected, B", "kept", "gained", "lost", "rank correlation")
+    table = Table("selection", *figures, title=wording.shared_title(comparison.documents.n_shared))
     for change in comparison.selections:
         numbers = (change.a.n_selected, change.b.n_selected, change.n_kept, change.n_gained, change.n_lost)
         alike = [
@@ -61,9 +61,9 @@ def differences_table(comparison: Comparison) -> Table:
 
 def ranking_table_of(task: TaskRanking) -> Table:
     """The models on one task: accuracy with its interval and rank, on all items and on the clean ones."""
-    table = Table("model", title=wording.ranking_title(task.task, task.metric, task.n_items, task.n_clean))
-    for name in ("all items", "rank", "clean items", "rank", "clean less all"):
-        table.add_column(name, justify="right")
+    figures = of_numbers("all items", "rank", "clean items", "rank", "clean less all")
+    title = wording.ranking_title(task.task, task.metric, task.n_items, task.n_clean)
+    table = Table("model", *figures, title=title)
     for one in task.models:
         table.add_row(
             Text(one.model),

@@ -412,11 +412,12 @@ def different(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class SketchFile:
-    """Takes sketches in any order. The file has no name, so it goes with the object."""
+    """Takes sketches in any order, gives them in that of `places`. The file has no name, so it goes with the object."""
 
     def __init__(self) -> None:
         """Hold no sketch yet."""
         self.size = 0
+        self.places = np.empty(0, dtype=np.int64)  # of documents, as `append` returned them
         self._file = tempfile.TemporaryFile(prefix="seenset-sketches-")  # noqa: SIM115
 
     def append(self, sketches: np.ndarray) -> int:
@@ -448,18 +449,10 @@ class SketchFile:
             sketches[begin:end] = np.frombuffer(data, dtype=np.uint8).reshape(-1, SKETCH)[some - some[0]]
         return sketches[number]
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FiledSketches:
-    """Sketches of a file in an order of their own: what `near_families` reads."""
-
-    file: SketchFile
-    places: np.ndarray  # int64, (documents,)
-
     def __len__(self) -> int:
         """How many documents there are."""
         return int(self.places.size)
 
     def __getitem__(self, documents: slice | np.ndarray) -> np.ndarray:
         """The sketches of some documents: uint8, (some, 128)."""
-        return self.file.read(self.places[documents])
+        return self.read(self.places[documents])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.audit.detection import tpr_at
 from pipeline.audit.evaluation import Evaluated, Evaluation, is_blind
 from pipeline.audit.manifest import read_run
 from pipeline.config.models import display_name
@@ -111,7 +112,7 @@ def roc_figures(
     left = f", and of {len(curves) - NAMED} more" if len(curves) > NAMED else ""
     curves = {name: curve for name, curve in curves.items() if name in best}
     whole = ", ".join(f"{label(name)} {areas[name]:.3f}" for name in curves) + left
-    small = ", ".join(f"{label(name)} {_reached(*curve):.3f}" for name, curve in curves.items()) + left
+    small = ", ".join(f"{label(name)} {tpr_at(*curve, SMALL_RATE):.3f}" for name, curve in curves.items()) + left
     chance = f"The dotted line is chance{'' if dashed is None else DASHED}."
     if left:
         chance += f" The {NAMED} detectors with the largest AUC are drawn; the table has all of them."
@@ -152,11 +153,6 @@ def roc_figures(
             lambda figure, axes: paint(figure, axes, True),
         ),
     ]
-
-
-def _reached(fpr: np.ndarray, tpr: np.ndarray) -> float:
-    """The largest TPR at an FPR of at most SMALL_RATE."""
-    return float(tpr[fpr <= SMALL_RATE].max(initial=0.0))
 
 
 def _thinned(fpr: np.ndarray, tpr: np.ndarray, points: int, logarithmic: bool) -> tuple[np.ndarray, np.ndarray]:

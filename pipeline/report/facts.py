@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ from pipeline.store.tables import read_filed
 
 R = TypeVar("R", bound=Record)
 LISTED = 50
+CHUNK = 500  # rows that are read, and that the browser parses, at a time
 EXAMPLES = 20
 NOT_SCORES = {"doc_id", "p_value", "source", "row", "text_key", "group", "role", "selected", "excerpt"}
 
@@ -55,7 +56,6 @@ class SelectionFacts:
     ranks: RankHistogram | None
     scores: ScoreHistogram | None
     documents: tuple[SelectedDocument, ...]  # the first LISTED, by p-value
-    n_rows: int  # selected documents that have a score; fewer than n_selected if quarantined ones are selected
     alphas: AlphaCurve | None = None
     groups: GroupCounts | None = None
 
@@ -114,14 +114,12 @@ def _selection(store: Store, name: str) -> SelectionFacts | None:
     if summary is None:
         return None
     folder = f"selection/{name}"
-    documents, n_rows = _first_documents(store, f"{folder}/selected.parquet")
     return SelectionFacts(
         name=name,
         summary=summary,
         ranks=_ranks(store, f"{folder}/ranks.parquet"),
         scores=_scores(store, f"{folder}/scores.json"),
-        documents=documents,
-        n_rows=n_rows,
+        documents=tuple(_document(row) for batch in first_selected(store, name, LISTED) for row in batch.to_pylist()),
         alphas=_record(store, AlphaCurve, f"{folder}/alphas.json"),
         groups=_record(store, GroupCounts, f"{folder}/groups.json"),
     )
@@ -154,16 +152,28 @@ def _scores(store: Store, name: str) -> ScoreHistogram | None:
     return scores
 
 
-def _first_documents(store: Store, name: str) -> tuple[tuple[SelectedDocument, ...], int]:
-    """The first rows of a table of any length, and its length."""
-    if not store.exists(name):
-        return (), 0
+def first_selected(store: Store, selection: str, limit: int, texts: bool = True) -> Iterator[pa.RecordBatch]:
+    """The first selected documents of a selection, some hundred at a time.
+
+    Args:
+        store: the run directory.
+        selection: its name.
+        limit: documents, at most.
+        texts: whether their excerpts are read.
+
+    Raises:
+        UserError: their list cannot be read.
+    """
+    name = f"selection/{selection}/selected.parquet"
     try:
         with store.fs.open(store.path(name), "rb") as file:
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
-            batch = next(parquet.iter_batches(LISTED), None)
-            rows = batch.to_pylist() if batch is not None else []
-            return tuple(_document(row) for row in rows), int(parquet.metadata.num_rows)
+            columns = [column for column in parquet.schema_arrow.names if texts or column != "excerpt"]
+            for batch in parquet.iter_batches(CHUNK, columns=columns) if limit else ():
+                yield batch.slice(0, limit)
+                limit -= min(limit, len(batch))
+                if not limit:
+                    return
     except (pa.ArrowException, OSError, KeyError) as error:
         raise UserError(f"cannot read {store.url}/{name}: {' '.join(str(error).split())}") from None
 

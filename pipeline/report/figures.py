@@ -73,8 +73,7 @@ def _score_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureIm
             if fill:
                 axes.stairs(height, edges, color=colour, alpha=fill, fill=True)
         axes.set_xlabel(f"score: {label(scores.column)} (higher: more member-like)")
-        axes.set_ylabel("share of the role per unit of score")
-        axes.set_ylim(bottom=0)
+        axes.set(ylabel="share of the role per unit of score", ylim=(0, None))
         put_legend(figure)
 
     medians = " and ".join(
@@ -104,11 +103,7 @@ def _w_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureImage:
         if least is not None:
             axes.axvline(least, color=ORANGE, linestyle="--", label=f"selected from W = {least:.3g} on")
             axes.axvline(-least, color=ORANGE, linestyle=":", label="as far below 0: what stands for the wrong ones")
-        axes.set_xlabel(f"W: {label(scores.column)}")
-        axes.set_ylabel("audited documents")
-        axes.set_ylim(bottom=0)
-        count_axis(axes)
-        put_legend(figure)
+        _count_documents(figure, axes, f"W: {label(scores.column)}")
 
     outcome = f"{n_selected:,} selected" if n_selected else "none is selected"
     outcome += f", from W = {least:.3g} on" if least is not None else ""
@@ -120,6 +115,13 @@ def _w_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureImage:
         "dotted line as right of the dashed one.",
         paint,
     )
+
+
+def _count_documents(figure: Figure, axes: Axes, xlabel: str) -> None:
+    """Axes of a histogram of audited documents, with its legend."""
+    axes.set(xlabel=xlabel, ylabel="audited documents", ylim=(0, None))
+    count_axis(axes)
+    put_legend(figure)
 
 
 def _median(scores: ScoreHistogram, role: str) -> float:
@@ -166,11 +168,7 @@ def _version_ranks_figure(selection: SelectionFacts, ranks: RankHistogram, versi
         axes.stairs(counts, edges, color=BLUE, linewidth=1.2, label=f"published versions ({m:,})")
         name = f"evenly spread: {m / versions:,.1f} a rank"
         axes.axhline(m / versions, color=ORANGE, linestyle="--", linewidth=1.8, label=name)
-        axes.set_xlabel("rank among the versions of a document (1: highest score)")
-        axes.set_ylabel("audited documents")
-        axes.set_ylim(bottom=0)
-        count_axis(axes)
-        put_legend(figure)
+        _count_documents(figure, axes, "rank among the versions of a document (1: highest score)")
 
     return draw(
         f"{selection.name}-version-ranks.svg",
@@ -199,10 +197,7 @@ def _p_value_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureIm
         axes.stairs(counts / (m * np.diff(edges)), edges, fill=True, color=BLUE, alpha=0.35)
         axes.stairs(counts / (m * np.diff(edges)), edges, color=BLUE, linewidth=1.2, label=f"audited ({m:,})")
         axes.axhline(pi0, color=ORANGE, linestyle="--", linewidth=1.8, label=null)
-        axes.set_xlim(0, 1)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("p-value")
-        axes.set_ylabel("density (1 = uniform)")
+        axes.set(xlim=(0, 1), ylim=(0, None), xlabel="p-value", ylabel="density (1 = uniform)")
         put_legend(figure)
 
     small = int(ranks.count[ranks.rank * 10 <= n + 1].sum())
@@ -313,10 +308,7 @@ def _alpha_figure(selection: SelectionFacts, whole: AlphaCurve) -> FigureImage:
             )
         axes.axvline(alpha, color=INK, linestyle=":", linewidth=1.2)
         axes.plot([alpha], [size], "o", color=BLUE, label=f"the answer: alpha = {percent(alpha)}, {size:,} selected")
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0, top=1.05 * max(1, *curve.n_selected))
-        axes.set_xlabel("alpha")
-        axes.set_ylabel("documents")
+        axes.set(xlim=(0, None), ylim=(0, 1.05 * max(1, *curve.n_selected)), xlabel="alpha", ylabel="documents")
         count_axis(axes)
         put_legend(figure)
 

@@ -159,7 +159,7 @@ def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Seq
     folders = Folders.of(run.manifest.inputs)
     report = _without_folders(report, folders)
     markup = {name: figure_markup(name, group) for name, group in figures.items()}
-    script = page_script() if any(selection.n_rows for selection in run.selections) else ""
+    script = page_script() if any(selection.summary.n_selected for selection in run.selections) else ""
     summaries, remark = [entry.summary for entry in report.selections], several_questions(run.history)
     lit = [untested(summary) for summary in summaries]  # what the light of the blind test states
     notes = common_notes(report.selections, [f"{remark} Section 2 lists them."] if remark else [])

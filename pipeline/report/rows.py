@@ -5,23 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from pipeline.audit.evidence import DocumentEvidence, read_evidence, read_thumbnails
-from pipeline.errors import UserError, visible
-from pipeline.report.facts import NOT_SCORES, SelectionFacts, finite
+from pipeline.errors import visible
+from pipeline.report.facts import NOT_SCORES, SelectionFacts, finite, first_selected
 from pipeline.report.names import Folders
 from pipeline.store.files import Store
 
 MAX_ROWS = 20_000
 """Most documents on a page, over all of its selections."""
 
-_CHUNK = 500  # rows that are read, and that the browser parses, at a time
 _EVIDENCE = 0.35  # the share of the room that goes to tokens
 _DIGITS = 6
 
@@ -56,7 +52,7 @@ def read_listings(
     Raises:
         UserError: a list of selected documents that cannot be read.
     """
-    limits = even_shares([selection.n_rows for selection in selections], MAX_ROWS)
+    limits = even_shares([selection.summary.n_selected for selection in selections], MAX_ROWS)
     listings: dict[str, Listing] = {}
     for served, (selection, limit) in enumerate(zip(selections, limits, strict=True)):
         part = room // (len(selections) - served)  # what smaller ones leave goes to those that follow
@@ -82,7 +78,7 @@ def _listing(store: Store, selection: SelectionFacts, folders: Folders, texts: b
     rows, tokens, places = _Packed(room - room_of_tokens), _Packed(room_of_tokens), dict[str, int]()
     thumbnails = read_thumbnails(store, selection.name) if texts else {}
     n_rows = n_evidence = 0
-    for batch in _batches(store, f"selection/{selection.name}/selected.parquet", limit, texts):
+    for batch in (some.to_pydict() for some in first_selected(store, selection.name, limit, texts)):
         columns = _columns(batch, places, folders, texts)
         pictured = {**columns, "thumbs": _thumbnails(batch, thumbnails)} if thumbnails else columns
         if not (rows.add(pictured) or rows.add(columns)):
@@ -92,23 +88,6 @@ def _listing(store: Store, selection: SelectionFacts, folders: Folders, texts: b
                 n_evidence += 1
         n_rows += len(batch["doc_id"])
     return Listing(rows.text(), tokens.text(), n_rows, n_evidence, len(places) > 1)
-
-
-def _batches(store: Store, name: str, limit: int, texts: bool) -> Iterator[dict[str, list[Any]]]:
-    """The first rows of a table of any length, some hundred at a time, as columns."""
-    if not limit or not store.exists(name):
-        return
-    try:
-        with store.fs.open(store.path(name), "rb") as file:
-            parquet = pq.ParquetFile(file, page_checksum_verification=True)
-            columns = [column for column in parquet.schema_arrow.names if texts or column != "excerpt"]
-            for batch in parquet.iter_batches(_CHUNK, columns=columns):
-                yield batch.slice(0, limit).to_pydict()
-                limit -= min(limit, len(batch))
-                if not limit:
-                    return
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise UserError(f"cannot read {store.url}/{name}: {' '.join(str(error).split())}") from None
 
 
 def _columns(batch: Mapping[str, list[Any]], places: dict[str, int], folders: Folders, texts: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from pipeline.audit.detection import RATES, Detection, Estimate
@@ -36,9 +36,9 @@ def detector_rows(settings: Mapping[str, Any], detections: Mapping[str, Detectio
     ]
 
 
-def evaluation_rows(evaluation: Evaluation) -> list[Row]:
-    """The rows of an evaluation, as `detector_table` takes them; all documents are the group "all"."""
-    return [
+def evaluation_table(evaluation: Evaluation) -> Table:
+    """The figures of an evaluation for a terminal; all documents are the group "all"."""
+    rows = [
         {
             "group": "all" if row.group is None else row.group,
             "detector": row.detector,
@@ -48,11 +48,6 @@ def evaluation_rows(evaluation: Evaluation) -> list[Row]:
         }
         for row in evaluation.rows
     ]
-
-
-def evaluation_table(evaluation: Evaluation) -> Table:
-    """The figures of an evaluation for a terminal."""
-    rows = evaluation_rows(evaluation)
     settings = ["group"] if any(row.group is not None for row in evaluation.rows) else []
     title = f"Seen against unseen documents, {evaluation.confidence:.0%} intervals over documents, this model"
     return detector_table(rows, settings, title, ("seen", "unseen"))
@@ -109,6 +104,11 @@ def blocks_of(table: Table, rows: Sequence[Row], settings: Sequence[str]) -> Ite
         before = key
 
 
+def of_numbers(*names: str) -> list[Column]:
+    """Columns of numbers, which stand at the right."""
+    return [Column(name, justify="right") for name in names]
+
+
 def detector_table(rows: Sequence[Row], settings: Sequence[str], title: str, counts: Sequence[str] = ()) -> Table:
     """The detectors' rows for a terminal.
 
@@ -118,12 +118,11 @@ def detector_table(rows: Sequence[Row], settings: Sequence[str], title: str, cou
         title: of the table.
         counts: keys of numbers of documents.
     """
-    table = Table(*labels(settings), "detector", title=title)
-    for name in (*counts, "AUC", *(f"TPR at {rate:.0%} FPR" for rate in RATES)):
-        table.add_column(name, justify="right")
+    figures = of_numbers(*counts, "AUC", *(f"TPR at {rate:.0%} FPR" for rate in RATES))
+    table = Table(*labels(settings), "detector", *figures, title=title)
     for head, row in blocks_of(table, rows, settings):
-        figures = [cell(row, name) for name in ("auc", *(f"tpr_at_{rate:g}" for rate in RATES))]
-        table.add_row(*head, Text(row["detector"]), *(f"{row[name]:,}" for name in counts), *figures)
+        cells = [cell(row, name) for name in ("auc", *(f"tpr_at_{rate:g}" for rate in RATES))]
+        table.add_row(*head, Text(row["detector"]), *(f"{row[name]:,}" for name in counts), *cells)
     return table
 
 

@@ -61,22 +61,8 @@ def wrong_in_list(counts: RankCounts, rank: int, confidence: Fraction, unlisted:
     )
 
 
-def longest_list(counts: RankCounts, alpha: Fraction, confidence: Fraction) -> int:
-    """The last rank of the longest list whose bound is at most a share alpha of it; 0 where there is none.
-
-    Guaranteed: as `wrong_in_list`, so the share of wrong documents in this list exceeds alpha with a probability of
-    at most 1 - confidence.
-
-    Args:
-        counts: as for `wrong_in_list`.
-        alpha: in (0, 1), exact.
-        confidence: in (0, 1), exact.
-    """
-    return bounds_of_lists(counts, confidence).longest(alpha)
-
-
 def fewest_in_list(n: int, m: int, alpha: Fraction, confidence: Fraction) -> int:
-    """A number of documents that no list of `longest_list` falls short of, if it holds any.
+    """A number of documents that no list of `ListBounds.longest` falls short of, if it holds any.
 
     A list that is not everything leaves more than alpha m nulls consistent, else everything would do. So its bound is
     at least that of alpha m nulls at the lowest level, and its length that over alpha. More than m: there is none.
@@ -104,7 +90,11 @@ class ListBounds:
         return int(self.wrong[rank - 1]) if rank else 0
 
     def longest(self, alpha: Fraction) -> int:
-        """The last rank of the longest list of which at most a share alpha, exact, is wrong; 0 where there is none."""
+        """The last rank of the longest list of which at most a share alpha, exact, is wrong; 0 where there is none.
+
+        Guaranteed: as `wrong_in_list`, so the share of wrong documents in this list exceeds alpha with a probability of
+        at most 1 - confidence.
+        """
         near = np.flatnonzero((self.reached > 0) & (self.wrong <= float(alpha) * self.reached * (1 + 1e-9)))
         for index in near[::-1].tolist():  # rationals decide what floats propose
             if int(self.wrong[index]) <= alpha * int(self.reached[index]):

@@ -10,7 +10,6 @@ from fractions import Fraction
 import numpy as np
 
 from pipeline.config.selection import SelectionConfig
-from pipeline.errors import UserError
 from pipeline.selection.conformal import Grid, calibrate, ranks
 from pipeline.selection.groups import calibrate_by_group, ranks_by_group
 from pipeline.selection.passes import Batch
@@ -31,13 +30,11 @@ def _pooled(selection: SelectionConfig, seed: int, known: Batch) -> Ranking:
 
 
 def _by_group(selection: SelectionConfig, seed: int, known: Batch) -> Ranking:
-    if known.groups is None:
-        raise UserError(f"selection {selection.name}: calibration by_group needs a group column in the corpus")
+    assert known.groups is not None  # the configuration names their columns
     groups = calibrate_by_group(known.first, known.groups)
 
     def rank(batch: Batch) -> np.ndarray:
-        if batch.groups is None:
-            raise UserError(f"selection {selection.name}: the audit documents have no group column")
+        assert batch.groups is not None
         return ranks_by_group(batch.first, batch.groups, groups, selection.direction, batch.draws(selection, seed))
 
     return rank, groups.grid

@@ -43,11 +43,8 @@ def answer(
         slot: the place in a schedule of scans, whose level stands for the selection's alpha; None: in no schedule.
 
     Raises:
-        UserError: no calibration documents where they are needed, groups without any, no audit documents, or a
-            selection that the rule of the schedule does not cover.
+        UserError: no calibration documents where they are needed, groups without any, or no audit documents.
     """
-    if slot is not None:
-        refuse_uncovered(selection, slot.rule)
     level = Level.of(selection, slot)
     question = SelectionInput(selection, level, seed, known, others, quarantined)
     plain = _weighted if calibration_of(selection.calibration).weighted else ranked
@@ -61,8 +58,7 @@ def answer(
 
 def _weighted(question: SelectionInput) -> Asking[Answer]:
     selection, known, seed = question.selection, question.known, question.seed
-    if known.weights is None:
-        raise UserError(f"selection {selection.name}: calibration weighted needs a weight of every document")
+    assert known.weights is not None
     calibration = calibrate_weighted(known.first, known.weights)
     grid = calibration.grid
 

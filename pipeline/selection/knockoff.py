@@ -88,8 +88,6 @@ def find_threshold(q: Fraction) -> Generator[Callable[[np.ndarray], Any], Any, T
 def _places(w: np.ndarray) -> list[np.ndarray]:
     """The places of positive and of negative W, large |W| first; zeros have none."""
     w = np.asarray(w, dtype=np.float64)
-    if np.isnan(w).any():
-        raise ValueError(f"{int(np.isnan(w).sum())} of {w.size} signed statistics are NaN")
     size = magnitudes(w)
     return [np.uint32(INFINITY) - bits_of(size[(size > 0) & (sign * w > 0)]) for sign in (1, -1)]
 

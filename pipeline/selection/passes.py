@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -98,14 +98,14 @@ class Answer:
     judge: Judge  # a batch -> p-values float64 in (0, 1] and bool selected, both (documents,)
     n_calibration: int
     m: int  # audit documents, quarantined ones included
-    threshold: float | None  # the largest p-value selected; None for the knockoff filter
-    null_proportion: float
     guarantee: Guarantee
     assumption: str
     promise: str
-    details: dict[str, float]
     resolution: Callable[[int], tuple[int, int | None]]  # m -> fewest selectable, known documents needed for 1%
     strict: StrictAnswer
+    threshold: float | None = None  # the largest p-value selected; None where p-values do not decide
+    null_proportion: float = 1.0
+    details: dict[str, float] = field(default_factory=dict)
     factor: float | None = None  # a p-value is selected up to alpha R / (factor m), R as many as it selects
     weights: list[float] | None = None
     symmetry: knockoff.SignSymmetry | None = None  # of the signs that the knockoff filter reads
@@ -163,8 +163,4 @@ def search_values(
             count = passes.send(counts)
         except StopIteration as end:
             return end.value
-        counts = yield Ask(partial(_count_values, count, values))
-
-
-def _count_values(count: Callable[[np.ndarray], Any], values: Callable[[Batch], np.ndarray], batch: Batch) -> Any:
-    return count(values(batch))
+        counts = yield Ask(partial(lambda count, batch: count(values(batch)), count))

@@ -65,12 +65,7 @@ def decide_in_slot(counts: RankCounts, slot: Slot) -> Decision:
     Args:
         counts: of the m >= 1 audit documents, quarantined ones at the last rank.
         slot: of rule prds or e-lond.
-
-    Raises:
-        UserError: no audit documents.
     """
-    if counts.m == 0:
-        raise UserError("no audit documents")
     if slot.rule == "prds":
         return bh(counts, level_of_prds(slot, counts.m))
     factor, rank = largest_e_rank(counts, slot.level, slot.before)
@@ -78,9 +73,16 @@ def decide_in_slot(counts: RankCounts, slot: Slot) -> Decision:
 
 
 def count_ranks(rank: Callable[[Batch], np.ndarray], against: int | Grid, quarantined: int) -> Asking[RankCounts]:
-    """Count the ranks of the audit documents, quarantined ones at the last."""
+    """Count the ranks of the audit documents, quarantined ones at the last.
+
+    Raises:
+        UserError: no audit documents.
+    """
     counts = yield Ask(lambda batch: RankCounts.of(rank(batch), against))
-    return (counts if counts is not None else RankCounts.empty(against)).with_quarantined(quarantined)
+    counts = (counts if counts is not None else RankCounts.empty(against)).with_quarantined(quarantined)
+    if counts.m == 0:
+        raise UserError("no audit documents")
+    return counts
 
 
 def judge_ranks(

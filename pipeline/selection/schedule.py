@@ -7,7 +7,6 @@ from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
 from pipeline.config.selection import Rule, SelectionConfig
-from pipeline.errors import UserError
 
 PARTS = 10**12
 """Shares of a schedule without an end are whole numbers of 1 / PARTS, rounded down."""
@@ -63,12 +62,7 @@ def share_of(number: int, horizon: int | None) -> Fraction:
     Args:
         number: of the scan, 1 for the first; the ledger lets none pass the horizon.
         horizon: scans of the schedule, >= 1; None: no end.
-
-    Raises:
-        UserError: a number below 1, or one so late that nothing is left.
     """
-    if number < 1:
-        raise UserError(f"scans of a schedule are numbered from 1, got {number}")
     if horizon is not None:
         return Fraction(1, horizon)
 
@@ -80,8 +74,6 @@ def share_of(number: int, horizon: int | None) -> Fraction:
         parts -= 1
     while fits(parts + 1):
         parts += 1
-    if parts == 0:
-        raise UserError(f"scan {number} of a schedule without an end has no part of alpha left; open another ledger")
     return Fraction(parts, PARTS)
 
 

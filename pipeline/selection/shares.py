@@ -70,9 +70,7 @@ def _lower_of_bounded(x: np.ndarray, tail: float) -> float:
     return min(mean, max(bentkus, hoeffding_limit(mean, x.size, tail)))
 
 
-def difference_to_all(
-    part: np.ndarray, rest: np.ndarray, confidence: float = CONFIDENCE_OF_SHARES
-) -> tuple[float, float, float] | None:
+def difference_to_all(part: np.ndarray, rest: np.ndarray) -> tuple[float, float, float] | None:
     """The accuracy on a part of the items less that on all of them, with its interval.
 
     The part is among all items, so the two accuracies depend on each other. What does not is part and rest: with w the
@@ -83,7 +81,6 @@ def difference_to_all(
     Args:
         part: results on the part's items, in [0, 1].
         rest: results on the others.
-        confidence: in (0, 1).
 
     Returns:
         the difference and the ends of its interval; None without a part; zeros without a rest, as it is then all.
@@ -93,7 +90,7 @@ def difference_to_all(
     if not rest.size:
         return 0.0, 0.0, 0.0
     share = rest.size / (part.size + rest.size)
-    (l1, u1), (l2, u2) = (share_interval(values, (1 + confidence) / 2) for values in (part, rest))
+    (l1, u1), (l2, u2) = (share_interval(values, (1 + CONFIDENCE_OF_SHARES) / 2) for values in (part, rest))
     return share * float(part.mean() - rest.mean()), share * (l1 - u2), share * (u1 - l2)
 
 

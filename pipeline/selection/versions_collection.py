@@ -114,6 +114,3 @@ EXPECTED = (
     ExpectedShare(64, 0.996, 0.9, 0.9),
 )
 """Read once or four times, the collection shows and no document does."""
-
-COLLECTION_SIZES = {0.52: (1_288, 3_220), 0.54: (322, 805), 0.60: (51, 128)}
-"""By AUC: documents of 20 versions for power 0.8 of `redraw_p_value` at the levels 0.05 and 0.001."""

@@ -14,6 +14,7 @@ from pipeline.audit.conclusion import STYLES
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.config.selection import Direction, Rule
 from pipeline.errors import ExitCode, UserError
+from pipeline.report.tables import of_numbers
 from pipeline.report.wording import series as wording
 from pipeline.report.wording.conclusion import standing
 from pipeline.selection.engine import proved_for
@@ -292,10 +293,8 @@ def course_table(course: Course) -> Table:
     """Every answer of every scan, in a row of its own; a scan without a result has one too."""
     of = "" if course.horizon is None else f" of {course.horizon:,}"
     title = f"{len(course.scans):,}{of} scans, alpha {course.alpha:g} ({course.rule})"
-    table = Table("scan", "date", "model", "selection", title=title)
-    for name in ("documents", "level", "selected", "wrong at most"):
-        table.add_column(name, justify="right")
-    table.add_column("promise")
+    figures = of_numbers("documents", "level", "selected", "wrong at most")
+    table = Table("scan", "date", "model", "selection", *figures, "promise", title=title)
     for row in course_rows(course):
         *cells, word = row
         table.add_row(*map(Text, cells), Text(word, style=_STYLES.get(word, "")))

@@ -77,7 +77,7 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
     """The stage of the paraphrases that the detectors read.
 
     Raises:
-        UserError: the paraphraser is the audited model, whose paraphrases tell what it knows; or as `model_budget`.
+        UserError: the paraphraser is the audited model, whose paraphrases tell what it knows; or as `Wanted.budget`.
     """
     config, draws = wanted.config, draws_of(wanted.detectors)
     if not draws:

@@ -52,9 +52,24 @@ class Wanted:
         return plan_passes(self.detectors)
 
     def budget(self, *models: AnyModel | None) -> Budget:
-        """The sizes of batches of a worker that holds these models. Raises UserError as `model_budget`."""
-        held = [model for model in models if model is not None]
-        return model_budget(held, self.device, self.config.max_tokens)
+        """The sizes of batches of a worker that holds these models: those of the largest. Endpoints take no memory.
+
+        Raises:
+            UserError: the weights leave nothing of the device.
+        """
+        local = [model for model in models if isinstance(model, ModelConfig)]
+        if not self.device.gpus or not local:
+            return CPU_BUDGET
+        shapes = [model_shape(model) for model in local]
+        gpus, memory = self.device.gpus, self.device.memory
+        least = least_budget(shapes, Card(memory, gpus), self.config.max_tokens)
+        if not least.forward:
+            size = sum(shape.weights for shape in shapes) / 2**30
+            raise UserError(
+                f"model {local[0].shown}: {size:.1f} GiB of weights leave no room for a batch on {gpus:g} GPUs of "
+                f"{memory / 2**30:.0f} GiB an actor; raise resources.gpus_per_actor, or quantise the model"
+            )
+        return Budget(least.forward, max(1, least.gradient), max(1, least.cache))
 
     def stage(self, name: str, **parts: Any) -> Stage:
         """A stage with what all stages of the run share.
@@ -86,31 +101,6 @@ class StageKind:
     asks: bool = False  # whether endpoints may be asked, so that answers lie in the folder
     costs: Mapping[str, Callable[[Mapping[str, Any]], float]] = field(default_factory=dict)
     """Kind of pass -> the cost of a pass of `Plan.passes`, in forward passes over the whole text."""
-
-
-def model_budget(models: Sequence[AnyModel], device: Device, length: int) -> Budget:
-    """The budget of the largest of the models that an actor holds.
-
-    Args:
-        models: of which endpoints take no memory.
-        device: of the actor.
-        length: tokens that documents are cut to.
-
-    Raises:
-        UserError: the weights leave nothing of the device.
-    """
-    local = [model for model in models if isinstance(model, ModelConfig)]
-    if not device.gpus or not local:
-        return CPU_BUDGET
-    shapes = [model_shape(model) for model in local]
-    least = least_budget(shapes, Card(device.memory, device.gpus), length)
-    if not least.forward:
-        size = sum(shape.weights for shape in shapes) / 2**30
-        raise UserError(
-            f"model {local[0].shown}: {size:.1f} GiB of weights leave no room for a batch on {device.gpus:g} GPUs of "
-            f"{device.memory / 2**30:.0f} GiB an actor; raise resources.gpus_per_actor, or quantise the model"
-        )
-    return Budget(least.forward, max(1, least.gradient), max(1, least.cache))
 
 
 def least_budget(shapes: Sequence[Shape], card: Card, length: int) -> Budget:

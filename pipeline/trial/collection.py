@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 from rich.table import Table
 
 from pipeline.audit.block_counts import bound_of_blocks
-from pipeline.audit.collection import depends
+from pipeline.audit.collection import Collection, depends
 from pipeline.audit.detection import UNDEFINED
 from pipeline.audit.verdict import LEVEL
-from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
+from pipeline.report.tables import Row, blocks_of, cell, labels, of_numbers, shown, spread
 from pipeline.report.wording.trial import COLLECTIONS_TITLE, TEST_SHOWS, interval_scope
-from pipeline.selection.collection import draw_blocks, joined_blocks, make_blocks, permutation_test
+from pipeline.selection.collection import joined_blocks, permutation_test
 from pipeline.selection.in_memory import answer_all
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.intervals import by_model, estimate_of
@@ -63,14 +63,12 @@ def measure_collections(pool: Pool, config: TrialConfig, model: int) -> pa.Table
             seed = config.seed + repeat.number
             roles = {"audit": audited, "unseen": unseen, "seen": repeat.split.seen}
             (verdict,) = answer_all([seeking], pool.scores, roles, quarantined, seed)  # type: ignore[arg-type]
-            at = np.concatenate([audited, unseen])
+            at, kinds = np.concatenate([audited, unseen]), np.repeat([True, False], [audited.size, unseen.size])
             numbers = np.unique(block[at], return_inverse=True)[1]
-            made = make_blocks(columns[at], numbers, np.arange(at.size) < audited.size, seed)
-            bound, test = verdict.answer.bound, permutation_test(made, seed)
-            if bound is not None and depends(numbers, np.arange(at.size) < audited.size):
-                chosen = columns[at][:, [names.index(column) for column in seeking.detectors]]
-                drawn = draw_blocks(chosen, numbers, np.arange(at.size) < audited.size, pool.scores.keys[at], seed)
-                bound = bound_of_blocks(seeking, drawn, seed)
+            judged = Collection(names, "group", columns[at], kinds, numbers, pool.scores.keys[at], ungrouped=False)
+            bound, test = verdict.answer.bound, permutation_test(judged.blocks(seed), seed)
+            if bound is not None and depends(numbers, kinds):
+                bound = bound_of_blocks(seeking, judged.drawn(seeking.detectors, seed), seed)
             rows.append(
                 {
                     "model": model,
@@ -126,11 +124,9 @@ def _row(settings: Mapping[str, Any], name: str, measured: pa.Table) -> Row:
 
 def collection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     """The rows of `collection_rows` for a terminal."""
-    table = Table(*labels(settings), "collection", title=f"{COLLECTIONS_TITLE} {interval_scope(rows)}")
-    for name in ("audited", "trained in", "selected", "repeats without any", "at least (count)", "count shows it"):
-        table.add_column(name, justify="right")
-    for name in ("median p", TEST_SHOWS):
-        table.add_column(name, justify="right")
+    names = ("audited", "trained in", "selected", "repeats without any", "at least (count)", "count shows it")
+    figures = of_numbers(*names, "median p", TEST_SHOWS)
+    table = Table(*labels(settings), "collection", *figures, title=f"{COLLECTIONS_TITLE} {interval_scope(rows)}")
     for head, row in blocks_of(table, rows, settings):
         table.add_row(
             *head,

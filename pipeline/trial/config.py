@@ -110,21 +110,13 @@ class TrialConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _one_adapter(self) -> TrialConfig:
+    def _consistent(self) -> TrialConfig:
         if self.model.adapter is not None and self.contaminate.method != "full":
             raise ValueError("model.adapter must be null where contaminate.method is an adapter too: merge it first")
-        return self
-
-    @model_validator(mode="after")
-    def _with_captions(self) -> TrialConfig:
         if self.documents.image is not None and self.documents.caption is None:
             raise ValueError(
                 "documents.caption is needed: pictures are trained in with their captions, name its column"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _with_members(self) -> TrialConfig:
         if self.verdict and all(selection.direction != "members" for selection in self.selections):
             raise ValueError("verdict asks for members: give a selection of direction members, or set verdict: false")
         return self
@@ -227,23 +219,7 @@ def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], 
     group = "group" if config.documents.group is not None else None
     content = {"text": "text"} if config.documents.image is None else {"image": "image", "caption": "caption"}
     corpus = {role: {"path": path, **content, "id": "id", "group": group} for role, path in files.items()}
-    shared = config.model_dump(
-        include={
-            "reference_model",
-            "paraphraser",
-            "fsd",
-            "text_transform",
-            "detectors",
-            "max_tokens",
-            "error_budget",
-            "near_copies",
-            "limits",
-            "selections",
-            "resources",
-            "import_",
-            "seed",
-        }
-    )
+    shared = config.model_dump(include={*TrialConfig.model_fields} & {*AuditConfig.model_fields} - {"run", "model"})
     try:
         return build_config({"run": run, "model": model.model_dump(), "corpus": corpus, "evidence": 0, **shared})
     except MissingRoleError as error:

@@ -7,7 +7,7 @@ from types import TracebackType
 from pydantic import Field
 
 from pipeline.audit.records import MANIFEST_FILE, VersionedRecord, read_record
-from pipeline.audit.status import RunState, Status, run_status
+from pipeline.audit.status import RunState, Status, ending, run_status
 from pipeline.errors import ExitCode, UserError
 from pipeline.report.wording.files import DRIVER_GONE
 from pipeline.store.files import Store
@@ -60,15 +60,8 @@ class TrialProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Write how it ended."""
-        if error is None:
-            self._write(state="complete", exit_code=int(ExitCode.DONE))
-        elif isinstance(error, UserError):
-            state = "incomplete" if error.exit_code == ExitCode.INCOMPLETE else "failed"
-            self._write(state=state, exit_code=int(error.exit_code), message=str(error))
-        elif isinstance(error, KeyboardInterrupt):
-            self._write(state="incomplete", exit_code=int(ExitCode.INTERRUPTED))
-        else:
-            self._write(state="failed", exit_code=1, message=f"{type(error).__name__}: {error}")
+        state, code, message = ("complete", ExitCode.DONE, None) if error is None else ending(error)
+        self._write(state=state, exit_code=int(code), message=message)
 
     def begin_audit(self, run: str) -> None:
         """Note the run directory of the audit at work."""

@@ -14,7 +14,7 @@ from scipy.stats import rankdata, spearmanr
 from pipeline.compare.results import read_results_table
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError, nearest
-from pipeline.report.tables import Row, cell, labels, readable, shown
+from pipeline.report.tables import Row, cell, labels, of_numbers, readable, shown
 from pipeline.report.wording.trial import ACCURACY_TITLE, AGREEMENT_TITLE
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.joint import JointEvidence, joinable, joint_select
@@ -172,12 +172,9 @@ def ranking_tables(rows: Sequence[Row], settings: Sequence[str]) -> list[Table]:
     """The rankings for a terminal: none without rows."""
     if not rows:
         return []
-    table = Table(*labels(settings), "selection", "model", title=ACCURACY_TITLE)
-    agreement = Table(*labels(settings), "selection", title=AGREEMENT_TITLE)
-    for name in ("all items", "selected as clean", "truly clean"):
-        table.add_column(name, justify="right")
-    for name in ("all items", "selected as clean"):
-        agreement.add_column(name, justify="right")
+    sets = ("all items", "selected as clean", "truly clean")
+    table = Table(*labels(settings), "selection", "model", *of_numbers(*sets), title=ACCURACY_TITLE)
+    agreement = Table(*labels(settings), "selection", *of_numbers(*sets[:2]), title=AGREEMENT_TITLE)
     before: tuple[Any, ...] | None = None
     for row in readable(rows, settings):
         head = [*(row[s] for s in settings), row["selection"]]

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from pipeline.audit.detection import UNDEFINED
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
-from pipeline.report.tables import Row, blocks_of, cell, labels, shown, spread
+from pipeline.report.tables import Row, blocks_of, cell, labels, of_numbers, shown, spread
 from pipeline.report.wording import trial as wording
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import estimates_share
@@ -150,19 +150,9 @@ def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str],
 
 def audit_table(rows: Sequence[Row]) -> Table:
     """The audits' own selections for a terminal."""
-    table = Table("audit", "selection", "procedure", _detectors(), title=wording.AUDITS_TITLE)
-    for name in (
-        "alpha",
-        "audited",
-        "trained in",
-        "selected",
-        "right",
-        "share false",
-        "power",
-        "wrong at most",
-        _bound_headers(rows)[-1],
-    ):
-        table.add_column(name, justify="right")
+    names = ("alpha", "audited", "trained in", "selected", "right", "share false", "power", "wrong at most")
+    figures = of_numbers(*names, _bound_headers(rows)[-1])
+    table = Table("audit", "selection", "procedure", _detectors(), *figures, title=wording.AUDITS_TITLE)
     for row in rows:
         shares = ["not defined" if row[name] is None else f"{row[name]:.3f}" for name in ("share_false", "power")]
         counts = [str(row[name]) for name in ("audited", "trained", "selected", "true")]
@@ -196,14 +186,13 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     """The selections' rows for a terminal."""
     several = max((row["models"] for row in rows), default=1) > 1
     title = f"{wording.SELECTIONS_TITLE}, {wording.interval_scope(rows)}"
-    table = Table(*labels(settings), "selection", "procedure", _detectors(), "guarantee", title=title)
     spreads = ("FDR between models", "power between models") if several else ()
     counts = ("selected", "audited", "null share", "its estimate")
-    for name in ("target", "FDR", "power", *spreads, *counts, *_bound_headers(rows)):
-        table.add_column(name, justify="right")
-    extra = [name for name in ("effective", "unsupported") if any(row[name] is not None for row in rows)]
-    for name in extra:
-        table.add_column({"effective": "effective n", "unsupported": "called contradicted"}[name], justify="right")
+    further = {"effective": "effective n", "unsupported": "called contradicted"}
+    extra = [name for name in further if any(row[name] is not None for row in rows)]
+    names = ("target", "FDR", "power", *spreads, *counts, *_bound_headers(rows), *(further[name] for name in extra))
+    figures = of_numbers(*names)
+    table = Table(*labels(settings), "selection", "procedure", _detectors(), "guarantee", *figures, title=title)
     for head, row in blocks_of(table, rows, settings):
         table.add_row(
             *head,
@@ -230,13 +219,12 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
 def model_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     """The rows of `model_rows` for a terminal."""
     title = f"{wording.BY_MODEL_TITLE}, {wording.interval_scope([{**row, 'models': 1} for row in rows])}"
-    table = Table(*labels(settings), "selection", "model", title=title)
-    for name in ("target", "FDR", "power", "selected"):
-        table.add_column(name, justify="right")
+    figures = of_numbers("target", "FDR", "power", "selected")
+    table = Table(*labels(settings), "selection", "model", *figures, title=title)
     for head, row in blocks_of(table, rows, [*settings, "selection"]):
         mark = " !" if row["contradicted"] else ""
-        figures = (f"{row['target']:g}", cell(row, "fdr") + mark, cell(row, "power"), f"{row['selected']:.1f}")
-        table.add_row(*head, str(row["model"]), *figures)
+        cells = (f"{row['target']:g}", cell(row, "fdr") + mark, cell(row, "power"), f"{row['selected']:.1f}")
+        table.add_row(*head, str(row["model"]), *cells)
     return table
 
 

@@ -39,6 +39,7 @@ from pipeline.report.tables import (
     detector_rows,
     detector_table,
     labels,
+    of_numbers,
     page_table,
     readable,
 )
@@ -454,22 +455,11 @@ def overview(rows: Sequence[Row], settings: Sequence[str]) -> PageTable:
     short = len(shown) > MOST_ROWS
     if short:
         shown.sort(key=lambda row: not (row["contradicted"] or row.get("bound_contradicted")))
-    header = [*((name, False) for name in (*labels(settings), "selection", "procedure"))]
-    header += [*((name, True) for name in ("target", "FDR", "power")), ("the repeats", False)]
-    return PageTable(
-        title=wording.OVERVIEW_TITLE,
-        header=header,
-        rows=[
-            [
-                *(str(row[setting]) for setting in settings),
-                row["selection"],
-                row["procedure"],
-                f"{row['target']:g}",
-                cell(row, "fdr"),
-                cell(row, "power"),
-                wording.outcome(row),
-            ]
-            for row in shown[:MOST_ROWS]
-        ],
-        caption=wording.overview_caption(MOST_ROWS, len(shown)) if short else "",
-    )
+    caption = wording.overview_caption(MOST_ROWS, len(shown)) if short else None
+    figures, title = of_numbers("target", "FDR", "power"), wording.OVERVIEW_TITLE
+    columns = [*labels(settings), "selection", "procedure"]
+    table = Table(*columns, *figures, "the repeats", title=title, caption=caption)
+    for row in shown[:MOST_ROWS]:
+        cells = f"{row['target']:g}", cell(row, "fdr"), cell(row, "power"), wording.outcome(row)
+        table.add_row(*(str(row[setting]) for setting in settings), row["selection"], row["procedure"], *cells)
+    return page_table(table)

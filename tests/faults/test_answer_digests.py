@@ -19,7 +19,7 @@ from signed import sign
 
 import seenset
 from pipeline.audit.allocation import KEYS_SCHEMA
-from pipeline.audit.description import load_evaluation
+from pipeline.audit.description import load_config
 from pipeline.audit.evaluation import evaluate_scores
 from pipeline.audit.history import read_history, several_questions
 from pipeline.audit.manifest import read_run
@@ -241,7 +241,8 @@ def test_evaluate_states_the_same_figures_whatever_bit_of_its_run_is_flipped(
     """It goes on with a run: what is damaged is made again, or refused in one line."""
     documents = write_jsonl(tmp_path / "seen.jsonl", [sentence(i) for i in range(2000, 2020)])
     path = write_audit(tmp_path, tiny_model_folder, resources={"shard_bytes": 10**6})
-    config = load_evaluation(str(path), [f"corpus.seen.path={documents}", "corpus.audit=null", "detectors=[loss]"])
+    overrides = [f"corpus.seen.path={documents}", "corpus.audit=null", "detectors=[loss]"]
+    config = load_config(str(path), overrides, labelled=True)
 
     def figures(_: Path) -> str:
         return repr(run_evaluation(make_plan(config), Reporter(Console(), quiet=True))[0])

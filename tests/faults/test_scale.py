@@ -30,7 +30,6 @@ from pipeline.audit.shard_table import SHARDS_FILE, read_shards, reconciled_shar
 from pipeline.corpus.near_copies import (
     BLOCK,
     SKETCH,
-    FiledSketches,
     SketchFile,
     different,
     near_families,
@@ -155,10 +154,10 @@ def test_the_families_of_sketches_in_a_file_are_those_of_sketches_in_memory() ->
     file, places = SketchFile(), np.random.default_rng(0).permutation(len(sketches))
     for start in range(0, len(sketches), 100):
         file.append(sketches[places][start : start + 100])
-    filed = FiledSketches(file, np.argsort(places))
-    assert np.array_equal(filed[np.arange(len(sketches))], sketches)
-    assert np.array_equal(near_families(filed, 0.7), near_families(sketches, 0.7))
-    assert near_families(FiledSketches(SketchFile(), np.empty(0, dtype=np.int64))).size == 0
+    file.places = np.argsort(places)
+    assert np.array_equal(file[np.arange(len(sketches))], sketches)
+    assert np.array_equal(near_families(file, 0.7), near_families(sketches, 0.7))
+    assert near_families(SketchFile()).size == 0
 
 
 def test_a_few_sketches_of_a_large_file_are_read_alone() -> None:

@@ -13,7 +13,7 @@ from made_up import sentence
 from pydantic import ValidationError
 from rich.console import Console
 
-from pipeline.audit.description import load_config, load_evaluation
+from pipeline.audit.description import load_config
 from pipeline.audit.summary import Summary
 from pipeline.errors import ExitCode, UserError
 from pipeline.series.scans import Schedule, read_schedule
@@ -219,7 +219,7 @@ def test_an_evaluation_is_no_scan(scan: Callable[..., Path], tmp_path: Path, set
     path = scan()
     overrides = ["series=null", f"against={tmp_path / 'run'}"] if setting == "against" else []
     with pytest.raises(UserError, match=f"{setting} is of a scan that selects, and evaluate selects nothing"):
-        load_evaluation(str(path), overrides)
+        load_config(str(path), overrides, labelled=True)
 
 
 @pytest.mark.slow

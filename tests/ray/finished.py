@@ -11,9 +11,15 @@ from typing import Any
 import pyarrow as pa
 from rich.console import Console
 
+from benchmarks.plain_loop import process
 from pipeline.audit.description import load_config
-from pipeline.audit.plan import make_plan
+from pipeline.audit.plan import Plan, make_plan
+from pipeline.audit.reconcile import reconcile
+from pipeline.config.audit import AuditConfig
+from pipeline.corpus.shard import Shard
+from pipeline.stages.base import Placement
 from pipeline.stages.process import filed_rows
+from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 from pipeline.store.tables import write_filed
@@ -26,6 +32,23 @@ from ray_jobs.progress import Reporter
 def run(path: Path, *overrides: str, limit: int | None = None, **arguments: Any) -> Outcome:
     """Run the audit of a YAML file."""
     return run_plan(make_plan(load_config(str(path), overrides), limit), Reporter(Console(), quiet=True), **arguments)
+
+
+def score_all(plan: Plan, store: Store, on_batch: Callable[[Shard, int, int], None] = lambda *_: None) -> None:
+    """Finish all shards of all stages in this process, as a run does."""
+    for stage in stages_of(plan.config):
+        worker = stage.make(stage, Placement())
+        for shard in plan.shards:
+            process(stage, worker, shard, store, on_batch=on_batch)
+
+
+def score_run(config: AuditConfig, limit: int | None = None) -> tuple[Plan, Store]:
+    """Score the documents of an audit in this process, with its manifest."""
+    store = Store(config.run)
+    fingerprints = {stage.name: stage.fingerprint for stage in stages_of(config)}
+    plan = reconcile(make_plan(config, limit), fingerprints, store)
+    score_all(plan, store)
+    return plan, store
 
 
 def run_trial(

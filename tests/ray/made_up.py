@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,25 @@ def sentence(seed: int, length: int = 12) -> str:
     return f"Text {seed} " + " ".join(rng.choice(WORDS) for _ in range(length + seed % 20)) + "."
 
 
+def write_rows(path: Path, rows: Iterable[Any]) -> str:
+    """Write JSON values, one a line."""
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
 def write_jsonl(path: Path, texts: Sequence[Any], first_id: int = 0) -> str:
     """Write texts as JSONL with ids; a row that is not a str is written as the JSON value that it is."""
-    rows = [{"id": f"{path.stem}-{first_id + i}", "text": text} for i, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return write_rows(path, ({"id": f"{path.stem}-{first_id + i}", "text": text} for i, text in enumerate(texts)))
+
+
+def write_corpus(folder: Path, texts: Mapping[str, Sequence[str | dict[str, Any]]], **columns: Any) -> dict[str, Any]:
+    """Write the documents of each role, texts or rows, with ids; the corpus of a configuration that names columns."""
+    corpus = {}
+    for role, some in texts.items():
+        rows = [one if isinstance(one, dict) else {"text": one} for one in some]
+        path = write_rows(folder / f"{role}.jsonl", ({"id": f"{role}-{i}", **row} for i, row in enumerate(rows)))
+        corpus[role] = {"path": path, "id": "id", **columns}
+    return corpus
 
 
 def write_audit(
@@ -40,8 +54,9 @@ def write_audit(
         "run": str(folder / "run"),
         "model": {"path": str(tiny_model)},
         "corpus": {
-            "audit": {"path": write_jsonl(folder / "audit.jsonl", audit), "id": "id"},
-            "unseen": {"path": write_jsonl(folder / "unseen.jsonl", unseen), "id": "id"},
+            role: {"path": write_jsonl(folder / f"{role}.jsonl", texts), "id": "id"}
+            for role, texts in (("audit", audit), ("unseen", unseen))
+            if "corpus" not in settings
         },
         "detectors": ["loss", "min_k", "zlib"],
         "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.2}],

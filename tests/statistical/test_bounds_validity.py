@@ -10,7 +10,7 @@ import pytest
 from simulation import MODEL_A, Setting, beta, draw
 
 from pipeline.config.selection import SelectionConfig
-from pipeline.selection.bounds import bounds_of_lists, longest_list, wrong_in_list
+from pipeline.selection.bounds import bounds_of_lists, wrong_in_list
 from pipeline.selection.conformal import calibrate, ranks
 from pipeline.selection.in_memory import Scores, answer_all
 from pipeline.selection.rank_counts import RankCounts
@@ -102,7 +102,7 @@ def test_a_list_of_procedure_bound_has_more_than_alpha_wrong_in_at_most_a_share_
         for _ in range(1_000):
             nulls, members = draw(Setting(n, m, share), rng)
             counts = RankCounts(nulls + members)
-            rank = longest_list(counts, TENTH, SURE)
+            rank = bounds_of_lists(counts, SURE).longest(TENTH)
             size, wrong = counts.at_most(rank), int(nulls[:rank].sum())
             selected += bool(size)
             failures += wrong > TENTH * size

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from simulation import Estimate, Percentiles, Setting, beta, draw, gaussian, last_ranks, simulate
 
+from benchmarks.selection import count_procedures
 from pipeline.config.selection import Direction
 from pipeline.selection.conformal import calibrate, ranks
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.estimating import strict
-from pipeline.selection.procedures.record import count_procedures, decide
+from pipeline.selection.procedures.record import decide
 from pipeline.selection.rank_counts import RankCounts
 
 ALPHA = Fraction(1, 10)

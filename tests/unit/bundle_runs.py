@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from finished import refile, run, with_column
-from made_up import sentence, write_audit
+from made_up import sentence, write_audit, write_corpus
 from signed import file_blind_test
 
 from pipeline.audit.summary import BlindDiagnostic
@@ -56,15 +56,14 @@ def scored_run(folder: Path, model: Path, selections: list[dict[str, Any]], **se
     folder.mkdir(parents=True, exist_ok=True)
     grouped = any(one.get("calibration") == "by_group" for one in selections)
     column = {"group": "kind"} if grouped else {}
-    numbers = {"audit": 80, "unseen": 60, "seen": 40}
-    corpus = {role: {"path": str(folder / f"{role}.jsonl"), "id": "id", **column} for role in numbers}
+    rows: dict[str, list[Any]] = {
+        role: [{"text": sentence(1000 * first + i), "kind": "ab"[i % 2]} for i in range(number)]
+        for first, (role, number) in enumerate((("audit", 80), ("unseen", 60), ("seen", 40)))
+    }
+    rows["audit"].append({"id": "empty", "text": "", "kind": "a"})
     settings = {"detectors": ["loss", "min_k"], "error_budget": 0.5, **settings}
-    path = write_audit(folder, model, corpus=corpus, selections=selections, **settings)
-    for first, (role, number) in enumerate(numbers.items()):
-        rows = [{"id": f"{role}-{i}", "text": sentence(1000 * first + i), "kind": "ab"[i % 2]} for i in range(number)]
-        rows += [{"id": "empty", "text": "", "kind": "a"}] * (role == "audit")
-        (folder / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run(path)
+    corpus = write_corpus(folder, rows, **column)
+    run(write_audit(folder, model, corpus=corpus, selections=selections, **settings))
     return chosen_scores(Store(str(folder / "run")))
 
 

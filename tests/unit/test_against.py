@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up import write_rows
 from rich.console import Console
 from signed import sign_status
 
@@ -44,8 +45,7 @@ def scan(folder: Path, model: Path, name: str, audit: list[int], **described: An
     """Write the files of a scan, whose documents are numbers; its configuration."""
     paths = {"audit": folder / f"{name}.jsonl", "unseen": folder / "unseen.jsonl"}
     for role, numbers in (("audit", audit), ("unseen", list(range(1000, 1040)))):
-        lines = [json.dumps({"id": f"{role}-{number}", "text": text_of(number)}) + "\n" for number in numbers]
-        paths[role].write_text("".join(lines))
+        write_rows(paths[role], ({"id": f"{role}-{number}", "text": text_of(number)} for number in numbers))
     config = {
         "run": str(folder / name),
         "model": {"path": str(model)},

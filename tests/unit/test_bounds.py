@@ -16,7 +16,7 @@ from pipeline.errors import UserError
 from pipeline.report.wording.bounds import bound_clause, bound_sentence, bound_text, bounds_not_covered, wrong_clause
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection import envelope
-from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, longest_list, wrong_in_list
+from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, wrong_in_list
 from pipeline.selection.envelope import Envelope, probability_of_keeping
 from pipeline.selection.procedures import why_unbounded
 from pipeline.selection.rank_counts import RankCounts
@@ -171,7 +171,7 @@ def test_the_longest_list_is_the_last_one_that_keeps_alpha() -> None:
                 for rank in range(1, 62)
                 if counts.at_most(rank) and lists.wrong_at(rank) <= alpha * counts.at_most(rank)
             ]
-            rank = longest_list(counts, alpha, SURE)
+            rank = bounds_of_lists(counts, SURE).longest(alpha)
             assert rank == max(holding, default=0)
             lengths.add(rank)
     assert len(lengths) > 5
@@ -184,7 +184,7 @@ def test_no_list_of_procedure_bound_is_shorter_than_the_fewest() -> None:
         n, m = 60, 240
         members = int(rng.integers(10, 200))
         counts, _ = random_counts(rng, n, m - members, members)
-        rank = longest_list(counts, Fraction(1, 5), SURE)
+        rank = bounds_of_lists(counts, SURE).longest(Fraction(1, 5))
         if rank:
             shortest = min(shortest, counts.at_most(rank))
     assert fewest_in_list(60, 240, Fraction(1, 5), SURE) <= shortest < 240
@@ -192,7 +192,7 @@ def test_no_list_of_procedure_bound_is_shorter_than_the_fewest() -> None:
 
 def test_nothing_can_be_selected_where_the_fewest_exceed_the_audited() -> None:
     assert fewest_in_list(1, 100, TENTH, SURE) > 100
-    assert longest_list(RankCounts.of(np.ones(100, dtype=int), 1), TENTH, SURE) == 0
+    assert bounds_of_lists(RankCounts.of(np.ones(100, dtype=int), 1), SURE).longest(TENTH) == 0
 
 
 def test_a_bound_does_not_depend_on_what_was_asked_before() -> None:

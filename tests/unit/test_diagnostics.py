@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+from made_up import write_corpus
 
 from pipeline.audit.blind import blind, blind_diagnostic, blind_of, blind_test, blocks_of_documents
 from pipeline.audit.description import build_config
@@ -150,23 +150,22 @@ def test_near_copies_and_groups_are_one_block_and_a_group_of_both_roles_is_none(
 def test_a_run_compares_groups_and_not_their_documents(tmp_path: Path) -> None:
     """40 authors with words of their own, each wholly in one role: by document they differ, by author they do not."""
     rng = np.random.default_rng(0)
-    for role, authors in (("unseen", range(20)), ("audit", range(20, 40))):
-        words = {author: rng.integers(0, 5, (8, 12)) for author in authors}
-        rows = [
+    rows = {
+        role: [
             {"text": " ".join(f"w{author}x{word}" for word in line), "author": str(author)}
-            for author, lines in words.items()
-            for line in lines
+            for author in authors
+            for line in rng.integers(0, 5, (8, 12))
         ]
-        (tmp_path / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for role, authors in (("unseen", range(20)), ("audit", range(20, 40)))
+    }
 
     def tested(**columns: str) -> BlindDiagnostic:
-        corpus = {role: {"path": str(tmp_path / f"{role}.jsonl"), **columns} for role in ("audit", "unseen")}
         plan = make_plan(
             build_config(
                 {
                     "run": str(tmp_path / "run"),
                     "model": {"path": str(tmp_path)},
-                    "corpus": corpus,
+                    "corpus": write_corpus(tmp_path, rows, **columns),
                     "detectors": ["loss"],
                     "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh"}],
                 }

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from commands import user_error
 
 from pipeline.audit.plan import make_plan
 from pipeline.audit.preflight import PLAN, check_documents, plan_checks
@@ -24,7 +25,6 @@ from pipeline.corpus.formats import extent_of
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.shard import Shard, shard_fingerprint
-from pipeline.errors import UserError
 
 TEXTS = [f"{number} cafés à l\u2019hôtel d'été, en forêt; ¡voilà!" for number in range(60)]
 SETTINGS = {"utf-16": "utf-16", "utf-16-be": "utf-16-be", "cp1252": "windows-1252", "iso8859-1": "latin1"}
@@ -50,9 +50,7 @@ def read(path: Path, **settings: Any) -> list[Document]:
 
 
 def refusal(path: Path, **settings: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        plan_checks(make_plan(config_of(path, **settings)))
-    return str(caught.value)
+    return user_error(lambda: plan_checks(make_plan(config_of(path, **settings))))
 
 
 def test_plan_names_the_encoding_of_a_file_that_is_not_utf8(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import random
 from functools import partial
 
 import pytest
+from finished import score_all
 
-from benchmarks.plain_loop import process
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
@@ -20,7 +20,6 @@ from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.passes.statistics import swapped_words, text_read
-from pipeline.stages.base import Placement
 from pipeline.stages.process import read_rows
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
@@ -177,10 +176,7 @@ def score(folder, name: str, model: str, detectors: list, batch_tokens: int) -> 
     config = build_config({**described, "detectors": detectors, "selections": []})
     plan, store = make_plan(config), Store(config.run)
     stages = stages_of(config)
-    for stage in stages:
-        worker = stage.make(stage, Placement())
-        for shard in plan.shards:
-            process(stage, worker, shard, store)
+    score_all(plan, store)
     return [r for shard in plan.shards for r in read_rows(stages[-1], shard, store).values()], [
         stage.name for stage in stages
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from finished import score_run
+from made_up import write_rows
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 from test_report import Page
 
-from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
 from pipeline.audit import evaluated_documents
 from pipeline.audit import evaluation as numbers
@@ -24,8 +24,6 @@ from pipeline.audit.blind import sample_documents
 from pipeline.audit.description import build_evaluation
 from pipeline.audit.detection import Estimate
 from pipeline.audit.evaluation import BLIND, Evaluated, Evaluation
-from pipeline.audit.plan import make_plan
-from pipeline.audit.reconcile import reconcile
 from pipeline.audit.records import read_record
 from pipeline.audit.scored import Scored, read_scored
 from pipeline.config.audit import AuditConfig
@@ -33,9 +31,6 @@ from pipeline.errors import UserError
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.tables import evaluation_table, page_table
 from pipeline.report.wording.evaluation import about_words, worded
-from pipeline.stages.base import Placement
-from pipeline.stages.registry import stages_of
-from pipeline.store.files import Store
 
 SCRIPT = "<script>alert('group')</script>"
 MARKUP = "[/bold] [red]"
@@ -59,24 +54,18 @@ def score(tmp_path: Path, tiny_model_folder: Path) -> Score:
     """Scores labelled rows in this process, as the drivers do: (rows, limit, **settings) -> audit, scores."""
 
     def finish(rows: Sequence[Any], limit: int | None = None, **settings: Any) -> tuple[AuditConfig, Scored]:
-        path = tmp_path / "labelled.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path = write_rows(tmp_path / "labelled.jsonl", rows)
         config = build_evaluation(
             {
                 "run": str(tmp_path / "run"),
                 "model": {"path": str(tiny_model_folder)},
-                "corpus": {"labelled": {"path": str(path), "label": "member", "group": "kind"}},
+                "corpus": {"labelled": {"path": path, "label": "member", "group": "kind"}},
                 "detectors": ["loss", "zlib"],
                 "resources": {"shard_bytes": 2000},
                 **settings,
             }
         )
-        store = Store(config.run)
-        (stage,) = stages_of(config)
-        plan = reconcile(make_plan(config, limit), {stage.name: stage.fingerprint}, store)
-        worker = stage.make(stage, Placement())
-        for shard in plan.shards:
-            process(stage, worker, shard, store)
+        plan, store = score_run(config, limit)
         return config, read_scored(store, plan.shards)
 
     return finish

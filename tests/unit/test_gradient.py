@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import math
 from dataclasses import asdict
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from architectures import GPT2, LLAMA, OPT, SIZES, VOCABULARY, HalvedLogits
+from made_up import write_corpus
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
@@ -290,14 +290,15 @@ def test_the_detector_is_minus_the_norm():
 
 @pytest.fixture
 def config(tmp_path: Path, tiny_model_folder: Path) -> AuditConfig:
-    for role in ("audit", "unseen"):
-        rows = [{"text": f"the quiet river of {role} {number} " * (number % 4 + 1)} for number in range(9)]
-        (tmp_path / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = {
+        role: [f"the quiet river of {role} {number} " * (number % 4 + 1) for number in range(9)]
+        for role in ("audit", "unseen")
+    }
     return AuditConfig.model_validate(
         {
             "run": str(tmp_path / "run"),
             "model": {"path": str(tiny_model_folder)},
-            "corpus": {role: {"path": str(tmp_path / f"{role}.jsonl")} for role in ("audit", "unseen")},
+            "corpus": write_corpus(tmp_path, texts),
             "detectors": ["gradient_norm"],
             "selections": [{"name": "members", "detectors": ["gradient_norm"], "alpha": 0.5}],
         }

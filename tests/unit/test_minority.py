@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,17 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import yaml
 from finished import refile, with_column
-from rich.console import Console
+from finished import run as finish
+from made_up import write_audit, write_corpus
 
-from pipeline.audit.description import load_config
 from pipeline.audit.minority import one_role_p
 from pipeline.audit.summary import Summary
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, sealed
-from ray_jobs.audit import run_audit
-from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
 
 N, UNLIKE, MEMBERS = 240, 24, 30
@@ -51,19 +47,17 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Ca
 
     def finished(name: str, texts: Mapping[str, Sequence[str]], **columns: Any) -> Path:
         root = tmp_path_factory.mktemp(name)
-        for role, of_role in texts.items():
-            rows = [{"id": f"{role}-{i}", "text": text, "author": f"{role} {i // 4}"} for i, text in enumerate(of_role)]
-            (root / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        audit = {
-            "run": str(root / "run"),
-            "model": {"path": str(tiny_model_folder)},
-            "corpus": {role: {"path": str(root / f"{role}.jsonl"), "id": "id", **columns} for role in texts},
+        rows = {
+            role: [{"text": text, "author": f"{role} {i // 4}"} for i, text in enumerate(of_role)]
+            for role, of_role in texts.items()
+        }
+        settings = {
+            "corpus": write_corpus(root, rows, **columns),
             "detectors": ["loss"],
             "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.1}],
             "resources": {"shard_bytes": 1 << 20},
         }
-        (root / "audit.yaml").write_text(yaml.safe_dump(audit))
-        run_audit(load_config(str(root / "audit.yaml")), Reporter(Console(), quiet=True))
+        finish(write_audit(root, tiny_model_folder, **settings))
         return root / "run"
 
     def of(name: str, texts: Mapping[str, Sequence[str]], tmp_path: Path, **columns: Any) -> Store:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from made_up import write_corpus
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import KEYS_SCHEMA
@@ -51,12 +51,7 @@ def select(
     """The answer to a question over scores that stand in a run directory, with an adapter trained on some texts."""
     tmp_path.mkdir(exist_ok=True)
     column = "loss" if trained is None else "fsd"
-    texts = {"audit": audit, "unseen": known, "seen": known}
-    corpus = {}
-    for role, each_text in texts.items():
-        path = tmp_path / f"{role}.jsonl"
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in each_text))
-        corpus[role] = {"path": str(path)}
+    corpus = write_corpus(tmp_path, {"audit": audit, "unseen": known, "seen": known})
     selection = {"name": "a", "detectors": [column], "procedure": "bh", "alpha": 0.2, **asked}
     described = {"run": str(tmp_path / "run"), "model": {"path": "m"}, "corpus": corpus, "detectors": [column]}
     config = build_config(

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from finished import score_all
+from made_up import write_corpus
 
-from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import Plan, make_plan
@@ -26,8 +27,6 @@ from pipeline.audit.preflight import (
 )
 from pipeline.audit.scored import find_overlaps, read_scored
 from pipeline.errors import UserError
-from pipeline.stages.base import Placement
-from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import sealed
 
@@ -40,17 +39,14 @@ def text(seed: int) -> str:
 
 
 def planned(tmp_path: Path, audit: Sequence[str], unseen: Sequence[str], **settings: Any) -> Plan:
-    corpus = {}
+    rows = {}
     for role, texts in (("audit", audit), ("unseen", unseen)):
-        path = tmp_path / f"{role}.jsonl"
         ids = settings.pop(f"{role}_ids", [f"{role[0]}{i}" for i in range(len(texts))])
-        rows = [{"id": doc_id, "text": each} for doc_id, each in zip(ids, texts, strict=True)]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        corpus[role] = {"path": str(path), "id": "id"}
+        rows[role] = [{"id": doc_id, "text": each} for doc_id, each in zip(ids, texts, strict=True)]
     described = {
         "run": str(tmp_path / "run"),
         "model": {"path": "m"},
-        "corpus": corpus,
+        "corpus": write_corpus(tmp_path, rows),
         "detectors": ["loss"],
         "selections": [{"name": "members", "detectors": ["loss"], "alpha": 0.2}],
         "resources": {"shard_bytes": 1000},
@@ -126,10 +122,7 @@ def test_what_is_checked_before_is_what_selection_checks_after(tmp_path: Path, t
     plan = planned(tmp_path, audit, unseen, **settings)
     checked = check_documents(plan, RUN)
     store = Store(plan.config.run)
-    (stage,) = stages_of(plan.config)
-    worker = stage.make(stage, Placement())
-    for shard in plan.shards:
-        process(stage, worker, shard, store)
+    score_all(plan, store)
     scored = read_scored(store, plan.shards)
     after = find_overlaps(scored, ["unseen"], plan.config)["unseen"].diagnostic
     before = checked.overlap["unseen"]

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from statsmodels.stats.multitest import multipletests
 
 import seenset
+from benchmarks.selection import count_procedures
 from pipeline.errors import UserError
 from pipeline.selection.calibrations import simes_grid, smallest_simes
 from pipeline.selection.conformal import Grid, p_values
@@ -26,7 +27,8 @@ from pipeline.selection.groups import pool
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.estimating import default_lambda, kernel, slope, storey
 from pipeline.selection.procedures.known import known_members, known_scores
-from pipeline.selection.procedures.record import count_procedures, decide, terms_of
+from pipeline.selection.procedures.record import decide
+from pipeline.selection.promises import adapted
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import minimum_selectable, step_up
 from pipeline.selection.thresholds import Moments
@@ -350,11 +352,11 @@ def test_the_terms_say_what_the_calibration_changes() -> None:
     by_ranks = [name for name, one in calibrated.items() if one.answer is None or one.needs_sought]
     for procedure in by_ranks:
         terms = PROCEDURES[procedure].terms
-        assert terms_of(procedure, plain) == terms
-        by_group = terms_of(procedure, grouped)
+        assert adapted(PROCEDURES[procedure].terms, plain) == terms
+        by_group = adapted(PROCEDURES[procedure].terms, grouped)
         assert by_group.assumption.startswith("Within each of the 2 groups")
         assert (by_group.promise, by_group.guarantee) == (terms.promise, terms.guarantee)
-        held = terms_of(procedure, conditional)
+        held = adapted(PROCEDURES[procedure].terms, conditional)
         if terms.guarantee == "finite-sample":
             assert held.promise.startswith(
                 "With probability at least 0.95 over the choice of the calibration documents"
@@ -367,13 +369,13 @@ def test_the_terms_say_what_the_calibration_changes() -> None:
             assert "nothing is promised" in terms.promise
     said = {"0.01": "0.99", "1e-7": "1 - 1e-07", "1e-9": "1 - 1e-09", "0.123456789": "1 - 0.123456789"}
     for delta, probability in said.items():
-        held = terms_of("bh", simes_grid(9, Fraction(delta)))
+        held = adapted(PROCEDURES["bh"].terms, simes_grid(9, Fraction(delta)))
         given = re.match(r"With probability at least (.+?) over", held.promise)
         assert given
         assert given[1] == probability
         assert sum(map(Fraction, given[1].replace("- ", "-").split())) == 1 - Fraction(delta), "never rounded up to 1"
     counts = RankCounts.empty(9).with_quarantined(1).over(conditional)
-    assert decide("bh", counts, TENTH).promise == terms_of("bh", conditional).promise
+    assert decide("bh", counts, TENTH).promise == adapted(PROCEDURES["bh"].terms, conditional).promise
     assert {"known_members", "ptdi_known_members"} <= set(by_ranks)
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import printed, refusal
 from compared_runs import ITEMS, amend, benchmark_run, copied
 from made_up import sentence
-from test_compare import command, refusal
 
 from pipeline.selection.shares import difference_to_all, paired_difference
 
@@ -84,7 +84,7 @@ def clean_rows(run: Path) -> np.ndarray:
 def test_files_of_lm_eval_become_accuracies_on_all_and_on_clean_items(
     runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, _ = command(capsys, "rank", results, "--run", runs[0], "--output", tmp_path / "x", "--json")
+    code, out, _ = printed(capsys, "rank", results, "--run", runs[0], "--output", tmp_path / "x", "--json")
     assert code == 0
     (task,) = json.loads(out)["tasks"]
     clean = clean_rows(runs[0])
@@ -108,7 +108,7 @@ def test_who_changes_places_is_told_with_the_items_that_carry_it_and_whether_it_
     runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("rank", results, "--run", runs[0], "--output", tmp_path / "x")
-    (change,) = json.loads(command(capsys, *arguments, "--json")[1])["tasks"][0]["changes"]
+    (change,) = json.loads(printed(capsys, *arguments, "--json")[1])["tasks"][0]["changes"]
     clean, ahead = clean_rows(runs[0]), RIGHT["org__cheat"] & ~RIGHT["org__honest"]
     assert (change["first"], change["second"]) == ("org__cheat", "org__honest")
     assert change["n_for"] == (ahead & ~clean).sum()
@@ -116,7 +116,7 @@ def test_who_changes_places_is_told_with_the_items_that_carry_it_and_whether_it_
     limits = paired_difference(RIGHT["org__honest"][clean], RIGHT["org__cheat"][clean])
     assert (change["difference_clean"], change["low"], change["high"]) == pytest.approx(limits)
     assert change["shown"] == (limits[1] > 0)
-    out = " ".join(command(capsys, *arguments)[1].split())
+    out = " ".join(printed(capsys, *arguments)[1].split())
     assert "org__cheat is ahead of org__honest by" in out
     assert ("which may be chance" in out) == (not change["shown"])
     assert "an item that was not selected as clean is not shown to be contaminated" in out
@@ -127,8 +127,8 @@ def test_items_are_clean_under_all_models_where_several_runs_judged_them(
     runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = ("--run", runs[0], "--run", runs[1])
-    _, out, _ = command(capsys, "rank", results, *both, "--output", tmp_path / "x", "--json")
-    command(capsys, "joint", *runs, "--output", tmp_path / "joint")
+    _, out, _ = printed(capsys, "rank", results, *both, "--output", tmp_path / "x", "--json")
+    printed(capsys, "joint", *runs, "--output", tmp_path / "joint")
     joint = set(pq.read_table(tmp_path / "joint/selected.parquet")["doc_id"].to_pylist())
     table = pq.read_table(tmp_path / "x/items.parquet").to_pylist()
     assert {row["item"] for row in table if row["clean"]} == joint
@@ -138,7 +138,7 @@ def test_items_are_clean_under_all_models_where_several_runs_judged_them(
 def test_items_are_matched_by_an_id_in_any_order_and_by_the_table_of_a_trial(
     runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    by_row = json.loads(command(capsys, "rank", results, "--run", runs[0], "--output", tmp_path / "x", "--json")[1])
+    by_row = json.loads(printed(capsys, "rank", results, "--run", runs[0], "--output", tmp_path / "x", "--json")[1])
     rows = []
     for model, right in RIGHT.items():
         lines = [{**sample(row, float(right[row])), "doc_id": ITEMS - 1 - row} for row in range(ITEMS)]
@@ -146,7 +146,7 @@ def test_items_are_matched_by_an_id_in_any_order_and_by_the_table_of_a_trial(
         rows += [{"model": model, "item": f"bench.jsonl#{row}", "correct": bool(right[row])} for row in range(ITEMS)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "bench.parquet")
     for arguments in ((tmp_path / "turned", "--id", "qid"), (tmp_path / "bench.parquet",)):
-        again = command(capsys, "rank", *arguments, "--run", runs[0], "--output", tmp_path / "x", "--json")[1]
+        again = printed(capsys, "rank", *arguments, "--run", runs[0], "--output", tmp_path / "x", "--json")[1]
         models = json.loads(again)["tasks"][0]["models"]
         assert models == by_row["tasks"][0]["models"]
 
@@ -156,9 +156,9 @@ def test_the_last_file_of_a_folder_counts_and_names_are_given_to_single_files(
 ) -> None:
     old = write_samples(results, "org__cheat", [sample(row, 0.0) for row in range(ITEMS)], date="2024-01-01T00-00-00")
     run = ("--run", runs[0], "--output", tmp_path / "x", "--json")
-    task = json.loads(command(capsys, "rank", results, *run)[1])["tasks"][0]
+    task = json.loads(printed(capsys, "rank", results, *run)[1])["tasks"][0]
     assert task["models"][0]["accuracy_all"] > 0.5
-    task = json.loads(command(capsys, "rank", f"new={results}/org__cheat", f"old={old}", *run)[1])["tasks"][0]
+    task = json.loads(printed(capsys, "rank", f"new={results}/org__cheat", f"old={old}", *run)[1])["tasks"][0]
     assert [one["model"] for one in task["models"]] == ["new", "old"]
     assert task["models"][1]["accuracy_all"] == 0
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_ranked_is_one_line(
     assert "no such input; did you mean 'bench.jsonl'?" in bad(good, "--task", "bench=bench.json")
     assert "line 1 is no sample of lm-eval" in bad([{"item": 1}])
     renamed = write_samples(tmp_path / "named", "m", good, task="arc")
-    code, _, _ = command(capsys, "rank", renamed, *run, "--task", "arc=bench.jsonl")
+    code, _, _ = printed(capsys, "rank", renamed, *run, "--task", "arc=bench.jsonl")
     assert code == 0
     assert "no such file or folder" in refusal(capsys, "rank", tmp_path / "none", *run)
     assert "holds no sample files" in refusal(capsys, "rank", runs[0] / "report", *run)
@@ -216,12 +216,12 @@ def test_where_nothing_is_clean_there_is_no_accuracy_on_clean_items(
     runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nothing = ("--run", runs[0], "--run", runs[1], "--alpha", "0.001", "--output", tmp_path / "x")
-    code, out, _ = command(capsys, "rank", results, *nothing, "--json")
+    code, out, _ = printed(capsys, "rank", results, *nothing, "--json")
     assert code == 0
     (task,) = json.loads(out)["tasks"]
     assert task["changes"] == []
     assert {one["accuracy_clean"] for one in task["models"]} == {None}
-    code, out, _ = command(capsys, "rank", results, *nothing)
+    code, out, _ = printed(capsys, "rank", results, *nothing)
     assert code == 0
     assert "there is no accuracy on clean items. Nothing can be selected at alpha 0.001" in " ".join(out.split())
 
@@ -232,5 +232,5 @@ def test_a_selection_that_a_check_contradicts_is_told_before_its_numbers(
     void = tmp_path / "void"
     shutil.copytree(runs[0], void)
     amend(void, "selection/clean/summary.json", {"supported": False, "reasons": ["The words tell them apart."]})
-    _, out, _ = command(capsys, "rank", results, "--run", void, "--output", tmp_path / "x")
+    _, out, _ = printed(capsys, "rank", results, "--run", void, "--output", tmp_path / "x")
     assert out.startswith("CONTRADICTED, do not act on it: The words tell them apart.")

@@ -518,7 +518,7 @@ def test_a_hundred_thousand_ranks_draw_fast_and_keep_the_threshold(run: Store) -
     assert x[list(y).index(threshold)] == count[:54_321].sum() / count.sum()
     summary = summary_in(run).model_copy(update={"n_calibration": n, "threshold": threshold})
     began = time.perf_counter()
-    assert len(draw_figures(SelectionFacts("members", summary, RankHistogram(rank, count), None, (), 0))) == 2
+    assert len(draw_figures(SelectionFacts("members", summary, RankHistogram(rank, count), None, ()))) == 2
     assert time.perf_counter() - began < 20
 
 
@@ -529,9 +529,9 @@ def test_the_smallest_and_the_emptiest_selections_can_be_drawn(run: Store) -> No
     empty = ScoreHistogram(column="loss", edges=[0.0, 1.0], roles={"audit": [0]})
     flat = ScoreHistogram(column="loss", edges=[1.0, 1.0], roles={"audit": [3]})
     single = ScoreHistogram(column="loss", edges=[0.0, 1.0], roles={"audit": [1]})
-    drawn = [draw_figures(SelectionFacts("s", summary, one, scores, (), 0)) for scores in (empty, flat, single)]
+    drawn = [draw_figures(SelectionFacts("s", summary, one, scores, ())) for scores in (empty, flat, single)]
     assert [len(figures) for figures in drawn] == [2, 2, 3]
-    assert draw_figures(SelectionFacts("s", summary, None, None, (), 0)) == []
+    assert draw_figures(SelectionFacts("s", summary, None, None, ())) == []
 
 
 def test_the_drawn_threshold_is_where_the_curve_last_meets_the_line(tmp_path: Path) -> None:

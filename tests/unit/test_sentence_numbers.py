@@ -49,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFacts:
 
 def terms_of(run: RunFacts, summary: Summary) -> str:
     """What the report says below an answer's first sentence."""
-    return answer_text(run, SelectionFacts(summary.name, summary, None, None, (), summary.n_selected)).terms
+    return answer_text(run, SelectionFacts(summary.name, summary, None, None, ())).terms
 
 
 def table_of(values: np.ndarray, detectors: int, **columns: Any) -> pa.Table:

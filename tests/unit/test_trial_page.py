@@ -7,17 +7,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.plain_loop import process
-from pipeline.audit.plan import make_plan
-from pipeline.audit.reconcile import reconcile
+from finished import score_run
+
 from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
 from pipeline.report.page import write_report
-from pipeline.stages.base import Placement
-from pipeline.stages.registry import stages_of
-from pipeline.store.files import Store
 from pipeline.trial.config import build_trial
 from pipeline.trial.trial import carry_out
 
@@ -32,12 +28,7 @@ class Ended:
 
 def audit_here(config: AuditConfig) -> Ended:
     """Score and select in this process."""
-    store = Store(config.run)
-    (stage,) = stages_of(config)
-    plan = reconcile(make_plan(config), {stage.name: stage.fingerprint}, store)
-    worker = stage.make(stage, Placement())
-    for shard in plan.shards:
-        process(stage, worker, shard, store)
+    plan, store = score_run(config)
     summaries = select_all(config, read_scored(store, plan.shards), None, lambda receipts, f: map(f, receipts))
     return Ended(summaries, write_report(store))
 

@@ -29,7 +29,6 @@ from pipeline.selection.versions import (
 )
 from pipeline.selection.versions_collection import (
     BETS,
-    COLLECTION_SIZES,
     EXPECTED,
     log_e_values,
     redraw_p_value,
@@ -453,4 +452,3 @@ def test_what_one_may_expect_rises_with_copies() -> None:
     assert [row.copies for row in EXPECTED] == [1, 4, 16, 64]
     assert all(a.auc <= b.auc and a.most <= b.most for a, b in itertools.pairwise(EXPECTED))
     assert all(one.least <= one.most for one in EXPECTED)
-    assert all(half < strict for half, strict in COLLECTION_SIZES.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from finished import score_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up import write_corpus
 
 import seenset
-from benchmarks.plain_loop import process
 from pipeline.audit.blind import blind, blind_diagnostic, word_counts
 from pipeline.audit.density_weights import (
     blind_after,
@@ -37,8 +37,6 @@ from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
 from pipeline.selection.conformal import calibrate, ranks, tie_draws
 from pipeline.selection.weighted import LEVELS, PRECISION, calibrate_weighted, ranks_by_weight, weight_levels
-from pipeline.stages.base import Placement
-from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 
 WORDS = [f"word{i}" for i in range(300)]
@@ -244,17 +242,16 @@ def backwards(receipts: Sequence[Any], function: Callable[[Any], Any]) -> Iterat
 def described(
     tmp_path: Path, model: Path, audit: Sequence[str], unseen: Sequence[str], **selection: Any
 ) -> AuditConfig:
-    corpus = {}
-    for role, some in (("audit", audit), ("unseen", unseen)):
-        path = tmp_path / f"{role}.jsonl"
-        path.write_text("".join(json.dumps({"id": f"{role}{i}", "text": text}) + "\n" for i, text in enumerate(some)))
-        corpus[role] = {"path": str(path), "id": "id"}
+    rows = {
+        role: [{"id": f"{role}{i}", "text": text} for i, text in enumerate(some)]
+        for role, some in (("audit", audit), ("unseen", unseen))
+    }
     chosen = {"name": "members", "detectors": ["loss"], "alpha": 0.3, "calibration": "weighted", **selection}
     return build_config(
         {
             "run": str(tmp_path / "run"),
             "model": {"path": str(model)},
-            "corpus": corpus,
+            "corpus": write_corpus(tmp_path, rows),
             "detectors": ["loss"],
             "selections": [chosen],
             "resources": {"shard_bytes": 6_000},
@@ -264,12 +261,8 @@ def described(
 
 
 def score(config: AuditConfig) -> Any:
-    store = Store(config.run)
-    (stage,) = stages_of(config)
-    plan = make_plan(config)
-    worker = stage.make(stage, Placement())
-    for shard in plan.shards:
-        process(stage, worker, shard, store)
+    plan, store = make_plan(config), Store(config.run)
+    score_all(plan, store)
     return read_scored(store, plan.shards)
 
 

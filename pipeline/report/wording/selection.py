@@ -34,7 +34,7 @@ def answer_text(run: RunFacts, selection: SelectionFacts) -> AnswerText:
         f"{model_name(run.manifest.config.model)}{_proof_clause(summary)}{bound_clause(summary)}."
     )
     terms = _terms(summary) if summary.n_selected else _empty_answer(summary)
-    doubts, cautions = _doubts(summary), _cautions(selection)
+    doubts, cautions = _doubts(summary), _cautions(summary)
     if (remark := several_questions(run.history)) is not None:
         cautions.append(f"{remark} Section 2 lists them.")
     bound = bound_text(summary)
@@ -186,25 +186,16 @@ def _doubts(summary: Summary) -> list[str]:
     return [f"{check.title} failed: {check.sentence}" for check in failed]
 
 
-def _cautions(selection: SelectionFacts) -> list[str]:
-    summary = selection.summary
+def _cautions(summary: Summary) -> list[str]:
     cautions = [] if summary.review is None else [summary.review.sentence]
-    if (summary.n_selected or summary.bound) and not is_tested(summary):
+    if (summary.n_selected or summary.bound) and summary.diagnostics.blind.ok is None:
         cautions.append(untested(summary))
     if summary.n_quarantined:
         as_one = "counts as a hypothesis" if summary.n_quarantined == 1 else "count as hypotheses"
         cautions.append(
             f"{summary.n_quarantined:,} of the audited documents could not be scored and {as_one} with p = 1."
         )
-    unlisted = summary.n_selected - selection.n_rows
-    if unlisted > 0:
-        cautions.append(f"The count includes {documents(unlisted)} without a row in the list of the selected.")
     return cautions
-
-
-def is_tested(summary: Summary) -> bool:
-    """Whether a classifier tried to tell calibration from audited documents without the model, with a result."""
-    return summary.diagnostics.blind.ok is not None
 
 
 def untested(summary: Summary) -> str:

@@ -7,8 +7,7 @@ from fractions import Fraction
 from functools import partial
 
 from pipeline.config.selection import SelectionConfig
-from pipeline.errors import UserError
-from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, longest_list
+from pipeline.selection.bounds import bounds_of_lists, fewest_in_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import Answer, Asking, SelectionInput
 from pipeline.selection.procedures.record import ONLY_POOLED, Decision, LastRank, Procedure, decision
@@ -18,14 +17,8 @@ from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision
 
 
 def decide_by_bound(counts: RankCounts, alpha: Fraction, confidence: Fraction) -> Decision:
-    """Procedure `bound`: the `longest_list`, with its terms.
-
-    Raises:
-        UserError: no audit documents.
-    """
-    if counts.m == 0:
-        raise UserError("no audit documents")
-    made = decision("bound", counts, alpha, longest_list(counts, alpha, confidence))
+    """Procedure `bound`: the longest list, with its terms."""
+    made = decision("bound", counts, alpha, bounds_of_lists(counts, confidence).longest(alpha))
     return replace(made, promise=terms_of_bound(confidence).promise)
 
 
@@ -52,7 +45,6 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
 
 
 def _curve(procedure: Procedure, selection: SelectionConfig, answer: Answer) -> LastRank:
-    """As `longest_list`, of bounds that are computed already."""
     assert answer.counts is not None
     return bounds_of_lists(answer.counts, selection.exact_confidence).longest
 

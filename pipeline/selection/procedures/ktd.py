@@ -40,8 +40,6 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
         judge=partial(_judge_knockoff, cut, scale, conformal.judge if conformal is not None else None),
         n_calibration=len(known.matrix),
         m=m,
-        threshold=None,
-        null_proportion=1.0,
         guarantee=terms.guarantee,
         assumption=terms.assumption,
         promise=terms.promise,

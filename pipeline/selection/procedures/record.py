@@ -223,11 +223,6 @@ def applied_to(selection: SelectionConfig, known_members: bool = False) -> tuple
     return procedure_of(selection.procedure).applied(options)
 
 
-def count_procedures() -> list[str]:
-    """The procedures that decide by rank counts and alpha alone, those of plugins too."""
-    return [name for name, one in PROCEDURES.items() if one.decide is not None and not one.needs_sought]
-
-
 def decide(
     procedure: str,
     counts: RankCounts,
@@ -237,7 +232,7 @@ def decide(
 ) -> Decision:
     """Select by a named procedure; exact, a function of the counts alone.
 
-    What is guaranteed is in `PROCEDURES[procedure].terms`, is adapted to the calibration by `terms_of`, and is carried
+    What is guaranteed is in `PROCEDURES[procedure].terms`, is `adapted` to the calibration, and is carried
     by the decision.
 
     Args:
@@ -265,11 +260,6 @@ def estimates_share(selection: SelectionConfig) -> bool:
     return applied_to(selection)[0].estimates
 
 
-def terms_of(procedure: str, grid: Grid) -> Terms:
-    """A procedure's terms for p-values calibrated in the way that the grid records."""
-    return adapted(procedure_of(procedure).terms, grid)
-
-
 def decision(
     procedure: str,
     counts: RankCounts,
@@ -291,7 +281,7 @@ def decision(
         factor: BH ran at alpha / factor; pi0 by default.
     """
     grid = counts.grid
-    terms = terms_of(procedure, grid)
+    terms = adapted(procedure_of(procedure).terms, grid)
     return Decision(
         procedure=procedure,
         alpha=alpha,

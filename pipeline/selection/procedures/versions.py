@@ -67,8 +67,6 @@ def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> 
         judge=partial(_judge, places, p, selected),
         n_calibration=0,
         m=m,
-        threshold=None,
-        null_proportion=1.0,
         guarantee=by.terms.guarantee,
         assumption=by.terms.assumption,
         promise=by.terms.promise,
