@@ -53,6 +53,17 @@ def make_audit(tmp_path: Path, tiny_model_folder: Path) -> Callable[..., Path]:
     return partial(write_audit, tmp_path, tiny_model_folder)
 
 
+@pytest.fixture
+def forgotten_plugins() -> Iterator[None]:
+    """What the plugins of a test register is gone behind it."""
+    from pipeline.detectors import plugins
+
+    yield
+    for plugin in plugins._loaded.values():
+        plugins._forget(plugin)
+    plugins._loaded.clear()
+
+
 @pytest.fixture(scope="session")
 def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with a tokenizer of its own."""

@@ -24,8 +24,6 @@ from made_up import sentence
 from docs.blocks import ROOT, Block, all_pages, blocks
 from ray_jobs.cli import app, main
 
-pytestmark = pytest.mark.figures
-
 COUNTS = {"audit": 60, "unseen": 40, "seen": 40, "labelled": 80, "documents": 240}
 LENGTHS = {"audit": 30, "unseen": 20, "seen": 30, "labelled": 20, "documents": 20}
 FIRST = ROOT / "README.md"

@@ -21,13 +21,14 @@ from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.config.models import ModelConfig
-from pipeline.detectors import plugins
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
+
+pytestmark = pytest.mark.usefixtures("forgotten_plugins")
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 ALPHA = ["selections.0.alpha=0.48"]  # lets some of these documents be selected
@@ -56,14 +57,6 @@ def two_nodes() -> Iterator[None]:
     cluster.shutdown()
     if session:  # the tests after these go on with the session's cluster
         start_cluster()
-
-
-@pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
-    yield
-    for plugin in plugins._loaded.values():
-        plugins._forget(plugin)
-    plugins._loaded.clear()
 
 
 def example(folder: Path, model: Path) -> Path:

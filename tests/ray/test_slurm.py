@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import shutil
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from finished import run
+from finished import run, selection_digest
 from made_up import sentence
 
 SCRIPT = str(files("cluster").joinpath("slurm/seenset.sbatch"))
@@ -108,13 +107,6 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.02)
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """The bytes of all answers of a run; not the digests, which cover the name of its directory."""
-    paths = [path for path in sorted((folder / "selection").glob("*/**/*")) if path.is_file()]
-    named = {str(path.relative_to(folder)): path for path in paths if path.name != "digests.json"}
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in named.items()}
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux" or subprocess.run([*ALONE, "true"], capture_output=True).returncode != 0,
@@ -152,5 +144,5 @@ def test_a_job_that_ran_out_of_time_goes_on_to_the_same_bytes(
     second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert second.returncode == 0, second.stdout + second.stderr
     assert done >= 2
-    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
+    assert selection_digest(tmp_path / "run") == selection_digest(tmp_path / "whole")
     print(first, second.stdout)

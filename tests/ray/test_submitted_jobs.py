@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from finished import run
+from finished import run, selection_digest
 from made_up import sentence
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads the processes of Linux")]
@@ -97,13 +96,6 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """The bytes of all answers of a run; not the digests, which cover the name of its directory."""
-    paths = [path for path in sorted((folder / "selection").glob("*/**/*")) if path.is_file()]
-    named = {str(path.relative_to(folder)): path for path in paths if path.name != "digests.json"}
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in named.items()}
-
-
 def until(condition: Callable[[], object]) -> None:
     """Wait for something that must come."""
     end = time.monotonic() + 120
@@ -156,7 +148,7 @@ def test_a_submitted_audit_that_is_killed_and_stopped_goes_on_when_submitted_aga
     assert "is open to" not in followed.stdout, "a token closes it"
     times = {name: (folder / "receipts/score" / name).stat().st_mtime_ns for name in done()}
     assert {name: times[name] for name in after_stop} == after_stop, "finished shards were scored again"
-    assert digests(folder) == digests(tmp_path / "whole")
+    assert selection_digest(folder) == selection_digest(tmp_path / "whole")
 
     failing = head.job("submit", "--submission-id", "selected", "--", *command, "--fail-if-selected")
     assert (failing.returncode, head.state("selected")) == (1, "FAILED"), "Ray Jobs know done and failed alone"

@@ -102,9 +102,9 @@ def test_token_ids_are_called_tokens_and_a_matched_subset_holds_them(tmp_path: P
     rng = np.random.default_rng(0)
     for role in ("audit", "unseen"):
         most = 4 if role == "audit" else 2  # of 5 documents that are of another kind
-        starts = [20 if n % 5 < most else 80 for n in range(800)]
+        starts = [20 if n % 5 < most else 80 for n in range(400)]
         ids = [rng.integers(start, start + 60, 60).tolist() for start in starts]
-        table = pa.table({"id": [f"{role}{n}" for n in range(800)], "ids": ids})
+        table = pa.table({"id": [f"{role}{n}" for n in range(400)], "ids": ids})
         pq.write_table(table, tmp_path / f"{role}.parquet")
     described = plan.config.model_dump(mode="json", by_alias=True)
     for role in ("audit", "unseen"):

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from commands import ended, printed
 from made_up import sentence, write_audit
 
 from pipeline.audit import machine
-from pipeline.detectors import plugins
 from pipeline.errors import ExitCode
+
+pytestmark = pytest.mark.usefixtures("forgotten_plugins")
 
 LEAVING = """
 import sys
@@ -55,14 +55,6 @@ numpy.cumsum = lambda *arguments, **settings: sys.exit(0)
 def unused(counts, alpha):
     return None
 """
-
-
-@pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
-    yield
-    for plugin in plugins._loaded.values():
-        plugins._forget(plugin)
-    plugins._loaded.clear()
 
 
 def audit(folder: Path, model: Path, code: str, **settings: Any) -> str:

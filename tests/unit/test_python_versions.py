@@ -109,12 +109,8 @@ def test_marked_documents_are_read_scored_and_judged(tiny_model_folder: Path, tm
         if len(text) > 300
     ]
     (tmp_path / "pages.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    assert (
-        ended(
-            "mark", str(tmp_path / "pages.jsonl"), "--out", str(tmp_path / "marked"), "--versions", "8", "--seed", "5"
-        )
-        == 0
-    )
+    marking = ("--out", tmp_path / "marked", "--versions", 8, "--seed", 5)
+    assert ended("mark", tmp_path / "pages.jsonl", *marking) == 0
     versions = seenset.read_versions(tmp_path / "marked/private/versions.parquet")
     public = [json.loads(line)["text"] for line in (tmp_path / "marked/public/pages.jsonl").read_text().splitlines()]
     assert len(public) == len(texts)

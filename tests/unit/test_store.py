@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -112,17 +110,6 @@ def test_a_second_driver_is_told_who_holds_the_run(store: Store) -> None:
     with RunLock(store):
         pass
     assert not lock_is_live(store)
-
-
-def test_the_lock_of_a_dead_process_is_taken_over_at_once(store: Store) -> None:
-    code = "from pipeline.store.lock import describe_process; print(describe_process('dead', 1).to_bytes().decode())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    store.create("lock/000001.json", done.stdout)
-    assert not lock_is_live(store)
-    with RunLock(store) as lock:
-        assert lock_is_live(store)
-        assert store.names("lock", ".json") == ["000002.json"]
-        assert store.read_json("lock/000002.json")["owner"] == lock.owner
 
 
 def test_a_driver_whose_lock_was_taken_stops(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
