@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import statistics
 import tempfile
 import time
@@ -32,7 +33,7 @@ from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train
-from ray_jobs.finetune import AdapterJob, AdapterProgress, train_adapters
+from ray_jobs.finetune import AdapterJob, train_adapters
 
 
 def main() -> None:
@@ -100,12 +101,14 @@ def _loop(model: ModelConfig, texts: list[str], config: FinetuneConfig, folder: 
 
 
 def _job(model: ModelConfig, texts: list[str], config: FinetuneConfig, store: Store, gpus: int) -> float:
-    """Tokens a second of the job, from its last progress report."""
-    seen: list[AdapterProgress] = []
+    """Tokens a second of the job, from the last line on its progress."""
+    seen: list[str] = []
     job = AdapterJob("benchmark", f"job-{config.seed}", model, texts, config, {}, gpu=gpus > 0)
     (adapter,) = train_adapters([job], store, seen.append)
-    assert seen[-1].step.step > adapter.steps // 3, "too short to measure: give more --texts"
-    return seen[-1].tokens_per_s
+    last = re.search(r"  step (\d+)/.*  ([\d,]+) tokens/s$", seen[-1])
+    assert last is not None
+    assert int(last[1]) > adapter.steps // 3, "too short to measure: give more --texts"
+    return float(last[2].replace(",", ""))
 
 
 def _scoring(model: ModelConfig, texts: list[str], root: Path, gpus: int, rounds: int) -> list[float]:

@@ -16,20 +16,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import user_error
-from finished import refile, with_column
+from finished import refile, score_run, with_column
+from made_up import write_corpus
 from signed import file_blind_test, sign
 
-from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
-from pipeline.audit.reconcile import reconcile
 from pipeline.audit.summary import BlindDiagnostic, Summary
 from pipeline.corpus import keys
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
-from pipeline.stages.base import Placement
-from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 from ray_jobs import select as job
@@ -53,24 +49,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) 
         "unseen": [text(1000 + i, 12) for i in range(80)],
         "seen": [text(2000 + i, 60) for i in range(80)],
     }
-    for role, texts in roles.items():
-        rows = [{"id": f"{role}-{i}", "text": t, "group": "ab"[i % 2]} for i, t in enumerate(texts)]
-        (root / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = {role: [{"text": t, "group": "ab"[i % 2]} for i, t in enumerate(texts)] for role, texts in roles.items()}
     config = build_config(
         {
             "run": str(root / "run"),
             "model": {"path": str(tiny_model_folder)},
-            "corpus": {r: {"path": str(root / f"{r}.jsonl"), "id": "id", "group": "group"} for r in roles},
+            "corpus": write_corpus(root, rows, group="group"),
             "detectors": ["loss", "zlib", "min_k", "min_k_plus_plus"],
             "resources": {"cluster": "local", "shard_bytes": 4000},
         }
     )
-    store = Store(config.run)
-    (stage,) = stages_of(config)
-    plan = reconcile(make_plan(config), {stage.name: stage.fingerprint}, store)
-    scorer = stage.make(stage, Placement())
-    for shard in plan.shards:
-        process(stage, scorer, shard, store)
+    score_run(config)
     both = [{"name": d, "detectors": ONE, "direction": d} for d in ("members", "clean")]
     select_again(config.run, [f"selections={json.dumps(both)}"], texts=False)
     return root

@@ -7,32 +7,25 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from commands import ended
-from rich.console import Console
+from finished import run, score_run
+from made_up import write_audit
 from signed import file_blind_test, sign, sign_status
 
 import seenset
-from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config, load_config
+from pipeline.audit.description import load_config
 from pipeline.audit.history import count_questions, read_history, several_questions
-from pipeline.audit.plan import make_plan
-from pipeline.audit.reconcile import reconcile
 from pipeline.audit.status import run_status
 from pipeline.audit.summary import BlindDiagnostic, Summary, exit_code_of
 from pipeline.errors import ExitCode, UserError
 from pipeline.report.contents import Report
 from pipeline.report.page import write_report
-from pipeline.stages.base import Placement
-from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from ray_jobs import terminal
-from ray_jobs.audit import Outcome, run_audit
-from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
 
 APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
@@ -53,24 +46,13 @@ def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
         "audit": [text(i, 60 if i % 2 else 12) for i in range(60)],
         "unseen": [text(1000 + i, 12) for i in range(60)],
     }
-    for role, texts in roles.items():
-        rows = [{"id": f"{role}-{i}", "text": words} for i, words in enumerate(texts)]
-        (root / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    audit = {
-        "run": str(root / "run"),
-        "model": {"path": str(tiny_model_folder)},
-        "corpus": {role: {"path": str(root / f"{role}.jsonl"), "id": "id"} for role in roles},
+    settings = {
         "detectors": ["loss", "zlib"],
         "selections": [{"name": "members", "detectors": ["zlib"], "procedure": "bh", "alpha": 0.2}],
         "evidence": 0,
+        "resources": {"shard_bytes": 1 << 20},
     }
-    (root / "audit.yaml").write_text(yaml.safe_dump(audit))
-    config = build_config(audit)
-    store = Store(config.run)
-    (stage,) = stages_of(config)
-    scorer = stage.make(stage, Placement())
-    for shard in reconcile(make_plan(config), {stage.name: stage.fingerprint}, store).shards:
-        process(stage, scorer, shard, store)
+    _, store = score_run(load_config(str(write_audit(root, tiny_model_folder, **roles, **settings))))
     set_words(store, ALIKE)
     return root
 
@@ -87,10 +69,6 @@ def audit(scored: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def store(audit: Path) -> Store:
     return Store(str(audit.parent / "run"))
-
-
-def run(audit: Path, *overrides: str, **arguments: Any) -> Outcome:
-    return run_audit(load_config(str(audit), overrides), Reporter(Console(), quiet=True), **arguments)
 
 
 def select(store: Store, *overrides: str) -> list[Summary]:

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from commands import ended
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_up import write_audit, write_corpus
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import Parts, allocate, allocation_record
@@ -179,24 +181,17 @@ def keys_of(texts: list[str]) -> Keys:
 
 
 def write(folder: Path, model: Path, detectors: list[Any], texts: dict[str, list[str]], **settings: Any) -> Path:
-    corpus = {}
-    for role, some in texts.items():
-        path = folder / f"{role}.jsonl"
-        path.write_text("".join(json.dumps({"id": f"{role}{i}", "text": t}) + "\n" for i, t in enumerate(some)))
-        corpus[role] = {"path": str(path), "id": "id"}
+    rows = {role: [{"id": f"{role}{i}", "text": t} for i, t in enumerate(some)] for role, some in texts.items()}
     columns = [detector.column for detector in parse_detectors(detectors)]
-    audit = {
-        "run": str(folder / "run"),
+    given = {
         "model": {"path": str(model), "dtype": "float32"},
-        "corpus": corpus,
+        "corpus": write_corpus(folder, rows),
         "detectors": detectors,
         "selections": [{"name": "members", "detectors": columns[:1], "procedure": "bh", "alpha": 0.2}],
-        "resources": {"cluster": "local", "actors": 1},
         **settings,
+        "resources": {"shard_bytes": 1 << 20, **settings.get("resources", {})},
     }
-    path = folder / "audit.yaml"
-    path.write_text(json.dumps(audit))
-    return path
+    return write_audit(folder, model, **given)
 
 
 def allocated(path: Path) -> Parts:
@@ -260,7 +255,7 @@ def test_what_cannot_be_shown_is_refused_in_one_line(
     texts.pop(missing or "", None)
     parsable = detectors if "gamma" not in message and message != "shots" else ["recall"]
     path = write(tmp_path, tiny_model_folder, parsable, texts, **settings)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "detectors": detectors}))
+    path.write_text(json.dumps({**yaml.safe_load(path.read_text()), "detectors": detectors}))
     with pytest.raises(UserError, match=message) as refused:
         allocated(path)
     assert "\n" not in str(refused.value)
@@ -276,7 +271,7 @@ def test_what_leaves_nothing_to_calibrate_is_named_by_what_it_is(tmp_path: Path,
 
 def run(path: Path) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
     assert ended("run", str(path)) == 0
-    store = Store(json.loads(path.read_text())["run"])
+    store = Store(yaml.safe_load(path.read_text())["run"])
     rows = [row for r in read_receipts(store, "score") for row in store.read_table(r.data).to_pylist()]
     return {row["doc_id"]: row for row in rows}, json.loads(Path(store.path("manifest.json")).read_text())
 

@@ -16,7 +16,7 @@ import pytest
 from bundle_runs import ALIKE, asked
 from commands import ended, refusal
 from finished import refile, run, with_column
-from made_up import sentence, write_audit
+from made_up import sentence, write_audit, write_corpus
 from signed import file_blind_test
 
 from pipeline.audit.review import COLUMNS
@@ -32,15 +32,12 @@ Change = Callable[[list[dict[str, str]]], list[dict[str, str]]]
 def base(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """A folder with a finished run, four of whose unseen documents score as members do, and its audit.yaml."""
     folder = tmp_path_factory.mktemp("review")
-    numbers = {"audit": 80, "unseen": N_UNSEEN, "seen": 40}
-    corpus: dict[str, Any] = {role: {"path": str(folder / f"{role}.jsonl"), "id": "id"} for role in numbers}
+    numbers = enumerate((("audit", 80), ("unseen", N_UNSEEN), ("seen", 40)))
+    texts = {role: [sentence(1000 * first + i) for i in range(number)] for first, (role, number) in numbers}
+    corpus = write_corpus(folder, texts)
     corpus["unseen"]["review_count"] = COUNT
     selections = asked("members", "storey", "learnt", "clean")
-    path = write_audit(folder, tiny_model_folder, corpus=corpus, selections=selections, detectors=["loss", "min_k"])
-    for first, (role, number) in enumerate(numbers.items()):
-        rows = [{"id": f"{role}-{i}", "text": sentence(1000 * first + i)} for i in range(number)]
-        (folder / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run(path)
+    run(write_audit(folder, tiny_model_folder, corpus=corpus, selections=selections, detectors=["loss", "min_k"]))
     rng = np.random.default_rng(0)
 
     def changed(table: pa.Table, receipt: Receipt) -> pa.Table:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from commands import ended
+from made_up import write_corpus, write_rows
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
@@ -43,15 +44,6 @@ def run(folder: Path, name: str, given: Mapping[str, Any], do: str = "run") -> P
     return folder / name
 
 
-def write(path: Path, rows: Sequence[Row]) -> str:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(path)
-
-
-def corpus(folder: Path, rows: Mapping[str, Sequence[Row]], **settings: Any) -> dict[str, Any]:
-    return {role: {"path": write(folder / f"{role}.jsonl", of), "id": "id", **settings} for role, of in rows.items()}
-
-
 def score_rows(folder: Path) -> list[Row]:
     store = Store(str(folder))
     return [row for one in read_receipts(store, "score") for row in store.read_table(one.data).to_pylist()]
@@ -65,14 +57,14 @@ def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
     rows = {role: [{"id": f"{role}{n}", "text": text} for n, text in enumerate(of)] for role, of in texts.items()}
     given = {
         "model": {"path": str(tiny_model_folder), "dtype": "float32"},
-        "corpus": corpus(folder, rows),
+        "corpus": write_corpus(folder, rows),
         "detectors": ["loss", {"min_k": {"k": 0.5}}],
         "selections": SELECTIONS,
     }
     held = {row["doc_id"]: row for row in score_rows(run(folder, "first", given))}
     assert ended("verdict", folder / "first") == 0
     for role, of in rows.items():
-        write(folder / f"scored-{role}.jsonl", [{**row, **{c: held[row["id"]][c] for c in COLUMNS}} for row in of])
+        write_rows(folder / f"scored-{role}.jsonl", [{**row, **{c: held[row["id"]][c] for c in COLUMNS}} for row in of])
     return folder
 
 
@@ -140,7 +132,11 @@ def rows_of(count: int, name: str = "d", above: float = 0.0) -> list[Row]:
 def small(folder: Path, audit: Sequence[Row], scores: Sequence[Any] = ("loss",), **changed: Any) -> dict[str, Any]:
     rows = {"audit": audit, "unseen": rows_of(30, "unseen")}
     selections = [{"name": "bh", "detectors": ["loss"], "procedure": "bh", "alpha": 0.2}]
-    plain = {"run": str(folder / "run"), "corpus": corpus(folder, rows, scores=list(scores)), "selections": selections}
+    plain = {
+        "run": str(folder / "run"),
+        "corpus": write_corpus(folder, rows, scores=list(scores)),
+        "selections": selections,
+    }
     return {**plain, **changed}
 
 
@@ -160,7 +156,7 @@ def test_a_document_without_a_finite_score_is_quarantined_and_counts(tmp_path: P
 
 def test_a_column_called_shard_can_be_reviewed(tmp_path: Path) -> None:
     given = small(tmp_path, [{**row, "shard": row["loss"]} for row in rows_of(40)], scores=["shard"], selections=[])
-    write(tmp_path / "unseen.jsonl", [{"id": f"u{n}", "shard": n} for n in range(30)])
+    write_rows(tmp_path / "unseen.jsonl", [{"id": f"u{n}", "shard": n} for n in range(30)])
     given["corpus"]["unseen"]["review_count"] = 2
     folder = run(tmp_path, "run", given)
     assert ended("review", folder, tmp_path / "review.csv") == 0
@@ -198,7 +194,7 @@ def test_higher_nonmember_changes_the_sign(tmp_path: Path) -> None:
     first = run(tmp_path, "run", small(tmp_path, audit))
     (tmp_path / "other").mkdir()
     given = small(tmp_path / "other", turned, scores=[{"column": "loss", "higher": "nonmember"}])
-    write(tmp_path / "other/unseen.jsonl", unseen)
+    write_rows(tmp_path / "other/unseen.jsonl", unseen)
     assert verdicts(run(tmp_path / "other", "run", given), "bh") == verdicts(first, "bh")
     assert answer_of(first, "bh").n_selected > 0
 
@@ -217,7 +213,7 @@ def test_evaluate_warns_of_a_direction_that_the_labels_contradict(
 ) -> None:
     kinds = rows_of(40, "n"), rows_of(40, "mm", above)
     rows = [{**row, "label": label} for label, of in enumerate(kinds) for row in of]
-    source = {"path": write(tmp_path / "rows.jsonl", rows), "id": "id", "label": "label"}
+    source = {"path": write_rows(tmp_path / "rows.jsonl", rows), "id": "id", "label": "label"}
     source["scores"] = ["loss" if higher is None else {"column": "loss", "higher": higher}]
     folder = run(tmp_path, "run", {"corpus": {"labelled": source}}, "evaluate")
     notices = json.loads((folder / "evaluation/evaluation.json").read_text())["notices"]
@@ -239,7 +235,7 @@ def test_samples_of_lm_eval_are_scored_by_the_likelihood_of_the_right_answer(tmp
     given = small(tmp_path, audit, scores=["filtered_resps"], error_budget=1.0, selections=[])
     unseen = [{"doc_id": n, "target": "x", "filtered_resps": [-float(n)]} for n in range(30)]
     for role, rows in (("audit", audit), ("unseen", unseen)):
-        given["corpus"][role] |= {"path": write(tmp_path / f"samples_{role}.jsonl", rows), "id": "doc_id"}
+        given["corpus"][role] |= {"path": write_rows(tmp_path / f"samples_{role}.jsonl", rows), "id": "doc_id"}
     rows = score_rows(run(tmp_path, "run", given))
     scores = {row["doc_id"]: row["filtered_resps"] for row in rows if row["role"] == "audit"}
     assert scores == {"0": -1.25, "1": -3.5, "2": -7.0, "3": -8.0}

@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from commands import ended
+from made_up import write_corpus
 from pydantic import TypeAdapter, ValidationError
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -141,9 +142,7 @@ def test_bad_ids_send_a_document_to_quarantine_and_equal_ids_are_found(tmp_path:
     of = {role: [{"id": f"{role}{n}", "ids": rng.integers(3, 90, 12).tolist()} for n in range(20)] for role in ROLES}
     of["unseen"][4]["ids"] = of["audit"][7]["ids"]
     of["audit"] += [{"id": f"bad{n}", "ids": value} for n, (value, *_) in enumerate(BAD)]
-    for role, rows in of.items():
-        (tmp_path / f"{role}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    sources = {role: {"path": str(tmp_path / f"{role}.jsonl"), "tokens": "ids"} for role in ROLES}
+    sources = write_corpus(tmp_path, of, tokens="ids")
     changed = {"error_budget": 0.5, "detectors": ["loss", "zlib"], "overlap": "drop"}
     store = run(tmp_path, "run", settings(tiny_model_folder, sources, **changed))
     refused = rows_of(store, "quarantine")
@@ -168,12 +167,10 @@ def test_a_known_document_with_an_unknown_id_is_neither_shown_nor_counted(
     tmp_path: Path, tiny_model_folder: Path, detector: str
 ) -> None:
     rng = np.random.default_rng(3)
-    for role in ROLES:
-        rows = [{"id": f"{role}{n}", "ids": rng.integers(3, 90, 12).tolist()} for n in range(12)]
-        for row in rows[:7] if role != "audit" else ():
-            row["ids"][5] = 10**9
-        (tmp_path / f"{role}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    sources = {role: {"path": str(tmp_path / f"{role}.jsonl"), "tokens": "ids"} for role in ROLES}
+    rows = {role: [{"ids": rng.integers(3, 90, 12).tolist()} for n in range(12)] for role in ROLES}
+    for row in (*rows["unseen"][:7], *rows["seen"][:7]):
+        row["ids"][5] = 10**9
+    sources = write_corpus(tmp_path, rows, tokens="ids")
     argument = "documents" if detector == "dc_pdd" else "shots"
     given = settings(tiny_model_folder, sources, run=str(tmp_path / "run"), error_budget=1, selections=[])
     store = run(tmp_path, "run", {**given, "detectors": [{detector: {argument: 4}}]})

@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import yaml
 from commands import ended
-from finished import refile, with_column
-from rich.console import Console
+from finished import refile, run, with_column
+from made_up import write_audit
 from signed import file_blind_test, sign
 
 import seenset
 from pipeline.audit.blind import blind
 from pipeline.audit.dependence import GroupSizes
-from pipeline.audit.description import load_config
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.summary import BlindDiagnostic, read_summary
 from pipeline.audit.verdict import CollectionVerdict, read_verdict
@@ -33,8 +31,6 @@ from pipeline.report.wording.conclusion import CONTRADICTED, GROUPED
 from pipeline.report.wording.verdict import CALIBRATING
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
-from ray_jobs.audit import run_audit
-from ray_jobs.progress import Reporter
 from ray_jobs.select import give_verdict, select_again
 
 APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
@@ -52,18 +48,9 @@ UNTESTED = BlindDiagnostic(ok=None, sentence="Their words could not be compared.
 def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """The run of 60 audited and 60 unseen documents, which no model was trained on."""
     root = tmp_path_factory.mktemp("verdict")
-    for role in ("audit", "unseen"):
-        rows = [{"id": f"{role}-{i}", "text": f"{role[0]} {i} is number {i * i} of them."} for i in range(60)]
-        (root / f"{role}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    audit = {
-        "run": str(root / "run"),
-        "model": {"path": str(tiny_model_folder)},
-        "corpus": {role: {"path": str(root / f"{role}.jsonl"), "id": "id"} for role in ("audit", "unseen")},
-        "detectors": ["loss", "zlib"],
-        "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.2}],
-    }
-    (root / "audit.yaml").write_text(yaml.safe_dump(audit))
-    run_audit(load_config(str(root / "audit.yaml")), Reporter(Console(), quiet=True))
+    texts = {role: [f"{role[0]} {i} is number {i * i} of them." for i in range(60)] for role in ("audit", "unseen")}
+    settings = {"detectors": ["loss", "zlib"], "resources": {"shard_bytes": 1 << 20}}
+    run(write_audit(root, tiny_model_folder, **texts, **settings))
     return root / "run"
 
 
