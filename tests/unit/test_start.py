@@ -32,7 +32,7 @@ def test_checks_that_are_not_done_stop_nothing_and_what_they_say_is_said_once(ma
     assert output.getvalue() == ""
     checks.wait()
     checks.look()
-    assert output.getvalue().count("near-duplicates") == 1
+    assert output.getvalue().count("are near-duplicates of") == 1
 
 
 def test_documents_that_are_no_good_stop_the_run_at_the_next_look(make_audit: Callable[..., Path]) -> None:
