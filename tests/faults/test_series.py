@@ -161,7 +161,7 @@ def test_what_is_refused_claims_no_place(scan: Callable[..., Path], tmp_path: Pa
     (tmp_path / "unseen.jsonl").open("a").write(
         "".join(f'{{"id": "c{i}", "text": "{t}"}}\n' for i, t in enumerate(copies))
     )
-    with pytest.raises(UserError, match="near cop"):
+    with pytest.raises(UserError, match="near-duplicates"):
         run(path)
     assert not (tmp_path / "ledger").exists()
 
