@@ -63,6 +63,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "PICTURE_WINDOW = Window(64, characters=16 << 20)",
         "64 -> 65",
     ): "pictures that are prepared at a time: descriptions depend on the shard alone",
+    (
+        "pipeline/selection/envelope.py",
+        "if high - low <= PRECISION * high:",
+        "- -> +",
+    ): "the search goes on to its last round: the height is as valid, and closer",
 }
 """(module, line, change) -> why no result can show the change."""
 

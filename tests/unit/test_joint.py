@@ -198,3 +198,10 @@ def test_with_groups_as_many_documents_are_needed_in_every_group() -> None:
         p = np.ones((1, m))
         p[0, : m // 100] = 1 / (n + 1)
         assert joint_select(evidence, p).any() == some
+
+
+def test_a_list_of_one_document_is_a_hundredth_of_few() -> None:
+    m = 150
+    small = joint_resolution([JointEvidence.of(5_000, m, TENTH)])
+    for n, alone in ((small.needed_for_1_percent, True), (small.needed_for_1_percent - 1, False)):
+        assert (JointEvidence.of(n, m, TENTH).fewest == 1) == alone
