@@ -247,11 +247,7 @@ def scoring(
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
     config = plan.config
-    inputs = f"{len(plan.inputs)} input{'s' * (len(plan.inputs) != 1)}"
-    reporter.say(f"{inputs}, {len(plan.shards)} shards; run directory {config.run}")
-    machine = machine_of(plan)
-    if machine is None and (warning := cluster_warning(config.resources)) is not None:
-        reporter.say(warning)
+    machine = _announced(plan, reporter)
     store = Store(config.run)
     types = None if machine is None else types_of_run(config, store, machine, reporter.say)
     plan = plan if types is None else replace(plan, config=with_types(config, types.types))
@@ -293,6 +289,16 @@ def scoring(
             scored = _scored(driver, config, work, plan, fold if unscored else None)
             reread = token_reader(store, config.resources, machine, models, reporter.say, driver.check)
             yield scored, status, fold, reread
+
+
+def _announced(plan: Plan, reporter: Reporter) -> LocalMachine | None:
+    """Say what is to be done, and where: this machine's part in it, None on a cluster."""
+    inputs = f"{len(plan.inputs)} input{'s' * (len(plan.inputs) != 1)}"
+    reporter.say(f"{inputs}, {len(plan.shards)} shards; run directory {plan.config.run}")
+    machine = machine_of(plan)
+    if machine is None and (warning := cluster_warning(plan.config.resources)) is not None:
+        reporter.say(warning)
+    return machine
 
 
 @contextmanager

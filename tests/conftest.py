@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -21,18 +20,6 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 hypothesis.settings.register_profile("no deadline", deadline=None)  # a busy machine is no error
 hypothesis.settings.load_profile("no deadline")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave the figures out of reports: they take most of the time of a small run.
-
-    The tests of the contract and of pages in a browser draw them, others that are marked so, and every command that is
-    a process of its own.
-    """
-    if (page := sys.modules.get("pipeline.report.page")) is not None:
-        drawing = item.get_closest_marker("figures") or {"contract", "browser"} & {*item.path.parts}
-        page.draw_figures = sys.modules["pipeline.report.figures"].draw_figures if drawing else lambda selection: []
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,6 @@ from pipeline.store.files import Store
 from pipeline.store.pieces import write_pieces
 from pipeline.store.receipts import FileRecord, Receipt, read_receipts, write_receipt
 
-pytestmark = pytest.mark.figures
-
 AUDITED, SELECTED, CALIBRATION, SHARDS = 1_000_000, 300_000, 100_000, 500
 SCHEMA = pa.schema(
     [

@@ -24,8 +24,6 @@ from pipeline.store.files import Store
 from pipeline.store.lock import RunLock, lock_is_live
 from pipeline.store.receipts import read_receipts
 
-pytestmark = pytest.mark.figures
-
 MakeAudit = Callable[..., Path]
 SEENSET = [sys.executable, "-m", "ray_jobs.cli"]
 

@@ -33,8 +33,8 @@ def test_a_named_code_is_given_as_0_and_stays_in_the_status(
     assert ended("status", str(tmp_path / "run")) == 3
     assert ended("status", str(tmp_path / "run"), "--exit-zero-on=3") == 0
     zlib = ["--set", "selections.0.detectors=[zlib]", "--fail-if-selected"]
-    mended = ["run", path, "--set", "error_budget=0.5", *zlib]
-    assert ended(*mended, "--exit-zero-on", "3") in (4, 5)
+    corrected = ["run", path, "--set", "error_budget=0.5", *zlib]
+    assert ended(*corrected, "--exit-zero-on", "3") in (4, 5)
     again = ["select", str(tmp_path / "run"), "--fail-if-selected"]  # the questions of the run
     assert ended(*again) in (4, 5)
     assert ended(*again, "--exit-zero-on", " 4, 5") == 0

@@ -62,7 +62,7 @@ BUDGETS = {
     "pipeline.bundle": 1_171,
     "pipeline.series": 1_393,
     "pipeline.trial": 2_733,
-    "ray_jobs": 4_472,
+    "ray_jobs": 4_478,
     "cluster": 1_212,
     "seenset": 904,
 }

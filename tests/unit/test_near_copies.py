@@ -1,4 +1,4 @@
-"""Near-duplicates are told from their sketches: how well is checked against all runs of words, and all pairs."""
+"""Near-duplicates from sketches, checked against all runs of words and against all pairs."""
 
 from __future__ import annotations
 

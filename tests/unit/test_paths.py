@@ -232,8 +232,8 @@ def test_a_file_that_relied_on_the_working_directory_says_what_to_write(
     assert text.startswith(f"{part} is in the working directory and not beside {path};")
     name = part.split(": ")[1]
     assert f"write ../elsewhere/{name}" in text
-    mended = yaml.safe_dump(description(**settings)).replace(name, f"../elsewhere/{name}")
-    (project / "old.yaml").write_text(mended)
+    corrected = yaml.safe_dump(description(**settings)).replace(name, f"../elsewhere/{name}")
+    (project / "old.yaml").write_text(corrected)
     read_mapping(path, AuditConfig)
 
 

@@ -81,7 +81,7 @@ def test_a_near_copy_in_two_roles_stops_and_names_both(tmp_path: Path) -> None:
         said(copied)
     with pytest.raises(UserError, match=r"first: a30 and u30, (9\d|100)%\); remove them, or set overlap: drop"):
         plan_checks(copied)
-    assert stored_preflight(Store(copied.config.run), copied.shards, 0) is None, "the mended corpus is read again"
+    assert stored_preflight(Store(copied.config.run), copied.shards, 0) is None, "the corrected corpus is read again"
     with pytest.raises(UserError, match=r"\(1 of them with the same text"):
         plan_checks(planned(tmp_path, audit, [*unseen[:30], f"  {text(70).upper()}\n"]))
     assert plan_checks(planned(tmp_path, audit, unseen, near_copies=1.0))["overlap"]["unseen"]["n_calibration"] == 0
@@ -195,7 +195,7 @@ def test_words_and_resolution_are_told_before_scoring_and_only_if_something_is_w
     assert plan_checks(later)["blind"]["unseen"]["ok"] is False
 
 
-def test_a_resume_reads_what_is_filed_and_a_mended_corpus_is_read_again(tmp_path: Path) -> None:
+def test_a_resume_reads_what_is_filed_and_a_corrected_corpus_is_read_again(tmp_path: Path) -> None:
     plan = planned(tmp_path, list(map(text, range(100))), dated("quartz"), resources=WHOLE)
     first = said(plan)
     (name,) = (tmp_path / "run/diagnostics").iterdir()
@@ -203,8 +203,8 @@ def test_a_resume_reads_what_is_filed_and_a_mended_corpus_is_read_again(tmp_path
     value["blind"]["unseen"]["sentence"] = "As it was filed."
     name.write_text(json.dumps(sealed({key: value[key] for key in value if key != "digest"})))
     assert said(plan)[0] == "warning: As it was filed."
-    mended = planned(tmp_path, list(map(text, range(100))), dated("zephyr"), resources=WHOLE)
-    assert said(mended) == first, "of the same size and with other words"
+    corrected = planned(tmp_path, list(map(text, range(100))), dated("zephyr"), resources=WHOLE)
+    assert said(corrected) == first, "of the same size and with other words"
 
 
 def test_a_large_corpus_is_sampled_and_says_so(tmp_path: Path) -> None:

@@ -146,7 +146,6 @@ def test_one_document_is_one(tmp_path: Path) -> None:
     assert "240 audited documents, 1 was selected as part of" in report(store)[0].text
 
 
-@pytest.mark.figures
 def test_nothing_selected_is_not_an_acquittal(tmp_path: Path) -> None:
     store = build_run(tmp_path, members=0.0)
     page, facts = report(store)
@@ -402,7 +401,6 @@ def test_provenance_and_settings_are_on_the_page(run: Store) -> None:
 # --- what it never contains
 
 
-@pytest.mark.figures
 def test_a_hostile_text_is_shown_and_not_run(run: Store) -> None:
     page, facts = report(run)
     assert str(facts.selections[0].selected[0].excerpt).startswith(SCRIPT)
@@ -422,7 +420,6 @@ def test_nothing_hides_in_a_text(run: Store) -> None:
     assert visible("नमस्ते\u200d 👩\u200d🔬 é") == "नमस्ते\u200d 👩\u200d🔬 é"
 
 
-@pytest.mark.figures
 def test_the_page_loads_nothing(run: Store) -> None:
     page, _ = report(run)
     policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
@@ -481,7 +478,6 @@ def test_a_document_without_an_excerpt_says_so(tmp_path: Path) -> None:
 # --- files
 
 
-@pytest.mark.figures
 def test_a_second_report_has_the_same_bytes(tmp_path: Path) -> None:
     store = build_run(tmp_path)
     folder = tmp_path / "run" / "report"
@@ -492,7 +488,6 @@ def test_a_second_report_has_the_same_bytes(tmp_path: Path) -> None:
     assert len(first) == 5
 
 
-@pytest.mark.figures
 def test_figures_are_files_and_in_the_page_and_stale_ones_go(tmp_path: Path) -> None:
     store = build_run(tmp_path)
     for old in ("old-scores.svg", "members-scores.png"):

@@ -32,8 +32,6 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from seenset import read_versions, score, select_versions
 
-pytestmark = pytest.mark.figures
-
 K = 6
 Row = dict[str, Any]
 LISTS = ("list", "both", "ranks")

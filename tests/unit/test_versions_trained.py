@@ -128,7 +128,6 @@ def test_the_trial_redraws_only_what_was_not_trained(folder: Path) -> None:
     assert np.isnan(power)
 
 
-@pytest.mark.figures
 def test_another_alpha_is_answered_from_the_scores_and_the_page_is_written_again(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(folder / "runs/trained", run)
