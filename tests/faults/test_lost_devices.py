@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,26 +30,9 @@ from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Win
 from pipeline.stages.local import finish_shards
 from pipeline.stages.process import read_rows
 from pipeline.stages.registry import stages_of
-from pipeline.store.attempts import LOCAL_DRIVER
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt
 
 ASSERT = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`"
-PLUGIN = '''
-import torch
-from pipeline.detectors.base import FORWARD, detector
-
-lost = False
-
-@detector(needs={FORWARD: ["log_prob"]})
-def sticky(evidence):
-    """A device that a text breaks, for as long as the process lives."""
-    global lost
-    lost = lost or any("assertion" in text for text in evidence.texts)
-    if lost:
-        raise RuntimeError("CUDA error: device-side assert triggered")
-    return evidence[FORWARD].log_prob.sum(1)
-'''
 
 
 @dataclass(frozen=True)
@@ -96,27 +75,6 @@ def stage_and_shards(tmp_path: Path, texts: list[str], shard_bytes: int = 1 << 3
     schema = rows_schema(("length", pa.int64()))
     stage = Stage("lengths", "lengths", schema, Settings(), None, 0, OnDevice, model_digests())
     return stage, list(make_plan(config).shards), Store(config.run)
-
-
-def filed(stage: Stage, shard: Shard, store: Store, driver: str) -> Receipt | None:
-    """The receipt of a shard, or None where a new process must go on."""
-    try:
-        return process(stage, OnDevice(stage, Placement()), shard, store, driver)
-    except LostDeviceError:
-        return None
-
-
-@pytest.mark.parametrize("driver", ["some", LOCAL_DRIVER])
-def test_a_document_that_loses_the_device_is_the_only_one_without_a_result(driver: str, tmp_path: Path) -> None:
-    texts = [f"document {number}" for number in range(20)]
-    texts[7] = "an assertion"
-    stage, (shard,), store = stage_and_shards(tmp_path, texts)
-    attempts = 1
-    while (receipt := filed(stage, shard, store, driver)) is None:
-        attempts += 1
-    assert attempts <= 5
-    assert (receipt.n_scored, receipt.reasons) == (19, {"model_error": 1})
-    assert "its worker was killed" in read_rows(stage, shard, store)[7]["problem"]
 
 
 @pytest.mark.parametrize("delay", [0, 0.5])
@@ -174,37 +132,6 @@ def test_only_an_error_after_which_the_device_answers_no_more_loses_it(monkeypat
     monkeypatch.setattr(torch.cuda, "synchronize", refuse)
     with pytest.raises(LostDeviceError):
         check_lost(RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["local", "ray"])
-def test_a_sticky_error_costs_a_run_one_document(cluster: str, make_audit: Callable[..., Path], tmp_path: Path) -> None:
-    plugin = tmp_path / "sticky_device.py"
-    plugin.write_text(PLUGIN)
-    texts = [sentence(number) for number in range(60)]
-    texts[31] += " assertion"
-    resources = {"cluster": cluster, "shard_bytes": 1500, "actors": 1, "batch_tokens": 128}
-    path = make_audit(
-        texts, detectors=["loss", "sticky"], resources=resources, error_budget=0.5, **{"import": [str(plugin)]}
-    )
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "COLUMNS": "400"}
-    codes = []
-    for _ in range(5):
-        command = [sys.executable, "-m", "ray_jobs.cli", "run", str(path)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-        codes.append(ended.returncode)
-        if ended.returncode == ExitCode.DONE:
-            break
-        assert ended.returncode == ExitCode.INCOMPLETE, ended.stderr
-        (line,) = [line for line in ended.stderr.splitlines() if "device" in line]
-        assert "the same command goes on" in line
-    assert codes[-1] == ExitCode.DONE
-    assert len(codes) == 1 if cluster == "ray" else 2 <= len(codes) <= 4
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert status["state"] == "complete"
-    reasons = [json.loads(file.read_text()) for file in (tmp_path / "run" / "receipts" / "score").glob("*.json")]
-    assert sum(receipt["n_quarantined"] for receipt in reasons) == 1
-    assert sum(receipt["n_in"] for receipt in reasons) == 100
 
 
 @pytest.fixture(scope="module")

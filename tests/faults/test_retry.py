@@ -14,13 +14,10 @@ from made_up import sentence, write_audit
 from openai_server import openai_server
 from rich.console import Console
 
-from pipeline.audit.description import load_config
-from pipeline.audit.manifest import read_run
-from pipeline.audit.retry import withdraw_refused
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import spent_before
-from pipeline.errors import ExitCode, StopError, UserError
-from pipeline.stages.registry import ANSWER_FOLDERS, stages_of
+from pipeline.errors import ExitCode, UserError
+from pipeline.stages.registry import ANSWER_FOLDERS
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.audit import retry_run
@@ -112,7 +109,9 @@ def test_draws_that_a_document_had_before_its_fault_are_kept(tmp_path: Path, tin
     assert again == never
 
 
-def test_log_probabilities_that_failed_are_asked_again(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_log_probabilities_that_failed_are_asked_again(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = True
 
     def behave(prompt: str, attempt: int) -> str:
@@ -128,68 +127,12 @@ def test_log_probabilities_that_failed_are_asked_again(tmp_path: Path, tiny_mode
         folder = tmp_path / "run"
         assert len(rows(folder)) == 31
         broken, before = False, len(server.bodies)
-        retry(folder)
+        monkeypatch.chdir(tmp_path)
+        retry(Path("run"))
+        assert json.loads((folder / "manifest.json").read_text())["config"]["run"] == str(folder)
         assert len(rows(folder)) == 34
         assert len(server.bodies) == before + len(FAILING) + 1, "and the way in which it tells them is tried"
         run(path, f"run={tmp_path / 'never failed'}")
-    assert content(folder) == content(tmp_path / "never failed")
-
-
-@pytest.mark.slow
-def test_a_retry_that_is_stopped_at_any_step_goes_on_as_the_run_does(tmp_path: Path, tiny_model_folder: Path) -> None:
-    broken = True
-
-    def behave(prompt: str, attempt: int) -> str:
-        return "500" if broken and prompt in PREFIXES else "answer"
-
-    with openai_server(behave=behave, models=["stub"]) as server:
-        path = write_audit(tmp_path, tiny_model_folder, AUDIT, UNSEEN, model=model(server.url), **SAMPLED)
-        run(path)
-        folder = tmp_path / "run"
-        store, config = Store(str(folder)), load_config(str(path))
-        stages = stages_of(config)
-        before, broken = len(server.bodies), False
-        # killed once the receipts were withdrawn, and later on in the midst of asking
-        assert withdraw_refused(stages, read_run(store)[1], store, ["model_error"]) > 1
-        assert spent_before(store, STAGE, ANSWER_FOLDERS).requests == before
-        with pytest.raises(StopError, match="budget"):
-            run(path, f"model.budget.requests={before + 1}")
-        assert spent_before(store, STAGE, ANSWER_FOLDERS).requests == before + 1
-        run(path)
-        assert len(server.bodies) == before + 2 * len(FAILING)
-        run(path, f"run={tmp_path / 'never failed'}")
-    assert content(folder) == content(tmp_path / "never failed")
-
-
-FLAKY = '''
-from pathlib import Path
-from seenset import FORWARD, detector
-
-@detector(needs={FORWARD: ["log_prob"]})
-def flaky(evidence):
-    """As loss, while nothing is wrong with the machine."""
-    if Path(FLAG).exists() and any(" 3 " in text for text in evidence.texts):
-        raise RuntimeError("the machine is ill")
-    return (evidence[FORWARD].log_prob * evidence[FORWARD].mask).sum(1) / evidence[FORWARD].mask.sum(1)
-'''
-
-
-def test_documents_that_failed_at_scoring_are_scored_again_to_the_same_bytes(
-    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flag = tmp_path / "ill"
-    (tmp_path / "flaky.py").write_text(FLAKY.replace("FLAG", repr(str(flag))))
-    settings = {"import": [str(tmp_path / "flaky.py")], "detectors": ["loss", "flaky"], "error_budget": 0.5}
-    path = write_audit(tmp_path, tiny_model_folder, AUDIT, UNSEEN, selections=SELECTIONS, **settings)
-    flag.touch()
-    run(path)
-    folder = tmp_path / "run"
-    assert rows(folder).keys() == {*(f"audit-{i}" for i in range(20) if i != 3), *(f"unseen-{i}" for i in range(14))}
-    flag.unlink()
-    monkeypatch.chdir(tmp_path)
-    retry(Path("run"))
-    assert json.loads((folder / "manifest.json").read_text())["config"]["run"] == str(folder)
-    run(path, f"run={tmp_path / 'never failed'}")
     assert content(folder) == content(tmp_path / "never failed")
 
 

@@ -57,6 +57,8 @@ def test_ten_thousand_selections_are_read(aliased: bool) -> None:
         ("a: &a {<<: *a}", "an alias stands for itself"),
         ("a: &a {b: 1}\n" + "".join(f"x{i}: &x{i} {{<<: [{', '.join(['*a'] * 9)}]}}\n" for i in range(3)), None),
         ("[" * 3_000, "more than 100 brackets within one another"),
+        ("{a: " * 20_000, "more than 100 brackets within one another"),
+        ("".join(" " * n + "a:\n" for n in range(2000)), "its brackets or indents are nested too deeply"),
         ("run: " + "9" * 5000, "a value cannot be read: Exceeds the limit"),
         ("run: 2024-99-99", "a value cannot be read: month must be in"),
         ("# " + "x" * MOST_BYTES, "it has more than 4,194,304 bytes"),

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from commands import ended
+from commands import ended, user_error
 from finished import rows, run
 from made_up import sentence
 from openai_server import openai_server
@@ -28,7 +23,7 @@ from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence
 from pipeline.detectors.registry import parse_detectors
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import spent_before
-from pipeline.errors import ExitCode, StopError, UserError
+from pipeline.errors import ExitCode, StopError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import TokenStatistics, forward
@@ -65,14 +60,9 @@ def recite(prompt: str, seed: int) -> str:
     return f" {REST[prompt]}" if prompt in {prefix_and_reference(text)[0] for text in AUDIT} else f" guess {seed}"
 
 
-def test_whatever_an_endpoint_does_every_document_ends_once_and_the_key_is_written_nowhere(
-    make_audit: MakeAudit,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
+def test_whatever_an_endpoint_does_every_document_ends_once(
+    make_audit: MakeAudit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("SEENSET_API_KEY", KEY)
     monkeypatch.setattr(local, "TICK_SECONDS", 0.1)
     prefixes = [prefix_and_reference(text)[0] for text in [*AUDIT, *UNSEEN]]
@@ -104,12 +94,7 @@ def test_whatever_an_endpoint_does_every_document_ends_once_and_the_key_is_writt
     assert server.answered == Counter(dict.fromkeys(good, 4))
     assert spent_before(Store(str(folder)), STAGE, ANSWER_FOLDERS).requests == len(server.bodies)
     assert server.keys == {f"Bearer {KEY}"}
-    spoken = capfd.readouterr()
-    assert "answers" in spoken.out, "progress, also while no shard has ended"
-    assert KEY not in caplog.text + spoken.out + spoken.err
-    written = [file for file in folder.rglob("*") if file.is_file()]
-    assert len(written) > 20
-    assert not [file for file in written if KEY.encode() in file.read_bytes()]
+    assert "answers" in capfd.readouterr().out, "progress, also while no shard has ended"
     assert not list((folder / "samples").rglob("*.jsonl"))
 
 
@@ -151,24 +136,6 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         assert rows(tmp_path / "again", "score") == before
 
 
-def test_ctrl_c_while_an_endpoint_answers_leaves_a_run_that_goes_on(make_audit: MakeAudit, tmp_path: Path) -> None:
-    with openai_server(recite, models=["stub"], seconds=0.3) as server:
-        path = make_audit(AUDIT, UNSEEN, model=model(server.url, concurrency=2), **SETTINGS)
-        command = [sys.executable, "-m", "ray_jobs.cli", "run", str(path)]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        deadline = time.monotonic() + 120
-        while len(server.bodies) < 4 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 130, errors
-        assert "Traceback" not in errors
-        status = json.loads((tmp_path / "run/status.json").read_text())
-        assert (status["state"], status["exit_code"]) == ("incomplete", 130)
-        assert run(path).status.scored == 40
-        assert len(server.bodies) <= 40 + 2, "only what was under way is asked for again"
-
-
 @pytest.mark.parametrize("way", ["prompt_logprobs", "echo"])
 def test_an_endpoint_that_tells_log_probabilities_gives_the_scores_of_its_weights(
     make_audit: MakeAudit, tmp_path: Path, tiny_model_folder: Path, way: str
@@ -203,32 +170,19 @@ def test_an_endpoint_that_tells_log_probabilities_gives_the_scores_of_its_weight
 @pytest.mark.parametrize(
     ("server", "changed", "part"),
     [
-        ({"key": KEY, "models": ["stub"]}, {}, "does not accept the key of SEENSET_API_KEY, which is not set: 401"),
-        ({"behave": lambda prompt, attempt: "401"}, {}, "does not accept the key of SEENSET_API_KEY: 401"),
         ({"models": ["stab"]}, {}, "has no model 'stub'; did you mean 'stab'?"),
-        ({"behave": lambda prompt, attempt: "404"}, {}, "has no model 'stub', or no completions interface"),
         ({}, {"detectors": ["samia_zlib", "loss", "zlib"]}, "detectors loss, zlib need prompt log-probabilities"),
         ({}, {"detectors": ["min_k_plus_plus"]}, "detector min_k_plus_plus needs the weights of a model"),
-        ({}, {"detectors": ["gradient_norm"]}, "detector gradient_norm needs the weights of a model"),
-        (None, {}, "does not answer"),
     ],
 )
 def test_an_endpoint_that_cannot_serve_stops_at_once_in_one_line(
-    make_audit: MakeAudit, server: dict[str, Any] | None, changed: dict[str, Any], part: str
+    make_audit: MakeAudit, server: dict[str, Any], changed: dict[str, Any], part: str
 ) -> None:
-    with openai_server(**(server or {})) as said:
+    with openai_server(**server) as said:
         settings = {**SETTINGS, "selections": [], **changed}
         path = make_audit(AUDIT[:3], UNSEEN[:3], model=model(said.url), **settings)
-        if server is not None:
-            with pytest.raises(UserError) as caught:
-                run(path)
-            assert len(said.bodies) <= 6
-    if server is None:
-        with pytest.raises(UserError) as caught:
-            run(path)
-    assert part in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == ExitCode.USER_ERROR
+        assert part in user_error(run, path)
+        assert len(said.bodies) <= 6
 
 
 def test_the_plan_says_what_an_endpoint_would_cost(make_audit: MakeAudit, capsys: pytest.CaptureFixture[str]) -> None:

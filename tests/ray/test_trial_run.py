@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from rich.console import Console
 
 from pipeline.training import train as train_module
 from pipeline.trial.config import load_trial
-from pipeline.trial.progress import trial_status
 from pipeline.trial.trial import TrialOutcome
 from ray_jobs import progress
 
@@ -79,46 +77,9 @@ def written(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in files}
 
 
-@pytest.mark.slow
-def test_every_finite_sample_procedure_keeps_its_promise_over_200_repeats(make_trial: Callable[..., Path]) -> None:
-    path = make_trial("validity", selections=SELECTIONS, repeats=200)
-    outcome = run(path)
-    rows = {row["selection"]: row for row in outcome.facts["selections"]}
-    assert rows.keys() == {selection["name"] for selection in SELECTIONS}
-    for name, row in rows.items():
-        assert row["guarantee"] == "finite-sample", name
-        assert row["repeats"] == 200
-        assert row["fdr_low"] <= row["target"], name
-        assert row["contradicted"] is False, name
-        assert row["power"] > 0.2, name
-        assert row["null_share"] == pytest.approx(0.5)
-    (detector, _) = outcome.facts["detectors"]
-    assert 0.85 < detector["auc_low"] <= detector["auc"] <= detector["auc_high"] <= 1
-    assert outcome.facts["left_out"] == {"empty": 1, "too_short": 1}
-    assert outcome.facts["documents"] == 300
-    # the audit itself is a `seenset run` with a report, and its answer is judged too
-    audit = next(row for row in outcome.facts["audits"] if row["selection"] == "storey")
-    assert (audit["audited"], audit["trained"]) == (200, 100)
-    assert audit["power"] > 0.3
-    assert Path(outcome.reports[0]).exists()
-    status = trial_status(outcome.folder)
-    assert status is not None
-    assert status.line() == "trial complete: audits 1/1, points 1/1"
-    (model,) = outcome.facts["models"]
-    assert (Path(model["path"]) / "model.safetensors").exists()
-    folder = Path(outcome.folder)
-    assert len(pq.read_table(folder / "selections.parquet")) == len(SELECTIONS)
-    assert "Selections held against the truth" in (folder / "tables.txt").read_text()
-    assert outcome.page == str(folder / "trial.html")
-    page = Path(outcome.page).read_text()
-    assert page.count("<figure>") == 4
-    assert "consistent with" in page
-    for figure in ("fdr", "power", "roc", "roc-small"):
-        assert base64.b64encode((folder / f"figures/{figure}.svg").read_bytes()).decode() in page
-
-
 def test_the_first_repeat_says_what_the_audit_says(make_trial: Callable[..., Path]) -> None:
     outcome = run(make_trial("same", selections=SELECTIONS, repeats=1))
+    assert outcome.facts["left_out"] == {"empty": 1, "too_short": 1}
     audits = {row["selection"]: row for row in outcome.facts["audits"]}
     for row in outcome.facts["selections"]:
         audit = audits[row["selection"]]
@@ -136,6 +97,7 @@ def test_no_label_reaches_scoring_or_selection(make_trial: Callable[..., Path]) 
         assert ids == sorted(ids, key=lambda name: int(name.split("-")[1]))  # nor does the order tell
     for manifest in work.glob("audits/*/run/manifest.json"):
         assert "truth" not in manifest.read_text()
+        assert json.loads(manifest.read_text())["config"]["evidence"] == 0, "no document is read once more"
     assert not list(work.rglob("truth*"))
 
 
@@ -169,22 +131,6 @@ def test_a_sweep_over_the_contamination_trains_each_once(make_trial: Callable[..
     files = written(Path(outcome.facts["config"]["work"]))
     assert run(path).facts["selections"] == outcome.facts["selections"]
     assert written(Path(outcome.facts["config"]["work"])) == files
-
-
-@pytest.mark.parametrize(("share", "undefined", "defined"), [(0, "power", "fdr"), (1, "fdr", "power")])
-def test_a_share_of_0_or_1_runs_and_reports_what_is_defined(
-    make_trial: Callable[..., Path], share: int, undefined: str, defined: str
-) -> None:
-    contaminate = {"method": "full", "epochs": 1, "dtype": "float32", "share": share}
-    outcome = run(make_trial(f"share{share}", contaminate=contaminate, repeats=3))
-    (row,) = outcome.facts["selections"]
-    assert row[undefined] is None
-    assert row[defined] is not None
-    (audit,) = outcome.facts["audits"]
-    assert audit["trained"] == (200 if share else 0)
-    aucs = [row["auc"] for row in outcome.facts["detectors"]]
-    assert all((auc is None) == (share == 0) for auc in aucs)
-    assert "not defined" in (Path(outcome.folder) / "tables.txt").read_text()
 
 
 class Interrupting(Console):
@@ -240,14 +186,3 @@ def test_the_command_prints_tables_or_json(make_trial: Callable[..., Path], caps
     assert Path(printed.split("page: ")[1].strip()).read_text().startswith("<!DOCTYPE html>")
     ended("trial", path, "--json", "--set", "repeats=3")
     assert json.loads(capsys.readouterr().out)["selections"][0]["repeats"] == 3
-    for arguments, part in (
-        (["--set", "split.unseen=900"], "needs at least 901"),
-        (["--set", "sweep={split.unsen: [1]}"], "unknown key 'split.unsen'"),
-        (["--set", "run=memory://x"], "local folders"),
-        (["--ranking", "none.parquet"], "cannot read results none.parquet"),
-        (["--limit", "0"], "at least 1"),
-    ):
-        assert ended("trial", path, *arguments) == 2
-        error = capsys.readouterr().err
-        assert part in error
-        assert error.count("\n") == 1
