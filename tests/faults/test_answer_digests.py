@@ -36,7 +36,7 @@ from pipeline.series.course import read_course
 from pipeline.store.files import Store
 from ray_jobs.select import give_verdict, select_again
 
-FLIPS = 600
+FLIPS = 300
 NAMES = ("first", "second")
 
 
