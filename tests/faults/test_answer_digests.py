@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 from commands import printed, refusal
 from export_runs import finished_run
-from made_up import sentence
+from made_up import sentence, write_audit, write_jsonl
+from rich.console import Console
 from signed import sign
 
 import seenset
 from pipeline.audit.allocation import KEYS_SCHEMA
+from pipeline.audit.description import load_config
 from pipeline.audit.evaluation import evaluate_scores
 from pipeline.audit.history import read_history, several_questions
 from pipeline.audit.manifest import read_run
+from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
 from pipeline.audit.status import Counts, StatusFile, run_status
 from pipeline.compare.finished_runs import documents_of, open_finished
@@ -34,9 +37,11 @@ from pipeline.report.page import write_report
 from pipeline.report.rows import read_listings
 from pipeline.series.course import read_course
 from pipeline.store.files import Store
+from ray_jobs.audit import run_evaluation
+from ray_jobs.progress import Reporter
 from ray_jobs.select import give_verdict, select_again
 
-FLIPS = 300
+FLIPS = 600
 NAMES = ("first", "second")
 
 
@@ -230,6 +235,28 @@ def test_no_reader_believes_a_flipped_bit_of_any_file_of_a_run(run: Path, scanne
             path.write_bytes(whole)
 
 
+def test_evaluate_states_the_same_figures_whatever_bit_of_its_run_is_flipped(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    """It goes on with a run: what is damaged is made again, or refused in one line."""
+    documents = write_jsonl(tmp_path / "seen.jsonl", [sentence(i) for i in range(2000, 2020)])
+    path = write_audit(tmp_path, tiny_model_folder, resources={"shard_bytes": 10**6})
+    overrides = [f"corpus.seen.path={documents}", "corpus.audit=null", "detectors=[loss]"]
+    config = load_config(str(path), overrides, labelled=True)
+
+    def figures(_: Path) -> str:
+        return repr(run_evaluation(make_plan(config), Reporter(Console(), quiet=True))[0])
+
+    said, generator, run = figures(tmp_path), random.Random(33), tmp_path / "run"
+    for path in files_of(run):
+        whole = path.read_bytes()
+        path.write_bytes(flipped(whole, generator.randrange(8 * len(whole))))
+        found, line = answered(figures, tmp_path)
+        assert line or found == said, path
+        assert not line or path.name in line, line
+        path.write_bytes(whole)
+
+
 @pytest.mark.parametrize("name", ["summary.json", "digests.json", "selected.parquet", "documents"])
 def test_a_series_stops_at_a_scan_whose_answer_lacks_a_file(
     name: str, scanned: Path, capsys: pytest.CaptureFixture[str]
@@ -395,6 +422,12 @@ def test_a_missing_file_of_an_answer_drops_no_row_in_silence(name: str, run: Pat
         give_verdict(str(run))
 
 
+def test_a_missing_folder_of_an_answer_drops_no_row_in_silence(run: Path) -> None:
+    shutil.rmtree(run / "selection/second")
+    for read in (said_by_python, said_by_report, lambda run: give_verdict(str(run))):
+        assert "selection/second/digests.json is missing" in answered(read, run)[1]
+
+
 def test_a_missing_receipt_of_a_complete_run_drops_no_document_in_silence(run: Path) -> None:
     (run / "receipts/score/unseen-000001.json").unlink()
     for read in (said_by_python, said_by_status, said_by_report):
@@ -450,6 +483,30 @@ def test_a_line_of_the_history_that_was_changed_is_left_out_and_logged(
     assert "history.jsonl, line 1, is damaged" in caplog.text
     assert "the run may have been asked more" in caplog.text
     assert [entry.questions[0].settings["alpha"] for entry in read_history(Store(str(run)))] == [0.3]
+
+
+def test_a_run_of_version_0_9_0_is_refused_with_the_command_and_select_answers_it(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in run.rglob("digests.json"):
+        path.unlink()
+    manifest = json.loads((run / "manifest.json").read_text())
+    del manifest["digest"], manifest["shard_table"]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    (run / "verdict.json").unlink()
+    for read in (said_by_python, said_by_report, said_by_export, said_by_compare):
+        line = answered(read, run)[1]
+        assert "digests.json is missing, so the answer cannot be checked (version 0.9.0 wrote no digests)" in line
+        assert f"seenset select {run}" in line
+    for role in ("unseen", "seen"):
+        blind = run / f"diagnostics/blind-{role}.json"
+        blind.write_text(
+            json.dumps({key: one for key, one in json.loads(blind.read_text()).items() if key != "digest"})
+        )
+    select_again(str(run), [])
+    assert "which wrote no digests: whether manifest.json and shards.json are as they were written" in caplog.text
+    assert "blind-unseen.json has no digest: version 0.9.0 or an earlier one wrote it; the test is made" in caplog.text
+    assert [summary.name for summary in run_status(str(run)).selections] == ["first", "second", "clean"]
 
 
 def test_a_verdict_of_other_answers_is_refused(run: Path) -> None:

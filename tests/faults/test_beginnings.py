@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import time
 from functools import cache
 
 import pytest
+from bounded_memory import run_within
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -150,3 +152,25 @@ def test_the_models_of_the_benchmarks_split_at_blanks(smollm2: LanguageModel, ti
     for part in (text, text[::-1], text.replace(" ", "")):
         for limit in (16, 64):
             assert tokenize(smollm2.tokenizer, [part], limit) == tokens._encode(smollm2.tokenizer, limit, [part])
+
+
+@pytest.mark.slow
+def test_a_document_of_16_megabytes_is_tokenised_at_once_in_little_memory(tiny_model_folder: object) -> None:
+    imports = """
+    import random
+    from transformers import AutoTokenizer
+    from pipeline.corpus.documents import text_key
+    from pipeline.corpus.near_copies import sketch
+    from pipeline.models.tokens import tokenize
+    sketch("warm up")
+    """
+    code = f"""
+    tokenizer = AutoTokenizer.from_pretrained({str(tiny_model_folder)!r})
+    for text in ("the quiet river " * 2**20, "x" * 2**24, "0123456789abcdef" * 2**20):
+        (tokens,) = tokenize(tokenizer, [text], 1024)
+        sketch(text), text_key(text)
+        print(len(tokens.ids), tokens.truncated, text.startswith(tokenizer.decode(tokens.ids)))
+    """
+    began = time.monotonic()
+    assert run_within(1200, imports, code, 120).splitlines() == ["1024 True True"] * 3
+    assert time.monotonic() - began < 100

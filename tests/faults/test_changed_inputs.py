@@ -22,10 +22,12 @@ from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs, stamp_of
 from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
+from pipeline.stages import worker
 from pipeline.stages.base import Placement
+from pipeline.stages.process import file_rows
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
-from pipeline.store.receipts import read_receipts
+from pipeline.store.receipts import Receipt, read_receipts
 
 SAMPLED = ["loss", {"samia": {"draws": 2}}]
 
@@ -98,6 +100,26 @@ def test_an_input_that_was_edited_between_two_stages_is_seen(tmp_path: Path, tin
 
 
 # --- Parquet footers
+
+
+@pytest.mark.slow
+def test_an_input_that_is_edited_while_a_run_reads_it_gives_no_answer(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = long_audit(tmp_path, tiny_model_folder)
+    finished: list[str] = []
+
+    def edited(stage: Any, shard: Any, *arguments: Any) -> Receipt:
+        receipt = file_rows(stage, shard, *arguments)
+        finished.append(shard.id)
+        if len(finished) == 1:
+            edit(tmp_path / "audit.jsonl", 1)
+        return receipt
+
+    monkeypatch.setattr(worker, "file_rows", edited)
+    with pytest.raises(UserError, match=r"audit\.jsonl changed since stage score read it \(shard audit-000000\)"):
+        run(path)
+    assert not (tmp_path / "run/selection").exists()
 
 
 def footer_counts(path: Path) -> Iterator[int]:

@@ -134,6 +134,36 @@ def test_receipts_without_digests_are_refused_with_the_version_that_wrote_them(a
 # --- adapters
 
 
+@pytest.fixture
+def sampled(tmp_path: Path, tiny_model_folder: Path) -> Path:
+    """A finished run whose scores are made of samples."""
+    texts = [[sentence(at + i) for i in range(12)] for at in (0, 1000)]
+    path = write_audit(tmp_path, tiny_model_folder, *texts, detectors=SAMPLED, resources={"shard_bytes": 600})
+    run(path)
+    return path
+
+
+@pytest.mark.slow
+def test_samples_that_are_damaged_are_made_again_where_scoring_reads_them(
+    sampled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = sampled.parent / "run"
+    (stage,) = {str(p.parent.relative_to(folder / "receipts")) for p in (folder / "receipts/sample").rglob("*.json")}
+    scores, samples, receipts = rows(folder), rows(folder, stage), receipts_of(sampled, stage)
+    for receipt in receipts[:2]:
+        path = folder / receipt.data
+        flip(path, 8 * (path.stat().st_size // 2))
+    (folder / receipt_name("score", receipts[0].shard)).unlink()
+    run(sampled)
+    assert rows(folder) == scores
+    remade = receipts_of(sampled, stage)
+    assert [new.data != old.data for new, old in zip(remade, receipts, strict=True)][:3] == [True, False, False]
+    (folder / receipts[1].data).write_bytes((folder / receipts[2].data).read_bytes())
+    (folder / receipt_name("score", receipts[1].shard)).unlink()
+    run(sampled)
+    assert rows(folder, stage) == samples
+
+
 @pytest.mark.slow
 def test_a_damaged_adapter_is_trained_again_unless_documents_were_scored_with_it(
     tmp_path: Path, tiny_model_folder: Path

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from bounded_memory import run_within
 
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import MOST_BYTES, Endpoint, Fault, Usage, check_endpoint, longest_answer
@@ -73,6 +74,28 @@ def test_an_answer_of_4_gigabytes_is_not_read_on() -> None:
         with pytest.raises(UserError, match=f"does not answer: answer is longer than {MOST_BYTES:,} bytes"):
             check_endpoint(config(url))
         assert time.monotonic() - began < 20
+
+
+@pytest.mark.slow
+def test_endless_answers_take_a_bounded_part_of_the_memory() -> None:
+    imports = """
+    import asyncio
+    from pipeline.config.models import EndpointConfig
+    from pipeline.endpoint.client import Endpoint, Fault, Usage
+    """
+    with server(endless) as url:
+        code = f"""
+        async def main():
+            settings = EndpointConfig(endpoint={url!r}, name="stub", attempts=2, backoff=0.01)
+            async with Endpoint(settings) as endpoint:
+                try:
+                    await endpoint.ask("/completions", {{}}, 10**6, lambda value: value, Usage())
+                except Fault as fault:
+                    print(fault)
+
+        asyncio.run(main())
+        """
+        assert run_within(500, imports, code) == "answer is longer than 67,108,864 bytes"
 
 
 def dribble(handler: BaseHTTPRequestHandler) -> None:

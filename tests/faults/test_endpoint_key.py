@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx2
 import pyarrow.parquet as pq
 import pytest
 from commands import ended, printed
@@ -140,6 +141,12 @@ def test_an_endpoint_whose_list_of_models_or_broken_answer_holds_the_key(monkeyp
         config = CONFIG.model_copy(update={"endpoint": server.url})
         with pytest.raises(UserError, match=r"has no model 'stub'; known: \*\*\*, \*\*\*"):
             check_endpoint(config)
+
+
+def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEENSET_API_KEY", KEY)
+    assert httpx2.Client().follow_redirects is False
+    assert httpx2.AsyncClient().follow_redirects is False
 
 
 def test_no_child_of_a_run_gets_the_key_and_the_caller_has_it_again(

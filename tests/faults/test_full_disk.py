@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -9,17 +10,23 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from made_up import sentence
+from rich.console import Console
 
+from pipeline.audit.description import load_config
 from pipeline.config.models import ModelConfig
-from pipeline.errors import ExitCode, FullError
+from pipeline.errors import ExitCode, FullError, UserError
 from pipeline.models.load import open_model
 from pipeline.store import lock as lock_module
 from pipeline.store.attempts import AttemptLog
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock, lock_is_live
 from pipeline.training.train import FinetuneConfig, TrainingOptions, train
+from ray_jobs.audit import run_audit
+from ray_jobs.finetune import AdapterJob, train_adapters
+from ray_jobs.progress import Reporter
 
 MakeAudit = Callable[..., Path]
 
@@ -67,6 +74,16 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         pytest.skip(f"this user may not mount a small disk: {done.stderr.strip()}")
     yield SmallDisk(folder)
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def check_nothing_is_half_written(disk: SmallDisk) -> None:
+    files = disk.files()
+    assert [name for name in files if Path(name).name.startswith(".") or name.endswith(".part")] == []
+    for name in files:
+        if name.endswith(".parquet"):
+            pq.read_table(disk.folder / name)
+        elif name.endswith(".json"):
+            json.loads((disk.folder / name).read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -131,6 +148,21 @@ def test_an_attempt_that_a_full_disk_ended_counts_as_no_death_of_its_worker(disk
     assert AttemptLog(store, "score/one", "one", "driver").record.deaths == {}
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("left", [40_960, 81_920], ids="{} bytes left".format)
+def test_actors_on_a_full_disk_leave_nothing_half_written(make_audit: MakeAudit, disk: SmallDisk, left: int) -> None:
+    path = make_audit([sentence(i) for i in range(30)], run=str(disk.folder / "run"), resources={"cluster": "ray"})
+    disk.fill(left)
+    reporter = Reporter(Console(quiet=True))
+    with pytest.raises(UserError, match="no space left for run directory") as caught:
+        run_audit(load_config(str(path)), reporter)
+    assert caught.value.exit_code == 3
+    check_nothing_is_half_written(disk)
+    disk.empty()
+    assert run_audit(load_config(str(path)), reporter).exit_code == 0
+
+
 TRAINING = FinetuneConfig(epochs=2, batch_size=4, learning_rate=1e-3, dtype="float32", rank=4, seed=1)
 
 
@@ -148,3 +180,20 @@ def test_a_training_on_a_full_disk_leaves_no_half_of_a_checkpoint_or_an_adapter(
     disk.empty()
     assert training().steps == 6
     assert all(name.startswith("adapter/") for name in disk.files())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_training_of_the_cluster_on_a_full_disk_ends_with_3(tiny_model_folder: Path, disk: SmallDisk) -> None:
+    texts = [sentence(i) for i in range(12)]
+    job = AdapterJob("one", "key", ModelConfig(path=str(tiny_model_folder)), texts, TRAINING, {})
+    store = Store(str(disk.folder / "run"))
+    disk.fill(24_576)
+    with pytest.raises(UserError) as caught:
+        list(train_adapters([job], store))
+    assert caught.value.exit_code == 3
+    assert "\n" not in str(caught.value)
+    assert disk.files() == []
+    disk.empty()
+    (adapter,) = train_adapters([job], store)
+    assert adapter.steps == 6

@@ -1,4 +1,4 @@
-"""Clusters whose nodes claim GPUs, which are numbers to Ray."""
+"""On clusters whose nodes claim GPUs (to Ray they are numbers), no more actors are asked for than find a place."""
 
 from __future__ import annotations
 
@@ -7,8 +7,60 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from made_up import sentence
+
+EIGHT_GPUS = """
+import json, sys
+from types import SimpleNamespace
+import ray, ray.data
+from ray.util import placement_group
+from pipeline.audit.description import load_config
+from pipeline.audit.plan import make_plan
+from pipeline.store.files import Store
+from ray_jobs.actors import map_shards
+
+ray.init("local", num_cpus=64, num_gpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+
+class Pool(Exception):
+    pass
+
+def pool(min_size, **settings):
+    raise Pool(min_size)
+
+ray.data.ActorPoolStrategy = pool
+plan = make_plan(load_config(sys.argv[1]))
+try:
+    stage, store = SimpleNamespace(name="score"), Store(plan.config.run)
+    next(map_shards(stage, plan.config.resources, plan.shards, store, "driver"))
+except Pool as asked:
+    size = asked.args[0]
+ready = [placement_group([{"GPU": 0.3, "CPU": 1}] * size).wait(30), placement_group([{"GPU": 0.3}]).wait(2)]
+print(json.dumps([len(plan.shards), size, *ready]))
+"""
+
+TWO_NODES = """
+import os, subprocess, sys
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 2, "include_dashboard": False})
+cluster.add_node(num_cpus=6, num_gpus=3)
+cluster.wait_for_nodes()
+environment = {**os.environ, "RAY_ADDRESS": cluster.address, "COLUMNS": "200"}
+for command in ("plan", "run"):
+    for gpus in (4, 3):
+        if (command, gpus) == ("run", 3):  # a place, but no GPU of this machine to load a model on
+            continue
+        settings = ["--set", f"resources.gpus_per_actor={gpus}", "--set", "model.dtype=float32"]  # else a GPU is asked
+        done = subprocess.run([sys.executable, "-m", "ray_jobs.cli", command, sys.argv[1], *settings],
+                              env=environment, capture_output=True, text=True, timeout=200)
+        refusal = [line for line in done.stderr.splitlines() if "resources." in line]
+        print(command, gpus, done.returncode, *refusal)
+cluster.shutdown()
+"""
 
 NOT_THERE = """
 import json, os
@@ -48,12 +100,40 @@ cluster.shutdown()
 """
 
 
-@pytest.mark.slow
-def test_the_nodes_of_a_cluster_tell_their_gpus_or_that_they_have_none() -> None:
+def run_script(script: str, path: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
-    command = [sys.executable, "-c", NOT_THERE]
+    command = [sys.executable, "-c", script, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def output_of(script: str, path: Path) -> list[str]:
+    return run_script(script, path).stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_eight_gpus_at_three_tenths_are_asked_for_24_actors(make_audit: Callable[..., Path]) -> None:
+    resources = {"cluster": "ray", "actors": "auto", "gpus_per_actor": 0.3, "shard_bytes": 100}
+    path = make_audit([sentence(i) for i in range(200)], [sentence(1000 + i) for i in range(50)], resources=resources)
+    shards, size, all_fit, one_more_fits = json.loads(output_of(EIGHT_GPUS, path)[-1])
+    assert shards > 26
+    assert (size, all_fit, one_more_fits) == (24, True, False)
+
+
+@pytest.mark.slow
+def test_an_actor_larger_than_any_node_is_refused_by_plan_and_by_run(make_audit: Callable[..., Path]) -> None:
+    resources = {"cluster": "auto", "actors": "auto"}
+    texts = [sentence(i) for i in range(20)], [sentence(1000 + i) for i in range(20)]
+    path = make_audit(*texts, resources=resources)
+    lines = [line for line in output_of(TWO_NODES, path) if line.startswith(("plan", "run"))]
+    refusal = "seenset: resources.gpus_per_actor is 4, the largest of 2 nodes has 3 GPUs and 6 CPUs"
+    assert lines == [f"plan 4 2 {refusal}", "plan 3 0", f"run 4 2 {refusal}"]
+
+
+@pytest.mark.slow
+def test_the_nodes_of_a_cluster_tell_their_gpus_or_that_they_have_none(tmp_path: Path) -> None:
+    done = run_script(NOT_THERE, tmp_path)
     missing, missing_share, least, least_share, unlike = json.loads(done.stdout.splitlines()[-1])
     for line in (missing, missing_share):
         reason = "torch sees no GPU on a node that has one for Ray: install the torch of its CUDA there"

@@ -66,7 +66,9 @@ def run(llama: LanguageModel, memory: Memory) -> Tensor | None:
         return None
 
 
-@pytest.mark.parametrize("share", [0.2, 0.95])
+@pytest.mark.parametrize(
+    "share", [0.2, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.4, 0.6, 0.8)), 0.95]
+)
 def test_a_gradient_pass_that_fails_frees_its_activations(llama: LanguageModel, share: float) -> None:
     whole = Memory(llama.model)
     expected = run(llama, whole)

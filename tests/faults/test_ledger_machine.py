@@ -6,8 +6,11 @@ it, or wait until another scan has done all of its own. Afterwards the same comm
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -24,6 +27,7 @@ from pipeline.series import claims
 from pipeline.series.claims import claim_slots, file_result
 from pipeline.series.scans import Schedule, read_schedule
 from pipeline.store import ledger as ledger_module
+from pipeline.store.files import Store
 
 HORIZON = 6
 EVENTS = ("nothing", "refused", "lost", "dies before", "dies after", "another scan")
@@ -157,6 +161,64 @@ class Scans(RuleBasedStateMachine):
 
 def test_scans_at_once_that_die_anywhere_spend_no_level_twice() -> None:
     run_state_machine_as_test(Scans, settings=settings(max_examples=10, stateful_step_count=7, deadline=None))
+
+
+@pytest.mark.slow
+def test_scans_at_once_that_die_anywhere_spend_no_level_twice_at_length() -> None:
+    run_state_machine_as_test(Scans, settings=settings(max_examples=150, stateful_step_count=15, deadline=None))
+
+
+def scan_at_once(open_store: Callable[[], Store], scans: int, url: str, patch: pytest.MonkeyPatch) -> list[Slot]:
+    """Places that two writers get, each for so many scans, one after another."""
+    slots: list[Slot] = []
+    problems: list[BaseException] = []
+    patch.setattr(claims, "open_ledger", lambda series: open_store())
+
+    def write(writer: str) -> None:
+        try:
+            for number in range(scans):
+                config = scan_config(url, run=f"/runs/{writer}")
+                scored = scan_scores(config, f"{writer}-{number}")
+                for _ in range(20):  # the same command goes on
+                    try:
+                        slots.append(claim_slots(config, scored, calibrations(config), None, lambda _: None)["members"])
+                        summary = scan_summary(config, "members", 1)
+                        file_result(config, scored, None, [summary], lambda _: None)
+                        break
+                    except IncompleteError:
+                        continue
+        except BaseException as problem:
+            problems.append(problem)
+
+    writers = [threading.Thread(target=write, args=(name,)) for name in "ab"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert not problems, problems
+    return slots
+
+
+def test_two_writers_on_one_file_system_get_a_place_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(tmp_path / "ledger")
+    slots = scan_at_once(lambda: Store(folder), 4, folder, monkeypatch)
+    assert sorted(slot.number for slot in slots) == list(range(1, 9))
+
+
+@pytest.mark.slow
+def test_two_writers_on_an_object_store_with_503s_get_a_place_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    with moto_store() as server:
+        S3FileSystem.clear_instance_cache()  # of another server's address
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        server.failures = 0.15
+        slots = scan_at_once(lambda: Store("s3://bucket/weekly"), 5, "s3://bucket/weekly", monkeypatch)
+        server.failures = 0.0
+        schedule = read_schedule(Store("s3://bucket/weekly"))
+        assert schedule is not None
+        assert {slot.number for slot in slots} == set(range(1, 11))
+        assert [scan.claim.slot for scan in schedule.scans] == list(range(1, 11))
+        assert all(scan.filing is not None for scan in schedule.scans)
 
 
 @pytest.mark.slow

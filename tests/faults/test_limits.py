@@ -68,6 +68,7 @@ IMPORTS = """
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.corpus.documents import read_shard
+from pipeline.errors import UserError
 """
 
 
@@ -99,6 +100,36 @@ def test_more_documents_than_a_shard_may_have_fail_it_with_the_figure(tmp_path: 
     with pytest.raises(UserError, match=r"holds more documents than limits\.shard_documents, which is 999: raise it"):
         read(path, shard_documents=999)
     assert len(read(path, shard_documents=1000)) == 1000
+
+
+@pytest.mark.slow
+def test_millions_of_empty_documents_take_a_bounded_part_of_the_memory(tmp_path: Path) -> None:
+    """21 million of them in 22 kB, through the stage that scores: its shard fails at a million of them."""
+    path = tmp_path / "many.jsonl.zst"
+    write_packed(path, [(b'{"text":""}\n' * 10_000, 2100)])
+    assert path.stat().st_size < 40_000
+    imports = f"""
+    {IMPORTS}
+    import pyarrow as pa
+    from pipeline.stages.base import Output, Stage, rows_schema, model_digests
+    from pipeline.stages.process import readable_documents
+    from dataclasses import dataclass
+    @dataclass(frozen=True)
+    class Settings:
+        one: int = 1
+    """
+    code = f"""
+    config = {{"run": "run", "model": {{"path": "none"}}, "corpus": {{"audit": {{"path": {str(path)!r}}}}}}}
+    (shard,) = make_plan(build_config(config)).shards
+    stage = Stage("s", "s", rows_schema(), Settings(), None, 0, print, model_digests())
+    output = Output()
+    try:
+        list(readable_documents(stage, shard, output))
+    except UserError as error:
+        print(len(output.refused), str(error).split(" holds ")[1].removesuffix(" files"))
+    """
+    expected = "1000000 more documents than limits.shard_documents, which is 1,000,000: raise it, or write several"
+    assert run_within(1000, imports.replace("\n    ", "\n"), code, 300) == expected
 
 
 @pytest.mark.parametrize("suffix", [".zst", ".gz"])
@@ -167,6 +198,16 @@ def test_a_document_as_long_as_it_may_be_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f"{line}\n{line} \n" * 2)
     problems = [document.problem is None for document in read(tmp_path / "a.jsonl", document_bytes=999)]
     assert problems == [True, False, True, False]
+
+
+def test_byte_ranges_that_begin_inside_a_long_line_lose_no_document(tmp_path: Path) -> None:
+    texts = ["x" * (5000 if number % 7 == 3 else 50) for number in range(100)]
+    path = as_jsonl(tmp_path, texts)
+    whole = replace(planned(path, document_bytes=1000)[0], stop=None)
+    cuts = range(0, path.stat().st_size, 777)
+    parts = [replace(whole, start=cut, stop=min(cut + 777, path.stat().st_size)) for cut in cuts]
+    texts_read = [document.text for part in parts for document in read_shard(part)]
+    assert texts_read == [text if len(text) < 1000 else "" for text in texts]
 
 
 def bytes_read() -> int:

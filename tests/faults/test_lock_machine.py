@@ -271,3 +271,8 @@ STEPS = settings(stateful_step_count=60, deadline=None, derandomize=True)
 
 def test_the_lock_as_a_state_machine() -> None:
     run_state_machine_as_test(Machines, settings=settings(STEPS, max_examples=25))
+
+
+@pytest.mark.slow
+def test_the_lock_as_a_state_machine_many_times() -> None:
+    run_state_machine_as_test(Machines, settings=settings(STEPS, max_examples=500))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -165,8 +166,8 @@ def test_a_temporary_folder_of_the_system_too_long_for_sockets_is_replaced(
 
 
 @contextlib.contextmanager
-def shared_cluster(**environment: str) -> Iterator[str]:
-    """The address of a cluster that somebody started."""
+def shared_cluster(**environment: str) -> Iterator[tuple[str, list[psutil.Process]]]:
+    """A cluster that somebody started: its address, and the processes of its head node."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -174,14 +175,19 @@ def shared_cluster(**environment: str) -> Iterator[str]:
     options = ["--num-cpus=2", "--include-dashboard=false", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}"]
     command = [*RAY, "start", "--head", f"--port={port}", *options]
     subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True)
+    mine = [process for process in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(_words(process))]
     try:
-        yield f"127.0.0.1:{port}"
+        yield f"127.0.0.1:{port}", mine
     finally:
         for process in psutil.process_iter(["cmdline"]):
-            if str(folder) in " ".join(process.info["cmdline"] or []):
+            if str(folder) in " ".join(_words(process)):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _words(process: psutil.Process) -> list[str]:
+    return process.info["cmdline"] or []
 
 
 @pytest.mark.slow
@@ -191,7 +197,7 @@ def test_a_shared_cluster_that_asks_for_no_token_is_told_by_plan_and_one_that_do
     path = str(make_audit([sentence(i) for i in range(9)], [sentence(100 + i) for i in range(9)]))
     resources = ResourcesConfig()
     (tmp_path / "token").write_text("0123456789abcdef" * 4)
-    with shared_cluster(RAY_AUTH_MODE="disabled") as address:
+    with shared_cluster(RAY_AUTH_MODE="disabled") as (address, _):
         monkeypatch.setenv("RAY_ADDRESS", address)
         warning = cluster_warning(resources)
         assert warning is not None
@@ -200,9 +206,37 @@ def test_a_shared_cluster_that_asks_for_no_token_is_told_by_plan_and_one_that_do
         assert cluster_warning(resources.model_copy(update={"cluster": "local"})) is None
         ray.shutdown()  # to which `plan` has connected this process: Ray would end it with the cluster
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    with shared_cluster(RAY_AUTH_MODE="token") as address:
+    with shared_cluster(RAY_AUTH_MODE="token") as (address, _):
         monkeypatch.setenv("RAY_ADDRESS", address)
         assert cluster_warning(resources) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["head", "gcs_server", "raylet"])
+def test_a_lost_head_node_ends_with_exit_3_and_says_how_to_go_on(
+    lost: str, make_audit: MakeAudit, tmp_path: Path
+) -> None:
+    texts = [sentence(i, 60) for i in range(4000)], [sentence(10_000 + i) for i in range(40)]
+    path = str(make_audit(*texts, resources={"cluster": "ray", "shard_bytes": 4000, "actors": 2}))
+    with shared_cluster(RAY_AUTH_MODE="disabled") as (address, processes):
+        environment = {**os.environ, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
+        environment["RAY_gcs_rpc_server_reconnect_timeout_s"] = "35"  # a head node counts as lost after 15 s
+        driver = subprocess.Popen(
+            [*SEENSET, "run", path], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        deadline = time.monotonic() + 180
+        while not list((tmp_path / "run/receipts/score").glob("*.json")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for process in processes:
+            if lost == "head" or lost in _words(process)[0]:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signal.SIGKILL)
+        output, errors = driver.communicate(timeout=180)
+    assert "asks for no token" in output
+    assert (driver.returncode, errors.count("\n")) == (3, 1), errors
+    assert errors.startswith("seenset: the cluster at ")
+    assert "run the same command to go on" in errors
+    assert list((tmp_path / "run/receipts/score").glob("*.json")), "what is finished is kept"
 
 
 @pytest.mark.slow

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from empty_receipts import receipt_of
 from made_up import sentence
 from object_store import BUCKET, ObjectStore, object_store
 from rich.console import Console
@@ -25,6 +29,8 @@ from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
+from pipeline.store.files import Store, to_json
+from pipeline.store.receipts import COMPACTED, compact_receipts, read_receipts, receipt_name
 from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.progress import Reporter
 
@@ -71,6 +77,54 @@ def test_a_finished_run_costs_at_most_10_requests_and_a_500th_of_its_shards(
     assert store.at_once > 1
 
 
+@pytest.mark.slow
+def test_1_100_receipts_are_read_from_3_compactions_and_single_ones_side_by_side(store: ObjectStore) -> None:
+    run = Store(f"s3://{BUCKET}/run")
+    receipts = [receipt_of(f"audit-{number:06d}") for number in range(1_100)]
+    fsspec.filesystem("s3").pipe(
+        {f"{BUCKET}/run/{receipt_name('score', r.shard)}": to_json(r.to_dict()) for r in receipts}
+    )
+    store.forget()
+    assert list(read_receipts(run, "score")) == receipts
+    assert store.kinds()["GET"] == 1_100
+    assert store.at_once > 4
+    compact_receipts(run, "score")
+    run.begin()
+    store.forget()
+    assert list(read_receipts(run, "score")) == receipts
+    assert store.kinds() == {"LIST": 3, "GET": -(-1_100 // COMPACTED)}
+
+
+def selected_of(folder: str) -> list[dict[str, object]]:
+    fs, path = fsspec.core.url_to_fs(folder)
+    with fs.open(f"{path}/selection/members/selected.parquet", "rb") as file:
+        return pq.read_table(file).to_pylist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+def test_two_drivers_on_a_store_that_is_slow_and_fails_give_the_answer_of_one_on_a_disk(
+    make_audit: Callable[..., Path], tmp_path: Path, store: ObjectStore
+) -> None:
+    texts = [sentence(i) for i in range(24)]
+    selections = [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.9}]
+    path = make_audit(audit=texts, selections=selections)
+    here = audited(path)
+    remote = tmp_path / "remote.yaml"
+    remote.write_text(path.read_text().replace(str(tmp_path / "run"), f"s3://{BUCKET}/run"))
+    store.delay, store.failures = 0.15, 0.1
+    command = [sys.executable, "-m", "ray_jobs.cli", "run", str(remote)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    drivers = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ends = [(driver.communicate(timeout=500)[1], driver.returncode) for driver in drivers]
+    codes = sorted(code for _, code in ends)
+    assert codes in ([0, 0], [0, 75]), ends
+    there = audited(remote)
+    assert there.status.documents == here.status.documents
+    assert [summary.plain() for summary in there.selections] == [summary.plain() for summary in here.selections]
+    assert selected_of(f"s3://{BUCKET}/run") == selected_of(str(tmp_path / "run"))
+    assert any(kind == "LIST" for kind, _ in store.requests)
+
+
 @pytest.mark.parametrize("end", ["", "/"])
 def test_a_folder_in_an_object_store_is_read_as_a_glob_of_its_files_is(store: ObjectStore, end: str) -> None:
     rows = [{"id": f"d{i}", "text": sentence(i)} for i in range(50)]
@@ -113,25 +167,25 @@ def shards_of(inputs: list[InputFile]) -> list[Shard]:
     return plan_shards(corpus, inputs, ResourcesConfig(shard_bytes=1 << 20))
 
 
-def corpus_in_the_store(path: Path, files: str) -> Path:
+def corpus_in_the_store(path: Path, files: str = "") -> Path:
     """The audit of another one's documents, cut into 12 files a role, and its run, all of it in the store."""
     config = yaml.safe_load(path.read_text())
     config["run"] = f"s3://{BUCKET}/run"
     for role in ("audit", "unseen"):
         lines = Path(config["corpus"][role]["path"]).read_text().splitlines(keepends=True)
-        for number in range(12):
-            part = "".join(lines[number::12]).encode()
-            fsspec.filesystem("s3").pipe_file(f"{BUCKET}/{role}/{number:02d}.jsonl", part)
-        config["corpus"][role]["path"] = f"s3://{BUCKET}/{role}{files}"
+        parts = {f"{BUCKET}/{role}/{n:02d}.jsonl": "".join(lines[n::12]).encode() for n in range(12)}
+        fsspec.filesystem("s3").pipe(parts)
+        config["corpus"][role]["path"] = f"s3://{BUCKET}/{role}{files}" if files else [f"s3://{name}" for name in parts]
     remote = path.with_name("remote.yaml")
     remote.write_text(yaml.safe_dump(config))
     return remote
 
 
+@pytest.mark.parametrize("files", [pytest.param("", marks=pytest.mark.slow), "/"], ids=["files", "a folder"])
 def test_an_input_in_the_store_that_was_changed_after_a_run_is_seen_by_its_listing(
-    make_audit: Callable[..., Path], store: ObjectStore
+    make_audit: Callable[..., Path], store: ObjectStore, files: str
 ) -> None:
-    path = corpus_in_the_store(make_audit(), "")
+    path = corpus_in_the_store(make_audit(), files)
     first = make_plan(load_config(str(path)))
     audited(path)
     store.forget()

@@ -14,10 +14,13 @@ from made_up import sentence, write_audit
 from openai_server import openai_server
 from rich.console import Console
 
+from pipeline.audit.description import load_config
+from pipeline.audit.manifest import read_run
+from pipeline.audit.retry import withdraw_refused
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import spent_before
-from pipeline.errors import ExitCode, UserError
-from pipeline.stages.registry import ANSWER_FOLDERS
+from pipeline.errors import ExitCode, StopError, UserError
+from pipeline.stages.registry import ANSWER_FOLDERS, stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.audit import retry_run
@@ -132,6 +135,32 @@ def test_log_probabilities_that_failed_are_asked_again(
         assert json.loads((folder / "manifest.json").read_text())["config"]["run"] == str(folder)
         assert len(rows(folder)) == 34
         assert len(server.bodies) == before + len(FAILING) + 1, "and the way in which it tells them is tried"
+        run(path, f"run={tmp_path / 'never failed'}")
+    assert content(folder) == content(tmp_path / "never failed")
+
+
+@pytest.mark.slow
+def test_a_retry_that_is_stopped_at_any_step_goes_on_as_the_run_does(tmp_path: Path, tiny_model_folder: Path) -> None:
+    broken = True
+
+    def behave(prompt: str, attempt: int) -> str:
+        return "500" if broken and prompt in PREFIXES else "answer"
+
+    with openai_server(behave=behave, models=["stub"]) as server:
+        path = write_audit(tmp_path, tiny_model_folder, AUDIT, UNSEEN, model=model(server.url), **SAMPLED)
+        run(path)
+        folder = tmp_path / "run"
+        store, config = Store(str(folder)), load_config(str(path))
+        stages = stages_of(config)
+        before, broken = len(server.bodies), False
+        # killed once the receipts were withdrawn, and later on in the midst of asking
+        assert withdraw_refused(stages, read_run(store)[1], store, ["model_error"]) > 1
+        assert spent_before(store, STAGE, ANSWER_FOLDERS).requests == before
+        with pytest.raises(StopError, match="budget"):
+            run(path, f"model.budget.requests={before + 1}")
+        assert spent_before(store, STAGE, ANSWER_FOLDERS).requests == before + 1
+        run(path)
+        assert len(server.bodies) == before + 2 * len(FAILING)
         run(path, f"run={tmp_path / 'never failed'}")
     assert content(folder) == content(tmp_path / "never failed")
 

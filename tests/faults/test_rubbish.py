@@ -58,21 +58,21 @@ def test_rubbish_in_a_file_of_a_run_is_one_line_that_names_it(
     assert (name in errors) or absent
 
 
-def test_a_run_heals_rubbish_and_states_what_it_writes_again(
-    finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished.parent / "run", run)
+def test_a_run_heals_rubbish_and_states_what_it_writes_again(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = finished.parent / "run"
     (run / "attempts/score").mkdir(parents=True, exist_ok=True)
-    kept = {run / name: (run / name).read_bytes() for name in ("shards.json", "selection/members/summary.json")}
+    kept = {
+        run / name: (run / name).read_bytes()
+        for name in ("manifest.json", "shards.json", "selection/members/summary.json")
+    }
     for name, *others in (("manifest.json", "status.json", "attempts/score/audit-000000.json"), ("shards.json",)):
         for rubbish in (name, *others):
             (run / rubbish).write_bytes(b"[" * 20_000)
-        assert ended("run", str(finished), "--set", f"run={run}") == 0
+        assert ended("run", str(finished)) == 0
         assert json.loads((run / "status.json").read_bytes())["state"] == "complete"
         assert re.search(rf"{run}/{name} is damaged: .*[:;] it is written again", caplog.text)
     (run / "shards.json").unlink()
-    assert ended("run", str(finished), "--set", f"run={run}") == 0
+    assert ended("run", str(finished)) == 0
     assert "shards.json is missing" in caplog.text
     assert {path: path.read_bytes() for path in kept} == kept
 

@@ -6,19 +6,23 @@ import json
 import os
 import subprocess
 import sys
+import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from made_up import sentence
 
-from pipeline.audit.description import build_config
+from pipeline.audit.description import build_config, load_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.selected import ORDER, STRENGTH, write_selected
@@ -34,9 +38,15 @@ from pipeline.corpus.near_copies import (
 )
 from pipeline.corpus.shard import BY_ID, Shard, place_of
 from pipeline.errors import UserError
+from pipeline.stages.events import Failure
+from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.pieces import ROWS, SortedRows
-from ray_jobs.actors import bundles, packed, shards_in
+from pipeline.store.receipts import Receipt
+from ray_jobs.actors import bundles, map_shards, packed, shards_in
+
+MANY = 200_000
+
 
 SHARD = Shard("audit-0", "audit", "a.jsonl", "/a.jsonl", "jsonl", 0, 9, 0, None, "c", "text", None, None)
 
@@ -232,6 +242,32 @@ def test_a_table_of_shards_that_was_cut_off_is_one_line(tmp_path: Path) -> None:
         store.write(SHARDS_FILE, whole[:end])
         with pytest.raises(UserError, match=r"shards\.json is damaged: "):
             read_shards(store)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_200_000_shards_start_on_a_cluster_like_200(make_audit: Callable[..., Any], tmp_path: Path) -> None:
+    config = load_config(str(make_audit(audit=[sentence(1)], resources={"cluster": "ray", "actors": 2})))
+    shard = next(shard for shard in make_plan(config).shards if shard.role == "audit")
+    (stage,) = stages_of(config)
+    driver = psutil.Process()
+
+    def start(count: int) -> tuple[float, float]:
+        """Seconds of the driver's own work to the first receipt, and MB that it grew by."""
+        before, began = driver.memory_info().rss, time.process_time()
+        shards = [replace(shard, id=f"audit-{number:06d}") for number in range(count)]
+        outcomes: Counter[type] = Counter()
+        for event in map_shards(stage, config.resources, shards, Store(str(tmp_path / str(count))), "driver"):
+            outcomes[type(event)] += 1
+            if outcomes[Receipt]:
+                break
+        assert not outcomes[Failure]
+        return time.process_time() - began, (driver.memory_info().rss - before) / 2**20
+
+    few, _ = start(200)
+    seconds, growth = start(MANY)
+    assert seconds - few < 10
+    assert growth < 200
 
 
 def test_a_shard_table_of_an_earlier_version_is_read(tmp_path: Path) -> None:

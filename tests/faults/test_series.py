@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.audit.summary import Summary
 from pipeline.errors import UserError
 from pipeline.series.scans import Schedule, read_schedule
 from pipeline.store.files import Store
+from pipeline.store.ledger import append_entry
 from pipeline.trial.config import TrialConfig
 from ray_jobs import audit as driver
 from ray_jobs.audit import run_audit
@@ -88,24 +90,39 @@ def test_a_run_takes_the_place_that_its_plan_says_selects_at_its_level_and_files
     for part in ("this would be scan 2 of 4", "this run has place 1 already", "a sample is a scan too"):
         assert part in text
     folder = str(tmp_path / "run")
-    with pytest.raises(UserError, match=r"selections.0.alpha is 0.5, and in a series"):
-        select_again(folder, ["selections.0.alpha=0.5"])
-    with pytest.raises(UserError, match="series needs seenset run"):
-        select_again(folder, ["series.horizon=9"])
     for name in ("00000002.json", "00000001.json"):
         (tmp_path / "ledger" / name).unlink()
     with pytest.raises(UserError, match=r"this run was scan 1 of ledger .*, in which 0 places are taken"):
         select_again(folder, [])
 
 
+@pytest.mark.slow
+def test_the_same_scan_in_another_directory_writes_the_same_bytes_at_the_same_place(
+    scan: Callable[..., Path], tmp_path: Path
+) -> None:
+    run(scan())
+    first = answers_in(tmp_path / "run")
+    _, text = run(scan(), f"run={tmp_path / 'other'}")
+    assert "has place 1 of 4 already, claimed from" in text
+    assert answers_in(tmp_path / "other") == first
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "file_result",
+        pytest.param("write_report", marks=pytest.mark.slow),
+        pytest.param("note_finished", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_dies_after_its_answer_is_healed_by_the_same_command(
-    scan: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scan: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     def die(*_: Any, **__: Any) -> None:
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "file_result", die)
+        patch.setattr(driver, where, die)
         with pytest.raises(RuntimeError):
             run(scan())
     before = answers_in(tmp_path / "run")
@@ -113,6 +130,42 @@ def test_a_run_that_dies_after_its_answer_is_healed_by_the_same_command(
     assert answers_in(tmp_path / "run") == before
     (one,) = schedule_in(tmp_path).scans
     assert one.filing is not None
+
+
+@pytest.mark.slow
+def test_a_run_that_dies_before_its_answer_has_spent_its_level_and_goes_on_with_it(
+    scan: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.audit.select._answer_all", die)
+        with pytest.raises(RuntimeError):
+            run(scan())
+    assert not (tmp_path / "run" / "selection").exists()
+    assert [one.filing for one in schedule_in(tmp_path).scans] == [None]
+    assert "has place 1 of 4 already, and keeps it" in run(scan())[1]
+    assert schedule_in(tmp_path).scans[0].filing is not None
+
+
+@pytest.mark.slow
+def test_another_question_of_a_run_takes_another_place_and_says_so(scan: Callable[..., Path], tmp_path: Path) -> None:
+    run(scan())
+    lines: list[str] = []
+    (summary,) = select_again(str(tmp_path / "run"), ["selections.0.procedure=storey"], say=lines.append)
+    assert lines[0] == "series: scan 2 of 4, at level 0.05 (spend)"
+    assert lines[1].startswith("series: this run has place 1 too, for other questions or other scores")
+    assert summary.series is not None
+    assert summary.series.slot == 2
+    assert [one.filing is not None for one in schedule_in(tmp_path).scans] == [True, True]
+    again: list[str] = []
+    select_again(str(tmp_path / "run"), ["selections.0.procedure=storey"], say=again.append)
+    assert again == ["series: this scan has place 2 of 4 already, and keeps it"]
+    with pytest.raises(UserError, match=r"selections.0.alpha is 0.5, and in a series"):
+        select_again(str(tmp_path / "run"), ["selections.0.alpha=0.5"])
+    with pytest.raises(UserError, match="series needs seenset run"):
+        select_again(str(tmp_path / "run"), ["series.horizon=9"])
 
 
 def test_what_is_refused_claims_no_place(scan: Callable[..., Path], tmp_path: Path) -> None:
@@ -124,6 +177,16 @@ def test_what_is_refused_claims_no_place(scan: Callable[..., Path], tmp_path: Pa
     with pytest.raises(UserError, match="near-duplicates"):
         run(path)
     assert not (tmp_path / "ledger").exists()
+
+
+@pytest.mark.slow
+def test_a_ledger_of_other_terms_stops_a_run_before_anything_is_scored(
+    scan: Callable[..., Path], tmp_path: Path
+) -> None:
+    run(scan())
+    with pytest.raises(UserError, match=r"was opened with 0\.2"):
+        run(scan(alpha=0.3), f"run={tmp_path / 'other'}")
+    assert not (tmp_path / "other" / "scores").exists()
 
 
 def test_a_selection_that_states_alpha_beside_series_is_refused(scan: Callable[..., Path]) -> None:
@@ -147,6 +210,21 @@ def test_a_rule_that_does_not_cover_a_selection_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(UserError, match=line.replace(".", r"\.")):
         load_config(str(scan([{**SELECTION, **settings}], rule=rule)))
+
+
+@pytest.mark.slow
+def test_what_was_selected_before_is_handed_to_the_rule(scan: Callable[..., Path], tmp_path: Path) -> None:
+    path = scan(rule="prds")
+    run(path)
+    ledger = Store(str(tmp_path / "ledger"))
+    filing = ledger.read_json("00000002.json")["content"]
+    ledger.remove("00000002.json")
+    filing["selections"][0] |= {"n_selected": 60, "supported": True}
+    append_entry(ledger, lambda entries: filing)
+    (summary,), _ = run(path, f"run={tmp_path / 'other'}", "selections.0.confidence=0.9")
+    assert summary.series is not None
+    assert (summary.series.slot, summary.series.before) == (2, 60)
+    assert summary.minimum_selectable == ceil(20 / 41 / 0.2)  # BH at 0.05 (20 + 60) / 20; p >= 1 / 41
 
 
 @pytest.mark.parametrize("setting", ["series", "against"])

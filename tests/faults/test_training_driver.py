@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import psutil
 import pytest
 from made_up import sentence
+from stores import ROOT
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import BusyError
@@ -98,3 +101,60 @@ def test_a_training_whose_leading_process_is_killed_goes_on(
     assert later[-1] > 0
     assert adapter.steps == 180
     assert {name.split("/")[1] for name in files(tmp_path)} == {Path(adapter.folder).name}
+
+
+LOSE_NODE = """
+import json, sys, time
+from pathlib import Path
+import ray
+from ray.cluster_utils import Cluster
+from pipeline.config.models import ModelConfig
+from pipeline.models.adapters import RECORD
+from pipeline.store.files import Store
+from pipeline.training.train import FinetuneConfig
+from ray_jobs import finetune
+from ray_jobs.finetune import AdapterJob, train_adapters
+
+finetune.PROGRESS_SECONDS = 0.1
+folder, model, texts, config = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+node = cluster.add_node(num_cpus=1)
+ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+
+@ray.remote(num_cpus=1)
+class Busy:
+    def where(self):
+        return ray.get_runtime_context().get_node_id()
+
+head = ray.get_runtime_context().get_node_id()
+here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(head, soft=False)
+busy = Busy.options(scheduling_strategy=here).remote()  # so that the task begins on the other node
+assert ray.get(busy.where.remote()) == head
+lost = []
+
+def lose_node(progress):
+    if not lost:
+        lost.append(progress)
+        cluster.add_node(num_cpus=1)
+        cluster.remove_node(node, allow_graceful=False)
+
+job = AdapterJob("one", "key", ModelConfig(path=model), texts, FinetuneConfig(**config), {}, checkpoint_seconds=0.0)
+(adapter,) = train_adapters([job], Store(str(folder)), lose_node)
+record = json.loads((Path(adapter.folder) / RECORD).read_text())
+print(json.dumps({"lost": lost, "began_at": record["began_at"], "steps": adapter.steps}))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_training_whose_node_dies_goes_on_on_another(tiny_model_folder: Path, tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"epochs": 120}).model_dump(mode="json")
+    arguments = [str(tmp_path), str(tiny_model_folder), json.dumps(TEXTS), json.dumps(config)]
+    command = [sys.executable, "-c", LOSE_NODE, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500)
+    assert done.returncode == 0, done.stderr[-2000:]
+    outcome = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
+    assert outcome["lost"], outcome
+    assert outcome["began_at"][0] == 0 < outcome["began_at"][-1], outcome
+    assert outcome["steps"] == 360

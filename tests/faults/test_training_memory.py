@@ -155,6 +155,11 @@ def test_a_step_taken_apart_or_computed_again_makes_the_same_weights(
         torch.testing.assert_close(other[name], weight, rtol=0, atol=1e-5)
 
 
+def test_unset_settings_of_memory_change_no_name_of_an_adapter() -> None:
+    assert not {"pass_tokens", "recompute"} & FinetuneConfig().settings().keys()
+    assert FinetuneConfig(recompute=False).settings()["recompute"] is False
+
+
 @contextmanager
 def kept_bytes(model: Any) -> Iterator[list[int]]:
     """Bytes that the graph of the block keeps, but for weights."""

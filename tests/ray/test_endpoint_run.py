@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -60,9 +65,14 @@ def recite(prompt: str, seed: int) -> str:
     return f" {REST[prompt]}" if prompt in {prefix_and_reference(text)[0] for text in AUDIT} else f" guess {seed}"
 
 
-def test_whatever_an_endpoint_does_every_document_ends_once(
-    make_audit: MakeAudit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_whatever_an_endpoint_does_every_document_ends_once_and_the_key_is_written_nowhere(
+    make_audit: MakeAudit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("SEENSET_API_KEY", KEY)
     monkeypatch.setattr(local, "TICK_SECONDS", 0.1)
     prefixes = [prefix_and_reference(text)[0] for text in [*AUDIT, *UNSEEN]]
@@ -94,7 +104,12 @@ def test_whatever_an_endpoint_does_every_document_ends_once(
     assert server.answered == Counter(dict.fromkeys(good, 4))
     assert spent_before(Store(str(folder)), STAGE, ANSWER_FOLDERS).requests == len(server.bodies)
     assert server.keys == {f"Bearer {KEY}"}
-    assert "answers" in capfd.readouterr().out, "progress, also while no shard has ended"
+    spoken = capfd.readouterr()
+    assert "answers" in spoken.out, "progress, also while no shard has ended"
+    assert KEY not in caplog.text + spoken.out + spoken.err
+    written = [file for file in folder.rglob("*") if file.is_file()]
+    assert len(written) > 20
+    assert not [file for file in written if KEY.encode() in file.read_bytes()]
     assert not list((folder / "samples").rglob("*.jsonl"))
 
 
@@ -134,6 +149,24 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         # a run of its own, at another speed, comes to the same
         run(path, f"run={tmp_path / 'again'}", "model.concurrency=1")
         assert rows(tmp_path / "again", "score") == before
+
+
+def test_ctrl_c_while_an_endpoint_answers_leaves_a_run_that_goes_on(make_audit: MakeAudit, tmp_path: Path) -> None:
+    with openai_server(recite, models=["stub"], seconds=0.3) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url, concurrency=2), **SETTINGS)
+        command = [sys.executable, "-m", "ray_jobs.cli", "run", str(path)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        deadline = time.monotonic() + 120
+        while len(server.bodies) < 4 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 130, errors
+        assert "Traceback" not in errors
+        status = json.loads((tmp_path / "run/status.json").read_text())
+        assert (status["state"], status["exit_code"]) == ("incomplete", 130)
+        assert run(path).status.scored == 40
+        assert len(server.bodies) <= 40 + 2, "only what was under way is asked for again"
 
 
 @pytest.mark.parametrize("way", ["prompt_logprobs", "echo"])

@@ -13,17 +13,22 @@ import pyarrow.parquet as pq
 import pytest
 from finished import run
 from made_up import sentence, write_audit
+from rich.console import Console
 from signed import sign
 
-from pipeline.audit.description import build_config
+from pipeline.audit.description import build_config, load_config
 from pipeline.audit.evidence import DocumentEvidence, evidence_file, read_evidence
 from pipeline.audit.machine import LocalMachine
 from pipeline.audit.manifest import read_run
+from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import each_in_turn, read_scored
 from pipeline.audit.select import Answering, select_all
 from pipeline.stages import tokens
 from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts, withdraw_receipt
+from ray_jobs.audit import run_plan
 from ray_jobs.evidence import token_reader
+from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
 
 AUDIT = [sentence(i, 60 if i % 3 == 0 else 12) for i in range(60)]
@@ -222,6 +227,17 @@ def test_texts_that_are_gone_have_none_and_the_answers_stand(once: Path, copied:
     assert (copied / "selection/members/summary.json").exists()
 
 
+def test_the_log_says_how_many_have_it(copied: Path) -> None:
+    (copied / EVIDENCE[0]).unlink()
+    (copied / EVIDENCE[1]).unlink()
+    lines = answer(copied)
+    count = len(evidence(copied, "fused") | evidence(copied))
+    assert [line for line in lines if "is missing" not in line] == [
+        f"evidence: reading {count} selected documents once more",
+        f"evidence: {count} of {count} documents have it",
+    ]
+
+
 def test_a_model_behind_an_endpoint_gives_none(copied: Path) -> None:
     manifest = json.loads((copied / "manifest.json").read_text())
     manifest["config"]["model"] = {"endpoint": "http://127.0.0.1:1/v1", "name": "stub"}
@@ -242,3 +258,14 @@ def test_a_cluster_that_does_not_read_them_costs_the_evidence_alone(
         (copied / name).unlink()
     assert run(once / "audit.yaml", f"run={copied}", "resources.cluster=ray").exit_code == 0
     assert files(copied) == {}
+
+
+@pytest.mark.slow
+def test_documents_that_are_tried_again_keep_the_evidence_of_the_others(once: Path, copied: Path) -> None:
+    """What `seenset retry` does: a shard is scored again, and every selection answered anew."""
+    before = files(copied)
+    for receipt in list(read_receipts(Store(str(copied)), "score"))[:1]:
+        withdraw_receipt(Store(str(copied)), "score", receipt.shard)
+    config = load_config(str(once / "audit.yaml"), [f"run={copied}"])
+    run_plan(make_plan(config), Reporter(Console(), quiet=True), retried=["model_error"])
+    assert files(copied) == before

@@ -50,3 +50,9 @@ def test_a_trial_runs_from_a_mapping(tiny_model_folder: Path, tmp_path: Path) ->
     )
     assert Path(outcome.folder, "tables.txt").exists()
     assert outcome.facts
+
+
+@pytest.mark.parametrize("path", ["nowhere", "."])
+def test_what_is_no_run_directory_is_one_line(path: str, tmp_path: Path) -> None:
+    with pytest.raises(seenset.UserError, match="not a run directory"):
+        seenset.open_run(tmp_path / path)

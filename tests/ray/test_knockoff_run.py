@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from commands import refusal
 from finished import rows, run
 from made_up import sentence
 from tiny_t5 import save_tiny_t5
 
+from benchmarks.small_model import save_small_model
 from pipeline.config.models import ModelConfig
+from pipeline.errors import UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
@@ -74,6 +77,28 @@ def test_w_is_the_score_less_the_mean_score_of_the_stored_paraphrases(
     assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
+def test_a_document_without_a_usable_paraphrase_is_quarantined_with_its_reason(
+    make_audit: MakeAudit, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    mute = tmp_path_factory.mktemp("mute") / "t5"
+    save_tiny_t5(mute, mute=True)
+    path = make_audit(
+        [sentence(i) for i in range(3)],
+        [sentence(1000 + i) for i in range(2)],
+        detectors=DETECTORS,
+        selections=[],
+        paraphraser={"path": str(mute)},
+        error_budget=1.0,
+    )
+    outcome = run(path)
+    assert (outcome.status.scored, outcome.status.quarantined) == (0, 5)
+    reasons = [
+        row for file in (tmp_path / "run/quarantine").glob("*.parquet") for row in pq.read_table(file).to_pylist()
+    ]
+    assert {row["reason"] for row in reasons} == {"model_error"}
+    assert all("paraphrase" in row["message"] for row in reasons)
+
+
 @pytest.mark.parametrize(
     ("changed", "part"),
     [
@@ -82,6 +107,7 @@ def test_w_is_the_score_less_the_mean_score_of_the_stored_paraphrases(
         ({"detectors": [{"knockoff": {"base": "los"}}]}, "base must be a detector: unknown detector 'los'"),
         ({"detectors": ["loss"]}, "procedure ktd needs a signed statistic such as knockoff; loss has one sign"),
         ({"paraphraser": {"path": "target"}}, "is the audited model itself"),
+        ({"paraphraser": {"path": "/no/such/model"}}, "no model at /no/such/model"),
     ],
 )
 def test_a_knockoff_that_cannot_be_asked_for_is_one_line(
@@ -101,3 +127,10 @@ def test_a_knockoff_that_cannot_be_asked_for_is_one_line(
     audit = make_audit([sentence(1)], [sentence(2)], **settings)
     for command in ("plan", "run"):
         assert part in refusal(capsys, command, audit)
+
+
+def test_a_causal_paraphraser_without_a_chat_template_is_refused(make_audit: MakeAudit, tmp_path: Path) -> None:
+    save_small_model(tmp_path / "other", hidden=32, seed=5)
+    path = make_audit([sentence(1)], [sentence(2)], detectors=DETECTORS, paraphraser={"path": str(tmp_path / "other")})
+    with pytest.raises(UserError, match="chat template"):
+        run(path)

@@ -83,6 +83,17 @@ def test_a_node_exports_what_its_actors_did(
     assert 0 < sums["ray_seenset_working_seconds_total"] < 2 * seconds
     assert 0 < sums["ray_seenset_waiting_seconds_total"] < 2 * seconds
 
+    run(path)  # finished: nothing is counted again
+    for receipt in receipts[:2]:
+        Store(str(folder)).remove(f"receipts/score/{receipt.shard}.json")
+    run(path)
+    more = sum(receipt.n_in for receipt in receipts[:2])
+    deadline = time.monotonic() + SECONDS
+    documents = "ray_seenset_documents_total"
+    while totals(label)[documents] < expected[documents] + more and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert expected[documents] + more <= totals(label)[documents] < 1.5 * expected[documents] + 2 * more
+
 
 @pytest.mark.parametrize(
     ("url", "label"),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from commands import here
+from finished import selection_digest
 from picture_models import encoded, random_pictures, save_llava
 
 GIVEN = "loss(part=description, caption=given)"
@@ -55,6 +60,29 @@ def audit(tmp_path: Path) -> str:
     path = tmp_path / "audit.yaml"
     path.write_text(yaml.safe_dump(config))
     return str(path)
+
+
+def test_a_killed_run_over_pictures_resumes_to_the_same_bytes(
+    audit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    here(capsys, "run", audit, "--set", f"run={whole}")
+    assert (whole / "report/report.html").exists()
+    command = [sys.executable, "-m", "ray_jobs.cli", "run", audit, "--set", f"run={cut}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(list((cut / "receipts/describe").glob("*.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = {p.name: p.stat().st_mtime_ns for p in (cut / "receipts/describe").glob("[a-z]*.json")}
+    assert len(done) >= 3
+    assert not (cut / "finished.json").exists(), "the driver should have died in mid-run"
+    assert json.loads(here(capsys, "status", str(cut), "--json", code=3)[0])["state"] == "incomplete"
+
+    here(capsys, "run", audit, "--set", f"run={cut}")
+    assert selection_digest(cut) == selection_digest(whole)
+    assert {name: (cut / "receipts/describe" / name).stat().st_mtime_ns for name in done} == done
 
 
 def test_pictures_are_planned_compared_and_asked_again(

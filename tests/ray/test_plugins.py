@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.config.models import ModelConfig
-from pipeline.errors import ExitCode, UserError
+from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
@@ -72,6 +73,20 @@ def example(folder: Path, model: Path) -> Path:
 
 def quiet() -> Reporter:
     return Reporter(Console(), quiet=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_plugin_that_a_worker_cannot_import_is_one_line(tmp_path: Path, tiny_model_folder: Path) -> None:
+    path = example(tmp_path, tiny_model_folder)
+    plugin = tmp_path / "elsewhere" / "my_detectors.py"
+    driver = f"import os\nif os.getpid() != {os.getpid()}:\n    import only_on_the_driver\n"
+    plugin.write_text(driver + plugin.read_text())
+    with pytest.raises(IncompleteError) as caught:
+        run_audit(load_config(str(path), ["resources.actors=1"]), quiet())
+    message = str(caught.value)
+    assert "\n" not in message
+    assert f"import: {plugin}, line 3: cannot be imported: ModuleNotFoundError" in message
 
 
 @pytest.mark.slow

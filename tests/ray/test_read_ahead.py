@@ -71,3 +71,33 @@ def test_an_actor_reads_the_next_shard_while_it_works_on_this_one(tmp_path: Path
     alone = stage_of()
     list(finish_shards(alone, others, here, workers=1))
     assert lengths(stage, shards, store) == lengths(alone, others, here)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_document_that_kills_an_actor_while_it_is_read_ahead_is_found_and_no_other(tmp_path: Path) -> None:
+    texts = [*(letters(letter, 4) for letter in "abc"), ["d", "dd", "d deadly to tokenise", "dddd"], letters("e", 4)]
+    shards, store = shards_of(tmp_path / "killed", *texts)
+    stage = stage_of(together=5, deadly_at=str(tmp_path / "flag"), notes=str(tmp_path / "notes"))
+    notes = in_an_actor(stage, shards, store)
+
+    first = [note[1:] for note in notes if note[0] == notes[0][0]]
+    began, ended = (sum(event == kind for event, _ in first) for kind in ("work", "work ended"))
+    assert ("prepare", "d") in first
+    assert began - ended == 1, "its actor was killed by what was read ahead, in the midst of another shard"
+    assert len({process for process, _, _ in notes}) <= 7
+    problems = [
+        (number, row, values["problem"])
+        for number, shard in enumerate(shards)
+        for row, values in read_rows(stage, shard, store).items()
+        if values["problem"]
+    ]
+    assert [problem[:2] for problem in problems] == [(3, 2)]
+    assert "being worked on when its worker was killed" in problems[0][2]
+    assert not store.names("attempts/turns", ".json")
+
+    texts[3][2] = "d wrong to tokenise"
+    others, clean = shards_of(tmp_path / "clean", *texts)
+    alone = stage_of()
+    list(finish_shards(alone, others, clean, workers=1))
+    assert lengths(stage, shards, store) == lengths(alone, others, clean)

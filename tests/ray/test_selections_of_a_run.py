@@ -11,17 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import user_error
 from finished import refile, score_run, with_column
 from made_up import write_corpus
-from signed import sign
+from signed import file_blind_test, sign
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
-from pipeline.audit.summary import Summary
+from pipeline.audit.summary import BlindDiagnostic, Summary
 from pipeline.corpus import keys
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
@@ -112,6 +113,33 @@ def test_every_procedure_finds_what_stands_out(run: Path, asked: dict[str, Any])
     assert "selected" in (run / "report/report.html").read_text()
 
 
+def test_the_knockoff_filter_reads_any_signed_column(run: Path) -> None:
+    def wide(table: pa.Table, receipt: Receipt) -> pa.Table:
+        values = np.where(np.array(table["zlib"]) > -0.05, 1.0, -1.0) * (1 + np.arange(len(table)) / 1000)
+        return with_column(table, "min_k_plus_plus", pa.array(values))
+
+    refile(run, wide)
+    summary = select(run, {"procedure": "ktd", "detectors": ["min_k_plus_plus"], "alpha": 0.1})[0]
+    assert summary.diagnostics.sign_symmetry is not None
+    assert summary.guarantee == "heuristic"
+    assert summary.minimum_selectable == 10
+    everything = pa.concat_tables([pq.read_table(p) for p in (run / "scores").glob("audit-*.parquet")])
+    w = np.array(everything["min_k_plus_plus"])
+    steps = sorted(abs(w[w != 0]))
+    good = [t for t in steps if (1 + (w <= -t).sum()) / max(1, (w >= t).sum()) <= 0.1]
+    assert summary.n_selected == (int((w >= min(good)).sum()) if good else 0)
+
+
+def test_clean_items_come_in_the_form_that_an_evaluation_harness_takes(run: Path) -> None:
+    summary = select(run, {"direction": "clean", "procedure": "storey", "alpha": 0.2})[0]
+    found = selected(run)
+    assert summary.n_calibration == 80
+    assert found >= {f"audit-{i}" for i in range(120)} - LONG
+    ids = json.loads((run / "selection/s0/clean_ids.json").read_text())
+    assert ids == {"audit": sorted(int(name.split("-")[1]) for name in found)}
+    assert set(pq.read_table(run / "selection/s0/clean.parquet")["doc_id"].to_pylist()) == found
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_and_a_loop_give_the_same_bytes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +222,42 @@ def test_the_texts_of_a_shard_are_read_once_for_all_selections(run: Path, monkey
     assert len(opened) == len(set(opened)) > 1
 
 
+@pytest.mark.parametrize("change", ["gone", "of others", "another column", "shorter"])
+def test_texts_that_are_not_those_that_were_scored_are_not_shown(
+    finished: Path, run: Path, tmp_path: Path, change: str
+) -> None:
+    rows = [json.loads(line) for line in (finished / "audit.jsonl").read_text().splitlines()]
+    changed = {
+        "of others": [{**row, "text": f"x{row['text']}"} for row in rows],
+        "another column": [{"body": row["text"]} for row in rows],
+        "shorter": rows[:1],
+    }
+    moved = tmp_path / "moved.jsonl"
+    if change != "gone":
+        moved.write_text("".join(json.dumps(row) + "\n" for row in changed[change]))
+    table = json.loads((run / "shards.json").read_text())
+    (run / "shards.json").write_text(json.dumps([{**shard, "path": str(moved)} for shard in table]))
+    sign(Store(str(run)))
+    (summary,) = select(run, {"alpha": 0.2}, texts=True)
+    assert summary.n_selected == len(selected_rows(run)) >= 36
+    assert [row["doc_id"] for row in selected_rows(run) if row["excerpt"] is not None] in ([], ["audit-0"])
+
+
+def test_documents_that_their_words_give_away_are_not_supported(finished: Path, run: Path) -> None:
+    shutil.rmtree(run / "diagnostics", ignore_errors=True)
+    rows = [json.loads(line) for line in (finished / "audit.jsonl").read_text().splitlines()]
+    summary = select(run, {"procedure": "bh", "alpha": 0.2})[0]
+    assert len(rows) == 120
+    assert summary.diagnostics.blind.n_audit == 120
+    apart = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
+    file_blind_test(Store(str(run)), apart)
+    summary = select(run, {"procedure": "bh", "alpha": 0.2})[0]
+    assert (summary.supported, summary.reasons) == (False, ["Their words differ."])
+    facts = json.loads((run / "report/report.json").read_text())
+    assert facts["selections"][0]["answer"]["headline"].startswith("Contradicted: their words alone")
+    assert "Contradicted" in (run / "report/report.html").read_text()
+
+
 def test_texts_that_are_gone_leave_the_blind_test_undone_and_say_so(finished: Path, run: Path) -> None:
     shutil.rmtree(run / "diagnostics")
     table = json.loads((run / "shards.json").read_text())
@@ -242,3 +306,14 @@ def test_scores_that_are_no_numbers_or_of_two_runs_are_refused(run: Path) -> Non
     assert "1 scores that are no number" in refusal(run, {})
     refile(run, lambda table, _: table.drop_columns(["zlib"]))
     assert "zlib" in refusal(run, {})
+
+
+def test_a_group_without_calibration_documents_is_named(run: Path) -> None:
+    refile(run, lambda table, _: with_column(table, "group", pa.array(["a"] * len(table), pa.string())), "unseen")
+    assert "group 'b' has audit documents and no calibration documents" in refusal(run, {"calibration": "by_group"})
+
+
+def test_equal_scores_select_nothing(run: Path) -> None:
+    refile(run, lambda table, _: with_column(table, "zlib", pa.array([0.5] * len(table))))
+    for summary in select(run, {"procedure": "bh"}, {"procedure": "ptdi"}, {"procedure": "td4eval", "detectors": ONE}):
+        assert summary.n_selected == 0

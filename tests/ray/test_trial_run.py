@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from rich.console import Console
 
 from pipeline.training import train as train_module
 from pipeline.trial.config import load_trial
+from pipeline.trial.progress import trial_status
 from pipeline.trial.trial import TrialOutcome
 from ray_jobs import progress
 
@@ -75,6 +77,44 @@ def written(folder: Path) -> dict[str, int]:
     kept = ("models", "input", "receipts", "scores", "repeats")
     files = [path for path in folder.rglob("*") if path.is_file() and set(kept) & set(path.parts)]
     return {str(path): path.stat().st_mtime_ns for path in files}
+
+
+@pytest.mark.slow
+def test_every_finite_sample_procedure_keeps_its_promise_over_200_repeats(make_trial: Callable[..., Path]) -> None:
+    path = make_trial("validity", selections=SELECTIONS, repeats=200)
+    outcome = run(path)
+    rows = {row["selection"]: row for row in outcome.facts["selections"]}
+    assert rows.keys() == {selection["name"] for selection in SELECTIONS}
+    for name, row in rows.items():
+        assert row["guarantee"] == "finite-sample", name
+        assert row["repeats"] == 200
+        assert row["fdr_low"] <= row["target"], name
+        assert row["contradicted"] is False, name
+        assert row["power"] > 0.2, name
+        assert row["null_share"] == pytest.approx(0.5)
+    (detector, _) = outcome.facts["detectors"]
+    assert 0.85 < detector["auc_low"] <= detector["auc"] <= detector["auc_high"] <= 1
+    assert outcome.facts["left_out"] == {"empty": 1, "too_short": 1}
+    assert outcome.facts["documents"] == 300
+    # the audit itself is a `seenset run` with a report, and its answer is judged too
+    audit = next(row for row in outcome.facts["audits"] if row["selection"] == "storey")
+    assert (audit["audited"], audit["trained"]) == (200, 100)
+    assert audit["power"] > 0.3
+    assert Path(outcome.reports[0]).exists()
+    status = trial_status(outcome.folder)
+    assert status is not None
+    assert status.line() == "trial complete: audits 1/1, points 1/1"
+    (model,) = outcome.facts["models"]
+    assert (Path(model["path"]) / "model.safetensors").exists()
+    folder = Path(outcome.folder)
+    assert len(pq.read_table(folder / "selections.parquet")) == len(SELECTIONS)
+    assert "Selections held against the truth" in (folder / "tables.txt").read_text()
+    assert outcome.page == str(folder / "trial.html")
+    page = Path(outcome.page).read_text()
+    assert page.count("<figure>") == 4
+    assert "consistent with" in page
+    for figure in ("fdr", "power", "roc", "roc-small"):
+        assert base64.b64encode((folder / f"figures/{figure}.svg").read_bytes()).decode() in page
 
 
 def test_the_first_repeat_says_what_the_audit_says(make_trial: Callable[..., Path]) -> None:

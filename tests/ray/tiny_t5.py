@@ -10,10 +10,13 @@ from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGene
 from benchmarks.small_model import save_small_model
 
 
-def save_tiny_t5(folder: Path) -> None:
-    """Save the model (safetensors) and a byte-level tokenizer."""
+def save_tiny_t5(folder: Path, mute: bool = False) -> None:
+    """Save the model (safetensors) and a byte-level tokenizer; all that a mute one says is special tokens."""
     save_small_model(folder, hidden=32)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    if mute:
+        tokenizer.add_special_tokens({"additional_special_tokens": list(tokenizer.get_vocab())})
+        tokenizer.save_pretrained(folder)
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         (folder / name).unlink(missing_ok=True)
     torch.manual_seed(0)

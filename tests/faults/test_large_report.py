@@ -1,0 +1,102 @@
+"""The page of a run of a million documents is written in bounded time, memory and size."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from report_run import amend, build_run
+
+from pipeline.audit.score_shards import ScoreHistogram
+from pipeline.store.files import Store
+from pipeline.store.pieces import write_pieces
+from pipeline.store.receipts import FileRecord, Receipt, read_receipts, write_receipt
+
+AUDITED, SELECTED, CALIBRATION, SHARDS = 1_000_000, 300_000, 100_000, 500
+SCHEMA = pa.schema(
+    [
+        ("doc_id", pa.string()),
+        ("p_value", pa.float64()),
+        *((f"score_{index}", pa.float64()) for index in range(4)),
+        ("source", pa.string()),
+        ("row", pa.int64()),
+        ("excerpt", pa.string()),
+    ]
+)
+WRITING = """
+import json, resource, sys, time
+from pipeline.report.page import write_report
+from pipeline.store.files import Store
+write_report(Store(sys.argv[1]))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps({"seconds": time.process_time(), "megabytes": peak}))
+"""
+
+
+def pieces(selected: int, piece: int = 20_000) -> Iterator[pa.Table]:
+    """Selected documents in order, some thousand at a time."""
+    generator = np.random.default_rng(0)
+    words = np.array(["membership", "of", "the", "training", "data", "is", "what", "a", "model", "was", "shown"])
+    for first in range(0, selected, piece):
+        rows = np.arange(first, min(first + piece, selected))
+        texts = words[generator.integers(0, len(words), (len(rows), 34))]
+        columns = {
+            "doc_id": [generator.bytes(16).hex() for _ in rows],
+            "p_value": (1 + rows // 30) / (CALIBRATION + 1),
+            **{f"score_{index}": generator.normal(size=len(rows)) for index in range(4)},
+            "source": [f"/data/corpus/part-{row % 50}.parquet" for row in rows],
+            "row": rows,
+            "excerpt": [" ".join(text)[:200] for text in texts],
+        }
+        yield pa.table(columns, schema=SCHEMA)
+
+
+def run_of(folder: Path, audited: int, selected: int, calibration: int, shards: int) -> Store:
+    """A run directory of any size, as selection leaves it."""
+    store = build_run(folder)
+    receipt = next(receipt for receipt in read_receipts(store, "score") if receipt.role == "audit")
+    for index in range(1, shards):
+        write_receipt(store, "score", of_shard(receipt, index))
+    write_pieces(store, "selection/members/selected.parquet", SCHEMA, pieces(selected))
+    rank = np.arange(1, calibration + 2)
+    count = np.random.default_rng(1).multinomial(audited, np.full(len(rank), 1 / len(rank)))
+    store.write_table("selection/members/ranks.parquet", pa.table({"rank": rank, "count": count}))
+    edges = np.linspace(-8, 8, 4097).tolist()
+    roles = {"audit": [audited // 4096] * 4096, "unseen": [calibration // 4096 + 1] * 4096}
+    store.write_json("selection/members/scores.json", ScoreHistogram(column="a", edges=edges, roles=roles).plain())
+    amend(store, "members", n_audit=audited, n_selected=selected, n_calibration=calibration)
+    return store
+
+
+def of_shard(receipt: Receipt, index: int) -> Receipt:
+    name = f"scores/audit-{index:06d}-a.parquet"
+    kept = {key: value for key, value in receipt.files.items() if key != receipt.data}
+    return replace(receipt, shard=f"audit-{index:06d}", data=name, files={**kept, name: FileRecord(0, 0, "")})
+
+
+def written(store: Store) -> dict[str, float]:
+    """Processor seconds and peak memory of a process that writes the page."""
+    done = subprocess.run([sys.executable, "-c", WRITING, store.url], capture_output=True, text=True, check=True)
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+@pytest.mark.slow
+def test_the_page_of_a_million_documents_takes_a_minute_and_300_megabytes_more_than_that_of_a_thousand(
+    tmp_path: Path,
+) -> None:
+    small = written(run_of(tmp_path / "small", 1_000, 300, 100, 2))
+    store = run_of(tmp_path / "large", AUDITED, SELECTED, CALIBRATION, SHARDS)
+    large = written(store)
+    assert large["seconds"] < 60, large
+    assert large["megabytes"] - small["megabytes"] < 300, (small, large)
+    page = store.read("report/report.html")
+    assert len(page) < 5_000_000
+    assert b"The top 20,000 of 300,000" in page
