@@ -99,6 +99,13 @@ def finished_run(
     return config.run
 
 
+def whole_shard(path: Path, form: str) -> Shard:
+    """A shard of all of a file."""
+    values = {"start": 0, "stop": None, "first_row": 0, "max_rows": None, "content": "", "text": "text"}
+    columns = {"id_column": None, "group_column": None}
+    return Shard(id="a", role="audit", name=path.name, path=str(path), format=form, **columns, **values)
+
+
 def _score(store: Store, shard: Shard, raised: Callable[[Document], float]) -> None:
     """File made-up scores of a shard, as scoring would: documents that cannot be read go to quarantine."""
     content, rows, refused, ids = ContentDigest(), [], [], set[str]()

@@ -85,6 +85,16 @@ def chosen_scores(store: Store) -> Store:
     return Store(store.url)
 
 
+def in_first(column: str, change: Callable[[Any], Any]) -> Callable[[pa.Table], pa.Table]:
+    """Changes a value of the first row of a table."""
+
+    def changed(table: pa.Table) -> pa.Table:
+        first, *others = table[column].to_pylist()
+        return with_column(table, column, pa.array([change(first), *others], table.schema.field(column).type))
+
+    return changed
+
+
 def forged(data: bytes, changes: Mapping[str, Callable[[Any], Any]]) -> bytes:
     """The bundle with changed members, under digests that fit them.
 

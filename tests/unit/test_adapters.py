@@ -95,9 +95,11 @@ def test_every_kind_learns_and_is_the_same_once_loaded_or_merged(
     config = config_of(method=method, epochs=6, learning_rate=2e-2)
     result = train(opened.model, opened.tokenizer, TEXTS, config, tmp_path / "a")
     assert mean_loss(opened.model, opened.tokenizer) == before  # the base is as it was
-    assert {weight.dtype for weight in load_file(tmp_path / "a" / "adapter_model.safetensors").values()} == {
-        torch.float32
-    }
+    weights = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
+    if method == "ia3":  # inputs of the output of the feed-forward layer are scaled, and outputs of the others
+        for name, weight in weights.items():
+            assert weight.shape == ((1, 64) if "down_proj" in name else (weight.shape[0], 1)), name
     adapted = peft.PeftModel.from_pretrained(opened.model, str(tmp_path / "a"))
     loaded = mean_loss(adapted, opened.tokenizer)
     assert loaded < before - (0.01 if method == "ia3" else 0.05)  # a random model has little for IA3 to scale
@@ -105,28 +107,6 @@ def test_every_kind_learns_and_is_the_same_once_loaded_or_merged(
     adapted.unload()
     merged = open_model(ModelConfig(path=str(tiny_model_folder), adapter=str(tmp_path / "a"), dtype="float32"))
     assert mean_loss(merged.model, merged.tokenizer) == pytest.approx(loaded, abs=1e-4)
-
-
-@pytest.mark.parametrize("method", ["adalora", "ia3"])
-def test_a_killed_training_of_every_kind_ends_with_the_same_bytes(
-    method: str, opened: LanguageModel, tmp_path: Path
-) -> None:
-    config = config_of(method=method)
-
-    def kill(step: TrainingStep) -> None:
-        if step.step == 8:
-            raise KeyboardInterrupt
-
-    train(opened.model, opened.tokenizer, TEXTS, config, tmp_path / "whole")
-    arguments = (opened.model, opened.tokenizer, TEXTS, config, tmp_path / "cut")
-    with pytest.raises(KeyboardInterrupt):
-        train(*arguments, TrainingOptions(kill, checkpoint_seconds=0.0))
-    seen: list[TrainingStep] = []
-    train(*arguments, TrainingOptions(seen.append, checkpoint_seconds=0.0))
-    assert seen[0].step == 9
-    assert json.loads((tmp_path / "cut" / RECORD).read_text())["began_at"] == [0, 8]
-    for name in ("adapter_model.safetensors", "adapter_config.json"):
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_adalora_ends_with_the_mean_rank_that_was_asked_for(opened: LanguageModel, tmp_path: Path) -> None:
@@ -141,21 +121,12 @@ def test_adalora_ends_with_the_mean_rank_that_was_asked_for(opened: LanguageMode
         train(opened.model, opened.tokenizer, TEXTS, one_step, tmp_path / "b")
 
 
-def test_ia3_scales_the_inputs_of_the_feed_forward_output_and_the_outputs_of_the_others(
-    opened: LanguageModel, tmp_path: Path
-) -> None:
-    train(opened.model, opened.tokenizer, TEXTS, config_of(method="ia3"), tmp_path / "a")
-    for name, weight in load_file(tmp_path / "a" / "adapter_model.safetensors").items():
-        assert weight.shape == ((1, 64) if "down_proj" in name else (weight.shape[0], 1)), name
-
-
 @pytest.mark.parametrize("method", ["lora", "adalora", "ia3"])
 def test_target_modules_are_the_ones_that_are_trained(method: str, opened: LanguageModel, tmp_path: Path) -> None:
     config = config_of(method=method, target_modules=["q_proj", "layers.1.mlp.down_proj"])
     train(opened.model, opened.tokenizer, TEXTS, config, tmp_path / "a")
-    names = {
-        name.rsplit(".lora", 1)[0].rsplit(".ia3", 1)[0] for name in load_file(tmp_path / "a/adapter_model.safetensors")
-    }
+    files = load_file(tmp_path / "a/adapter_model.safetensors")
+    names = {name.rsplit(".lora", 1)[0].rsplit(".ia3", 1)[0] for name in files}
     ends = sorted(name.split("layers.")[1] for name in names)
     assert ends == ["0.self_attn.q_proj", "1.mlp.down_proj", "1.self_attn.q_proj"]
 
@@ -172,9 +143,6 @@ def test_target_modules_that_do_not_exist_are_refused_with_those_that_do(opened:
         FinetuneConfig(method="full", target_modules=["q_proj"])
     with pytest.raises(ValidationError):
         FinetuneConfig(target_modules=[])
-
-
-def test_a_setting_that_is_unset_changes_no_name() -> None:
     assert "target_modules" not in FinetuneConfig().settings()
     assert FinetuneConfig(target_modules=["q_proj"]).settings()["target_modules"] == ["q_proj"]
 
@@ -211,14 +179,8 @@ def _rank(rank: int, size: int, folder: Path, root: Path) -> None:
     for method in SHARED:
         opened = open_model(ModelConfig(path=str(folder), dtype="float32"))
         group = ProcessGroup.joined()
-        train(
-            opened.model,
-            opened.tokenizer,
-            ODD,
-            config_of(method=method),
-            root / method,
-            TrainingOptions(processes=group),
-        )
+        options = TrainingOptions(processes=group)
+        train(opened.model, opened.tokenizer, ODD, config_of(method=method), root / method, options)
     distributed.destroy_process_group()
 
 

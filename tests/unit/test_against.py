@@ -136,9 +136,7 @@ def test_runs_are_alike_in_all_that_the_detectors_of_the_selections_depend_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("order", "cluster"), [((0, 1, 2), "local"), ((2, 0, 1), "local"), ((1, 2, 0), "local"), ((0, 1, 2), "ray")]
-)
+@pytest.mark.parametrize(("order", "cluster"), [((2, 0, 1), "local"), ((0, 1, 2), "ray")])
 def test_scans_of_a_ledger_audit_each_document_once(
     order: tuple[int, ...], cluster: str, tmp_path: Path, tiny_model_folder: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -161,7 +159,7 @@ def test_scans_of_a_ledger_audit_each_document_once(
 
 
 @pytest.mark.slow
-def test_a_run_is_incremental_to_the_one_before_and_to_what_that_left_out(
+def test_a_run_is_incremental_to_the_one_before_and_to_what_that_left_out_from_its_beginning(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     first = scan(tmp_path, tiny_model_folder, "first", list(range(20)))
@@ -176,6 +174,11 @@ def test_a_run_is_incremental_to_the_one_before_and_to_what_that_left_out(
     audit = next(role for role in report["documents"] if role["role"] == "audit")
     assert (audit["n_in"], audit["n_scored"], audit["n_judged"]) == (14, 12, 2)
     assert run_status(third.run).judged == outcome.status.judged == 2
+    late = scan(tmp_path, tiny_model_folder, "first", list(range(20)), against=second.run)
+    with pytest.raises(UserError, match="began without against"):
+        run(late)
+    assert not Path(first.run, JUDGED_RECORD).exists()
+    assert run(first)[0].exit_code == ExitCode.DONE
 
 
 @pytest.mark.slow
@@ -200,19 +203,6 @@ def test_a_resumed_run_keeps_its_set(tmp_path: Path, tiny_model_folder: Path) ->
         run(scan(tmp_path, tiny_model_folder, "second", list(range(40)), series=described["series"]))
 
 
-@pytest.mark.slow
-def test_against_cannot_be_added_to_a_run_that_has_scores(tmp_path: Path, tiny_model_folder: Path) -> None:
-    first = scan(tmp_path, tiny_model_folder, "first", list(range(20)))
-    other = scan(tmp_path, tiny_model_folder, "other", list(range(15)))
-    run(first)
-    run(other)
-    late = scan(tmp_path, tiny_model_folder, "other", list(range(15)), against=first.run)
-    with pytest.raises(UserError, match="began without against"):
-        run(late)
-    assert not Path(other.run, JUDGED_RECORD).exists()
-    assert run(other)[0].exit_code == ExitCode.DONE
-
-
 def other_model(folder: Path, model: Path) -> Path:
     """The same weights with another configuration: another model to whoever compares digests."""
     other = folder / "other-model"
@@ -227,25 +217,14 @@ def test_a_run_of_another_model_or_length_is_refused_by_name(tmp_path: Path, tin
     first = scan(tmp_path, tiny_model_folder, "first", list(range(20)))
     run(first)
     other = other_model(tmp_path, tiny_model_folder)
-    changes: list[tuple[str, Path, dict[str, Any]]] = [
+    for message, model, changed in (
         ("model is", other, {}),
         ("max_tokens is 1024 there and 64 here", tiny_model_folder, {"max_tokens": 64}),
-        ("text_transform is none there", tiny_model_folder, {"text_transform": {"dates": "remove"}}),
-        (
-            "detector min_k was never scored there",
-            tiny_model_folder,
-            {"detectors": ["min_k"], "selections": [{"name": "members", "detectors": ["min_k"]}]},
-        ),
-    ]
-    for number, (message, model, described) in enumerate(changes):
-        config = scan(tmp_path, model, f"other-{number}", list(range(25)), against=first.run, **described)
+    ):
+        config = scan(tmp_path, model, "other", list(range(25)), against=first.run, **changed)
         with pytest.raises(UserError, match=message):
             run(config)
         assert not Path(config.run, JUDGED_RECORD).exists()
-    more = {"detectors": ["loss", "min_k"], "seed": 3}  # what the selection reads was scored alike
-    config = scan(tmp_path, tiny_model_folder, "more", list(range(25)), against=first.run, **more)
-    run(config)
-    assert audited(config.run) == names(*range(20, 25))
 
 
 @pytest.mark.slow
@@ -260,10 +239,8 @@ def test_scans_of_another_model_in_a_ledger_are_left_out_and_said(tmp_path: Path
     _, lines = run(config)
     assert audited(config.run) == names(*range(25))
     said = [line for line in lines if line.startswith("against: a run counts nothing")]
-    assert [("scored otherwise" in line, "is not a run directory" in line) for line in said] == [
-        (True, False),
-        (False, True),
-    ]
+    assert ["scored otherwise" in line for line in said] == [True, False]
+    assert "is not a run directory" in said[1]
 
 
 @pytest.mark.slow
@@ -276,7 +253,6 @@ def test_a_scan_without_news_ends_well_and_takes_no_place(tmp_path: Path, tiny_m
     assert (outcome.exit_code, outcome.status.state, outcome.selections) == (ExitCode.DONE, "complete", [])
     assert any("15 audit documents were judged before" in line and "nothing is selected" in line for line in lines)
     schedule = read_schedule(Store(ledger))
-    assert schedule is not None
     assert len(schedule.scans) == 1
     again, lines = run(config)
     assert "its answers stand" in lines[-1]
@@ -287,26 +263,22 @@ def test_a_scan_without_news_ends_well_and_takes_no_place(tmp_path: Path, tiny_m
 
 
 @pytest.mark.slow
-def test_a_quarantined_document_was_not_judged(tmp_path: Path, tiny_model_folder: Path) -> None:
-    first = scan(tmp_path, tiny_model_folder, "first", list(range(5)), error_budget=1)
-    path = tmp_path / "first.jsonl"
-    path.write_text(path.read_text() + json.dumps({"id": "audit-0", "text": text_of(7)}) + "\n")
-    run(first)
-    second = scan(tmp_path, tiny_model_folder, "second", [1, 7, 8], against=first.run)
-    run(second)
-    assert audited(second.run) == names(7, 8)
-
-
-@pytest.mark.slow
-def test_what_is_neither_run_nor_ledger_or_not_finished_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_what_is_no_finished_run_is_refused_and_what_one_quarantined_was_not_judged(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
     nothing = scan(tmp_path, tiny_model_folder, "one", list(range(5)), against=str(tmp_path / "nothing"))
     with pytest.raises(UserError, match="neither a run directory"):
         run(nothing)
     itself = scan(tmp_path, tiny_model_folder, "one", list(range(5)), against=str(tmp_path / "one"))
     with pytest.raises(UserError, match="this very run"):
         run(itself)
-    first = scan(tmp_path, tiny_model_folder, "first", list(range(5)))
+    first = scan(tmp_path, tiny_model_folder, "first", list(range(5)), error_budget=1)
+    path = tmp_path / "first.jsonl"
+    path.write_text(path.read_text() + json.dumps({"id": "audit-0", "text": text_of(7)}) + "\n")
     run(first)
+    second = scan(tmp_path, tiny_model_folder, "second", [1, 7, 8], against=first.run)
+    run(second)
+    assert audited(second.run) == names(7, 8), "a quarantined document was not judged"
     status = Path(first.run, "status.json")
     status.write_text(status.read_text().replace('"complete"', '"incomplete"'))
     sign_status(Store(first.run))
@@ -320,8 +292,7 @@ def test_a_run_that_has_scored_and_answered_nothing_of_the_kind_has_judged_nothi
 ) -> None:
     first = scan(tmp_path, tiny_model_folder, "first", list(range(5)), selections=[], detectors=["loss", "zlib"])
     run(first)
-    with pytest.raises(UserError, match="no selection there asked for members by loss"):
-        run(scan(tmp_path, tiny_model_folder, "second", list(range(9)), against=first.run))
-    select_again(first.run, ["selections=[{name: other, detectors: [zlib]}]"])
-    with pytest.raises(UserError, match="no selection there asked for members by loss"):
-        run(scan(tmp_path, tiny_model_folder, "third", list(range(9)), against=first.run))
+    for _ in range(2):
+        with pytest.raises(UserError, match="no selection there asked for members by loss"):
+            run(scan(tmp_path, tiny_model_folder, "second", list(range(9)), against=first.run))
+        select_again(first.run, ["selections=[{name: other, detectors: [zlib]}]"])

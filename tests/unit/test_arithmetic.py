@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from commands import ended
-from made_up import sentence
 
 from pipeline.audit.arithmetic import Deciding, decide_types, read_arithmetic, with_types
 from pipeline.audit.description import build_config
@@ -38,33 +37,24 @@ NEW_GPU = Processor(capability=(9, 0), free=100 << 30)
 
 
 @pytest.mark.parametrize(
-    ("processor", "stored", "opened"),
+    ("processor", "types"),
     [
-        (NEW_GPU, "bfloat16", "bfloat16"),
-        (NEW_GPU, "float16", "float16"),
-        (NEW_GPU, "float32", "float32"),
-        (OLD_GPU, "bfloat16", "float32"),
-        (OLD_GPU, "float16", "float16"),
-        (OLD_GPU, "float32", "float32"),
-        (NEW_CPU, "bfloat16", "bfloat16"),
-        (NEW_CPU, "float16", "float32"),
-        (NEW_CPU, "float32", "float32"),
-        (OLD_CPU, "bfloat16", "float32"),
-        (OLD_CPU, "float16", "float32"),
-        (OLD_CPU, "float32", "float32"),
+        (NEW_GPU, {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}),
+        (OLD_GPU, {"bfloat16": "float32", "float16": "float16", "float32": "float32"}),
+        (NEW_CPU, {"bfloat16": "bfloat16", "float16": "float32", "float32": "float32"}),
+        (OLD_CPU, {"bfloat16": "float32", "float16": "float32", "float32": "float32"}),
     ],
 )
 def test_auto_is_fast_on_the_device_and_no_less_exact_than_the_checkpoint(
-    processor: Processor, stored: str, opened: str
+    processor: Processor, types: dict[str, str]
 ) -> None:
-    choice = choose(stored, 1 << 30, processor)
-
-    assert choice.dtype == opened
-    assert not choice.warning
-    if opened == stored:
-        assert choice.reason == "the checkpoint's own"
-    else:
-        assert choice.reason == f"chosen for this {processor.name}"
+    for stored, opened in types.items():
+        choice = choose(stored, 1 << 30, processor)
+        assert (choice.dtype, choice.warning) == (opened, "")
+        own = opened == stored
+        assert choice.reason == ("the checkpoint's own" if own else f"chosen for this {processor.name}")
+    # trainings compute in bfloat16 only where it is native
+    assert choose_training(processor).dtype == types["bfloat16"]
 
 
 @pytest.mark.parametrize(
@@ -93,14 +83,6 @@ def test_a_gguf_file_is_unpacked_and_that_is_the_reason_of_its_type(smollm2_file
     choice = choose_model(model, 1 << 30, NEW_CPU)
 
     assert (choice.dtype, choice.reason) == ("float32", "unpacked from GGUF")
-
-
-def test_trainings_compute_in_bfloat16_only_where_it_is_native() -> None:
-    chosen = {name: choose_training(one).dtype for name, one in {"old": OLD_CPU, "new": NEW_CPU}.items()}
-
-    assert chosen == {"old": "float32", "new": "bfloat16"}
-    assert choose_training(OLD_GPU).dtype == "float32"
-    assert choose_training(NEW_GPU).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +114,9 @@ def test_where_the_system_states_no_flags_one_measurement_decides_and_is_kept(
     assert processor_here().bfloat16 is not measured
 
 
-def test_a_stated_type_that_is_slow_here_is_named_with_its_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stated_type_that_is_slow_here_is_named_and_one_that_a_gpu_lacks_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(arithmetic, "slowdown", lambda dtype: 7.2)
 
     line = check_explicit("model.dtype", "bfloat16", OLD_CPU)
@@ -142,14 +126,11 @@ def test_a_stated_type_that_is_slow_here_is_named_with_its_factor(monkeypatch: p
     assert check_explicit("model.dtype", "float16", NEW_CPU)
     assert not check_explicit("model.dtype", "bfloat16", NEW_CPU)
     assert not check_explicit("model.dtype", "float32", OLD_CPU)
-    monkeypatch.setattr(arithmetic, "slowdown", lambda dtype: 2.9)
-    assert not check_explicit("model.dtype", "bfloat16", OLD_CPU)
-
-
-def test_bfloat16_on_a_gpu_that_lacks_it_is_one_line() -> None:
+    assert not check_explicit("model.dtype", "float16", OLD_GPU)
     with pytest.raises(UserError, match=r"model\.dtype: bfloat16 needs a GPU of compute capability 8\.0 .* has 7\.5"):
         check_explicit("model.dtype", "bfloat16", OLD_GPU)
-    assert not check_explicit("model.dtype", "float16", OLD_GPU)
+    monkeypatch.setattr(arithmetic, "slowdown", lambda dtype: 2.9)
+    assert not check_explicit("model.dtype", "bfloat16", OLD_CPU)
 
 
 def _saved_as(folder: Path, source: Path, dtype: torch.dtype) -> Path:
@@ -176,18 +157,16 @@ def _with_config(folder: Path, target: Path, **settings: object) -> Path:
     return target
 
 
-def test_the_type_of_a_checkpoint_is_read_from_its_files(half_model: Path, tmp_path: Path) -> None:
+def test_the_type_of_a_checkpoint_is_read_from_its_files_and_an_unknown_one_refused(
+    half_model: Path, tmp_path: Path
+) -> None:
     assert stored_type(ModelConfig(path=str(half_model))) == "bfloat16"
     unnamed = _with_config(half_model, tmp_path / "unnamed", dtype=None, torch_dtype=None)
     assert stored_type(ModelConfig(path=str(unnamed))) == "bfloat16"
-
-
-def test_eight_bit_floats_and_unknown_types_are_one_line(half_model: Path, tmp_path: Path) -> None:
     float8 = _with_config(half_model, tmp_path / "float8", quantization_config={"quant_method": "fp8"})
-    strange = _with_config(half_model, tmp_path / "strange", dtype="int7", torch_dtype=None)
-
     with pytest.raises(UserError, match="8-bit floats, which cannot be opened here"):
         stored_type(ModelConfig(path=str(float8)))
+    strange = _with_config(half_model, tmp_path / "strange", dtype="int7", torch_dtype=None)
     with pytest.raises(UserError, match=r"of type int7, and dtype auto knows float64.*set dtype: float32"):
         stored_type(ModelConfig(path=str(strange)))
 
@@ -207,17 +186,10 @@ def test_a_model_that_is_opened_by_itself_has_the_type_of_the_machine(
 def test_every_model_and_training_of_an_audit_is_decided(half_model: Path, tmp_path: Path) -> None:
     files = {role: {"path": f"{role}.jsonl"} for role in ("audit", "unseen")}
     model = {"path": str(half_model)}
-    config = build_config(
-        {
-            "run": str(tmp_path),
-            "model": model,
-            "reference_model": model,
-            "paraphraser": {**model, "dtype": "float32"},
-            "corpus": files,
-            "detectors": ["reference", {"fsd": {"base": "loss", "adapter": "low"}}],
-            "fsd": {"adapters": {"low": {"rank": 4, "dtype": "auto"}}},
-        }
-    )
+    settings = {"reference_model": model, "paraphraser": {**model, "dtype": "float32"}}
+    settings |= {"detectors": ["reference", {"fsd": {"base": "loss", "adapter": "low"}}]}
+    settings |= {"fsd": {"adapters": {"low": {"rank": 4, "dtype": "auto"}}}}
+    config = build_config({"run": str(tmp_path), "model": model, "corpus": files, **settings})
 
     decided = decide_types(config, None, lambda: Deciding(OLD_CPU, 1), lambda line: None)
     typed = with_types(config, decided.types)
@@ -225,7 +197,6 @@ def test_every_model_and_training_of_an_audit_is_decided(half_model: Path, tmp_p
     assert {key: one.dtype for key, one in decided.types.items()} == dict.fromkeys(
         ("model", "reference_model", "fsd"), "float32"
     )
-    assert isinstance(typed.model, ModelConfig)
     assert typed.model.dtype == typed.fsd.dtype == typed.fsd.adapter("low").dtype == "float32"
     assert FinetuneConfig().dtype == "auto"
 
@@ -253,9 +224,13 @@ def test_a_run_keeps_its_types_on_whatever_machine_it_is_resumed(
     assert manifest.model.chosen == "chosen for this CPU"
     assert store.read(json.loads(store.read(f"receipts/score/{lost}"))["data"]) == scores
     decided = read_arithmetic(store)
-    assert decided is not None
     assert decided.flags == ["avx2"]
     assert "warning: this machine: its CPU has other flags" in capsys.readouterr().out
+
+    assert ended("plan", str(path), "--set", "model.dtype=float16") == 0
+    printed = capsys.readouterr().out
+    assert "float16" in printed
+    assert "chosen for" not in printed, "a stated type is no choice"
 
 
 def test_weights_of_64_bits_keep_their_type(
@@ -271,36 +246,3 @@ def test_weights_of_64_bits_keep_their_type(
         assert "damaged" not in capsys.readouterr().out
     manifest, _ = read_run(Store(str(path.parent / "run")))
     assert (manifest.model.dtype, manifest.model.chosen) == ("float64", "the checkpoint's own")
-
-
-def test_a_stated_type_is_not_called_the_choice_of_the_run_that_auto_decided(
-    half_model: Path,
-    make_audit: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """`plan` printed "float16, chosen for this CPU" of a type that it was given."""
-    path = make_audit(model={"path": str(half_model)})
-    monkeypatch.setenv(FLAGS_VARIABLE, "avx2")
-    assert ended("run", str(path)) == 0
-    capsys.readouterr()
-
-    assert ended("plan", str(path), "--set", "model.dtype=float16") == 0
-
-    printed = capsys.readouterr().out
-    assert "float16" in printed
-    assert "chosen for" not in printed
-
-
-def test_plan_states_the_type_and_why(
-    half_model: Path,
-    make_audit: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path = make_audit([sentence(i) for i in range(30)], model={"path": str(half_model)})
-    monkeypatch.setenv(FLAGS_VARIABLE, "avx2")
-
-    assert ended("plan", str(path)) == 0
-
-    assert "(LlamaForCausalLM, float32, chosen for this CPU)" in capsys.readouterr().out

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from bundle_runs import ASKED, asked, forged, scored_run
+from bundle_runs import ASKED, asked, forged, in_first, scored_run
 from commands import ended, refusal
 from finished import with_column
 from tiny_t5 import save_tiny_t5
@@ -75,8 +75,7 @@ def test_a_scan_of_a_schedule_is_verified(tmp_path: Path, tiny_model_folder: Pat
     assert ended("pack", store.url, tmp_path / "a") == 0
     data = (tmp_path / "a").read_bytes()
     assert verify_bundle(data, "a").holds
-    changed = forged(data, {"answers/members.json": lambda value: {**value, "alpha": 0.5}})
-    assert not verify_bundle(changed, "a").holds
+    assert not verify_bundle(forged(data, {MEMBERS: with_key("alpha", value=0.5)}), "a").holds
 
 
 def test_the_same_run_gives_the_same_bytes_and_nothing_is_overwritten(
@@ -92,21 +91,20 @@ def test_the_same_run_gives_the_same_bytes_and_nothing_is_overwritten(
     assert [file.name for file in tmp_path.iterdir()] == ["again"]
 
 
-def test_any_reader_of_zip_files_opens_a_bundle(bundle: Path) -> None:
-    with zipfile.ZipFile(bundle) as file:
-        assert file.testzip() is None
-        names = file.namelist()
-        table = pq.read_table(io.BytesIO(file.read("documents.parquet")))
-    assert names[:3] == [INDEX, "manifest.json", "documents.parquet"]
-    assert "text" not in table.column_names
-    assert table["role"].to_pylist().count("audit") == 81
-
-
-def test_texts_are_packed_where_they_are_asked_for(run: Store, tmp_path: Path) -> None:
-    assert ended("pack", run.url, tmp_path / "a", "--texts") == 0
-    data = (tmp_path / "a").read_bytes()
-    assert verify_bundle(data, "a").holds
-    table = pq.read_table(io.BytesIO(unpack(data, "a")[1]["documents.parquet"]))
+def test_any_reader_of_zip_files_opens_a_bundle_which_holds_texts_where_they_are_asked_for(
+    run: Store, bundle: Path, tmp_path: Path
+) -> None:
+    assert ended("pack", run.url, tmp_path / "texts", "--texts") == 0
+    assert verify_bundle((tmp_path / "texts").read_bytes(), "a").holds
+    tables = []
+    for path in (bundle, tmp_path / "texts"):
+        with zipfile.ZipFile(path) as file:
+            assert file.testzip() is None
+            assert file.namelist()[:3] == [INDEX, "manifest.json", "documents.parquet"]
+            tables.append(pq.read_table(io.BytesIO(file.read("documents.parquet"))))
+    without, table = tables
+    assert "text" not in without.column_names
+    assert without["role"].to_pylist().count("audit") == 81
     texts = dict(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
     assert texts["audit-3"].startswith("Text 3 ")
     assert texts["empty"] is None
@@ -129,12 +127,9 @@ def test_every_flipped_bit_is_noticed_and_the_damaged_member_is_named(bundle: Pa
             verify_bundle(bytes(changed), "b")
         named.add(damaged)
     assert {"the container", INDEX, "documents.parquet"} <= named
-
-
-@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:3000], lambda data: data + b"0"])
-def test_a_bundle_of_another_length_is_refused(bundle: Path, change: Callable[[bytes], bytes]) -> None:
-    with pytest.raises(RefutedError, match="is damaged"):
-        verify_bundle(change(bundle.read_bytes()), "b")
+    for other in (data[:-1], data[:3000], data + b"0"):
+        with pytest.raises(RefutedError, match="is damaged"):
+            verify_bundle(other, "b")
 
 
 def with_key(*path: str, value: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -149,13 +144,6 @@ def with_key(*path: str, value: Any) -> Callable[[dict[str, Any]], dict[str, Any
         return record
 
     return change
-
-
-def first_changed(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
-    """Sets a value in the first row of a table."""
-    return lambda table: with_column(
-        table, name, pa.array([value, *table[name].to_pylist()[1:]], table.schema.field(name).type)
-    )
 
 
 def all_listed(table: pa.Table) -> pa.Table:
@@ -180,10 +168,10 @@ FORGERIES = {
     "strict": {"answers/storey.json": with_key("strict", "n_selected", value=79)},
     "resolution": {MEMBERS: with_key("diagnostics", "resolution", "minimum_selectable", value=1000)},
     "extra key": {MEMBERS: lambda value: {**value, "verified": True}},
-    "p-value": {LISTED: first_changed("p_value", 0.001)},
+    "p-value": {LISTED: in_first("p_value", lambda _: 0.001)},
     "list": {LISTED: all_listed},
-    "list and count": {LISTED: first_changed("selected", True), MEMBERS: with_key("n_selected", value=42)},
-    "score": {"documents.parquet": first_changed("score:loss", 99.0)},
+    "list and count": {LISTED: in_first("selected", lambda _: True), MEMBERS: with_key("n_selected", value=42)},
+    "score": {"documents.parquet": in_first("score:loss", lambda _: 99.0)},
     "calibration": {"documents.parquet": lambda t: with_column(t, "calibrates", pa.array(HALF))},
     "collection p": {VERDICT: with_key("test", "p_value", value=0.0002)},
     "collection": {VERDICT: with_key("answer", value="not shown")},
@@ -206,8 +194,8 @@ def test_a_forged_number_is_refuted_under_correct_digests(
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"documents.parquet": first_changed("score:loss", float("nan"))}, "column score:loss holds a value"),
-        ({"documents.parquet": first_changed("id", "other")}, "is not of the audited documents"),
+        ({"documents.parquet": in_first("score:loss", lambda _: float("nan"))}, "column score:loss holds a value"),
+        ({"documents.parquet": in_first("id", lambda _: "other")}, "is not of the audited documents"),
         ({"documents.parquet": lambda table: table.drop_columns("calibrates")}, "has the columns"),
         ({"manifest.json": lambda value: {}}, "missing"),
         ({INDEX: with_key("selections", "0", "procedure", value="magic")}, "unknown procedure 'magic'"),

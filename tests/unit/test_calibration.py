@@ -21,33 +21,6 @@ TENTH = Fraction(1, 10)
 # ---------------------------------------------------------------- calibration-conditional p-values
 
 
-def coverage(b: list[float]) -> float:
-    """P(U_(1) <= b_1, ..., U_(n) <= b_n) for n sorted uniform variables: at least i of them up to each b_i."""
-    n = len(b)
-    state = np.zeros(n + 1)  # probability of each number of variables up to the last b
-    state[0] = 1.0
-    before = 0.0
-    for i, here in enumerate(b, start=1):
-        q = min(1.0, (here - before) / (1 - before)) if before < 1 else 1.0
-        moved = np.zeros(n + 1)
-        for k in range(n + 1):
-            if state[k]:
-                left = n - k
-                moved[k:] += state[k] * np.array(
-                    [math.comb(left, j) * q**j * (1 - q) ** (left - j) for j in range(left + 1)]
-                )
-        moved[:i] = 0.0
-        state, before = moved, here
-    return float(state.sum())
-
-
-@pytest.mark.parametrize("delta", ["0.05", "0.1", "0.5"])
-@pytest.mark.parametrize("n", [1, 2, 3, 8, 25, 60])
-def test_simes_p_values_bound_all_order_statistics_with_exactly_the_promised_probability(n: int, delta: str) -> None:
-    grid = simes_grid(n, Fraction(delta))
-    assert coverage(grid.values[:-1].tolist()) == pytest.approx(1 - float(delta), abs=1e-9)
-
-
 @given(st.integers(1, 80), st.fractions(Fraction(1, 1000), Fraction(999, 1000)))
 @example(1, Fraction(91907, 92000))  # near 1 a logarithm of the rounded delta is too far off
 def test_simes_p_values_are_the_formula_rounded_up(n: int, delta: Fraction) -> None:

@@ -132,7 +132,8 @@ def _leads_somewhere(page: Path, target: str) -> bool:
     return not parts.fragment or (place.suffix == ".md" and parts.fragment in anchors(place))
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation_and_the_readme_is_one_screen() -> None:
+    assert len(README.read_bytes()) <= 8 * 1024
     trees = [block.text for block in blocks(PAGES / "index.md") if block.language == "{toctree}"]
     named = {line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")}
     pages = {str(page.relative_to(PAGES).with_suffix("")) for page in EVERY_PAGE if page != README}
@@ -156,39 +157,23 @@ def test_every_name_of_the_interface_is_on_its_page() -> None:
     assert [name for name in seenset.__all__ if not re.search(rf"(:: |`|seenset\.){name}\b", page)] == []
 
 
-def test_the_tree_of_the_architecture_is_that_of_the_code() -> None:
-    tree = next(block.text for block in blocks(PAGES / "architecture.md") if block.language == "text")
+def test_the_tree_and_the_paths_of_the_architecture_are_those_of_the_code() -> None:
+    page = PAGES / "architecture.md"
+    tree = next(block.text for block in blocks(page) if block.language == "text")
     rooms = re.findall(r"^  (\w+)/", tree, re.MULTILINE)
     assert sorted(rooms) == sorted(path.parent.name for path in (ROOT / "pipeline").glob("*/__init__.py"))
     assert all((ROOT / name).is_dir() for name in re.findall(r"^(\w+)/", tree, re.MULTILINE))
-
-
-def test_every_path_that_the_architecture_names_exists() -> None:
-    page = (PAGES / "architecture.md").read_text(encoding="utf-8")
-    paths = re.findall(r"`((?:pipeline|ray_jobs|cluster|seenset|tests|docs)/[\w/.]*)`", page)
+    named = r"`((?:pipeline|ray_jobs|cluster|seenset|tests|docs)/[\w/.]*)`"
+    paths = re.findall(named, page.read_text(encoding="utf-8"))
     assert len(paths) > 30
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_the_readme_is_one_screen() -> None:
-    assert len(README.read_bytes()) <= 8 * 1024
-
-
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "--fail-on-warning",
-        "--keep-going",
-        "--quiet",
-        str(PAGES),
-        str(tmp_path),
-    ]
+    options = ["--fail-on-warning", "--keep-going", "--quiet"]
+    command = [sys.executable, "-m", "sphinx", *options, str(PAGES), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    loaded = re.compile(
-        r"<(?:script|img|iframe)[^>]+src=\"(?:https?:)?//|<link[^>]+href=\"(?:https?:)?//|@import|url\(http"
-    )
+    loaded = re.compile(r"<(?:script|img|iframe|link)[^>]+(?:src|href)=\"(?:https?:)?//|@import|url\(http")
     for file in [*tmp_path.rglob("*.html"), *tmp_path.rglob("*.css")]:
         assert not loaded.search(file.read_text(encoding="utf-8")), file.name

@@ -21,14 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from export_runs import finished_run
+from export_runs import finished_run, whole_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import sentence
 
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.csv_file import CSV
-from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.export.export import Exported, write_export
 from pipeline.export.request import ExportRequest
@@ -171,54 +170,19 @@ def test_any_csv_is_cut_between_its_records(rows: list[tuple[str, str]], ending:
         kept = [i for i in range(len(rows)) if rng.random() < 0.5]
         sink = io.BytesIO()
         marks = RowMarks([np.array(kept, dtype=np.int64)], True)
-        CSV.export.copy(ExportSource((shard_of(path, "csv"),), path.name), marks, lambda _: nullcontext(sink))
+        CSV.export.copy(ExportSource((whole_shard(path, "csv"),), path.name), marks, lambda _: nullcontext(sink))
     whole = list(csv.reader(io.StringIO(buffer.getvalue(), newline="")))
     written = list(csv.reader(io.StringIO(sink.getvalue().decode(), newline="")))
     records = [record for record in whole[1:] if record]
     assert [record for record in written if record] == [whole[0], *(records[i] for i in kept if i < len(records))]
 
 
-def shard_of(path: Path, form: Any) -> Shard:
-    values = {"start": 0, "stop": None, "first_row": 0, "max_rows": None, "content": "", "text": "text"}
-    return Shard(
-        id="a", role="audit", name=path.name, path=str(path), format=form, id_column=None, group_column=None, **values
-    )
-
-
-@settings(max_examples=40)
-@given(
-    st.lists(st.integers(0, 200), unique=True), st.lists(st.integers(0, 30), max_size=12), st.booleans(), st.randoms()
-)
-def test_marks_are_those_of_the_rows_however_they_are_cut(
-    rows: list[int], counts: list[int], keeps: bool, rng: Any
-) -> None:
-    ordered, runs = sorted(rows), []
-    while ordered:
-        cut = rng.randint(0, len(ordered))
-        runs.append(np.array(ordered[:cut], dtype=np.int64))
-        ordered = ordered[cut:]
-    marks, start = RowMarks(runs, keeps), 0
-    for count in counts:
-        assert marks.following(count).tolist() == [(i in rows) is keeps for i in range(start, start + count)]
-        start += count
-    assert marks.unmet() == any(row >= start for row in rows)
-
-
 def test_a_saved_dataset_keeps_features_and_files(tmp_path: Path) -> None:
-    whole = datasets.Dataset.from_dict(
-        {
-            "text": TEXTS,
-            "label": [i % 2 for i in range(len(TEXTS))],
-            "deep": [{"a": [i], "b": None} for i in range(30)],
-        },
-        features=datasets.Features(
-            {
-                "text": datasets.Value("large_string"),
-                "label": datasets.ClassLabel(names=["no", "yes"]),
-                "deep": {"z": datasets.List(datasets.Value("int16")), "b": datasets.Value("string")},
-            }
-        ),
-    )
+    n = range(len(TEXTS))
+    columns = {"text": TEXTS, "label": [i % 2 for i in n], "deep": [{"a": [i], "b": None} for i in n]}
+    deep = {"z": datasets.List(datasets.Value("int16")), "b": datasets.Value("string")}
+    kinds = {"text": datasets.Value("large_string"), "label": datasets.ClassLabel(names=["no", "yes"]), "deep": deep}
+    whole = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
     whole.save_to_disk(tmp_path / "data/saved", num_shards=3)
     run = finished_run(tmp_path / "w", {"path": str(tmp_path / "data/saved")})
     export(run, tmp_path / "out")
@@ -319,11 +283,8 @@ def numbers_in(path: Path) -> list[int]:
 
 
 def test_an_input_of_which_nothing_is_kept_is_an_empty_file_of_its_format(tmp_path: Path) -> None:
-    path = tmp_path / "data/b.parquet"
-    path.parent.mkdir()
-    pq.write_table(table(), path)
+    pq.write_table(table(), path := tmp_path / "b.parquet")
     run = finished_run(tmp_path / "w", {"path": str(path), "id": "id"}, chosen=lambda document: False)
     assert export(run, tmp_path / "out", keep="selected").counts.kept == 0
     written = pq.read_table(tmp_path / "out/b.parquet")
-    assert len(written) == 0
-    assert written.schema.equals(table().schema)
+    assert (len(written), written.schema.equals(table().schema)) == (0, True)

@@ -57,25 +57,22 @@ def test_the_threshold_found_by_counting_equals_sorting(
     assert found == by_sorting([*values.tolist(), *[1.0] * quarantined], alpha)
 
 
-def test_ordinary_p_values_take_two_passes() -> None:
+def counted_passes(values: np.ndarray) -> int:
+    """The passes that find the threshold of sorting."""
+    passes: list[int] = []
+    found = by_counting(lambda: passes.append(1) or [values], TENTH)  # type: ignore[func-returns-value]
+    assert found == by_sorting(values.tolist(), TENTH)
+    return len(passes)
+
+
+def test_ordinary_p_values_take_two_passes_and_a_threshold_that_hides_from_many_bins_takes_more() -> None:
     rng = np.random.default_rng(0)
-    values = rounded_up(np.concatenate([rng.random(50_000), rng.random(50_000) ** 6]))
-    passes: list[int] = []
-    found = by_counting(lambda: passes.append(1) or [values], TENTH)  # type: ignore[func-returns-value]
-    assert found == by_sorting(values.tolist(), TENTH)
-    assert len(passes) == 2
-
-
-@pytest.mark.parametrize("last", [1.0, 1.001], ids=["the least holds", "none holds"])
-def test_a_threshold_that_hides_from_many_bins_takes_more_passes_and_is_found(last: float) -> None:
+    assert counted_passes(rounded_up(np.concatenate([rng.random(50_000), rng.random(50_000) ** 6]))) == 2
     m = 4_000
-    hopeless = np.arange(1, m + 1) / m * 0.1 * 1.001  # each a hair above its level, and near enough for its bin
-    hopeless[0] = 0.1 / m * last * 0.999999
-    values = rounded_up(hopeless)
-    passes: list[int] = []
-    found = by_counting(lambda: passes.append(1) or [values], TENTH)  # type: ignore[func-returns-value]
-    assert found == by_sorting(values.tolist(), TENTH)
-    assert len(passes) > 3
+    for last in (1.0, 1.001):  # the least holds, or none does
+        hopeless = np.arange(1, m + 1) / m * 0.1 * 1.001  # each a hair above its level, and near enough for its bin
+        hopeless[0] = 0.1 / m * last * 0.999999
+        assert counted_passes(rounded_up(hopeless)) > 3
 
 
 def test_extremes_all_null_all_signal_one_document_nothing_at_all() -> None:
@@ -139,11 +136,7 @@ def test_one_detector_alone_keeps_its_p_values_to_the_last_bits_and_far_into_the
     k = np.array([[1], [2], [1000], [n // 2], [n]])
     p = k[:, 0] / (n + 1)
     assert fuse(k, n, np.ones(1)) == pytest.approx(p, rel=2e-7)
-
-
-def test_no_rejections_by_any_detector_select_nothing() -> None:
-    k = np.ones((5, 2), dtype=np.int64)
-    assert fuse(k, 99, np.zeros(2)).tolist() == [1.0] * 5
+    assert fuse(np.ones((5, 2), dtype=np.int64), 99, np.zeros(2)).tolist() == [1.0] * 5, "no detector rejects any"
 
 
 @settings(max_examples=50)
@@ -171,15 +164,10 @@ def test_halves_depend_on_ids_and_seed_alone(keys: list[int], seed: int) -> None
     assert len(set(shuffled(np.array(keys), seed, 1).tolist())) == len(keys)
 
 
-def test_another_seed_gives_another_half() -> None:
-    keys = np.arange(1000)
-    both = halves(keys, 0) & halves(keys, 1)
-    assert 200 < both.sum() < 300
-
-
-def test_a_sample_takes_no_notice_of_halves_of_the_same_seed() -> None:
+def test_another_seed_gives_another_half_and_a_sample_takes_no_notice_of_halves() -> None:
     keys = np.arange(10_000)
     chosen = halves(keys, 4)
+    assert 2_000 < (chosen & halves(keys, 1)).sum() < 3_000
     sampled = Sample.of(keys, chosen[:, None].astype(float), 4, size=2_500).rows
     assert abs(sampled.mean() - 0.5) < 4 * 0.5 / 50
 
