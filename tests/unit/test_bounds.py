@@ -13,7 +13,7 @@ from pipeline.audit.conclusion import bound_condition, conclude
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
-from pipeline.report.wording.bounds import bound_clause, bound_sentence, bound_text, bounds_not_covered, wrong_clause
+from pipeline.report.wording.bounds import bound_clause, bound_sentence, bound_text, bounds_not_covered
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection import envelope
 from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, wrong_in_list
@@ -286,14 +286,40 @@ def with_bound(made: Summary, **changes: int) -> Summary:
     return made.model_copy(update={"bound": type(made.bound)(**{**values, **changes})})
 
 
-def test_the_sentence_says_how_many_are_wrong_and_how_many_were_trained_on() -> None:
+@pytest.mark.parametrize(
+    ("n_selected", "wrong", "members", "sentence"),
+    [
+        (
+            240,
+            38,
+            214,
+            "With 95% confidence at most 38 of these 240 are wrong, and at least 214 of the 600 audited docum",
+        ),
+        (40, 0, 50, "none of these 40 is wrong"),
+        (40, 1, 50, "at most 1 of these 40 is wrong"),
+        (1, 0, 50, "the one selected document is not wrong"),
+        (1, 1, 0, "The one selected document may be wrong."),  # no confidence is needed for what may be
+        (12, 12, 0, "All of these 12 may be wrong."),
+        (12, 12, 30, "at least 30 of the 600 audited documents were trained on"),
+        (0, 0, 0, "The bound is 0: it does not show that any of the 600 audited documents was trained on."),
+        (0, 0, 1, "at least 1 of the 600 audited documents was trained on"),
+    ],
+)
+def test_the_sentence_says_how_many_are_wrong_and_how_many_were_trained_on(
+    n_selected: int, wrong: int, members: int, sentence: str
+) -> None:
+    made = with_bound(summary(n_selected=n_selected, n_audit=600), wrong_at_most=wrong, members_at_least=members)
+    stated = bound_sentence(made) or ""
+    assert sentence == stated if sentence.endswith(".") else sentence in stated
+    assert stated.startswith("All of these 12 may be wrong.") == (n_selected == 12)
+
+
+def test_the_clause_states_the_confidence_and_what_it_means() -> None:
     made = with_bound(summary(n_selected=240, n_audit=600), wrong_at_most=38, members_at_least=214)
-    assert bound_sentence(made) == (
-        "With 95% confidence at most 38 of these 240 are wrong, and at least 214 of the 600 audited documents were "
-        "trained on."
-    )
     assert bound_clause(made) == "; with 95% confidence at most 38 of these 240 are wrong"
     assert "fail in at most 5% of such audits" in (bound_text(made) or "")
+    nothing = summary(bound=None)
+    assert bound_sentence(nothing) is bound_text(nothing) is None
 
 
 def test_the_command_prints_the_sentence_and_a_note_of_several_selections_once_below_a_table_that_marks_the_void(
@@ -317,20 +343,6 @@ def test_the_command_prints_the_sentence_and_a_note_of_several_selections_once_b
     print_summaries(unchecked)
     printed = capsys.readouterr().out
     assert (printed.count(remark), f"first, second: {remark}" in printed) == (1, True)
-
-
-def test_one_document_and_none_wrong_have_sentences_of_their_own() -> None:
-    def clause(n_selected: int, wrong: int) -> str:
-        made = with_bound(summary(n_selected=n_selected), wrong_at_most=wrong)
-        return wrong_clause(made, made.bound)
-
-    assert clause(1, 1) == "the one selected document may be wrong"
-    assert clause(1, 0) == "the one selected document is not wrong"
-    assert clause(40, 0) == "none of these 40 is wrong"
-    assert clause(40, 1) == "at most 1 of these 40 is wrong"
-    assert clause(40, 40) == "all of these 40 may be wrong"
-    alone = bound_sentence(with_bound(summary(n_selected=1), wrong_at_most=1, members_at_least=0))
-    assert alone == "The one selected document may be wrong.", "no confidence is needed for what may be"
 
 
 def test_a_bound_that_no_check_confirms_is_stated_under_its_condition() -> None:
@@ -358,20 +370,3 @@ def test_a_summary_of_version_0_9_with_a_bound_that_is_contradicted_is_read_with
     assert written["bound"]["members_at_least"] > 0
     read = Summary.model_validate(written)
     assert (read.conclusion, read.bound, read.bound_withheld) == ("contradicted", None, CONTRADICTED)
-
-
-def test_a_bound_that_bounds_nothing_says_so() -> None:
-    made = summary(n_selected=12, n_audit=600)
-    nothing = bound_sentence(with_bound(made, wrong_at_most=12, members_at_least=0))
-    assert nothing == "All of these 12 may be wrong."
-    some = bound_sentence(with_bound(made, wrong_at_most=12, members_at_least=30)) or ""
-    assert some.startswith(nothing)
-    assert "at least 30 of the 600 audited documents were trained on" in some
-    empty = with_bound(summary(n_selected=0, n_audit=600), wrong_at_most=0, members_at_least=0)
-    assert bound_sentence(empty) == (
-        "The bound is 0: it does not show that any of the 600 audited documents was trained on."
-    )
-    one = with_bound(summary(n_selected=0, n_audit=600), wrong_at_most=0, members_at_least=1)
-    assert "at least 1 of the 600 audited documents was trained on" in (bound_sentence(one) or "")
-    assert bound_sentence(summary(bound=None)) is None
-    assert bound_text(summary(bound=None)) is None

@@ -178,27 +178,21 @@ def test_a_clock_that_runs_backwards_is_told_and_confuses_nothing(
     ]
 
 
-@pytest.mark.parametrize("content", [{"a": 1}, {"kind": "claim"}, {"kind": ["claim"]}, {"kind": "other", "schema": 1}])
-def test_entries_of_something_else_are_no_schedule(tmp_path: Path, content: dict[str, Any]) -> None:
-    store = Store(str(tmp_path / "ledger"))
-    append_entry(store, lambda entries: content)
-    assert "entry 0 " in user_error(read_schedule, store)
-
-
-def test_a_claim_without_an_opening_and_a_result_without_a_claim_are_named(config: Config, tmp_path: Path) -> None:
+def test_entries_that_are_no_schedule_or_in_no_order_of_one_are_named(config: Config, tmp_path: Path) -> None:
     claim(config(), "a")
     file(config(), "a", 1)
     ledger = Store(str(tmp_path / "ledger"))
     opening, claimed, result = (ledger.read_json(entry_file(n))["content"] for n in range(3))
-    for number, order in enumerate(([claimed], [opening, result], [opening, claimed, result, result])):
-        other = Store(str(tmp_path / f"other-{number}"))
-        for content in order:
-            append_entry(other, lambda entries, content=content: content)
-        assert f"entry {len(order) - 1} is" in user_error(read_schedule, other)
-    twice = Store(str(tmp_path / "twice"))
-    for content in (opening, claimed, claimed):
-        append_entry(twice, lambda entries, content=content: content)
-    assert "entry 2 claims place 1, and the next one is 2" in user_error(read_schedule, twice)
+    others = [
+        [content] for content in ({"a": 1}, {"kind": "claim"}, {"kind": ["claim"]}, {"kind": "other", "schema": 1})
+    ]
+    wrong = [*others, [claimed], [opening, result], [opening, claimed, result, result], [opening, claimed, claimed]]
+    for number, contents in enumerate(wrong):
+        store = Store(str(tmp_path / f"other-{number}"))
+        for content in contents:
+            append_entry(store, lambda entries, content=content: content)
+        assert f"entry {len(contents) - 1} " in (problem := user_error(read_schedule, store))
+    assert "entry 2 claims place 1, and the next one is 2" in problem
 
 
 # --- rule prds

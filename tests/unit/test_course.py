@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -356,10 +355,6 @@ def test_the_command_prints_the_course(
     ):
         assert part in text
     assert (tmp_path / "one.html").exists()
-    assert ended("series", str(ledger), "--json") == 0
-    value = json.loads(capsys.readouterr().out)
-    assert value.pop("page") is None
-    assert Course.model_validate(value).unfiled == [2]
 
 
 def test_a_ledger_of_no_result_promises_nothing(scan: Scan, ledger: Path, tmp_path: Path) -> None:

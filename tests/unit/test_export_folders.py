@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from commands import ended
-from export_runs import finished_run
+from export_runs import export, finished_run, refusal
 from finished import refile, with_column
-from made_up import sentence
+from made_up import sentence, write_rows
 from report_run import amend
 from signed import sign
 
@@ -26,9 +27,8 @@ from pipeline.audit.scored import read_scored
 from pipeline.audit.select import Answering, select_all
 from pipeline.errors import IncompleteError, UserError
 from pipeline.export import place
-from pipeline.export.export import Exported, write_export
 from pipeline.export.place import MARKER_FILE, UNFINISHED_FILE
-from pipeline.export.request import ExportRequest, form_of
+from pipeline.export.request import form_of
 from pipeline.store.files import Store
 
 MANY = [
@@ -47,20 +47,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(folder: Path, **settings: Any) -> str:
     (folder / "data").mkdir(exist_ok=True)
-    (folder / "data/a.jsonl").write_text("".join(json.dumps({"text": sentence(i)}) + "\n" for i in range(12)))
+    write_rows(folder / "data/a.jsonl", ({"text": sentence(i)} for i in range(12)))
     pq.write_table(pa.table({"text": [sentence(i) for i in range(20, 32)]}), folder / "data/b.parquet")
     return finished_run(folder / "w", {"path": str(folder / "data/*.*")}, **settings)
-
-
-def export(run: str, out: object = None, **request: Any) -> Exported:
-    return write_export(ExportRequest(run, None if out is None else str(out), **request))
-
-
-def refusal(run: str, out: object = None, kind: type[UserError] = UserError, **request: Any) -> str:
-    with pytest.raises(kind) as caught:
-        export(run, out, **request)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -88,14 +77,13 @@ def test_an_export_onto_an_input_or_a_run_is_refused(finished: Path, out: str, m
     if not (finished / "link").exists():
         (finished / "link").symlink_to(finished / "data")
     before = content(finished)
-    with pytest.raises(UserError, match=message):
-        export(str(finished / "w/run"), finished / out)
+    assert re.search(message, refusal(str(finished / "w/run"), finished / out))
     assert content(finished) == before
 
 
 def test_a_folder_that_the_configuration_reads_whole_is_no_place(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data/a.jsonl").write_text("".join(json.dumps({"text": sentence(i)}) + "\n" for i in range(12)))
+    write_rows(tmp_path / "data/a.jsonl", ({"text": sentence(i)} for i in range(12)))
     run = finished_run(tmp_path / "w", {"path": str(tmp_path / "data")})
     monkeypatch.chdir(tmp_path)
     assert "lies in corpus.audit's folder" in refusal(run, "data/clean")
@@ -165,14 +153,12 @@ def test_a_killed_export_is_not_taken_for_a_whole_one_and_goes_on(
 
 def test_an_export_that_was_killed_while_it_wrote_its_first_file_goes_on(finished: Path, tmp_path: Path) -> None:
     run = str(finished / "w/run")
-    (tmp_path / "out").mkdir()
-    (tmp_path / f"out/.{MARKER_FILE}.0123abcd").write_bytes(b'{"schema": 1, "sta')
-    (tmp_path / f"out/.{MARKER_FILE}.4567abcd").write_bytes(b"")
-    export(run, tmp_path / "out")
-    export(run, tmp_path / "whole")
+    for folder, name, content_of in (("out", MARKER_FILE, b'{"schema": 1, "sta'), ("mine", "mine.txt", b"")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f".{name}.0123abcd").write_bytes(content_of)
+    for folder in ("out", "whole"):
+        export(run, tmp_path / folder)
     assert content(tmp_path / "out") == content(tmp_path / "whole")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/.mine.txt.0123abcd").write_text("mine")
     assert "mine is not empty, and no export" in refusal(run, tmp_path / "mine")
 
 
@@ -246,8 +232,7 @@ def test_an_input_that_changed_since_the_run_is_refused_by_name(tmp_path: Path, 
     run = make(tmp_path)
     before = export(run, tmp_path / "list", form="list")
     CHANGES[change][0](tmp_path / "data")
-    with pytest.raises(UserError, match=CHANGES[change][1]):
-        export(run, tmp_path / "out")
+    assert re.search(CHANGES[change][1], refusal(run, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     assert export(run, tmp_path / "again", form="list").counts == before.counts
 
@@ -256,7 +241,7 @@ def test_a_change_in_the_middle_of_a_large_file_is_seen_by_its_documents(tmp_pat
     """Size and both ends are as they were."""
     (tmp_path / "data").mkdir()
     path = tmp_path / "data/a.jsonl"
-    path.write_text("".join(json.dumps({"text": sentence(i, 600)}) + "\n" for i in range(100)))
+    write_rows(path, ({"text": sentence(i, 600)} for i in range(100)))
     assert path.stat().st_size > 3 << 16
     settings = {"resources": {"shard_bytes": 100_000}}
     run = finished_run(tmp_path / "w", {"path": str(path)}, **settings)
@@ -295,7 +280,8 @@ def test_runs_without_an_answer_are_refused(tmp_path: Path) -> None:
     run = make(tmp_path)
     store = Store(run)
     store.remove_folder("selection/chosen")
-    assert "is not made yet" in refusal(run, tmp_path / "out", IncompleteError)
+    with pytest.raises(IncompleteError, match="is not made yet"):
+        export(run, tmp_path / "out")
     assert read_history(store)
     manifest = read_manifest(store)
     corpus = manifest.config.corpus.model_copy(update={"audit": None})
@@ -320,17 +306,15 @@ def test_the_card_has_the_settings_of_the_answer_and_not_those_of_the_run(tmp_pa
 def test_a_run_of_another_form_is_refused(tmp_path: Path) -> None:
     run = make(tmp_path)
     store = Store(run)
+    receipt = json.loads(store.read("receipts/score/audit-000000.json"))
+    del receipt["files"], receipt["digest"]
+    store.write_json("receipts/score/audit-000000.json", receipt)
+    assert "which kept no digests of files" in refusal(run, tmp_path / "out")
     summary = store.read_json("selection/chosen/summary.json")
     store.write_json("selection/chosen/summary.json", {**summary, "schema": 9})
     sign(store)
-    message = refusal(run, tmp_path / "out")
-    assert "was written by seenset 0.6.0 in form 9, and this version reads form 1: seenset select" in message
-    receipt = json.loads(store.read("receipts/score/audit-000000.json"))
-    del receipt["files"], receipt["digest"]
-    store.write_json("selection/chosen/summary.json", summary)
-    sign(store)
-    store.write_json("receipts/score/audit-000000.json", receipt)
-    assert "which kept no digests of files" in refusal(run, tmp_path / "out")
+    message = "was written by seenset 0.6.0 in form 9, and this version reads form 1: seenset select"
+    assert message in refusal(run, tmp_path / "out")
 
 
 # --- the command
@@ -365,7 +349,7 @@ def test_the_card_names_no_folder_and_no_markup_of_a_name(tmp_path: Path) -> Non
     place = tmp_path / "da_ta"
     place.mkdir()
     path = place / "<script>*a*|`x`.jsonl"
-    path.write_text("".join(json.dumps({"text": sentence(i)}) + "\n" for i in range(12)))
+    write_rows(path, ({"text": sentence(i)} for i in range(12)))
     run = finished_run(tmp_path / "w", {"path": str(path)}, model={"path": str(tmp_path / "mo<b>del")})
     export(run, tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()

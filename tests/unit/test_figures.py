@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -195,25 +196,22 @@ def test_where_p_values_depend_on_alpha_or_do_not_decide_there_is_no_curve_and_w
 # --- groups
 
 
+def tally(names: Sequence[str | None], selected: Sequence[bool] | None = None) -> GroupTally:
+    chosen = np.zeros(len(names), dtype=bool) if selected is None else np.array(selected)
+    return GroupTally.of(pa.chunked_array([pa.array(names, pa.string())]), chosen)
+
+
 def test_groups_are_counted_the_same_in_any_order_and_however_the_shards_are_cut() -> None:
-    names = ["b", "a", None, "b", "a", "a"]
-    selected = np.array([True, False, True, True, True, False])
-
-    def tally(rows: list[int]) -> GroupTally:
-        return GroupTally.of(pa.chunked_array([pa.array([names[i] for i in rows], pa.string())]), selected[rows])
-
-    whole = tally([0, 1, 2, 3, 4, 5]).record()
-    assert whole == GroupCounts(n_scored={"a": 3, "b": 2}, n_selected={"a": 1, "b": 2})
-    assert (tally([3, 4]) + tally([0]) + tally([2, 1, 5])).record() == whole
-    assert tally([2]).record() is None
+    rows = list(zip(["b", "a", None, "b", "a", "a"], [True, False, True, True, True, False], strict=True))
+    one, two, three, whole = (tally(*zip(*some, strict=True)) for some in (rows[3:5], rows[:1], rows[1:3], rows))
+    expected = GroupCounts(n_scored={"a": 3, "b": 2}, n_selected={"a": 1, "b": 2})
+    assert whole.record() == (one + two + tally(*zip(*rows[5:], strict=True)) + three).record() == expected
+    assert tally([None], [True]).record() is None
 
 
 def test_more_groups_than_a_figure_could_show_are_not_held() -> None:
-    def tally(start: int, count: int) -> GroupTally:
-        names = pa.chunked_array([pa.array([str(i) for i in range(start, start + count)])])
-        return GroupTally.of(names, np.zeros(count, dtype=bool))
-
-    assert tally(0, MOST_GROUPS + 1).record() is None
-    assert (tally(0, MOST_GROUPS) + tally(5, 10)).record() is not None
-    assert (tally(0, MOST_GROUPS) + tally(MOST_GROUPS, 1)).record() is None
-    assert (tally(0, MOST_GROUPS + 1) + tally(0, 1)).record() is None
+    names = [str(i) for i in range(MOST_GROUPS + 1)]
+    assert tally(names).record() is None
+    assert (tally(names[:-1]) + tally(names[5:15])).record() is not None
+    assert (tally(names[:-1]) + tally(names[-1:])).record() is None
+    assert (tally(names) + tally(names[:1])).record() is None
