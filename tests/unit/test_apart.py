@@ -44,14 +44,6 @@ def test_the_words_that_tell_them_apart_are_named_the_strongest_first() -> None:
     assert telling_words([f"a{i}" for i in range(20)], [f"b{i}" for i in range(20)]) == ([], [])
 
 
-def test_a_plan_names_the_words_only_where_they_tell_apart(tmp_path: Path) -> None:
-    alike = plan_checks(plan_of(tmp_path, texts(1, 150, 0.1), texts(2, 150, 0.1)))
-    assert alike["words"] == {}
-    apart = plan_checks(plan_of(tmp_path, texts(1, 150, 0.1), dated(texts(2, 150, 0.1), "gone", 0.8, 1)))
-    assert apart["words"]["unseen"]["audit"][0] == "gone"
-    assert any(line.startswith("words that tell them apart: gone") for line in apart["lines"])
-
-
 def test_a_plan_says_what_weights_would_leave_and_repair(tmp_path: Path) -> None:
     known, audit = texts(1, 300, 0.1), dated(texts(2, 300, 0.1), "gone", 0.9, 1)
     lines = plan_checks(plan_of(tmp_path, known, audit, calibration="weighted"))["lines"]

@@ -148,6 +148,9 @@ def test_eight_detectors_cost_three_passes_and_only_the_statistics_they_read():
         LOWERCASE: frozenset({"log_prob"}),
         REFERENCE: frozenset({"log_prob"}),
     }
+    both = plan_passes(parse_detectors(["etd", "min_k_plus_plus"]))
+    assert both == {FORWARD: frozenset({"log_prob", "mean", "variance", "token"})}
+    assert "token" not in plan_passes(parse_detectors(["min_k_plus_plus", "gap_k"]))[FORWARD]
 
 
 @pytest.mark.parametrize(

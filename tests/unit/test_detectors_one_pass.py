@@ -17,7 +17,7 @@ from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.config.audit import DetectorEntry
 from pipeline.config.models import ModelConfig
-from pipeline.detectors.base import FORWARD, Evidence, plan_passes
+from pipeline.detectors.base import Evidence, plan_passes
 from pipeline.detectors.camia import REPEATED, Signal
 from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel, open_model
@@ -79,13 +79,6 @@ def test_each_is_its_formula_and_batches_change_nothing(lm: LanguageModel) -> No
     for size in (1, 7, 32):
         rows = [scores(lm, TEXTS[at : at + size]) for at in range(0, len(TEXTS), size)]
         torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_nothing_is_computed_that_no_detector_reads() -> None:
-    assert parse_detectors(["etd"])[0].needs == {FORWARD: frozenset({"log_prob", "mean", "token"})}
-    both = plan_passes(parse_detectors(["etd", "min_k_plus_plus"]))
-    assert both == {FORWARD: frozenset({"log_prob", "mean", "variance", "token"})}
-    assert "token" not in plan_passes(parse_detectors(["min_k_plus_plus", "gap_k"]))[FORWARD]
 
 
 def camia_scores(lm: LanguageModel, texts: list[str], mark: list[int]) -> torch.Tensor:

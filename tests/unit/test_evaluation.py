@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from finished import score_run
-from made_up import write_rows
+from made_up import sentence, write_rows
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 from test_report import Page
 
-from benchmarks.small_model import WORDS
 from pipeline.audit import evaluated_documents
 from pipeline.audit import evaluation as numbers
 from pipeline.audit.blind import sample_documents
@@ -37,15 +35,15 @@ MARKUP = "[/bold] [red]"
 Score = Callable[..., tuple[AuditConfig, Scored]]
 
 
-def text(seed: int, first: str = "Text") -> str:
-    rng = random.Random(seed)
-    return f"{first} {seed} " + " ".join(rng.choice(WORDS) for _ in range(8 + seed % 9))
-
-
 def rows_of(n: int, words: Sequence[str] = ("Text", "Text"), groups: Sequence[str] = ("news", "notes")) -> list[dict]:
     """Half members; the words at the beginning are of the members and of the others."""
     return [
-        {"text": text(i, words[i % 2]), "member": i % 2 == 0, "kind": groups[i // 2 % len(groups)]} for i in range(n)
+        {
+            "text": sentence(i, 8).replace("Text", words[i % 2], 1),
+            "member": i % 2 == 0,
+            "kind": groups[i // 2 % len(groups)],
+        }
+        for i in range(n)
     ]
 
 
@@ -55,16 +53,14 @@ def score(tmp_path: Path, tiny_model_folder: Path) -> Score:
 
     def finish(rows: Sequence[Any], limit: int | None = None, **settings: Any) -> tuple[AuditConfig, Scored]:
         path = write_rows(tmp_path / "labelled.jsonl", rows)
-        config = build_evaluation(
-            {
-                "run": str(tmp_path / "run"),
-                "model": {"path": str(tiny_model_folder)},
-                "corpus": {"labelled": {"path": path, "label": "member", "group": "kind"}},
-                "detectors": ["loss", "zlib"],
-                "resources": {"shard_bytes": 2000},
-                **settings,
-            }
-        )
+        described = {
+            "run": str(tmp_path / "run"),
+            "model": {"path": str(tiny_model_folder)},
+            "corpus": {"labelled": {"path": path, "label": "member", "group": "kind"}},
+            "detectors": ["loss", "zlib"],
+            "resources": {"shard_bytes": 2000},
+        }
+        config = build_evaluation({**described, **settings})
         plan, store = score_run(config, limit)
         return config, read_scored(store, plan.shards)
 
@@ -209,7 +205,7 @@ def test_the_page_shows_the_figures_loads_and_runs_nothing_and_is_the_same_bytes
     for tag, attrs in page.tags:
         assert str(attrs.get("href", "#")).startswith("#"), tag
     assert "default-src 'none'" in source
-    assert text(3) not in source, "no text of a document"
+    assert sentence(3, 8) not in source, "no text of a document"
     Console(width=200).print(evaluation_table(evaluated.evaluation))  # markup in a group is printed as it stands
     assert MARKUP in capsys.readouterr().out
 
