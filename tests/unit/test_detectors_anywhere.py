@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
-from pipeline.audit.plan import describe_model
+from pipeline.audit.plan import describe_model, make_plan
 from pipeline.detectors.base import detector_names, parse
 from pipeline.stages.registry import check_stages
 from pipeline.store.files import Store
@@ -102,7 +102,7 @@ def settings(
 
 def refused(given: Mapping[str, Any]) -> str:
     """The one line that a run with this configuration ends with."""
-    return user_error(lambda: check_stages(build_config({"run": "run", **given})))
+    return user_error(lambda: check_stages(make_plan(build_config({"run": "run", **given})).config))
 
 
 def columns_of(path: Path, given: Mapping[str, Any]) -> dict[str, list[float]]:

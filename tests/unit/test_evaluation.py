@@ -37,14 +37,8 @@ Score = Callable[..., tuple[AuditConfig, Scored]]
 
 def rows_of(n: int, words: Sequence[str] = ("Text", "Text"), groups: Sequence[str] = ("news", "notes")) -> list[dict]:
     """Half members; the words at the beginning are of the members and of the others."""
-    return [
-        {
-            "text": sentence(i, 8).replace("Text", words[i % 2], 1),
-            "member": i % 2 == 0,
-            "kind": groups[i // 2 % len(groups)],
-        }
-        for i in range(n)
-    ]
+    texts = [sentence(i, 8).replace("Text", words[i % 2], 1) for i in range(n)]
+    return [{"text": texts[i], "member": i % 2 == 0, "kind": groups[i // 2 % len(groups)]} for i in range(n)]
 
 
 @pytest.fixture
