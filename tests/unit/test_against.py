@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import user_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import write_rows
@@ -175,32 +176,9 @@ def test_a_run_is_incremental_to_the_one_before_and_to_what_that_left_out_from_i
     assert (audit["n_in"], audit["n_scored"], audit["n_judged"]) == (14, 12, 2)
     assert run_status(third.run).judged == outcome.status.judged == 2
     late = scan(tmp_path, tiny_model_folder, "first", list(range(20)), against=second.run)
-    with pytest.raises(UserError, match="began without against"):
-        run(late)
+    assert "began without against" in user_error(run, late)
     assert not Path(first.run, JUDGED_RECORD).exists()
     assert run(first)[0].exit_code == ExitCode.DONE
-
-
-@pytest.mark.slow
-def test_a_resumed_run_keeps_its_set(tmp_path: Path, tiny_model_folder: Path) -> None:
-    ledger = str(tmp_path / "ledger")
-    described = {"series": {"ledger": ledger, "alpha": 0.2}, "against": ledger}
-    first = scan(tmp_path, tiny_model_folder, "first", list(range(10)), **described)
-    second = scan(tmp_path, tiny_model_folder, "second", list(range(40)), **described)
-    run(first)
-    run(second)
-    third = scan(tmp_path, tiny_model_folder, "third", list(range(20, 50)), **described)
-    run(third)
-    assert audited(third.run) == names(*range(40, 50))
-    kept = Path(second.run, JUDGED_FILE).read_bytes()
-    receipt = next(r for r in read_receipts(Store(second.run), "score") if r.role == "audit" and r.n_judged)
-    withdraw_receipt(Store(second.run), "score", receipt.shard)
-    outcome, _ = run(second)
-    assert Path(second.run, JUDGED_FILE).read_bytes() == kept
-    assert audited(second.run) == names(*range(10, 40))
-    assert outcome.selections[0].n_audit == 30
-    with pytest.raises(UserError, match=f"began with against {ledger}, now none"):
-        run(scan(tmp_path, tiny_model_folder, "second", list(range(40)), series=described["series"]))
 
 
 def other_model(folder: Path, model: Path) -> Path:
@@ -228,38 +206,48 @@ def test_a_run_of_another_model_or_length_is_refused_by_name(tmp_path: Path, tin
 
 
 @pytest.mark.slow
-def test_scans_of_another_model_in_a_ledger_are_left_out_and_said(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well_and_takes_no_place(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
     ledger = str(tmp_path / "ledger")
-    described = {"series": {"ledger": ledger, "alpha": 0.2}, "against": ledger}
-    run(scan(tmp_path, tiny_model_folder, "first", list(range(20)), **described))
-    run(scan(tmp_path, tiny_model_folder, "gone", list(range(20, 25)), **described))
-    shutil.rmtree(tmp_path / "gone")
-    other = other_model(tmp_path, tiny_model_folder)
-    config = scan(tmp_path, other, "other", list(range(25)), **described)
-    _, lines = run(config)
-    assert audited(config.run) == names(*range(25))
-    said = [line for line in lines if line.startswith("against: a run counts nothing")]
-    assert ["scored otherwise" in line for line in said] == [True, False]
-    assert "is not a run directory" in said[1]
+    series = {"ledger": ledger, "alpha": 0.2, "horizon": 4}
 
+    def scan_of(name: str, audit: list[int], model: Path = tiny_model_folder) -> AuditConfig:
+        return scan(tmp_path, model, name, audit, series=series, against=ledger)
 
-@pytest.mark.slow
-def test_a_scan_without_news_ends_well_and_takes_no_place(tmp_path: Path, tiny_model_folder: Path) -> None:
-    ledger = str(tmp_path / "ledger")
-    described = {"series": {"ledger": ledger, "alpha": 0.2, "horizon": 2}, "against": ledger}
-    run(scan(tmp_path, tiny_model_folder, "first", list(range(20)), **described))
-    config = scan(tmp_path, tiny_model_folder, "second", list(range(15)), **described)
-    outcome, lines = run(config)
+    _, second, third = scans = [
+        scan_of(name, list(numbers))
+        for name, numbers in (("first", range(10)), ("second", range(40)), ("third", range(20, 50)))
+    ]
+    for config in scans:
+        run(config)
+    assert audited(third.run) == names(*range(40, 50))
+    kept = Path(second.run, JUDGED_FILE).read_bytes()
+    receipt = next(r for r in read_receipts(Store(second.run), "score") if r.role == "audit" and r.n_judged)
+    withdraw_receipt(Store(second.run), "score", receipt.shard)
+    outcome, _ = run(second)
+    assert Path(second.run, JUDGED_FILE).read_bytes() == kept
+    assert audited(second.run) == names(*range(10, 40))
+    assert outcome.selections[0].n_audit == 30
+    with pytest.raises(UserError, match=f"began with against {ledger}, now none"):
+        run(scan(tmp_path, tiny_model_folder, "second", list(range(40)), series=series))
+
+    without = scan_of("without", list(range(15)))
+    outcome, lines = run(without)
     assert (outcome.exit_code, outcome.status.state, outcome.selections) == (ExitCode.DONE, "complete", [])
     assert any("15 audit documents were judged before" in line and "nothing is selected" in line for line in lines)
-    schedule = read_schedule(Store(ledger))
-    assert len(schedule.scans) == 1
-    again, lines = run(config)
+    assert len(read_schedule(Store(ledger)).scans) == 3
+    again, lines = run(without)
     assert "its answers stand" in lines[-1]
     assert again.exit_code == ExitCode.DONE
-    third = scan(tmp_path, tiny_model_folder, "third", list(range(21)), **described)
-    run(third)
-    assert audited(third.run) == names(20)
+
+    shutil.rmtree(third.run)
+    other = scan_of("other", list(range(25)), other_model(tmp_path, tiny_model_folder))
+    _, lines = run(other)
+    assert audited(other.run) == names(*range(25))
+    said = [line for line in lines if line.startswith("against: a run counts nothing")]
+    assert ["scored otherwise" in line for line in said] == [True, True, False]
+    assert "is not a run directory" in said[2]
 
 
 @pytest.mark.slow
@@ -267,11 +255,9 @@ def test_what_is_no_finished_run_is_refused_and_what_one_quarantined_was_not_jud
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     nothing = scan(tmp_path, tiny_model_folder, "one", list(range(5)), against=str(tmp_path / "nothing"))
-    with pytest.raises(UserError, match="neither a run directory"):
-        run(nothing)
+    assert "neither a run directory" in user_error(run, nothing)
     itself = scan(tmp_path, tiny_model_folder, "one", list(range(5)), against=str(tmp_path / "one"))
-    with pytest.raises(UserError, match="this very run"):
-        run(itself)
+    assert "this very run" in user_error(run, itself)
     first = scan(tmp_path, tiny_model_folder, "first", list(range(5)), error_budget=1)
     path = tmp_path / "first.jsonl"
     path.write_text(path.read_text() + json.dumps({"id": "audit-0", "text": text_of(7)}) + "\n")

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 import pytest
+from commands import user_error
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -70,12 +71,9 @@ def test_a_document_whose_group_cannot_be_calibrated_is_refused_in_one_line() ->
         ranks_by_group(np.array([0.0, 1.0]), ["a", "z"], calibration, "members")
     with pytest.raises(UserError, match="1 of 2 audit documents have no group"):
         ranks_by_group(np.array([0.0, 1.0]), ["a", None], calibration, "members")
-    with pytest.raises(UserError, match="1 of 1 calibration documents have no group"):
-        calibrate_by_group(np.array([1.0]), [None])
-    with pytest.raises(UserError, match="no calibration documents"):
-        calibrate_by_group(np.empty(0), [])
-    with pytest.raises(UserError, match="NaN"):
-        calibrate_by_group(np.array([1.0, math.nan]), ["a", "b"])
+    assert "1 of 1 calibration documents have no group" in user_error(calibrate_by_group, np.array([1.0]), [None])
+    assert "no calibration documents" in user_error(calibrate_by_group, np.empty(0), [])
+    assert "NaN" in user_error(calibrate_by_group, np.array([1.0, math.nan]), ["a", "b"])
 
 
 # ---------------------------------------------------------------- ties at random
