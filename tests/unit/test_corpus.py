@@ -16,39 +16,30 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from commands import user_error
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.small_model import WORDS
-from pipeline.config.audit import AuditConfig
+from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
-from pipeline.corpus.documents import Document, fetch_texts, read_shard, text_key
+from pipeline.corpus.documents import Document, collapsed, fetch_texts, read_shard, text_key
 from pipeline.corpus.files import Extent
 from pipeline.corpus.formats import extent_of
 from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.keys import excerpt_of, excerpts_of
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import number_rows, plan_shards
 
 TEXTS = [f"Document number {i} " + "says a little more " * (i % 9) for i in range(300)]
 
 
-def config_for(path: Any, shard_bytes: int = 1500, **source: Any) -> AuditConfig:
-    return AuditConfig.model_validate(
-        {
-            "run": "r",
-            "model": {"path": "m"},
-            "corpus": {"audit": {"path": path, **source}},
-            "detectors": ["loss"],
-            "resources": {"shard_bytes": shard_bytes},
-        }
-    )
-
-
-def shards_of(config: AuditConfig, limit: int | None = None) -> list[Shard]:
-    return plan_shards(config.corpus, find_inputs(config.corpus), config.resources, config.text_transform, limit)
+def shards_of(path: Any, limit: int | None = None, shard_bytes: int = 1500, **source: Any) -> list[Shard]:
+    corpus = CorpusConfig.model_validate({"audit": {"path": path, **source}})
+    return number_rows(plan_shards(corpus, find_inputs(corpus), ResourcesConfig(shard_bytes=shard_bytes), limit=limit))
 
 
 def read(path: Any, limit: int | None = None, **settings: Any) -> tuple[list[Shard], list[Document]]:
-    config = config_for(path, **settings)
-    shards = number_rows(shards_of(config, limit))
+    shards = shards_of(path, limit, **settings)
     return shards, [document for shard in shards for document in read_shard(shard)]
 
 
@@ -131,8 +122,7 @@ def test_planning_reads_no_parquet_text(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)  # the texts are gone; the footer stands
     path.write_bytes(bytes(data))
-    config = config_for(str(path))
-    assert sum(s.stop - s.start for s in shards_of(config) if s.stop) == len(TEXTS) * 50
+    assert sum(s.stop - s.start for s in shards_of(str(path)) if s.stop) == len(TEXTS) * 50
 
 
 def test_a_wrong_column_names_the_columns(tmp_path: Path) -> None:
@@ -253,6 +243,32 @@ def test_excerpts_come_from_their_rows(tmp_path: Path) -> None:
         shards = read(paths[name])[0]
         wanted = [(paths[name], row) for row in (0, 17, 299)]
         assert fetch_texts(shards, wanted) == {key: TEXTS[key[1]] for key in wanted}
+
+
+def test_an_excerpt_is_one_line_and_says_where_it_goes_on() -> None:
+    assert excerpt_of("one\n\n two\tthree ", 50) == "one two three"
+    assert excerpt_of("word " * 100, 12) == "word word wo…"
+    assert excerpt_of("a\u202eb\x1b[31m", 50) == "a⟨U+202E⟩b⟨U+001B⟩[31m"
+    assert excerpt_of(" " * 1000 + "late", 10) == "…"
+
+
+def test_excerpts_are_of_the_rows_whose_text_is_still_the_same(tmp_path: Path) -> None:
+    path, texts = tmp_path / "a.parquet", ["first", "second\ntext", "third"]
+    pq.write_table(pa.table({"text": texts}), path)
+    (shard,) = shards_of(str(path))
+    keys = [text_key(text) for text in texts]
+    assert excerpts_of(shard, [2, 1], [keys[2], keys[1]], 20) == ["third", "second text"]
+    assert excerpts_of(shard, [0, 1], [keys[1], keys[1]], 20) == [None, "second text"]
+    assert excerpts_of(shard, [0, 7], [keys[0], keys[0]], 20) == ["first", None]
+    pq.write_table(pa.table({"body": texts}), path)
+    assert excerpts_of(shard, [0], keys[:1], 20) == [None]
+    path.unlink()
+    assert excerpts_of(shard, [0], keys[:1], 20) == [None]
+
+
+@given(st.text(st.sampled_from("ab  \n\t\xa0\u2003\x1f\x85\u200bé"), max_size=8))
+def test_white_space_collapses_as_splitting_at_it_would(text: str) -> None:
+    assert collapsed(text) == " ".join(text.split())
 
 
 def test_keys_ignore_case_space_and_form_but_not_words() -> None:

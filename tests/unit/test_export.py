@@ -8,12 +8,14 @@ import io
 import json
 import re
 import tempfile
+import tracemalloc
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -27,6 +29,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import sentence, write_rows
 
+from pipeline.config.corpus import LimitsConfig
+from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.csv_file import CSV
 from pipeline.export.verdicts import RowMarks
@@ -281,3 +285,61 @@ def test_an_input_of_which_nothing_is_kept_is_an_empty_file_of_its_format(tmp_pa
     assert export(run, tmp_path / "out", keep="selected").counts.kept == 0
     written = pq.read_table(tmp_path / "out/b.parquet")
     assert (len(written), written.schema.equals(table().schema)) == (0, True)
+
+
+# --- memory
+
+
+MIB = 1 << 20
+
+
+def copy(path: Path, form: str, rows: np.ndarray) -> int:
+    """Copy a file without some rows; the bytes that were written."""
+    shard = whole_shard(path, form)
+    source = ExportSource((replace(shard, limits=LimitsConfig(document_bytes=MIB)),), "a")
+    written: list[int] = []
+    sink = SimpleNamespace(write=lambda data: written.append(len(data)), flush=lambda: None, closed=False)
+    format_named(form).export.copy(source, RowMarks([rows], False), lambda _: nullcontext(sink))
+    return sum(written)
+
+
+def test_a_line_is_copied_in_pieces(tmp_path: Path) -> None:
+    """Python's own memory."""
+    record = b'"' + (b"x" * 65_533 + b'""\n') * 384 + b'"'
+    for form, head, line in (("jsonl", b"", b"x" * (24 * MIB)), ("csv", b"text\n", record)):
+        path = tmp_path / f"a.{form}"
+        path.write_bytes(head + line + b"\nlast\n")
+        tracemalloc.start()
+        written = copy(path, form, np.array([1]))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert written == len(head + line) + 1, form
+        assert peak < 12 * MIB, form
+
+
+@pytest.mark.parametrize("form", ["parquet", "dataset"])
+def test_a_table_is_copied_in_pieces(tmp_path: Path, form: str) -> None:
+    """Arrow's memory, of a file of 256 MiB."""
+    pieces, rows = 32, 128
+    texts = [np.random.default_rng(0).bytes(MIB // 32).hex() for _ in range(rows)]
+    table, path = pa.table({"text": texts}), tmp_path / "a"
+    if form == "parquet":
+        with pq.ParquetWriter(path, table.schema, compression="none", use_dictionary=False) as writer:
+            for _ in range(pieces):
+                writer.write_table(table)
+    else:
+        path.mkdir()
+        files = [{"filename": "data-00000-of-00001.arrow"}]
+        (path / "state.json").write_text(json.dumps({"_data_files": files, "_fingerprint": "a"}))
+        (path / "dataset_info.json").write_text("{}")
+        with pa.OSFile(str(path / files[0]["filename"]), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+            for _ in range(pieces):
+                out.write_table(table)
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        written = copy(path, form, np.arange(1, pieces * rows, 2))
+    finally:
+        pa.set_memory_pool(before)
+    assert written > 100 * MIB
+    assert 0 < pool.max_memory() < 48 * MIB
