@@ -66,8 +66,8 @@ Ask = Callable[..., tuple[str, Any]]
 Refused = Callable[..., str]
 
 
-def selected_in(file: Path) -> set[str]:
-    return set(pq.read_table(file)["doc_id"].to_pylist())
+def selected_in(file: Path, column: str = "doc_id") -> set[Any]:
+    return set(pq.read_table(file)[column].to_pylist())
 
 
 # --- joint
@@ -164,14 +164,15 @@ def test_a_comparison_counts_what_was_gained_and_lost_and_says_what_that_is_not(
 ) -> None:
     text, comparison = ask("compare", runs["a"], runs["b"])
     (change,) = comparison["selections"]
-    chosen = [selected_in(runs[name] / "selection/clean/selected.parquet") for name in ("a", "b")]
+    chosen = [selected_in(runs[name] / "selection/clean/selected.parquet", "row") for name in ("a", "b")]
     assert change["n_kept"] == len(chosen[0] & chosen[1])
     assert change["n_gained"] == len(chosen[1] - chosen[0]) == len(change["gained"]) > 5
     assert change["n_lost"] == len(chosen[0] - chosen[1]) == len(change["lost"]) > 5
     assert change["n_neither"] == ITEMS - len(chosen[0] | chosen[1])
     assert change["a"]["n_selected"] == len(chosen[0]) == change["a"]["n_selected_shared"]
     table = pq.read_table(tmp_path / "out/changes.parquet").to_pylist()
-    assert {row["doc_id"] for row in table if row["change"] == "gained"} == chosen[1] - chosen[0]
+    gained = {row["doc_id"] for row in table if row["change"] == "gained"}
+    assert gained == {f"bench.jsonl#{row}" for row in chosen[1] - chosen[0]}
     assert comparison["differences"] == [{"part": "fingerprint", "key": "model", "a": "model a", "b": "model b"}]
     assert change["scores"][0]["n_documents"] == ITEMS - 1
     assert -1 <= change["scores"][0]["spearman"] <= 1

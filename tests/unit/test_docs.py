@@ -212,11 +212,12 @@ def cited(text: str) -> Iterator[str]:
         yield from re.findall(NUMBER, found[1] or found[2])
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_refers_to_a_section_that_is_not_there(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert "METHODS" not in text
-    assert not sorted(set(cited(text)) - sections())
+def test_no_file_refers_to_a_section_that_is_not_there() -> None:
+    there = sections()
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert "METHODS" not in text, path
+        assert not sorted(set(cited(text)) - there), path
 
 
 def test_the_methods_page_refers_to_its_own_sections() -> None:
