@@ -21,7 +21,6 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import DIGEST, Receipt, sealed
 from ray_jobs.select import give_verdict, select_again
 
-KTD = "knockoff(base=loss, draws=1)"
 ALIKE = BlindDiagnostic(ok=True, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
 ASKED: dict[str, dict[str, Any]] = {
     "members": {"procedure": "bh"},
@@ -40,7 +39,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "fused": {"procedure": "td4eval", "detectors": ["loss", "min_k"]},
     "reconformal": {"procedure": "td4eval", "detectors": ["loss", "min_k"], "reconformal": True},
     "learnt": {"procedure": "adadetect", "detectors": ["loss", "min_k"]},
-    "ktd": {"procedure": "ktd", "detectors": [KTD]},
+    "ktd": {"procedure": "ktd", "detectors": ["min_k_plus_plus"]},
     "clean": {"direction": "clean", "procedure": "storey", "alpha": 0.5},
 }
 """Every procedure, calibration and direction."""
@@ -74,7 +73,7 @@ def chosen_scores(store: Store) -> Store:
     def changed(table: pa.Table, receipt: Receipt) -> pa.Table:
         higher = 4.0 * (table["row"].to_numpy() % 2) if receipt.role == "audit" else 4.0 * (receipt.role == "seen")
         for name in table.column_names:
-            if name in ("loss", "min_k", KTD):
+            if name in ("loss", "min_k", "min_k_plus_plus"):
                 table = with_column(table, name, pa.array(rng.normal(size=len(table)).round(2) + higher))
         return table
 

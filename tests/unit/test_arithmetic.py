@@ -65,9 +65,7 @@ def test_weights_that_do_not_fit_in_float32_keep_their_type_and_both_sizes_and_t
     stored: str, factor: float, cost: str
 ) -> None:
     small = Processor(flags=("avx2",), free=(20 << 30) - 1)
-
     choice = choose(stored, 10 << 30, small, lambda dtype: factor)
-
     assert choice.dtype == stored
     assert choice.warning == (
         f"dtype auto keeps {stored}: in float32 the weights take 20.0 GiB, and 20.0 GiB of memory are free"
@@ -79,9 +77,7 @@ def test_weights_that_do_not_fit_in_float32_keep_their_type_and_both_sizes_and_t
 def test_a_gguf_file_is_unpacked_and_that_is_the_reason_of_its_type(smollm2_file: Path) -> None:
     """It was called the checkpoint's own type, which has four bits a weight."""
     model = ModelConfig(path=str(smollm2_file.parent), gguf_file=smollm2_file.name)
-
     choice = choose_model(model, 1 << 30, NEW_CPU)
-
     assert (choice.dtype, choice.reason) == ("float32", "unpacked from GGUF")
 
 
@@ -91,9 +87,7 @@ def test_a_gguf_file_is_unpacked_and_that_is_the_reason_of_its_type(smollm2_file
 )
 def test_the_flags_of_the_processor_decide(monkeypatch: pytest.MonkeyPatch, flags: str, native: bool) -> None:
     monkeypatch.setenv(FLAGS_VARIABLE, flags)
-
     here = processor_here()
-
     assert here.bfloat16 is native
     assert here.flags == tuple(flags.split())
     assert choose("bfloat16", 1, here).dtype == ("bfloat16" if native else "float32")
@@ -105,9 +99,7 @@ def test_where_the_system_states_no_flags_one_measurement_decides_and_is_kept(
     monkeypatch.delenv(FLAGS_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("platform.system", lambda: "Darwin")
-
     measured = processor_here().bfloat16
-
     (kept,) = (tmp_path / "seenset").iterdir()
     assert json.loads(kept.read_text()) == {"native": measured}
     kept.write_text(json.dumps({"native": not measured}))
@@ -118,9 +110,7 @@ def test_a_stated_type_that_is_slow_here_is_named_and_one_that_a_gpu_lacks_is_re
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(arithmetic, "slowdown", lambda dtype: 7.2)
-
     line = check_explicit("model.dtype", "bfloat16", OLD_CPU)
-
     assert line.startswith("warning: model.dtype bfloat16 is 7 times slower than float32 on this CPU")
     assert "leave dtype out" in line
     assert check_explicit("model.dtype", "float16", NEW_CPU)
@@ -178,7 +168,6 @@ def test_a_model_that_is_opened_by_itself_has_the_type_of_the_machine(
         monkeypatch.setenv(FLAGS_VARIABLE, flags)
         model = open_model(ModelConfig(path=str(half_model))).model
         types[flags] = next(model.parameters()).dtype
-
     assert types == {"avx2": torch.float32, "avx512_bf16": torch.bfloat16}
 
 
@@ -189,10 +178,8 @@ def test_every_model_and_training_of_an_audit_is_decided(half_model: Path, tmp_p
     settings |= {"detectors": ["reference", {"fsd": {"base": "loss", "adapter": "low"}}]}
     settings |= {"fsd": {"adapters": {"low": {"rank": 4, "dtype": "auto"}}}}
     config = build_config({"run": str(tmp_path), "model": model, "corpus": files, **settings})
-
     decided = decide_types(config, None, lambda: Deciding(OLD_CPU, 1), lambda line: None)
     typed = with_types(config, decided.types)
-
     assert {key: one.dtype for key, one in decided.types.items()} == dict.fromkeys(
         ("model", "reference_model", "fsd"), "float32"
     )
@@ -214,10 +201,8 @@ def test_a_run_keeps_its_types_on_whatever_machine_it_is_resumed(
     lost = next(name for name in store.names("receipts/score", ".json"))
     scores = store.read(json.loads(store.read(f"receipts/score/{lost}"))["data"])
     store.remove(f"receipts/score/{lost}")
-
     monkeypatch.setenv(FLAGS_VARIABLE, "avx512_bf16")
     assert ended("run", str(path)) == 0
-
     manifest, _ = read_run(store)
     assert manifest.model.dtype == manifest.fingerprint["dtype"] == "float32"
     assert manifest.model.chosen == "chosen for this CPU"
@@ -225,7 +210,6 @@ def test_a_run_keeps_its_types_on_whatever_machine_it_is_resumed(
     decided = read_arithmetic(store)
     assert decided.flags == ["avx2"]
     assert "warning: this machine: its CPU has other flags" in capsys.readouterr().out
-
     assert ended("plan", str(path), "--set", "model.dtype=float16") == 0
     printed = capsys.readouterr().out
     assert "float16" in printed

@@ -18,7 +18,6 @@ import pytest
 from bundle_runs import ASKED, asked, forged, in_first, scored_run
 from commands import ended, refusal, user_error
 from finished import with_column
-from tiny_t5 import save_tiny_t5
 
 from pipeline.bundle.container import INDEX, RefutedError, pack_members, unpack
 from pipeline.bundle.verify import verify_bundle
@@ -55,10 +54,8 @@ def test_a_bundle_holds_and_says_what_is_only_stated(bundle: Path, capsys: pytes
 
 def test_every_procedure_and_calibration_is_verified(tmp_path: Path, tiny_model_folder: Path) -> None:
     assert {one["procedure"] for one in ASKED.values()} == set(PROCEDURES) - {"versions"}
-    detectors = ["loss", "min_k", {"knockoff": {"base": "loss", "draws": 1}}]
-    save_tiny_t5(tmp_path / "t5")
-    paraphraser = {"path": str(tmp_path / "t5")}
-    store = scored_run(tmp_path, tiny_model_folder, asked(*ASKED), detectors=detectors, paraphraser=paraphraser)
+    detectors = ["loss", "min_k", "min_k_plus_plus"]
+    store = scored_run(tmp_path, tiny_model_folder, asked(*ASKED), detectors=detectors)
     assert ended("pack", store.url, tmp_path / "a") == 0
     verification = verify_bundle((tmp_path / "a").read_bytes(), "a")
     assert verification.holds

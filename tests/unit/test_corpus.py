@@ -289,13 +289,10 @@ def test_rows_are_counted_where_a_file_is_small_and_estimated_from_many_places_w
         path = tmp_path / f"{long}{suffix}"
         if "csv" in suffix:
             with path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, ["text"])
-                writer.writeheader()
-                writer.writerows({"text": text} for text in texts)
+                csv.writer(file).writerows([["text"], *([text] for text in texts)])
         else:
-            plain = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
             pack = {".gz": gzip.compress, ".zst": zstandard.compress}
-            path.write_bytes(pack.get(path.suffix, bytes)(plain))
+            path.write_bytes(pack.get(path.suffix, bytes)(jsonl(texts)))
         (entry,) = find_inputs(CorpusConfig(audit=SourceConfig(path=str(path))))
         return extent_of(entry), len(texts)
 

@@ -26,12 +26,6 @@ def texts(seed: int, count: int, words: list[str] = WORDS) -> list[str]:
     return [" ".join(rng.choices(words, k=40)) for _ in range(count)]
 
 
-def test_documents_of_another_year_are_told_apart() -> None:
-    dated = [f"{text} 2025" if i % 2 else text for i, text in enumerate(texts(7, 300))]
-    found = blind(texts(1, 300), dated, 0)
-    assert found.outcome == "failed"
-
-
 @pytest.mark.parametrize(
     ("low", "high", "outcome", "ok", "words"),
     [
@@ -77,14 +71,6 @@ def test_as_many_documents_as_the_sentence_says_settle_nine_of_ten_tests_and_few
     noise = 3 * math.sqrt(0.9 * 0.1 / runs)
     assert passing(count) > 0.9 - noise
     assert passing(count // 2) < 0.9 - noise
-
-
-def test_the_interval_is_as_wide_as_it_says_and_twenty_documents_settle_nothing() -> None:
-    for size in (20, 50, 100, 200):
-        few = blind(texts(size, size), texts(1_000 + size, size), 0)
-        half_width = 2.5758 / math.sqrt(3 * size)  # DeLong's of two kinds that are alike, with half of them tested
-        assert (few.high - few.low) / 2 == pytest.approx(half_width, rel=0.25)
-        assert few.outcome != "passed" or few.auc <= 0.55 - 0.8 * half_width
 
 
 def test_too_few_documents_are_no_evidence_either_way() -> None:

@@ -78,17 +78,13 @@ def test_a_wide_encoding_without_a_byte_order_mark_is_named(tmp_path: Path, enco
     assert refusal(tmp_path / "texts").endswith(f" are not UTF-8; set encoding: {encoding}")
 
 
-def test_one_damaged_line_stops_no_run(tmp_path: Path) -> None:
+def test_one_damaged_line_stops_no_run_and_some_lines_of_another_encoding_are_a_warning(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", "utf-8")
     path.write_bytes(path.read_bytes() + "61,café\n".encode("cp1252"))
-    checked = check_documents(make_plan(config_of(path)), PLAN)
-    assert checked.undecodable == []
+    assert check_documents(make_plan(config_of(path)), PLAN).undecodable == []
     assert [document.problem is None for document in read(path)] == [True] * 60 + [False]
-
-
-def test_some_lines_of_another_encoding_are_a_warning(tmp_path: Path) -> None:
     texts = [text if number < 6 else f"{number} words of ASCII" for number, text in enumerate(TEXTS)]
-    path = write_csv(tmp_path / "a.csv", "cp1252", texts=texts)
+    write_csv(path, "cp1252", texts=texts)
     (line,) = [line for line in plan_checks(make_plan(config_of(path)))["lines"] if "sampled" in line]
     assert line.startswith("warning: 6 of 60 sampled lines of ")
     assert line.endswith("a.csv are not UTF-8; set encoding: cp1252")

@@ -57,25 +57,25 @@ def test_the_image_is_no_root_and_tells_nobody() -> None:
     assert not [name for name in names if re.search("TOKEN|KEY|SECRET|PASSWORD", name, re.IGNORECASE)]
 
 
+IGNORED = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+TAKEN = {line[1:] for line in IGNORED if line.startswith("!")}
+
+
 def test_only_what_is_named_goes_into_the_image() -> None:
-    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
-    assert lines[0] == "*"
-    taken = {line[1:] for line in lines if line.startswith("!")}
+    assert IGNORED[0] == "*"
     packages = {"cluster", "pipeline", "ray_jobs", "seenset"}
-    assert taken == packages | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE"}
-    assert all((ROOT / name).exists() for name in taken)
+    assert packages | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE"} == TAKEN
+    assert all((ROOT / name).exists() for name in TAKEN)
 
 
 def context(folder: Path) -> Path:
     """What .dockerignore lets through, as a builder would send it."""
     folder.mkdir()
-    for line in (ROOT / ".dockerignore").read_text().splitlines():
-        if line.startswith("!"):
-            place = ROOT / line[1:]
-            if place.is_dir():
-                shutil.copytree(place, folder / line[1:], ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-            else:
-                shutil.copy(place, folder / line[1:])
+    for name in TAKEN:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        else:
+            shutil.copy(ROOT / name, folder / name)
     return folder
 
 
@@ -97,16 +97,12 @@ def test_what_the_image_installs_runs(tmp_path: Path) -> None:
         here = here.replace("/opt/seenset", str(tmp_path / "opt")).replace("/wheels .", f"{tmp_path / 'wheels'} .")
         done = subprocess.run(["sh", "-ec", here], cwd=source, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, f"{step}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    import torch
+
     code = "import cluster, torch, ray; print(torch.__version__, ray.__version__, cluster.__path__[0])"
     command = [str(binaries / "python"), "-c", code]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
     *versions, files = shown.stdout.split()
-    assert versions == [torch_version(), version("ray")]
+    assert versions == [str(torch.__version__), version("ray")]
     assert (Path(files) / "kuberay/setup/scan.sh").exists()
     shutil.rmtree(tmp_path / "env")  # gigabytes, which pytest would keep
-
-
-def torch_version() -> str:
-    import torch
-
-    return str(torch.__version__)

@@ -20,12 +20,7 @@ corpus:
   unseen: {path: documents.jsonl}
 selections: [{name: members, detectors: [loss]}]
 """
-TRIAL = """
-run: out
-model: {path: ./model}
-documents: {path: documents.jsonl}
-selections: [{name: members, detectors: [loss]}]
-"""
+TRIAL = AUDIT[: AUDIT.index("corpus")] + "documents: {path: documents.jsonl}" + AUDIT[AUDIT.index("\nselections") :]
 AUDITS = {
     "another detector": (["--set", "detectors=[min_kk]"], "did you mean 'min_k'?"),
     "an argument": (["--set", "detectors=[{min_k: {k: 2}}]"], "k must be a number in (0, 1], got 2"),

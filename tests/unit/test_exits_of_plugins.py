@@ -38,25 +38,9 @@ from seenset import procedure
 def leaving(counts, alpha):
     sys.exit()
 """
-ARGUMENT = """
-import sys
-from seenset import FORWARD, detector, mean_of_all
-
-@detector(needs={FORWARD: ["log_prob"]}, checks={"k": lambda value: sys.exit(0)})
-def leaving(evidence, k: int = 1):
-    return mean_of_all(evidence[FORWARD].log_prob, evidence[FORWARD].mask)
-"""
-LIBRARY = """
-import sys
-import numpy
-from seenset import procedure
-
-numpy.cumsum = lambda *arguments, **settings: sys.exit(0)
-
-@procedure(guarantee="heuristic", assumption="None.", promise="None.")
-def unused(counts, alpha):
-    return None
-"""
+CHECKED = '["log_prob"]}, checks={"k": lambda value: sys.exit(0)}'
+ARGUMENT = LEAVING.replace('["log_prob"]}', CHECKED).replace("(evidence)", "(evidence, k: int = 1)")
+LIBRARY = f"{PROCEDURE}\nimport numpy\nnumpy.cumsum = lambda *arguments, **settings: sys.exit(0)\n"
 
 
 Run = Callable[..., tuple[int, str]]

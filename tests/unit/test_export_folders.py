@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from commands import ended
+from commands import here
+from commands import refusal as one_line
 from export_runs import export, finished_run, refusal
 from finished import refile, with_column
 from made_up import sentence, write_rows
@@ -325,23 +326,12 @@ def test_the_command_says_what_it_wrote(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = str(finished / "w/run")
-
-    def command(*arguments: str, code: int = 0) -> str:
-        assert ended("export", run, *arguments) == code
-        output = capsys.readouterr()
-        return output.err if code else output.out
-
-    output = command()
+    output, _ = here(capsys, "export", run)
     assert "Of 24 audited documents, 8 were selected as part of the training data of org/model and removed." in output
     assert output.splitlines()[-1] == "export: run-chosen (2 files, and README.md)"
     assert "Not checked" in output
-    facts = json.loads(command(str(tmp_path / "out"), "--json", "--keep", "selected"))
-    assert (facts["n_audit"], facts["n_selected"], facts["n_kept"], facts["supported"]) == (24, 8, 8, None)
-    assert facts["files"] == ["a.jsonl", "b.parquet"]
-    error = command("out2", "--selection", "choosen", code=2)
-    assert error.count("\n") == 1
-    assert "did you mean 'chosen'?" in error
-    assert "'selected', 'rest'" in command("out2", "--keep", "all", code=2)
+    assert "did you mean 'chosen'?" in one_line(capsys, "export", run, "out2", "--selection", "choosen")
+    assert "'selected', 'rest'" in here(capsys, "export", run, "out2", "--keep", "all", code=2)[1]
     assert not os.path.exists("out2")
 
 
