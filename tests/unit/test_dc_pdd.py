@@ -108,15 +108,3 @@ def test_what_cannot_be_counted_is_refused(entry: Any, part: str, tmp_path: Path
 
     with pytest.raises(UserError, match=part):
         allocated()
-
-
-@pytest.mark.parametrize("name", ["etd", "camia", "dc_pdd", "recall", "gap_k"])
-def test_an_endpoint_and_versions_are_refused(name: str, tmp_path: Path, tiny_model_folder: Path) -> None:
-    with pytest.raises(UserError, match=f"detector {name} needs the weights of a model, and m is an endpoint: ") as one:
-        config_of(tmp_path, {"endpoint": "http://localhost:1/v1", "name": "m"}, name)
-    assert "\n" not in str(one.value)
-    if name in ("dc_pdd", "recall"):
-        audit = {"path": "a.parquet", "id": "id", "versions": {"column": "versions"}}
-        described = {"run": "run", "model": {"path": str(tiny_model_folder)}, "detectors": [name]}
-        with pytest.raises(UserError, match=f"detector {name} does not take documents with versions"):
-            build_config({**described, "corpus": {"audit": audit}})

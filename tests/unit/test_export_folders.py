@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -211,29 +210,25 @@ def test_a_sample_says_nothing_of_the_rest(tmp_path: Path) -> None:
 # --- what there is
 
 
-CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "gone": (lambda data: (data / "a.jsonl").unlink(), "a.jsonl is gone since the run: put it back, or export --list"),
-    "all gone": (
-        lambda data: [(data / name).unlink() for name in ("a.jsonl", "b.parquet")],
-        "the documents of this run cannot be read any more .*no file",
-    ),
-    "longer": (
-        lambda data: (data / "a.jsonl").open("a").write(json.dumps({"text": "one more"}) + "\n"),
-        "a.jsonl was changed since the run",
-    ),
-    "another Parquet file": (
-        lambda data: pq.write_table(pa.table({"text": [sentence(i) for i in range(40, 52)]}), data / "b.parquet"),
-        "b.parquet was changed since the run",
-    ),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_an_input_that_changed_since_the_run_is_refused_by_name(tmp_path: Path, change: str) -> None:
+@pytest.mark.parametrize(
+    ("names", "content_of", "message"),
+    [
+        (["a.jsonl"], None, "a.jsonl is gone since the run: put it back, or export --list"),
+        (["a.jsonl", "b.parquet"], None, "the documents of this run cannot be read any more .*no file"),
+        (["a.jsonl"], {"text": ["one less"]}, "a.jsonl was changed since the run"),
+        (["b.parquet"], {"text": [sentence(i) for i in range(40, 52)]}, "b.parquet was changed since the run"),
+    ],
+)
+def test_an_input_that_changed_since_the_run_is_refused_by_name(
+    tmp_path: Path, names: list[str], content_of: dict[str, list[str]] | None, message: str
+) -> None:
     run = make(tmp_path)
     before = export(run, tmp_path / "list", form="list")
-    CHANGES[change][0](tmp_path / "data")
-    assert re.search(CHANGES[change][1], refusal(run, tmp_path / "out"))
+    for path in (tmp_path / "data" / name for name in names):
+        path.unlink()
+        if content_of is not None:
+            pq.write_table(pa.table(content_of), path) if "parquet" in path.name else write_rows(path, [content_of])
+    assert re.search(message, refusal(run, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     assert export(run, tmp_path / "again", form="list").counts == before.counts
 
@@ -256,7 +251,7 @@ def test_a_change_in_the_middle_of_a_large_file_is_seen_by_its_documents(tmp_pat
     )
 
 
-def test_an_answer_that_is_of_other_scores_is_refused(tmp_path: Path) -> None:
+def test_an_answer_that_is_of_other_scores_or_that_there_is_none_of_is_refused(tmp_path: Path) -> None:
     run = make(tmp_path)
     store = Store(run)
     name = "selection/chosen/documents/audit-000000.parquet"
@@ -275,11 +270,6 @@ def test_an_answer_that_is_of_other_scores_is_refused(tmp_path: Path) -> None:
     sign(store)
     amend(store, "chosen", n_selected=3)
     assert "selection chosen counts 3 of 24" in refusal(run, tmp_path / "out")
-
-
-def test_runs_without_an_answer_are_refused(tmp_path: Path) -> None:
-    run = make(tmp_path)
-    store = Store(run)
     store.remove_folder("selection/chosen")
     with pytest.raises(IncompleteError, match="is not made yet"):
         export(run, tmp_path / "out")
