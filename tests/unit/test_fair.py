@@ -84,7 +84,7 @@ def test_a_missing_column_and_a_missing_data_set_are_one_line(
     assert "first run: python -m examples.papers.fair prepare hubble" in capsys.readouterr().err
 
 
-def test_four_specifications_name_the_hub_and_detectors_of_the_register_as_far_as_the_models_allow(
+def test_four_specifications_name_the_hub_and_detectors_as_far_as_the_models_allow(
     tmp_path: Path,
 ) -> None:
     assert {name: specification(name).dataset for name in BENCHMARKS} == HUBS
