@@ -1,4 +1,4 @@
-"""Scores and gradient norms of SmolLM2 on WikiMIA are those of the published formulas, one document at a time."""
+"""Scores of SmolLM2 on WikiMIA agree with those of the published formulas, one document at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pipeline.detectors.base import Evidence, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
-from pipeline.passes.gradient import _mismatch, coverage_of, gradient_norms
 
 SHARES = [0.1, 0.2, 0.3, 0.5, 1.0]
 COLUMNS = {
@@ -65,22 +64,3 @@ def test_scores_agree_with_the_golden_values_whatever_the_batch(smollm2, golden,
         expected = torch.tensor([row[COLUMNS[detector.column]] for row in golden], dtype=torch.float64)
         error = ((whole[:, index] - expected).abs() / (expected.abs() + ROUNDING)).max().item()
         assert error < 1e-4, f"{detector.column}: {error:.1e}"
-
-
-def test_gradient_norms_are_the_golden_ones_of_autograd(smollm2, golden):
-    golden = sorted(golden, key=lambda row: row["n_tokens"])[::8]
-    ids = [tokens.ids for tokens in tokenize(smollm2.tokenizer, [row["text"] for row in golden], 1024)]
-    assert coverage_of(smollm2.model).method == "batched"
-    found = torch.cat([gradient_norms(smollm2, ids[start : start + 4]) for start in range(0, len(ids), 4)])
-    expected = torch.tensor([row["gradient_norm"] for row in golden], dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_batched_method_fits_whatever_the_number_of_threads(smollm2, threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert _mismatch(smollm2.model) == ""
-    finally:
-        torch.set_num_threads(before)
