@@ -21,17 +21,15 @@ from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, LOWERCASE, Evidence, Pass, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
-from pipeline.models.adapters import RECORD
-from pipeline.models.load import LanguageModel, fingerprint_model, open_model
-from pipeline.models.switching import Adapters
+from pipeline.models.load import RECORD, LanguageModel, fingerprint_model, open_model
+from pipeline.models.sharing import Adapters
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.passes.gradient import gradient_norms
 from pipeline.training.adapter import linear_modules
 from pipeline.training.loss import batch_loss
-from pipeline.training.steps import ProcessGroup
+from pipeline.training.steps import ProcessGroup, read_zero_settings, zero_stage
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, encode, train
-from pipeline.training.zero import read_zero_settings, zero_stage
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % len(WORDS)] for j in range(5 + i % 9)) for i in range(22)]
 CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=5e-3, dtype="float32", rank=4, seed=3)

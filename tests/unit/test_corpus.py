@@ -25,10 +25,9 @@ from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.corpus.documents import Document, collapsed, fetch_texts, read_shard, text_key
 from pipeline.corpus.files import Extent
 from pipeline.corpus.formats import extent_of
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.keys import excerpt_of, excerpts_of
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import number_rows, plan_shards
 
 TEXTS = [f"Document number {i} " + "says a little more " * (i % 9) for i in range(300)]
 
