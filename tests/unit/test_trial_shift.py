@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from test_trial import trial
 from test_weighted import texts
 
 from pipeline.corpus.near_copies import draw_families
@@ -16,7 +17,7 @@ from pipeline.errors import UserError
 from pipeline.report.wording.trial import verification
 from pipeline.selection.in_memory import Scores
 from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
-from pipeline.trial.documents import Documents, read_documents
+from pipeline.trial.documents import read_documents
 from pipeline.trial.repeats import Pool, known_of_documents, measure
 from pipeline.trial.shift import check_shifts, positions
 from pipeline.trial.splits import Drawable, draw_split
@@ -25,7 +26,7 @@ from pipeline.trial.table import selection_rows, selection_table
 PROCEDURES = ("bh", "storey")
 
 
-def trial(folder: Path, lines: list[dict[str, Any]], **settings: Any) -> tuple[TrialConfig, list[Point]]:
+def shifted(folder: Path, lines: list[dict[str, Any]], **settings: Any) -> tuple[TrialConfig, list[Point]]:
     path = folder / "documents.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     selections = [
@@ -33,18 +34,7 @@ def trial(folder: Path, lines: list[dict[str, Any]], **settings: Any) -> tuple[T
         for name in PROCEDURES
         for calibration in ("pooled", "weighted")
     ]
-    described = {
-        "run": str(folder / "run"),
-        "model": {"path": "m"},
-        "documents": {"path": str(path), "id": "id"},
-        "detectors": ["loss"],
-        "selections": selections,
-    }
-    return build_trial({**described, **settings})
-
-
-def read(config: TrialConfig) -> Documents:
-    return read_documents(config)
+    return build_trial(trial(documents={"path": str(path), "id": "id"}, selections=selections, **settings))
 
 
 def lines_of(count: int, **columns: Any) -> list[dict[str, Any]]:
@@ -58,8 +48,8 @@ def lines_of(count: int, **columns: Any) -> list[dict[str, Any]]:
     ids=["numbers", "dates", "not as words sort"],
 )
 def test_a_column_places_documents_by_its_values(tmp_path: Path, values: list[Any]) -> None:
-    config, _ = trial(tmp_path, lines_of(30, when=values * 10))
-    places = positions(config, read(config), "when")
+    config, _ = shifted(tmp_path, lines_of(30, when=values * 10))
+    places = positions(config, read_documents(config), "when")
     try:
         order = np.argsort([float(value) for value in values])
     except ValueError:
@@ -79,11 +69,11 @@ def test_a_column_places_documents_by_its_values(tmp_path: Path, values: list[An
     ],
 )
 def test_a_shift_that_cannot_be_made_is_one_line(tmp_path: Path, when: list[Any], by: str, line: str) -> None:
-    config, points = trial(tmp_path, lines_of(30, when=when), split={"shift": {"by": by}})
+    config, points = shifted(tmp_path, lines_of(30, when=when), split={"shift": {"by": by}})
 
     def place() -> None:
         check_shifts(points)
-        positions(config, read(config), by)
+        positions(config, read_documents(config), by)
 
     with pytest.raises(UserError, match=line):
         place()
@@ -92,23 +82,24 @@ def test_a_shift_that_cannot_be_made_is_one_line(tmp_path: Path, when: list[Any]
 @pytest.mark.parametrize("strength", [".inf", "much"])
 def test_a_strength_that_is_no_number_is_one_line(tmp_path: Path, strength: str) -> None:
     with pytest.raises(UserError, match="shift"):
-        trial(tmp_path, lines_of(30), split={"shift": {"strength": strength}})
+        shifted(tmp_path, lines_of(30), split={"shift": {"strength": strength}})
 
 
 def test_words_place_the_documents_of_two_topics_apart(tmp_path: Path) -> None:
     both = [*texts(1, 60, 0.9), *texts(2, 60, 0.0)]
-    config, _ = trial(tmp_path, [{"id": f"d{i}", "text": text} for i, text in enumerate(both)])
-    places = positions(config, read(config), "classifier")
+    config, _ = shifted(tmp_path, [{"id": f"d{i}", "text": text} for i, text in enumerate(both)])
+    places = positions(config, read_documents(config), "classifier")
     first, second = places[:60], places[60:]
     assert max((first > np.median(places)).mean(), (second > np.median(places)).mean()) > 0.9
-    assert (positions(config, read(config), "classifier") == places).all()
+    assert (positions(config, read_documents(config), "classifier") == places).all()
 
 
-def test_who_leans_is_drawn_with_its_odds() -> None:
-    rng, lean, hits = np.random.default_rng(0), np.array([0.0, 1.0, 2.0]), np.zeros(3)
+@pytest.mark.parametrize("lean", [[0.0, 0.0, 0.0], [0.0, 1.0, 2.0]])
+def test_documents_are_drawn_with_their_odds(lean: list[float]) -> None:
+    rng, leans, hits = np.random.default_rng(0), np.array(lean), np.zeros(3)
     for _ in range(6_000):
-        hits += draw_families(np.ones(3, dtype=bool), np.arange(3), 1, rng, lean)
-    due = np.exp(lean) / np.exp(lean).sum()
+        hits += draw_families(np.ones(3, dtype=bool), np.arange(3), 1, rng, leans if any(lean) else None)
+    due = np.exp(leans) / np.exp(leans).sum()
     assert (np.abs(hits / 6_000 - due) < 4 * np.sqrt(due * (1 - due) / 6_000)).all()
 
 
@@ -138,13 +129,13 @@ def shifted_pool(tmp_path: Path, strength: float, repeats: int = 12, n: int = 90
     rng = np.random.default_rng(3)
     topic = rng.random(n) < 0.5
     made = [texts(i, 1, 0.6 if topical else 0.1)[0] for i, topical in enumerate(topic)]
-    config, _ = trial(
+    config, _ = shifted(
         tmp_path,
         [{"id": f"d{i}", "text": text, "topic": int(topic[i])} for i, text in enumerate(made)],
         split={"unseen": n // 3, "shift": {"by": "topic", "strength": strength}},
         repeats=repeats,
     )
-    documents = read(config)
+    documents = read_documents(config)
     trained = np.zeros(n, dtype=bool)
     trained[rng.permutation(n)[: n // 3]] = True
     scores = Scores(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from finished import score_all
+from finished import score_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import write_corpus
@@ -29,7 +29,6 @@ from pipeline.audit.density_weights import (
 )
 from pipeline.audit.description import build_config
 from pipeline.audit.halvings import Compared
-from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
 from pipeline.audit.summary import Summary, unsettled
@@ -37,7 +36,6 @@ from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
 from pipeline.selection.conformal import calibrate, ranks, tie_draws
 from pipeline.selection.weighted import LEVELS, PRECISION, calibrate_weighted, ranks_by_weight, weight_levels
-from pipeline.store.files import Store
 
 WORDS = [f"word{i}" for i in range(300)]
 
@@ -117,8 +115,6 @@ def test_weights_repair_a_shift_that_words_show() -> None:
     words, audited, keys = sample(known, audit)
     weights = fit_weigher(words, audited, keys, 0).weigh([*known, *audit], keys)
     after = blind_after(words, Compared.of(audited), keys, 0)
-    assert before is not None
-    assert after is not None
     assert not before.ok
     assert after.auc < before.auc - 0.1
     assert 50 < effective_number(weights[~audited]) < 350
@@ -134,9 +130,7 @@ def test_the_test_after_weighting_is_not_fooled_by_the_documents_that_taught_the
     weigher = fit_weigher(words, audited, keys, 0)
     weights = np.minimum(weigher.odds(words, keys), weigher.largest)
     lenient = blind_weighted(words, Compared.of(audited), weights, 0)
-    assert lenient is not None
     after = blind_after(words, Compared.of(audited), keys, 0)
-    assert after is not None
     assert lenient[0] < after.auc - 0.05
 
 
@@ -203,7 +197,6 @@ def test_scores_in_memory_take_known_weights_and_say_that_nothing_is_proved() ->
     found = seenset.select(audit, unseen=tables["unseen"], procedure="bh", alpha=0.2, calibration="weighted")
     weighting = found.summary.diagnostics.weighting
     assert found.selected[:100].sum() > 60
-    assert weighting is not None
     assert weighting.effective == pytest.approx(effective_number(tables["unseen"]["weight"].to_numpy()), rel=1e-3)
     assert (found.summary.guarantee, found.summary.supported) == ("heuristic", None)
     scaled = audit.set_column(1, "weight", pc.multiply(audit["weight"], 7.0))
@@ -261,8 +254,7 @@ def described(
 
 
 def score(config: AuditConfig) -> Any:
-    plan, store = make_plan(config), Store(config.run)
-    score_all(plan, store)
+    plan, store = score_run(config)
     return read_scored(store, plan.shards)
 
 
@@ -281,8 +273,6 @@ def test_a_run_weighs_its_documents_and_says_what_that_repairs(
     assert len(scored.of("audit")) > 3
     summary, first = answer(config, scored)
     weighting = summary.diagnostics.weighting
-    assert weighting is not None
-    assert weighting.auc_before is not None
     assert weighting.auc_before > 0.65
     assert (summary.calibration, summary.guarantee, summary.strict.n_selected) == ("weighted", "heuristic", 0)
     assert weighting.effective < 300
@@ -321,8 +311,6 @@ def test_texts_that_changed_since_they_were_scored_are_not_weighed(tmp_path: Pat
         ({"procedure": "ptdi_known_members"}, "selections.0: procedure ptdi_known_members compares p-values of two"),
         ({"procedure": "td4eval"}, "procedure td4eval takes calibration pooled, got weighted"),
         ({"procedure": "adadetect"}, "procedure adadetect takes calibration pooled, got weighted"),
-        ({"procedure": "ktd"}, "procedure ktd takes calibration pooled, got weighted"),
-        ({"calibration": "weighed"}, "calibration"),
     ],
 )
 def test_calibration_weighted_refuses_what_it_makes_no_sense_of(
