@@ -155,16 +155,6 @@ def test_a_part_that_would_be_empty_is_one_line_in_the_words_of_the_trial(
         draw()
 
 
-def test_families_stay_together_in_every_part() -> None:
-    family = np.repeat(np.arange(40), 5)
-    trained = choose_trained(family, 0.5, {"unseen": 1 / 3}, seed=0)
-    drawn = draw_split(Drawable(trained, family), {"unseen": 1 / 3}, SplitConfig(), seed=0, model=0, repeat=0)
-    parts = [set(family[part]) for part in (drawn.audit, drawn.unseen)]
-    assert not parts[0] & parts[1]
-    assert not set(family[trained]) & set(family[~trained])
-    assert all(np.isin(family, list(part)).sum() == 5 * len(part) for part in parts)
-
-
 def test_too_few_documents_say_how_many_are_needed() -> None:
     with pytest.raises(UserError, match=r"50 documents are too few .* needs at least 61"):
         choose_trained(np.arange(50), 0.5, {"unseen": 40, "seen": 20}, seed=0)
@@ -361,15 +351,6 @@ def test_an_audit_is_held_against_the_truth() -> None:
     columns = {column.header: list(column.cells) for column in audit_table([{"audit": "k", **empty}]).columns}
     cells = columns["share false"]
     assert cells == ["not defined"]
-
-
-def test_the_titles_of_intervals_say_what_varies_in_them() -> None:
-    asked = [{"name": "a", "detectors": ["loss"]}]
-    config, _ = build_trial(trial(repeats=3, selections=asked, split={"unseen": 60}))
-    rows = selection_rows({}, config.selections, measure(pool(200, share=0.5), config, 0))
-    assert str(selection_table(rows, []).title).endswith("95% intervals over re-splits of these documents, this model")
-    several = [{**row, "models": 3} for row in rows]
-    assert "95% intervals over models (Student's t, 2 degrees" in str(selection_table(several, []).title)
 
 
 # --- figures and the ranking

@@ -151,8 +151,5 @@ def test_the_page_of_several_models_says_what_its_figures_are_over() -> None:
     assert "scatter about normally" in extent
     assert "fewer than 3 models" in verification([row], [], 2).extent
     assert "scatter" not in verification([row], [], 1).extent
-
-
-def test_the_detectors_title_says_given_which_models() -> None:
     assert detector_title([{"models": 1}]).endswith("over documents, this model")
     assert detector_title([{"models": 3}]).endswith("over documents, these 3 models")

@@ -58,11 +58,6 @@ def random_scores(sizes: Sequence[int], seed: int) -> VersionScores:
 # --- ranks
 
 
-def test_the_largest_score_has_rank_one() -> None:
-    scores = of([[3, 1, 2], [3, 1, 2], [3, 1, 2], [5, 7]], [0, 1, 2, 0])
-    assert version_ranks(scores, 0).tolist() == [1, 3, 2, 2]
-
-
 @pytest.mark.parametrize("row", [[1, 1, 1, 1], [2, 1, 1, 0], [0, 3, 3, 3, 1]])
 def test_whichever_version_was_published_its_ranks_are_all_ranks_once(row: list[float]) -> None:
     """So the rank of a null document is exactly uniform, ties or none."""
@@ -284,20 +279,6 @@ def test_the_fdr_over_all_indices_is_at_most_q(sizes: list[int], z: int, order: 
         assert total / len(drawn) <= q
 
 
-def test_tied_pairs_at_the_top_do_not_raise_the_fdr() -> None:
-    """Three nulls of ten versions, two of them tied at the top, second groups first, q = 1/4, over all 1,000 indices.
-
-    A rank with ties against would never be 1, so that each document of the second group were positive.
-    """
-    documents = [[9.0] + [1.0] * 9] + [[5.0] * 2 + [1.0] * 8] * 3
-    scores, total = of(documents, [0] * 4), Fraction(0)
-    for indices in itertools.product(range(10), repeat=3):
-        published = np.array([0, *indices])
-        answer = mirrored_list(replace(scores, published=published), Fraction(1, 4), 5, 4, lambda *masked: masked[2])
-        total += Fraction(int(answer.selected[1:].sum()), max(1, int(answer.selected.sum())))
-    assert 0 < total / 1_000 <= Fraction(1, 4)
-
-
 # --- residuals
 
 
@@ -335,11 +316,6 @@ def test_residuals_do_not_read_the_published_index_and_follow_the_versions() -> 
     moved = np.concatenate([6 * j + np.random.default_rng(j).permutation(6) for j in range(60)])
     other = replace(scores, scores=scores.scores[moved], forms=scores.forms[moved])
     np.testing.assert_allclose(preference_residuals(other).scores, found[moved], atol=2e-10)
-
-
-def test_residuals_are_the_same_of_sparse_forms() -> None:
-    scores, _ = preferring()
-    found = preference_residuals(scores).scores
     sparse = replace(scores, forms=csr_array(scores.forms))
     np.testing.assert_allclose(preference_residuals(sparse).scores, found, atol=2e-10)
 

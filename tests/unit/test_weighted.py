@@ -40,11 +40,11 @@ from pipeline.selection.weighted import LEVELS, PRECISION, calibrate_weighted, r
 WORDS = [f"word{i}" for i in range(300)]
 
 
-def texts(seed: int, count: int, topic: float) -> list[str]:
-    """Texts of 30 words; a share `topic` of them comes from the first 60 of 300 words."""
+def texts(seed: int, count: int, topic: float, common: int = 60, words: int = 300) -> list[str]:
+    """Texts of 30 words; a share `topic` of them comes from the first `common` of 300 words, or as many."""
     rng = random.Random(seed)
     return [
-        " ".join(rng.choice(WORDS[:60] if rng.random() < topic else WORDS) for _ in range(30)) + f" {seed}x{i}"
+        " ".join(rng.choice(WORDS[: common if rng.random() < topic else words]) for _ in range(30)) + f" {seed}x{i}"
         for i in range(count)
     ]
 
@@ -101,16 +101,8 @@ def test_equal_weights_are_no_weights() -> None:
 # --- weights by words
 
 
-def few_words(seed: int, count: int, topic: float) -> list[str]:
-    """Texts of 20 of 40 words, of which a share `topic` comes from the first 8."""
-    rng = random.Random(seed)
-    return [
-        " ".join(rng.choice(WORDS[:8] if rng.random() < topic else WORDS[:40]) for _ in range(20)) for _ in range(count)
-    ]
-
-
 def test_weights_repair_a_shift_that_words_show() -> None:
-    known, audit = few_words(1, 400, 0.0), few_words(2, 400, 0.12)
+    known, audit = texts(1, 400, 0.0, 8, 40), texts(2, 400, 0.12, 8, 40)
     before = blind(known, audit, 0)
     words, audited, keys = sample(known, audit)
     weights = fit_weigher(words, audited, keys, 0).weigh([*known, *audit], keys)
