@@ -99,9 +99,6 @@ def test_a_collection_half_of_which_was_trained_on_softly_is_noticed(auc: float,
     assert noticed / runs > {0.60: 0.12, 0.65: 0.32, 0.71: 0.80}[auc]
 
 
-# --- the count of blocks
-
-
 def counted(scores: np.ndarray, block: np.ndarray, audited: np.ndarray, seed: int) -> int:
     """At least so many audited blocks contain a document that was trained on, at 95% confidence."""
     drawn = draw_blocks(scores[:, None], block, audited, np.arange(scores.size), seed)

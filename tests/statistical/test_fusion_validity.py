@@ -1,8 +1,4 @@
-"""Monte Carlo claims about fusion, its repair, the knockoff filter and AdaDetect.
-
-Seeds are fixed, so a test passes always or never. Tolerances are four standard errors, ours and, where a figure of
-the methods page is met, that page's own of at most .002.
-"""
+"""Monte Carlo claims about fusion, its repair, the knockoff filter and AdaDetect."""
 
 from __future__ import annotations
 
@@ -132,8 +128,6 @@ def simulate(setting: Detectors, select: Procedure, runs: int, seed: int) -> tup
     return Estimate.of(wrong), Estimate.of(power)
 
 
-# ---------------------------------------------------------------- TD4Eval and reconformal
-
 EXAMPLE = Detectors(1_000, 1_000, 0.5, "0.15")
 ONE_NULL = Detectors(200, 1, 0.0, "0.1", correlation=0.0)
 EQUAL_SHIFTS = Detectors(1_000, 1_000, 0.3, "0.1", (1.5,) * 6, 0.0)
@@ -180,9 +174,6 @@ def test_split_fusion_finds_no_less_than_the_best_single_detector_where_document
     assert fused.mean > best.mean - 4 * math.hypot(fused.se, best.se)
 
 
-# ---------------------------------------------------------------- AdaDetect
-
-
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_adadetect_never_exceeds_the_bound(setting: Detectors) -> None:
     fdr, _ = simulate(setting, by_bh(adadetect), 400 if setting.m <= 200 else 60, seed=7)
@@ -211,8 +202,6 @@ def test_adadetect_finds_more_than_the_best_single_detector_with_all_calibration
     _, best = simulate(setting, by_bh(best_single), 40, seed=8)
     assert learnt.mean > best.mean + 4 * math.hypot(learnt.se, best.se)
 
-
-# ---------------------------------------------------------------- knockoffs
 
 Law = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 LAWS: dict[str, Law] = {

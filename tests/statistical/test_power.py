@@ -1,8 +1,4 @@
-"""Monte Carlo claims about more power at the same guarantee: lambda, known members, Storey behind learnt scores.
-
-Seeds are fixed, so a test passes always or never. Tolerances are four standard errors, ours and that of the figure
-that is met.
-"""
+"""Monte Carlo claims about more power at the same guarantee: lambda, known members, Storey behind learnt scores."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from simulation import Estimate, Setting, draw, gaussian
+from simulation import Estimate, Setting, by, draw, error_rates, gaussian
 from test_fusion_validity import TABLE_SE, Detectors, Ranked, adadetect, best_single, reconformal
 
 from pipeline.selection.calibrations import simes_grid
@@ -30,23 +26,13 @@ def near(estimate: Estimate, figure: float, figure_se: float = TABLE_SE) -> bool
     return abs(estimate.mean - figure) <= 4 * math.hypot(estimate.se, figure_se)
 
 
-# ---------------------------------------------------------------- Storey's lambda
-
-
 def by_lambda(
     setting: Setting, lambdas: list[Fraction | None], runs: int, seed: int, grid: Grid | None = None
 ) -> list[tuple[Estimate, Estimate]]:
     """(FDR, power) of `storey` at each lambda; None is `bh`."""
     rng = np.random.default_rng(seed)
-    wrong, power = np.zeros((runs, len(lambdas))), np.zeros((runs, len(lambdas)))
-    for run in range(runs):
-        nulls, members = draw(setting, rng)
-        counts = RankCounts(nulls + members, grid)
-        for at, cut in enumerate(lambdas):
-            rank = decide("bh" if cut is None else "storey", counts, ALPHA, lambda_=cut).rank
-            v, s = int(nulls[:rank].sum()), int(members[:rank].sum())
-            wrong[run, at], power[run, at] = v / max(1, v + s), s / max(1, int(members.sum()))
-    return [(Estimate.of(w.tolist()), Estimate.of(s.tolist())) for w, s in zip(wrong.T, power.T, strict=True)]
+    deciders = {str(cut): by("bh" if cut is None else "storey", ALPHA, lambda_=cut) for cut in lambdas}
+    return list(error_rates((draw(setting, rng) for _ in range(runs)), deciders, grid).values())
 
 
 @pytest.mark.parametrize(
@@ -92,9 +78,6 @@ def test_storey_on_conditional_p_values_finds_more_than_bh(n: int, m: int, share
     assert high[1].mean < plain[1].mean or share > 0.2
     for fdr, _ in (plain, default, high):
         assert fdr.mean <= 0.1 + 4 * fdr.se
-
-
-# ---------------------------------------------------------------- AdaDetect and reconformal
 
 
 def known_members(calibration: np.ndarray, audit: np.ndarray, alpha: Fraction, seen: np.ndarray) -> Ranked:

@@ -1,9 +1,4 @@
-"""Monte Carlo claims about the further procedures and the further ways to calibrate.
-
-Seeds are fixed, so a test passes always or never. Every tolerance is four standard errors of what is compared,
-estimated from the runs at hand; a recorded figure brings its own. `test_validity` puts every finite-sample
-procedure, `ebh` among them, through 24 hard settings.
-"""
+"""Monte Carlo claims about the further procedures and the further ways to calibrate."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from simulation import Estimate, Setting, beta, draw, gaussian, last_ranks, simulate
+from simulation import Estimate, Setting, beta, by, draw, error_rates, gaussian, last_ranks, simulate
 from test_validity import ALPHA, HARD
 
 from pipeline.selection.calibrations import simes_grid
@@ -24,8 +19,6 @@ from pipeline.selection.procedures.known import decide_by_scores, known_scores
 from pipeline.selection.procedures.record import decide
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.thresholds import Moments
-
-# ---------------------------------------------------------------- estimators of the null proportion
 
 
 @pytest.mark.parametrize("members", [gaussian(2.5), beta(0.7, 5.0)], ids=["model A", "heavy shoulder"])
@@ -70,11 +63,11 @@ def test_jkbb_has_the_recorded_bias_and_mean_squared_error(share: float) -> None
     assert abs(second.mean - squared) <= 4 * math.hypot(second.se, squared_se)
 
 
-@pytest.mark.parametrize("by", ["ranks", "scores"])
+@pytest.mark.parametrize("read", ["ranks", "scores"])
 @pytest.mark.parametrize(
     ("known", "above"), [(2.5, None), (3.5, False), (1.5, True)], ids=["like the hidden", "stronger", "weaker"]
 )
-def test_known_members_help_only_if_the_hidden_ones_are_like_them(known: float, above: bool | None, by: str) -> None:
+def test_known_members_help_only_if_the_hidden_ones_are_like_them(known: float, above: bool | None, read: str) -> None:
     """Hidden members are N(2.5, 1). Weaker known members, seen once where the hidden were often, bring an FDR of .28.
 
     Like ones bring .100 and an estimate of .3001 for .3; stronger ones .087.
@@ -87,7 +80,7 @@ def test_known_members_help_only_if_the_hidden_ones_are_like_them(known: float, 
         counts, nulls, seen = (
             RankCounts.of(ranks(scores, calibration, "members"), 1_000) for scores in (audit, audit[:300], shown)
         )
-        if by == "ranks":
+        if read == "ranks":
             decision = decide("known_members", counts, ALPHA, seen)
         else:
             estimate = known_scores(*(Moments.of(scores, 0.0) for scores in (null, shown, audit)))
@@ -98,9 +91,6 @@ def test_known_members_help_only_if_the_hidden_ones_are_like_them(known: float, 
         assert abs(fdr.mean - 0.1) <= 1 / 1_000 + 4 * fdr.se
     else:
         assert (fdr.mean > 0.1 + 4 * fdr.se) if above else (fdr.mean < 0.1 - 4 * fdr.se)
-
-
-# ---------------------------------------------------------------- any dependence
 
 
 def worst_case(ranks_at: list[tuple[int, int]], n: int, m: int, runs: int) -> np.ndarray:
@@ -138,9 +128,6 @@ def test_ebh_spends_most_of_alpha_on_the_dependence_that_is_worst_for_it() -> No
     fdr = np.mean(last_ranks("ebh", audits, ALPHA) > 0)
     bad = 0.1 * (1 / 3 + 1 / 5 + 1 / 7 + 1 / 9)
     assert abs(fdr - bad) <= 4 * math.sqrt(bad * (1 - bad) / runs)
-
-
-# ---------------------------------------------------------------- calibration-conditional p-values
 
 
 def fdr_given_calibration(
@@ -204,18 +191,10 @@ def test_every_finite_sample_procedure_keeps_alpha_with_conditional_p_values(
 ) -> None:
     """On average over calibration sets too, as the sets for which it fails are few and the others conservative."""
     grid, rng = simes_grid(n, Fraction(1, 10)), np.random.default_rng(29)
-    wrong: dict[str, list[float]] = {name: [] for name in ("bh", "by", "ebh", "storey")}
-    for _ in range(1_500):
-        nulls, members = draw(Setting(n, m, share, gaussian(3.0)), rng)
-        for procedure, values in wrong.items():
-            decision = decide(procedure, RankCounts(nulls + members).over(grid), Fraction(str(alpha)))
-            values.append(nulls[: decision.rank].sum() / max(1, decision.n_selected))
-    for procedure, values in wrong.items():
-        fdr = Estimate.of(values)
+    audits = (draw(Setting(n, m, share, gaussian(3.0)), rng) for _ in range(1_500))
+    deciders = {name: by(name, Fraction(str(alpha))) for name in ("bh", "by", "ebh", "storey")}
+    for procedure, (fdr, _) in error_rates(audits, deciders, grid).items():
         assert fdr.mean <= alpha + 4 * fdr.se, procedure
-
-
-# ---------------------------------------------------------------- groups
 
 
 def test_by_group_holds_where_groups_differ_and_pooled_calibration_does_not() -> None:
@@ -266,23 +245,17 @@ def test_finite_sample_procedures_hold_by_group_however_the_groups_are_made(
     """Storey's too, whose bound over several groups is proved in its docstring."""
     rng, level = np.random.default_rng(31), Fraction(1, 5)
     grid, places = pool([Grid.uniform(n) for n in sizes])
-    wrong: dict[str, list[float]] = {name: [] for name in ("bh", "by", "ebh", "storey")}
-    for _ in range(1_500):
-        null_counts, all_counts = np.zeros(grid.size, dtype=np.int64), np.zeros(grid.size, dtype=np.int64)
+
+    def audit() -> np.ndarray:
+        kinds = np.zeros((2, grid.size), dtype=np.int64)
         for n, m0, m1, place in zip(sizes, nulls, members, places, strict=True):
-            drawn, found = draw(Setting(n, m0 + m1, m1 / max(1, m0 + m1), gaussian(3.0)), rng)
-            null_counts[place - 1] = drawn
-            all_counts[place - 1] = drawn + found
-        for procedure, values in wrong.items():
-            decision = decide(procedure, RankCounts(all_counts, grid), level)
-            values.append(null_counts[: decision.rank].sum() / max(1, decision.n_selected))
+            kinds[:, place - 1] = draw(Setting(n, m0 + m1, m1 / max(1, m0 + m1), gaussian(3.0)), rng)
+        return kinds
+
     null_share = sum(nulls) / (sum(nulls) + sum(members))
-    for procedure, values in wrong.items():
-        fdr = Estimate.of(values)
+    deciders = {name: by(name, level) for name in ("bh", "by", "ebh", "storey")}
+    for procedure, (fdr, _) in error_rates((audit() for _ in range(1_500)), deciders, grid).items():
         assert fdr.mean <= 0.2 * (1.0 if procedure == "storey" else null_share) + 4 * fdr.se, (procedure, fdr)
-
-
-# ---------------------------------------------------------------- ties at random
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4])

@@ -1,7 +1,4 @@
-"""Monte Carlo claims about one error rate over a schedule of scans.
-
-Seeds are fixed, so a test passes always or never. A tolerance is four standard errors, estimated from the runs at hand.
-"""
+"""Monte Carlo claims about one error rate over a schedule of scans."""
 
 from __future__ import annotations
 

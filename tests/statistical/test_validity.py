@@ -1,9 +1,4 @@
-"""Monte Carlo claims about the false discovery rate.
-
-Seeds are fixed, so a test passes always or never. Every tolerance is four standard errors of the difference
-that is tested (under a true claim one comparison in 16,000 would be off by more): ours is estimated from
-the runs at hand, and the methods page's table, itself a simulation of 2,000 runs, has one of at most .002.
-"""
+"""Monte Carlo claims about the false discovery rate; the table of the methods page is itself of 2,000 runs."""
 
 from __future__ import annotations
 

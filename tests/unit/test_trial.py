@@ -58,9 +58,6 @@ def pool(n: int = 300, effect: float = 2.5, share: float = 1 / 3, seed: int = 0)
     return Pool([f"d{i}" for i in range(n)], np.arange(n), trained, np.ones(n, dtype=bool), scores)
 
 
-# --- parts that do not tear families apart
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     family=st.lists(st.integers(0, 6), min_size=1, max_size=40),
@@ -167,9 +164,6 @@ def test_too_few_documents_say_how_many_are_needed() -> None:
         )
 
 
-# --- the configuration and its sweep
-
-
 def test_a_sweep_is_a_grid_and_a_star_reaches_every_selection() -> None:
     two = [{"name": name, "detectors": [name]} for name in ("loss", "min_k")]
     config, points = build_trial(
@@ -207,9 +201,6 @@ def test_a_bad_trial_is_one_line(changed: dict[str, Any], part: str) -> None:
     assert part in user_error(build_trial, trial(**changed))
 
 
-# --- measures
-
-
 @pytest.mark.parametrize(
     ("draw_values", "mean"),
     [
@@ -219,7 +210,7 @@ def test_a_bad_trial_is_one_line(changed: dict[str, Any], part: str) -> None:
     ],
     ids=["rare", "narrow", "uniform"],
 )
-@pytest.mark.parametrize("n", [10, 100])
+@pytest.mark.parametrize("n", [10, 40])
 def test_the_interval_of_a_mean_covers_it(draw_values: Any, mean: float, n: int) -> None:
     rng = np.random.default_rng(1)
     covered = 0
@@ -288,9 +279,6 @@ def test_a_detector_without_members_is_not_defined() -> None:
     assert all(estimate.value is None for estimate in found.tpr.values())
 
 
-# --- repeats
-
-
 def test_repeats_hold_the_promise_and_have_power() -> None:
     config, points = build_trial(trial(repeats=100))
     rows = selection_rows({}, config.selections, measure(pool(), points[0].config, 0))
@@ -353,9 +341,6 @@ def test_an_audit_is_held_against_the_truth() -> None:
     assert cells == ["not defined"]
 
 
-# --- figures and the ranking
-
-
 def test_settings_are_shown_as_short_as_they_can_be_told_apart() -> None:
     assert labels(["selections.*.alpha", "split.unseen"]) == ["alpha", "split.unseen"]
     both = ["selections.0.alpha", "selections.1.alpha"]
@@ -387,9 +372,6 @@ def test_every_kind_of_sweep_is_drawn() -> None:
         assert f"{rows[0]['power']:.3f} [{rows[0]['power_low']:.3f}" in power.alt
         assert b"<svg " in fdr.svg
         assert b"<svg " in power.svg
-
-
-# --- the page
 
 
 def facts_of(rows: list[dict[str, Any]], config: TrialConfig, model: str = "models/one") -> dict[str, Any]:

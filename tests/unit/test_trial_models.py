@@ -78,26 +78,20 @@ def test_models_that_keep_a_target_contradict_it_as_rarely_as_they_may() -> None
 
 def repeats_of(models: list[list[int]]) -> pa.Table:
     """The rows of models whose repeats select ten documents, so many of them wrongly."""
-    rows = []
-    for model, false in enumerate(models):
-        for repeat, n_false in enumerate(false):
-            rows.append(
-                {
-                    "model": model,
-                    "repeat": repeat,
-                    "selection": "members",
-                    "n_audit": 100,
-                    "n_members": 50,
-                    "n_calibration": 80,
-                    "n_selected": 10,
-                    "n_false": n_false,
-                    "n_sought": 50,
-                    "null_proportion": 1.0,
-                    "null_share": 0.5,
-                    "strict_selected": 10,
-                    "guarantee": "finite-sample",
-                }
-            )
+    of_all = {
+        "selection": "members",
+        "n_audit": 100,
+        "n_members": 50,
+        "n_calibration": 80,
+        "n_selected": 10,
+        "n_sought": 50,
+        "null_proportion": 1.0,
+        "null_share": 0.5,
+        "strict_selected": 10,
+        "guarantee": "finite-sample",
+    }
+    places = [(model, repeat, n) for model, false in enumerate(models) for repeat, n in enumerate(false)]
+    rows = [{**of_all, "model": model, "repeat": repeat, "n_false": n} for model, repeat, n in places]
     return pa.Table.from_pylist(rows, schema=ROWS_SCHEMA)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from test_trial import trial
+from test_trial import swept_rows, trial
 from test_weighted import texts
 
 from pipeline.corpus.near_copies import draw_families
@@ -124,16 +124,24 @@ def test_calibration_leans_one_way_and_members_and_others_that_are_audited_lean_
     assert abs(members.mean() - trained.mean()) < 0.03  # as large a share of either was taken away
 
 
-def shifted_pool(tmp_path: Path, strength: float, repeats: int = 12, n: int = 900) -> tuple[Pool, TrialConfig]:
+def test_a_page_of_a_shifted_trial_does_not_say_that_documents_are_alike() -> None:
+    _, rows, paths = swept_rows()
+    assert "alike by construction" in " ".join(verification(rows, paths, 1).unverified)
+    shown = " ".join(verification(rows, paths, 1, shifted=True).unverified)
+    assert "alike by construction" not in shown
+    assert "they were made to differ" in shown
+
+
+def shifted_pool(tmp_path: Path) -> tuple[Pool, TrialConfig]:
     """Untrained documents whose score falls with the share of topical words, by which the shift goes."""
-    rng = np.random.default_rng(3)
+    rng, n = np.random.default_rng(3), 900
     topic = rng.random(n) < 0.5
     made = [texts(i, 1, 0.6 if topical else 0.1)[0] for i, topical in enumerate(topic)]
     config, _ = shifted(
         tmp_path,
         [{"id": f"d{i}", "text": text, "topic": int(topic[i])} for i, text in enumerate(made)],
-        split={"unseen": n // 3, "shift": {"by": "topic", "strength": strength}},
-        repeats=repeats,
+        split={"unseen": n // 3, "shift": {"by": "topic", "strength": 1.0}},
+        repeats=12,
     )
     documents = read_documents(config)
     trained = np.zeros(n, dtype=bool)
@@ -152,7 +160,7 @@ def shifted_pool(tmp_path: Path, strength: float, repeats: int = 12, n: int = 90
 
 @pytest.mark.slow
 def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
-    pool, config = shifted_pool(tmp_path, 1.0)
+    pool, config = shifted_pool(tmp_path)
     repeats = measure(pool, config, 0)
     rows = {row["selection"]: row for row in selection_rows({}, config.selections, repeats)}
     assert rows["storeyp"]["fdr"] > 0.16
@@ -166,12 +174,3 @@ def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_
     assert [column.header for column in table.columns][-2:] == ["effective n", "called contradicted"]
     fewer = config.model_copy(update={"repeats": 2})
     assert measure(pool, fewer, 0).equals(repeats.slice(0, 2 * len(config.selections)))
-
-
-def test_a_page_of_a_shifted_trial_does_not_say_that_documents_are_alike(tmp_path: Path) -> None:
-    pool, config = shifted_pool(tmp_path, 0.0, repeats=1, n=150)
-    rows = selection_rows({}, config.selections, measure(pool, config, 0))
-    assert "alike by construction" in " ".join(verification(rows, [], 1).unverified)
-    shown = " ".join(verification(rows, [], 1, shifted=True).unverified)
-    assert "alike by construction" not in shown
-    assert "they were made to differ" in shown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -35,23 +34,17 @@ def text_of(options: Any) -> str:
     return "Which?\n" + "\n".join(f"{letter}. {one}" for letter, one in zip("ABCDEFG", options, strict=False))
 
 
-@pytest.mark.parametrize("number", [2, 3, 4])
-def test_the_versions_are_all_orders_and_the_published_one_is_at_its_index(number: int) -> None:
-    options = WORDS[:number]
-    texts, index, _, _ = made(options)
-    assert sorted(texts) == sorted(map(text_of, itertools.permutations(options)))
-    assert texts[index] == text_of(options)
-
-
-@pytest.mark.parametrize("number", [3, 4, 5, 6])
+@pytest.mark.parametrize("number", [2, 3, 4, 5, 6])
 def test_the_published_order_is_uniform_among_its_versions_and_they_do_not_depend_on_it(number: int) -> None:
     seen: dict[tuple[str, ...], Counter[int]] = {}
     for order in itertools.permutations(WORDS[:number]):
         texts, index, _, _ = made(order)
         assert texts[index] == text_of(order)
         seen.setdefault(tuple(texts), Counter())[index] += 1
-    k = min(MOST_ORDERS, math.factorial(number))
-    assert len(seen) == math.factorial(number) // k
+    orders = sorted(map(text_of, itertools.permutations(WORDS[:number])))
+    assert sorted(itertools.chain.from_iterable(seen)) == orders
+    k = min(MOST_ORDERS, len(orders))
+    assert len(seen) == len(orders) // k
     assert all(counts == Counter(range(k)) for counts in seen.values())
 
 

@@ -86,9 +86,6 @@ def summary_of(folder: Path, name: str) -> Summary:
     return summary
 
 
-# --- from files to an answer
-
-
 def test_a_run_gives_the_list_that_python_gives(folder: Path, tiny_model_folder: Path) -> None:
     versions = read_versions(folder / "versions.parquet")
     scores = score(tiny_model_folder, [text for one in versions.texts for text in one], ["loss"])["loss"].to_numpy()
@@ -144,9 +141,6 @@ def test_the_answer_does_not_depend_on_shards_or_on_a_second_asking(
         assert verdicts(tmp_path, name) == verdicts(folder, name)
 
 
-# --- the collection
-
-
 def test_the_verdict_redraws_all_indices_and_its_e_value_multiplies(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,9 +153,6 @@ def test_the_verdict_redraws_all_indices_and_its_e_value_multiplies(
     values = log_e_values(version_ranks(scores, 0, "against"), scores.sizes)
     assert verdict.versions.e_value == pytest.approx(math.exp(values[-1]))
     assert ended("verdict", folder / "run", "--blocks", "family") == 2
-
-
-# --- documents that cannot be scored
 
 
 @pytest.mark.parametrize(("text", "reason", "published"), [(" ", "empty", 0), ("a", "too_short", 2)])
@@ -185,9 +176,6 @@ def test_a_document_counts_as_truncated_if_one_version_is(tmp_path: Path, tiny_m
     rows[4]["versions"][(rows[4]["index"] + 1) % K] += " red" * 40
     assert run_here(tmp_path, settings(tmp_path, tiny_model_folder, rows, max_tokens=50)) == 0
     assert sum(one.n_truncated for one in read_receipts(Store(str(tmp_path / "run")), "score")) == 1
-
-
-# --- what is refused, in one line
 
 
 @pytest.mark.parametrize(
@@ -257,9 +245,6 @@ def test_what_the_guarantee_does_not_cover_is_refused(
     given["corpus"] |= {**sources, "audit": {**given["corpus"]["audit"], **sources.get("audit", {})}}
     with pytest.raises(UserError, match=message):
         build_config(given)
-
-
-# --- plan, and shards
 
 
 def test_lines_of_json_hold_versions_too_and_a_shard_of_them_survives_its_dictionary(

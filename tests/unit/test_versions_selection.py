@@ -55,9 +55,6 @@ def random_scores(sizes: Sequence[int], seed: int) -> VersionScores:
     return of([rng.normal(size=k).tolist() for k in sizes], [int(rng.integers(k)) for k in sizes])
 
 
-# --- ranks
-
-
 @pytest.mark.parametrize("row", [[1, 1, 1, 1], [2, 1, 1, 0], [0, 3, 3, 3, 1]])
 def test_whichever_version_was_published_its_ranks_are_all_ranks_once(row: list[float]) -> None:
     """So the rank of a null document is exactly uniform, ties or none."""
@@ -90,9 +87,6 @@ def test_against_a_tie_the_published_version_comes_last() -> None:
 def test_bad_versions_are_refused_by_name(documents: list[list[float]], published: list[int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         of(documents, published)
-
-
-# --- mirrored ranks
 
 
 def signs_and_groups(k: int, z: int, seed: int = 0, others: int = 30) -> dict[int, tuple[int, int]]:
@@ -151,9 +145,6 @@ def test_z_is_at_most_the_largest_number_of_versions_less_one() -> None:
     assert fewest_versions(TENTH, np.array([2, 4])) == 4
 
 
-# --- order
-
-
 def slow_statistic(documents: list[list[float]], groups: list[int]) -> list[float]:
     """T from its definition, document by document."""
     pooled = math.sqrt(sum(np.var(x) * len(x) for x in documents) / sum(len(x) - 1 for x in documents))
@@ -208,9 +199,6 @@ def test_where_no_score_differs_nothing_is_selected_and_nothing_fails() -> None:
     assert not gap_statistic(scores.scores, scores.offsets, np.ones(30, dtype=np.int64)).any()
     assert preference_residuals(replace(scores, forms=np.arange(150)[:, None] % 5)) is not None
     assert redraw_p_value(scores, 0, 99) == 1.0
-
-
-# --- list
 
 
 def test_the_longest_prefix_is_selected() -> None:
@@ -279,9 +267,6 @@ def test_the_fdr_over_all_indices_is_at_most_q(sizes: list[int], z: int, order: 
         assert total / len(drawn) <= q
 
 
-# --- residuals
-
-
 def preferring(n: int = 60, k: int = 6, columns: int = 4, seed: int = 6) -> tuple[VersionScores, np.ndarray]:
     """Scores that are a linear function of form counts and noise, and the noise."""
     rng = np.random.default_rng(seed)
@@ -334,9 +319,6 @@ def test_a_form_that_varies_in_few_documents_is_left_out() -> None:
     assert np.abs(preference_residuals(wider).scores - found).max() > 1e-6
 
 
-# --- BH on ranks
-
-
 def test_bh_on_ranks_of_equal_k_is_the_step_up_procedure() -> None:
     rng = np.random.default_rng(7)
     for k in (5, 20, 100):
@@ -351,9 +333,6 @@ def test_bh_on_ranks_of_unequal_k_by_hand() -> None:
     ranks, sizes = np.array([1, 1, 2, 1]), np.array([20, 10, 20, 2])
     assert rank_step_up(ranks, sizes, Fraction(2, 15)).tolist() == [True, True, True, False]
     assert not rank_step_up(ranks, sizes, Fraction(13, 100)).any()
-
-
-# --- collection
 
 
 def test_the_p_value_of_a_collection_is_that_of_all_draws() -> None:

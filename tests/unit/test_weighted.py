@@ -54,9 +54,6 @@ def sample(known: Sequence[str], audit: Sequence[str]) -> tuple[Any, np.ndarray,
     return word_counts([*known, *audit]), audited, np.random.default_rng(1).integers(-(2**62), 2**62, audited.size)
 
 
-# --- weighted ranks
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -96,9 +93,6 @@ def test_equal_weights_are_no_weights() -> None:
         assert (np.abs(tied - discrete) <= 0.0101).all()
         assert tied.mean() < p.mean()
     assert calibration.effective == pytest.approx(99)
-
-
-# --- weights by words
 
 
 def test_weights_repair_a_shift_that_words_show() -> None:
@@ -174,9 +168,6 @@ def test_too_few_documents_to_learn_from_say_how_many_it_takes() -> None:
         fit_weigher(words, audited, keys, 0)
 
 
-# --- scores in memory
-
-
 def test_scores_in_memory_take_known_weights_and_say_that_nothing_is_proved() -> None:
     rng = np.random.default_rng(0)
     topic = {"unseen": rng.normal(size=2_000), "audit": rng.normal(0.5, size=500)}
@@ -211,9 +202,6 @@ def test_a_missing_weight_is_named() -> None:
     table = pa.table({"loss": [1.0, 2.0]})
     with pytest.raises(UserError, match="needs a column weight, which the audit documents do not have"):
         seenset.select(table, unseen=table, procedure="bh", calibration="weighted")
-
-
-# --- a run
 
 
 def each(receipts: Sequence[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
