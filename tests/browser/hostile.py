@@ -62,12 +62,10 @@ def hostile_run(folder: Path) -> Store:
 
 
 def write_run_page(folder: Path) -> Path:
-    """The page of a run."""
     return Path(write_report(hostile_run(folder)))
 
 
 def write_trial_page(folder: Path) -> Path:
-    """The page of a trial over two values of alpha."""
     folder.mkdir(parents=True)
     config, rows, settings = swept_rows()
     changes = {"model": ModelConfig(path=f"models/{script('model')}")}
@@ -85,7 +83,6 @@ def write_trial_page(folder: Path) -> Path:
 
 
 def write_evaluation_page(folder: Path) -> Path:
-    """The page of an evaluation in two groups."""
     store = hostile_run(folder)
     rows = [
         DetectorEvaluation(

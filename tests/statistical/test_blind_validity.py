@@ -74,7 +74,6 @@ def test_without_blocks_the_interval_of_grouped_documents_misses_too_often() -> 
 
 
 def test_the_interval_covers_the_auc_of_classifiers_of_texts_that_are_alike() -> None:
-    """Real features of texts, 40 of each kind; the five-fold test with an interval by Hanley & McNeil missed 0.08."""
     runs, audited = 60, np.arange(80) >= 40
     vocabulary = np.array([f"word{number}" for number in range(300)])
     missed = 0

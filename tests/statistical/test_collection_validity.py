@@ -50,7 +50,6 @@ def posts(rng: np.random.Generator, audited: int, unseen: int, most: int) -> tup
 def test_the_permutation_of_whole_blocks_keeps_its_level_and_a_t_test_does_not(
     audited: int, unseen: int, most: int
 ) -> None:
-    """A share of false alarms has the standard error ERROR at the level: four of them are passed once in 30,000."""
     rng = np.random.default_rng(audited)
     alarms = np.zeros(2)
     for run in range(RUNS):
@@ -69,7 +68,6 @@ def test_the_permutation_of_whole_blocks_keeps_its_level_and_a_t_test_does_not(
 
 
 def test_sizes_that_differ_between_the_roles_make_no_alarm() -> None:
-    """Means of long posts vary less: only blocks of like size are exchanged."""
     rng = np.random.default_rng(6)
     alarms = 0
     for run in range(RUNS):

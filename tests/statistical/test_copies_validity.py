@@ -74,7 +74,6 @@ def test_clusters_in_the_audit_have_the_figures_of_the_methods_page(copies: int,
 
 @pytest.mark.parametrize(("m", "copies"), [(400, 2), (800, 4), (2_000, 9)])
 def test_clusters_that_are_called_safe_cost_storey_little(m: int, copies: int) -> None:
-    """The excess of storey is at most 5% of alpha, within noise."""
     assert not is_unsafe(record(m, copies))
     measured = fdr(1_000, m, 0.5, copies)["storey"]
     assert measured.mean <= 1.05 * float(ALPHA) + 4 * measured.se

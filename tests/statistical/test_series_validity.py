@@ -53,7 +53,6 @@ def one_schedule(rng: np.random.Generator, rule: Rule | None, share: float, shar
 
 
 def schedules(rule: Rule | None, share: float, shared: bool, runs: int) -> tuple[Estimate, Estimate]:
-    """The error rate and the power over the schedule."""
     rng = np.random.default_rng(19)
     rows = [one_schedule(rng, rule, share, shared) for _ in range(runs)]
     return Estimate.of([row[0] for row in rows]), Estimate.of([row[1] for row in rows])

@@ -60,7 +60,6 @@ def of(scores: np.ndarray, sizes: np.ndarray, published: np.ndarray) -> VersionS
 
 
 def null(rng: np.random.Generator, sizes: np.ndarray, score: Callable[..., np.ndarray]) -> VersionScores:
-    """Scores by a law, whichever version is published."""
     return of(score(rng, sizes), sizes, rng.integers(sizes))
 
 
@@ -125,7 +124,6 @@ def test_the_fdr_under_the_complete_null_is_the_exact_one(k: int, z: int, figure
 
 
 def normal(rng: np.random.Generator, sizes: np.ndarray) -> np.ndarray:
-    """All versions alike."""
     return rng.normal(size=sizes.sum())
 
 
@@ -145,7 +143,6 @@ def neighbours(rng: np.random.Generator, sizes: np.ndarray) -> np.ndarray:
 
 
 def ties(rng: np.random.Generator, sizes: np.ndarray) -> np.ndarray:
-    """Two values only."""
     return (rng.random(sizes.sum()) < 0.3).astype(np.float64)
 
 

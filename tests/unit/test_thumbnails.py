@@ -59,7 +59,6 @@ def finished_run(folder: Path, **arguments: Any) -> Store:
 
 
 def rows_of_page(store: Store) -> list[dict[str, Any]]:
-    """What the page's table is made of."""
     page = store.read("report/report.html").decode()
     packed = re.search(r'id="rows-m"[^>]*>\s*([A-Za-z0-9+/=]+)', page)
     return [json.loads(line) for line in gzip.decompress(base64.b64decode(packed[1])).decode().splitlines()]

@@ -261,7 +261,6 @@ def test_nothing_is_trained_on_token_ids_and_the_manifest_reads_back() -> None:
 def test_plan_counts_the_ids_of_the_first_documents(
     form: str, folder: Path, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file of lines was taken for text of four bytes a token, and an id takes as many digits as it has."""
     sources, expected = {}, 0
     for role in ROLES:
         rows = pq.read_table(folder / f"{role}.parquet", columns=["id", "input_ids"])

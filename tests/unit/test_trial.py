@@ -16,7 +16,6 @@ from report_run import SCRIPT, summary_of
 from sklearn.metrics import roc_auc_score, roc_curve
 from test_report import Page
 
-from benchmarks.small_model import WORDS
 from pipeline.audit.detection import RATES, DetectorScores, detection, roc
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import SelectionConfig
@@ -103,20 +102,6 @@ def test_no_document_has_two_roles_and_noise_is_as_asked(
         assert trained[drawn.audit].sum() == round(member_share * drawn.audit.size)
     if audited == 20:
         assert drawn.audit.size == 20
-
-
-def test_a_licence_on_every_document_does_not_make_them_one(tmp_path: Any) -> None:
-    def words(seed: int) -> str:
-        return " ".join(np.random.default_rng(seed).choice(WORDS, 12))
-
-    header = "licensed to everybody under the terms of the licence"
-    rows = [{"id": f"d{i}", "text": f"{header} and then text {i} {words(i)}"} for i in range(150)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "documents.parquet")
-    config, _ = build_trial(trial(documents={"path": str(tmp_path / "documents.parquet"), "id": "id"}))
-    documents = read_documents(config)
-    trained = choose_trained(documents.family, 0.5, config.roles(), seed=0)
-    drawn = draw_split(Drawable(trained, documents.family), config.roles(), config.split, 0, 0, 0)
-    assert (trained.sum(), drawn.unseen.size, drawn.audit.size) == (50, 50, 100)
 
 
 def test_a_trial_reads_no_more_of_a_document_than_its_limits_allow(tmp_path: Any) -> None:
@@ -386,7 +371,6 @@ def facts_of(rows: list[dict[str, Any]], config: TrialConfig, model: str = "mode
 
 
 def measured(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """The rows of every point of a sweep."""
     rows: list[dict[str, Any]] = []
     for point in points:
         rows += selection_rows(point.settings, point.config.selections, measure(pool(), point.config, 0))

@@ -36,7 +36,6 @@ def file(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache, and no warning given yet."""
     monkeypatch.setenv("SEENSET_CACHE", str(tmp_path / "cache"))
     unpacked._warn.cache_clear()
     yield tmp_path / "cache"
@@ -53,7 +52,6 @@ def as_transformers_reads_it(file: Path, dtype: str) -> Any:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Weights and buffers, bit for bit."""
     for left, right in (
         (one.state_dict(), other.state_dict()),
         (dict(one.named_buffers()), dict(other.named_buffers())),

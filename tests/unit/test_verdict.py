@@ -17,7 +17,6 @@ from made_up import write_audit
 from signed import file_blind_test, sign
 
 import seenset
-from pipeline.audit.blind import blind
 from pipeline.audit.dependence import GroupSizes
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.summary import BlindDiagnostic, read_summary
@@ -123,7 +122,6 @@ def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_s
 def test_no_bound_is_stated_anywhere_where_a_blind_test_contradicts_it(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Documents and calibration of different years: the card stated no bound, and verdict and page stated one."""
     set_scores(store, 1.5)
     file_blind_test(store, APART)
     with pytest.warns(seenset.UnsupportedWarning):
@@ -271,21 +269,7 @@ def test_groups_move_whole_and_one_in_both_roles_is_left_out(store: Store) -> No
         give_verdict(store.url, "group")
 
 
-def test_an_author_whose_words_a_classifier_knows_is_no_difference_between_the_roles() -> None:
-    """48 authors with words of their own, each wholly in one role: read by document the classifier knows them all."""
-    rng = np.random.default_rng(0)
-    texts = [" ".join(f"w{author}x{word}" for word in rng.integers(0, 5, 12)) for author in range(48) for _ in range(4)]
-    blocks = [author for author in range(48) for _ in range(4)]
-    knowing = blind(texts[:96], texts[96:], 0)
-    assert not knowing.ok
-    grouped = blind(texts[:96], texts[96:], 0, np.array(blocks))
-    assert grouped.low <= 0.5
-    assert (grouped.n_calibration_blocks, grouped.n_audit_blocks) == (24, 24)
-    assert blind(texts[:12], texts[96:], 0, np.array([*blocks[:12], *blocks[96:]])) is None, "three authors are too few"
-
-
 def test_where_one_role_alone_is_grouped_the_page_leaves_the_count_to_the_verdict(store: Store) -> None:
-    """The page stated "at least 68 of the 150 were trained on" beside "how many of all 150 ... is not bounded"."""
     set_scores(store, 2.5, groups=lambda role, row: f"{role} {row // 2}" if role == "unseen" else None)
     select_again(store.url, [], texts=False)
     verdict = give_verdict(store.url)

@@ -67,7 +67,6 @@ def settings(folder: Path, model: Path, rows: Sequence[Row], **changed: Any) -> 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
-    """The folder of a finished run over 40 documents."""
     folder = tmp_path_factory.mktemp("versions")
     assert run_here(folder, settings(folder, tiny_model_folder, rows_of(40))) == 0
     return folder

@@ -57,7 +57,6 @@ def random_scores(sizes: Sequence[int], seed: int) -> VersionScores:
 
 @pytest.mark.parametrize("row", [[1, 1, 1, 1], [2, 1, 1, 0], [0, 3, 3, 3, 1]])
 def test_whichever_version_was_published_its_ranks_are_all_ranks_once(row: list[float]) -> None:
-    """So the rank of a null document is exactly uniform, ties or none."""
     for seed in range(5):
         found = [int(version_ranks(of([row], [index]), seed)[0]) for index in range(len(row))]
         assert sorted(found) == list(range(1, len(row) + 1))

@@ -26,7 +26,6 @@ TEXTS = ["some text " * 20, "other text " * 20, "a third text"]
 
 
 def waits_of(devices: ClaimedDevices) -> Counter[str]:
-    """The waits of the CPU so far, by their kind."""
     kinds = Counter[str]()
     for (kind, _), count in devices.waits.items():
         kinds[kind] += count

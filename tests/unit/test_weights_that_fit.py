@@ -39,7 +39,6 @@ def refusal(config: ModelConfig, open_it: Callable[[ModelConfig], object] = open
 
 
 def test_a_checkpoint_whose_weights_do_not_fit_is_refused_by_the_first_three(folder: Path) -> None:
-    """They were random, and two runs differed in every score."""
     names = sorted(name for name in load_file(folder / "model.safetensors") if "layers.0" in name)
     rewritten(folder, lambda weights: [weights.pop(name) for name in names])
     lacks = (
@@ -54,7 +53,6 @@ def test_a_checkpoint_whose_weights_do_not_fit_is_refused_by_the_first_three(fol
 
 
 def test_tied_weights_of_another_shape_are_refused_by_name(folder: Path) -> None:
-    """The message was one of the inside of torch."""
     config = AutoConfig.from_pretrained(folder)
     config.tie_word_embeddings = True
     config.save_pretrained(folder)
@@ -66,7 +64,6 @@ def test_tied_weights_of_another_shape_are_refused_by_name(folder: Path) -> None
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_integers_without_their_scales_are_refused(folder: Path, dtype: Literal["auto", "float32"]) -> None:
-    """They were scored as if they were the weights."""
     name = "model.layers.0.mlp.up_proj.weight"
     rewritten(folder, lambda weights: weights.update({name: weights[name].to(torch.int8)}))
     said = refusal(ModelConfig(path=str(folder), dtype=dtype))

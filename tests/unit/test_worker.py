@@ -28,13 +28,11 @@ from pipeline.store.receipts import Receipt
 
 
 def in_one_process(stage: Stage, shards: list[Shard], store: Store) -> None:
-    """Local mode, with one worker."""
     failures = [event for event in finish_shards(stage, shards, store, workers=1) if isinstance(event, Failure)]
     assert not failures
 
 
 def as_an_actor(stage: Stage, shards: list[Shard], store: Store) -> None:
-    """The stream of an actor."""
     worker, todo = stage.make(stage, Placement()), iter(shards)
     results = list(ShardStream(stage, worker, store, "some driver").finish(lambda ahead: next(todo, None)))
     assert [shard for shard, _ in results] == shards
