@@ -11,7 +11,7 @@ from simulation import Estimate
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.in_memory import Scores, answer_all
 
-ALPHA, N, M, MEMBERS, LISTED, RUNS = 0.1, 400, 200, 40, 40, 1_500
+ALPHA, N, M, MEMBERS, LISTED, RUNS = 0.1, 400, 200, 40, 40, 600
 NULLS = (M - MEMBERS) / M
 BH = SelectionConfig(name="bh", detectors=["s"], alpha=ALPHA)
 SURE = 4
