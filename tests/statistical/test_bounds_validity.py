@@ -88,6 +88,7 @@ def test_bounds_hold_for_scores_learnt_from_the_audit_itself(settings: dict, sha
         roles = {"unseen": np.arange(n), "audit": np.arange(n, n + m)}
         (verdict,) = answer_all([selection], scores, roles, 0, run)  # type: ignore[arg-type]
         counts = verdict.answer.counts
+        assert counts is not None
         assert verdict.answer.bound is not None
         null_ranks = np.rint(verdict.p[members:] * (counts.n + 1)).astype(np.int64)
         failures += fails_somewhere(counts, RankCounts.of(null_ranks, counts.n).counts)

@@ -10,9 +10,12 @@ from scipy.stats import norm, ttest_ind
 
 from pipeline.audit.block_counts import bound_of_blocks
 from pipeline.config.selection import SelectionConfig
+from pipeline.errors import UserError
 from pipeline.selection.collection import (
+    LEAST_BLOCKS,
     MOST_BLOCKS,
     Blocks,
+    check_blocks,
     draw_blocks,
     joined_blocks,
     make_blocks,
@@ -31,6 +34,7 @@ SELECTION = SelectionConfig(name="members", detectors=["loss"], procedure="bh", 
 def p_of(blocks: Blocks, seed: int) -> float:
     """The p-value of 99 permutations, exact as that of 9,999 is."""
     test = permutation_test(blocks, seed, permutations=99)
+    assert test is not None
     return test.p_value
 
 
@@ -50,6 +54,7 @@ def posts(rng: np.random.Generator, audited: int, unseen: int, most: int) -> tup
 def test_the_permutation_of_whole_blocks_keeps_its_level_and_a_t_test_does_not(
     audited: int, unseen: int, most: int
 ) -> None:
+    """A share of false alarms has the standard error ERROR at the level: four of them are passed once in 30,000."""
     rng = np.random.default_rng(audited)
     alarms = np.zeros(2)
     for run in range(RUNS):
@@ -68,6 +73,7 @@ def test_the_permutation_of_whole_blocks_keeps_its_level_and_a_t_test_does_not(
 
 
 def test_sizes_that_differ_between_the_roles_make_no_alarm() -> None:
+    """Means of long posts vary less: only blocks of like size are exchanged."""
     rng = np.random.default_rng(6)
     alarms = 0
     for run in range(RUNS):
@@ -97,10 +103,27 @@ def test_a_collection_half_of_which_was_trained_on_softly_is_noticed(auc: float,
     assert noticed / runs > {0.60: 0.12, 0.65: 0.32, 0.71: 0.80}[auc]
 
 
+def test_lower_scores_are_never_taken_for_training() -> None:
+    rng = np.random.default_rng(9)
+    scores = rng.normal(size=(200, 3))
+    scores[:100] -= 1
+    assert p_of(make_blocks(scores, np.arange(200), np.arange(200) < 100, 0), 0) == 1
+
+
+def test_classes_of_size_with_one_role_only_allow_no_test() -> None:
+    block = np.concatenate([np.repeat(np.arange(30), 2), np.arange(30, 60)])
+    made = make_blocks(np.random.default_rng(1).normal(size=(90, 2)), block, np.arange(90) < 60, 0)
+    assert permutation_test(made, 0) is None
+
+
+# --- the count of blocks
+
+
 def counted(scores: np.ndarray, block: np.ndarray, audited: np.ndarray, seed: int) -> int:
     """At least so many audited blocks contain a document that was trained on, at 95% confidence."""
     drawn = draw_blocks(scores[:, None], block, audited, np.arange(scores.size), seed)
     bound = bound_of_blocks(SELECTION, drawn, seed)
+    assert bound is not None
     return bound.members_at_least
 
 
@@ -185,3 +208,13 @@ def test_of_very_many_blocks_a_part_is_drawn_and_that_by_the_seed() -> None:
     assert one.audited.sum() == (~one.audited).sum() == MOST_BLOCKS
     assert np.array_equal(one.scores, same.scores)
     assert not np.array_equal(one.scores, other.scores)
+
+
+def test_too_few_blocks_say_how_many_it_takes() -> None:
+    few = make_blocks(np.zeros((60, 1)), np.arange(60), np.arange(60) < 45, 0)
+    with pytest.raises(UserError, match=f"at least {LEAST_BLOCKS} blocks of audited and {LEAST_BLOCKS} of unseen.* 15"):
+        check_blocks(few)
+    groups = np.repeat(np.arange(30), 4)
+    mixed = make_blocks(np.zeros((120, 1)), groups, np.arange(120) % 4 < 2, 0)
+    with pytest.raises(UserError, match=r"120 documents are left out.*--blocks family"):
+        check_blocks(mixed)

@@ -62,16 +62,21 @@ def coverage_of_tpr(count: int, rate: float, effect: float) -> float:
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("count", [20, 100, 200, 437, 1000])
 def test_the_interval_of_a_tpr_covers_or_is_not_given(count: int, rate: float) -> None:
+    """0.9.0 gave one everywhere, and covered at 1% FPR in .58, .88 and .92 with 20, 100 and 200 of a kind."""
     rng = np.random.default_rng(count)
     found = detection([DetectorScores(rng.normal(EFFECT, 1, count), rng.normal(size=count))]).tpr[rate]
+    assert found.value is not None
     if count < least_untrained(rate):
         assert (found.low, found.high) == (None, None)
         return
+    assert found.low is not None
+    assert found.high is not None
     assert found.low <= found.value <= found.high
     assert min(coverage_of_tpr(count, rate, effect) for effect in (0.0, 0.5, 1.0, 2.0, 3.5)) >= CONFIDENCE
 
 
 def test_the_interval_of_a_tpr_covers_with_ties_too() -> None:
+    """Monte Carlo, four standard errors: scores of ten values, whose FPR jump over the rate."""
     rng, runs = np.random.default_rng(5), 400
     above = np.cumsum(np.linspace(1, 3, 10)[::-1] / 20)[::-1]  # P(score >= value) of the trained
     others = np.cumsum(np.linspace(3, 1, 10)[::-1] / 20)[::-1]
@@ -112,6 +117,7 @@ SCORES = {
 @pytest.mark.parametrize("scores", SCORES)
 @pytest.mark.parametrize(("trained", "untrained"), [(20, 20), (100, 100), (200, 200), (20, 200)])
 def test_the_interval_of_an_auc_covers(scores: str, trained: int, untrained: int) -> None:
+    """Monte Carlo, four standard errors; 0.9.0 covered in .93 at 100, where a bootstrap hardly sees a rare kind."""
     draw, truth = SCORES[scores]
     rng, runs = np.random.default_rng([trained, untrained]), 400
     hits = sum(
@@ -132,6 +138,7 @@ def grouped(
 
 @pytest.mark.parametrize(("groups", "others"), [(50, 50), (60, 20)])
 def test_the_intervals_of_grouped_documents_cover_where_those_of_single_ones_do_not(groups: int, others: int) -> None:
+    """Monte Carlo, four standard errors: groups of about ten documents with a correlation of .3 within."""
     rng, runs = np.random.default_rng(groups), 300
     truths = {None: norm.cdf(EFFECT / np.sqrt(2)), 0.1: norm.sf(norm.isf(0.1) - EFFECT)}
     hits, single, given = dict.fromkeys(truths, 0), 0, 0
@@ -150,6 +157,7 @@ def test_the_intervals_of_grouped_documents_cover_where_those_of_single_ones_do_
 
 
 def test_the_interval_over_models_that_share_documents_covers() -> None:
+    """Monte Carlo, four standard errors: three models whose scores of one document correlate."""
     rng, runs = np.random.default_rng(8), 300
     effects = (0.5, 1.0, 2.0)
     truths: dict[float | None, float] = {None: np.mean([norm.cdf(effect / np.sqrt(2)) for effect in effects])}

@@ -1,4 +1,7 @@
-"""Monte Carlo claims about a selection under several models, which share documents, noise and calibration."""
+"""Monte Carlo claims about a selection under several models, which share documents, noise and calibration.
+
+Seeds are fixed, so a test passes always or never. A tolerance is four standard errors, estimated from the runs at hand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Monte Carlo claims about the further procedures and the further ways to calibrate."""
+"""Monte Carlo claims about the further procedures and the further ways to calibrate.
+
+Seeds are fixed, so a test passes always or never. Every tolerance is four standard errors of what is compared,
+estimated from the runs at hand; a recorded figure brings its own. `test_validity` puts every finite-sample
+procedure, `ebh` among them, through 24 hard settings.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +13,32 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from simulation import Estimate, Setting, beta, by, draw, error_rates, gaussian, last_ranks, simulate
-from test_validity import ALPHA, HARD
+from simulation import Estimate, Setting, beta, draw, gaussian, last_ranks, simulate
+from test_validity import ALPHA, HARD, tolerance
 
 from pipeline.selection.calibrations import simes_grid
 from pipeline.selection.conformal import Grid, calibrate, ranks, tie_draws
 from pipeline.selection.groups import calibrate_by_group, pool, ranks_by_group
 from pipeline.selection.procedures.estimating import jkbb
-from pipeline.selection.procedures.known import decide_by_scores, known_scores
 from pipeline.selection.procedures.record import decide
 from pipeline.selection.rank_counts import RankCounts
-from pipeline.selection.thresholds import Moments
+
+# ---------------------------------------------------------------- estimators of the null proportion
+
+
+@pytest.mark.parametrize(
+    ("setting", "fdr", "power"),
+    [
+        (Setting(200, 1_000, 0.5), 0.071, 0.82),
+        (Setting(1_000, 10_000, 0.1), 0.079, 0.42),
+        (Setting(1_000, 1_000, 0.9), 0.039, 0.98),
+    ],
+    ids=["half", "tenth", "nine tenths"],
+)
+def test_bky_has_the_fdr_and_power_of_the_methods_page(setting: Setting, fdr: float, power: float) -> None:
+    measured, found = simulate(setting, ["bky"], ALPHA, runs=3_000, seed=21)["bky"]
+    assert abs(measured.mean - fdr) <= tolerance(measured)
+    assert abs(found.mean - power) <= tolerance(found)
 
 
 @pytest.mark.parametrize("members", [gaussian(2.5), beta(0.7, 5.0)], ids=["model A", "heavy shoulder"])
@@ -27,11 +47,22 @@ from pipeline.selection.thresholds import Moments
 def test_procedures_without_a_theorem_keep_alpha_in_sixteen_settings(
     n: int, m: int, share: float, members: Callable
 ) -> None:
+    """Measured with 600 runs: kernel at most .098, bky .078, quantile .085, right_boundary .097."""
     procedures = ["kernel", "bky", "quantile", "right_boundary"]
     results = simulate(Setting(n, m, share, members), procedures, ALPHA, runs=600, seed=22)
     for procedure, (fdr, power) in results.items():
         assert fdr.mean <= 0.1 + 4 * fdr.se, (procedure, fdr)
         assert power.mean > 0
+
+
+def test_kernel_keeps_alpha_on_the_heavy_shoulder_where_ptdi_does_not() -> None:
+    """The methods page says about .100. BH at alpha / f has .102, and the terms that `kernel` adds bring .096."""
+    setting = Setting(1_000, 1_000, 0.8, beta(0.7, 5.0))
+    results = simulate(setting, ["kernel", "ptdi"], ALPHA, runs=3_000, seed=23)
+    kernel, ptdi = results["kernel"][0], results["ptdi"][0]
+    assert kernel.mean <= 0.1 + 4 * kernel.se
+    assert abs(kernel.mean - 0.100) <= tolerance(kernel)
+    assert ptdi.mean > 0.1 + 4 * ptdi.se
 
 
 # share of members: bias and mean squared error of JKBB in model A, n = m = 1000, from 8,000 runs of another seed,
@@ -62,34 +93,37 @@ def test_jkbb_has_the_recorded_bias_and_mean_squared_error(share: float) -> None
     assert abs(second.mean - squared) <= 4 * math.hypot(second.se, squared_se)
 
 
-@pytest.mark.parametrize("read", ["ranks", "scores"])
 @pytest.mark.parametrize(
     ("known", "above"), [(2.5, None), (3.5, False), (1.5, True)], ids=["like the hidden", "stronger", "weaker"]
 )
-def test_known_members_help_only_if_the_hidden_ones_are_like_them(known: float, above: bool | None, read: str) -> None:
+def test_known_members_help_only_if_the_hidden_ones_are_like_them(known: float, above: bool | None) -> None:
     """Hidden members are N(2.5, 1). Weaker known members, seen once where the hidden were often, bring an FDR of .28.
 
-    Of 300 nulls in 1,000, by ranks: like ones bring .100 and an estimate of .3001; stronger ones .087.
+    Like ones bring .100 and an estimate of .3001 for .3; stronger ones .087.
     """
-    rng, wrong, clean = np.random.default_rng(25), [], 300 if read == "ranks" else 600
-    for _ in range(600):
-        null, shown = rng.normal(size=1_000), rng.normal(known, 1, size=500)
-        audit = np.concatenate([rng.normal(size=clean), rng.normal(2.5, 1, size=1_000 - clean)])
-        calibration = calibrate(null)
-        counts, nulls, seen = (
-            RankCounts.of(ranks(scores, calibration, "members"), 1_000) for scores in (audit, audit[:clean], shown)
+    rng = np.random.default_rng(25)
+    wrong = []
+    for _ in range(1_500):
+        gaps = rng.standard_exponential(1_001)
+        gaps /= gaps.sum()
+        inner = np.cumsum(gaps)[:-1]
+        nulls = rng.multinomial(300, gaps)
+        hidden, shown = (
+            np.bincount(np.searchsorted(inner, gaussian(shift)(rng, count), side="right"), minlength=1_001)
+            for shift, count in ((2.5, 700), (known, 500))
         )
-        if read == "ranks":
-            decision = decide("known_members", counts, ALPHA, seen)
-        else:
-            estimate = known_scores(*(Moments.of(scores, 0.0) for scores in (null, shown, audit)))
-            decision = decide_by_scores(counts, ALPHA, estimate, 500)
-        wrong.append(nulls.at_most(decision.rank) / max(1, decision.n_selected))
+        decision = decide("known_members", RankCounts(nulls + hidden), ALPHA, RankCounts(shown))
+        wrong.append(nulls[: decision.rank].sum() / max(1, decision.n_selected))
     fdr = Estimate.of(wrong)
     if above is None:  # alpha is met in the limit; 1 / m is the order of what is missing here
         assert abs(fdr.mean - 0.1) <= 1 / 1_000 + 4 * fdr.se
+    elif above:
+        assert fdr.mean > 0.1 + 4 * fdr.se
     else:
-        assert (fdr.mean > 0.1 + 4 * fdr.se) if above else (fdr.mean < 0.1 - 4 * fdr.se)
+        assert fdr.mean < 0.1 - 4 * fdr.se
+
+
+# ---------------------------------------------------------------- any dependence
 
 
 def worst_case(ranks_at: list[tuple[int, int]], n: int, m: int, runs: int) -> np.ndarray:
@@ -127,6 +161,9 @@ def test_ebh_spends_most_of_alpha_on_the_dependence_that_is_worst_for_it() -> No
     fdr = np.mean(last_ranks("ebh", audits, ALPHA) > 0)
     bad = 0.1 * (1 / 3 + 1 / 5 + 1 / 7 + 1 / 9)
     assert abs(fdr - bad) <= 4 * math.sqrt(bad * (1 - bad) / runs)
+
+
+# ---------------------------------------------------------------- calibration-conditional p-values
 
 
 def fdr_given_calibration(
@@ -190,10 +227,18 @@ def test_every_finite_sample_procedure_keeps_alpha_with_conditional_p_values(
 ) -> None:
     """On average over calibration sets too, as the sets for which it fails are few and the others conservative."""
     grid, rng = simes_grid(n, Fraction(1, 10)), np.random.default_rng(29)
-    audits = (draw(Setting(n, m, share, gaussian(3.0)), rng) for _ in range(1_500))
-    deciders = {name: by(name, Fraction(str(alpha))) for name in ("bh", "by", "ebh", "storey")}
-    for procedure, (fdr, _) in error_rates(audits, deciders, grid).items():
+    wrong: dict[str, list[float]] = {name: [] for name in ("bh", "by", "ebh", "storey")}
+    for _ in range(1_500):
+        nulls, members = draw(Setting(n, m, share, gaussian(3.0)), rng)
+        for procedure, values in wrong.items():
+            decision = decide(procedure, RankCounts(nulls + members).over(grid), Fraction(str(alpha)))
+            values.append(nulls[: decision.rank].sum() / max(1, decision.n_selected))
+    for procedure, values in wrong.items():
+        fdr = Estimate.of(values)
         assert fdr.mean <= alpha + 4 * fdr.se, procedure
+
+
+# ---------------------------------------------------------------- groups
 
 
 def test_by_group_holds_where_groups_differ_and_pooled_calibration_does_not() -> None:
@@ -241,19 +286,26 @@ def test_by_group_holds_where_groups_differ_and_pooled_calibration_does_not() ->
 def test_finite_sample_procedures_hold_by_group_however_the_groups_are_made(
     sizes: list[int], nulls: list[int], members: list[int]
 ) -> None:
+    """Storey's too, whose bound over several groups is proved in its docstring."""
     rng, level = np.random.default_rng(31), Fraction(1, 5)
     grid, places = pool([Grid.uniform(n) for n in sizes])
-
-    def audit() -> np.ndarray:
-        kinds = np.zeros((2, grid.size), dtype=np.int64)
+    wrong: dict[str, list[float]] = {name: [] for name in ("bh", "by", "ebh", "storey")}
+    for _ in range(1_500):
+        null_counts, all_counts = np.zeros(grid.size, dtype=np.int64), np.zeros(grid.size, dtype=np.int64)
         for n, m0, m1, place in zip(sizes, nulls, members, places, strict=True):
-            kinds[:, place - 1] = draw(Setting(n, m0 + m1, m1 / max(1, m0 + m1), gaussian(3.0)), rng)
-        return kinds
-
+            drawn, found = draw(Setting(n, m0 + m1, m1 / max(1, m0 + m1), gaussian(3.0)), rng)
+            null_counts[place - 1] = drawn
+            all_counts[place - 1] = drawn + found
+        for procedure, values in wrong.items():
+            decision = decide(procedure, RankCounts(all_counts, grid), level)
+            values.append(null_counts[: decision.rank].sum() / max(1, decision.n_selected))
     null_share = sum(nulls) / (sum(nulls) + sum(members))
-    deciders = {name: by(name, level) for name in ("bh", "by", "ebh", "storey")}
-    for procedure, (fdr, _) in error_rates((audit() for _ in range(1_500)), deciders, grid).items():
+    for procedure, values in wrong.items():
+        fdr = Estimate.of(values)
         assert fdr.mean <= 0.2 * (1.0 if procedure == "storey" else null_share) + 4 * fdr.se, (procedure, fdr)
+
+
+# ---------------------------------------------------------------- ties at random
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4])

@@ -11,7 +11,7 @@ from simulation import Estimate
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.in_memory import Scores, answer_all
 
-ALPHA, N, M, MEMBERS, LISTED, RUNS = 0.1, 400, 200, 40, 40, 600
+ALPHA, N, M, MEMBERS, LISTED, RUNS = 0.1, 400, 200, 40, 40, 1_500
 NULLS = (M - MEMBERS) / M
 BH = SelectionConfig(name="bh", detectors=["s"], alpha=ALPHA)
 SURE = 4
@@ -47,11 +47,11 @@ class Simulated:
         return kept
 
 
-def outcomes(contaminated: float, shift: float = 2.5) -> dict[str, list[tuple[float, float, float]]]:
+def outcomes(contaminated: float, shift: float = 2.5, runs: int = RUNS) -> dict[str, list[tuple[float, float, float]]]:
     """(share of wrong, power, e) of every audit, by how its calibration documents were reviewed."""
     rng = np.random.default_rng([round(100 * contaminated), round(10 * abs(shift))])
     results: dict[str, list[tuple[float, float, float]]] = {}
-    for _ in range(RUNS):
+    for _ in range(runs):
         audit = Simulated.draw(rng, contaminated, shift)
         truth = audit.seen[audit.listed]
         answers = truth | (rng.random(LISTED) < 0.2)  # one unseen document in five is taken for a seen one

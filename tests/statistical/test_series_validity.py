@@ -1,4 +1,7 @@
-"""Monte Carlo claims about one error rate over a schedule of scans."""
+"""Monte Carlo claims about one error rate over a schedule of scans.
+
+Seeds are fixed, so a test passes always or never. A tolerance is four standard errors, estimated from the runs at hand.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from scipy.special import ndtr
+from scipy.special import ndtr, zeta
 from simulation import Estimate
 
 from pipeline.config.selection import Rule, SelectionConfig
@@ -19,7 +22,7 @@ from pipeline.selection.evalues import dependence_factor, largest_e_rank
 from pipeline.selection.procedures.record import decide
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import decide_in_slot
-from pipeline.selection.schedule import Level, Slot, fewest_in_slot, known_in_slot, share_of
+from pipeline.selection.schedule import ZETA, Level, Slot, fewest_in_slot, known_in_slot, share_of
 
 ALPHA = Fraction(1, 10)
 SCANS, M, N = 12, 80, 9_599  # alpha (N + 1) / (SCANS M) is 1: the error of spend without members is all of alpha
@@ -53,6 +56,7 @@ def one_schedule(rng: np.random.Generator, rule: Rule | None, share: float, shar
 
 
 def schedules(rule: Rule | None, share: float, shared: bool, runs: int) -> tuple[Estimate, Estimate]:
+    """The error rate and the power over the schedule."""
     rng = np.random.default_rng(19)
     rows = [one_schedule(rng, rule, share, shared) for _ in range(runs)]
     return Estimate.of([row[0] for row in rows]), Estimate.of([row[1] for row in rows])
@@ -72,6 +76,15 @@ def test_scans_that_each_take_the_whole_of_alpha_break_it() -> None:
     estimate, _ = schedules(None, 0.0, False, 150)
     assert estimate.mean - 4 * estimate.se > 2 * float(ALPHA)
     assert abs(estimate.mean - (1 - 0.9**SCANS)) <= 4 * estimate.se
+
+
+def test_shares_sum_to_at_most_one_and_use_nearly_all() -> None:
+    assert zeta(1.6) < float(ZETA) < zeta(1.6) + 1e-4
+    shares = [share_of(number, None) for number in range(1, 400)]
+    assert sum(shares) < 1
+    assert shares == sorted(shares, reverse=True)
+    assert abs(float(shares[99]) * float(ZETA) * 100**1.6 - 1) < 1e-6
+    assert sum(share_of(number, 52) for number in range(1, 53)) == 1
 
 
 def test_e_lond_is_what_its_definition_says_and_e_bh_without_a_history() -> None:
@@ -152,3 +165,25 @@ def test_the_levels_of_prds_are_those_of_an_independent_implementation() -> None
         assert sum(oracle.test_batch((ranks / (N + 1)).tolist())) == selected
         before += selected
     assert before > SCANS
+
+
+def test_e_lond_of_one_document_a_scan_is_that_of_an_independent_implementation() -> None:
+    sequential = pytest.importorskip("online_fdr.e_values.sequential", reason="online-fdr is not installed")
+
+    class Shares:
+        def calc_gamma(self, index: int) -> float:
+            return float(share_of(index, SCANS))
+
+    rng, agreed = np.random.default_rng(4), 0
+    for _ in range(20):
+        oracle, before = sequential.ELond(alpha=0.1, gamma_seq=Shares()), 0
+        for number in range(1, SCANS + 1):
+            k = int(rng.integers(1, 12))
+            level = ALPHA * share_of(number, SCANS)
+            factor, rank = largest_e_rank(RankCounts.of(np.array([k]), N), level, before)
+            inside = k <= Grid.uniform(N).at_most(level / factor)
+            e_value = float((N + 1) / (k * factor)) if inside else 0.0
+            assert oracle.test_one(e_value) == (k <= rank)
+            before += k <= rank
+        agreed += before
+    assert agreed > 20

@@ -7,9 +7,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from simulation import by, error_rates
+from simulation import Estimate
 
 from pipeline.selection.conformal import calibrate, ranks
+from pipeline.selection.procedures.record import decide
 from pipeline.selection.rank_counts import RankCounts
 
 PAGE_SE = 0.002
@@ -29,15 +30,17 @@ def test_a_quarter_of_a_standard_deviation_raises_the_error_as_the_guarantee_pag
 ) -> None:
     """The nulls of an audit score higher than calibration by `shift`; 1,000 of each, members 2.5 higher, alpha = .1."""
     rng, size, members = np.random.default_rng(41), 1_000, round(1_000 * share)
-
-    def audit() -> tuple[np.ndarray, np.ndarray]:
+    wrong: dict[str, list[float]] = {procedure: [] for procedure in fdr}
+    for _ in range(2_000):
         calibration, scores = calibrate(rng.normal(size=size)), rng.normal(size=size)
         scores[:members] += 2.5
         scores[members:] += shift
         k = ranks(scores, calibration, "members")
-        return RankCounts.of(k[members:], size).counts, RankCounts.of(k[:members], size).counts
-
-    deciders = {procedure: by(procedure, Fraction(1, 10)) for procedure in fdr}
-    for procedure, (found, _) in error_rates((audit() for _ in range(2_000)), deciders).items():
+        counts = RankCounts.of(k, size)
+        for procedure, shares in wrong.items():
+            selected = k <= decide(procedure, counts, Fraction(1, 10)).rank
+            shares.append(selected[members:].sum() / max(1, selected.sum()))
+    for procedure, shares in wrong.items():
+        found = Estimate.of(shares)
         assert abs(found.mean - fdr[procedure]) <= 4 * math.hypot(found.se, PAGE_SE), (procedure, found)
         assert (found.mean > 0.1 + 4 * found.se) == (fdr[procedure] > 0.1)

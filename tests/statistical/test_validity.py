@@ -1,4 +1,9 @@
-"""Monte Carlo claims about the false discovery rate; the table of the methods page is itself of 2,000 runs."""
+"""Monte Carlo claims about the false discovery rate.
+
+Seeds are fixed, so a test passes always or never. Every tolerance is four standard errors of the difference
+that is tested (under a true claim one comparison in 16,000 would be off by more): ours is estimated from
+the runs at hand, and the methods page's table, itself a simulation of 2,000 runs, has one of at most .002.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +34,15 @@ def tolerance(estimate: Estimate) -> float:
 @pytest.mark.parametrize(
     ("setting", "table"),
     [
-        (Setting(200, 1_000, 0.5), [(0.048, 0.75), (0.097, 0.88), (0.101, 0.88), (0.071, 0.82)]),
-        (Setting(1_000, 10_000, 0.1), [(0.084, 0.44), (0.094, 0.47), (0.094, 0.47), (0.079, 0.42)]),
-        (Setting(1_000, 1_000, 0.9), [(0.010, 0.86), (0.088, 1.0), (0.098, 1.0), (0.039, 0.98)]),
+        (Setting(200, 1_000, 0.5), {"bh": (0.048, 0.75), "storey": (0.097, 0.88), "ptdi": (0.101, 0.88)}),
+        (Setting(1_000, 10_000, 0.1), {"bh": (0.084, 0.44), "storey": (0.094, 0.47), "ptdi": (0.094, 0.47)}),
+        (Setting(1_000, 1_000, 0.9), {"bh": (0.010, 0.86), "storey": (0.088, 1.0), "ptdi": (0.098, 1.0)}),
     ],
     ids=["half", "tenth", "nine tenths"],
 )
-def test_fdr_and_power_are_those_of_the_methods_page(setting: Setting, table: list[tuple[float, float]]) -> None:
-    results = simulate(setting, ["bh", "storey", "ptdi", "bky"], ALPHA, runs=3_000, seed=1)
-    for (procedure, (fdr, power)), (wanted_fdr, wanted_power) in zip(results.items(), table, strict=True):
+def test_fdr_and_power_are_those_of_the_methods_page(setting: Setting, table: dict[str, tuple[float, float]]) -> None:
+    for procedure, (fdr, power) in simulate(setting, list(table), ALPHA, runs=4_000, seed=1).items():
+        wanted_fdr, wanted_power = table[procedure]
         assert abs(fdr.mean - wanted_fdr) <= tolerance(fdr), (procedure, fdr)
         assert abs(power.mean - wanted_power) <= tolerance(power), (procedure, power)
 
@@ -95,12 +100,13 @@ def test_quarantined_nulls_do_not_break_finite_sample_procedures(share: float) -
 
 
 def test_ptdi_exceeds_alpha_on_a_heavy_shoulder_where_the_strict_answer_beside_it_does_not() -> None:
-    """The methods page says about .100 of `kernel`: BH at alpha / f has .102, and the terms that it adds bring .096."""
     setting = Setting(1_000, 1_000, 0.8, beta(0.7, 5.0))
-    results = simulate(setting, ["ptdi", "storey", "kernel"], ALPHA, runs=3_000, seed=5)
-    for (procedure, (fdr, _)), figure in zip(results.items(), (0.131, 0.100, 0.100), strict=True):
-        assert abs(fdr.mean - figure) <= tolerance(fdr), procedure
-        assert (fdr.mean > 0.1 + 4 * fdr.se) == (procedure == "ptdi")
+    results = simulate(setting, ["ptdi", "storey"], ALPHA, runs=4_000, seed=5)
+    fdr = {procedure: result[0] for procedure, result in results.items()}
+    assert fdr["ptdi"].mean > 0.1 + 4 * fdr["ptdi"].se
+    assert fdr["storey"].mean <= 0.1 + 4 * fdr["storey"].se
+    assert abs(fdr["ptdi"].mean - 0.131) <= tolerance(fdr["ptdi"])
+    assert abs(fdr["storey"].mean - 0.100) <= tolerance(fdr["storey"])
 
     nulls, members = draw(setting, np.random.default_rng(5))
     counts = RankCounts(nulls + members)
