@@ -26,6 +26,8 @@ from pipeline.audit.description import build_config, load_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.summary import read_summary
 from pipeline.config.corpus import SourceConfig, TrainingSource
+from pipeline.corpus.documents import ids_text
+from pipeline.corpus.formats.base import Unreadable
 from pipeline.errors import UserError
 from pipeline.stages.prefixes import given_ids
 from pipeline.stages.registry import check_stages
@@ -148,7 +150,13 @@ def test_bad_ids_send_a_document_to_quarantine_and_equal_ids_are_found(tmp_path:
     assert (summary.n_calibration, summary.n_quarantined) == (19, len(BAD))  # the same ids are the same document
 
 
-@pytest.mark.parametrize("detector", ["con_recall", "dc_pdd"])
+def test_ids_are_a_text_of_numbers() -> None:
+    assert ids_text([12, 5, 0]) == "12 5 0"
+    damaged = Unreadable("undecodable", "no JSON")
+    assert ids_text(damaged) is damaged
+
+
+@pytest.mark.parametrize("detector", ["recall", "con_recall", "codec", "dc_pdd"])
 def test_a_known_document_with_an_unknown_id_is_neither_shown_nor_counted(
     tmp_path: Path, tiny_model_folder: Path, detector: str
 ) -> None:

@@ -160,6 +160,14 @@ def test_a_document_that_is_another_now_has_no_row(
     assert [problem in line for line in lines] == [True]
 
 
+def test_a_file_that_is_gone_has_no_rows(store: Store, wanted: Callable[..., Wanted], shard: Shard) -> None:
+    Path(shard.path).unlink()
+    table, lines = read(store, wanted([0, 1]))
+    assert rows_of(table) == []
+    assert lines[0].startswith("evidence: 2 could not be read")
+    assert shard.name in lines[0]
+
+
 def test_what_stops_the_run_stops_the_reading(store: Store, wanted: Callable[..., Wanted]) -> None:
     def stop() -> None:
         raise KeyboardInterrupt

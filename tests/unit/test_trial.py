@@ -137,6 +137,16 @@ def test_a_part_that_would_be_empty_is_one_line_in_the_words_of_the_trial(
         draw()
 
 
+def test_families_stay_together_in_every_part() -> None:
+    family = np.repeat(np.arange(40), 5)
+    trained = choose_trained(family, 0.5, {"unseen": 1 / 3}, seed=0)
+    drawn = draw_split(Drawable(trained, family), {"unseen": 1 / 3}, SplitConfig(), seed=0, model=0, repeat=0)
+    parts = [set(family[part]) for part in (drawn.audit, drawn.unseen)]
+    assert not parts[0] & parts[1]
+    assert not set(family[trained]) & set(family[~trained])
+    assert all(np.isin(family, list(part)).sum() == 5 * len(part) for part in parts)
+
+
 def test_too_few_documents_say_how_many_are_needed() -> None:
     with pytest.raises(UserError, match=r"50 documents are too few .* needs at least 61"):
         choose_trained(np.arange(50), 0.5, {"unseen": 40, "seen": 20}, seed=0)
@@ -195,7 +205,7 @@ def test_a_bad_trial_is_one_line(changed: dict[str, Any], part: str) -> None:
     ],
     ids=["rare", "narrow", "uniform"],
 )
-@pytest.mark.parametrize("n", [10, 40])
+@pytest.mark.parametrize("n", [10, 100])
 def test_the_interval_of_a_mean_covers_it(draw_values: Any, mean: float, n: int) -> None:
     rng = np.random.default_rng(1)
     covered = 0

@@ -67,7 +67,7 @@ def scores(opened: LanguageModel) -> torch.Tensor:
     return forward(opened, ids, frozenset({"log_prob"})).log_prob
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_model_is_the_same_at_first_from_the_cache_and_without_one(
     dtype: str, file: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +76,7 @@ def test_the_model_is_the_same_at_first_from_the_cache_and_without_one(
     first, again = open_model(config), open_model(parts)
     (tmp_path / "taken").write_text("no folder")
     monkeypatch.setenv("SEENSET_CACHE", str(tmp_path / "taken"))
+    check_model(config)
     without = open_model(config)
     expected = as_transformers_reads_it(file, dtype)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)

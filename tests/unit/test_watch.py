@@ -25,6 +25,7 @@ from pipeline.store.lock import RunLock
 from pipeline.store.receipts import read_receipts, withdraw_receipt
 from pipeline.trial.progress import TrialProgress
 from ray_jobs import watch
+from ray_jobs.cli import main
 
 SECONDS = 30.0
 """Waited for what must come; a test that waits so long has failed."""
@@ -193,6 +194,15 @@ def test_a_store_that_fails_for_a_moment_is_asked_again_and_one_that_stays_away_
     Looks(monkeypatch, fail)
     code, _, error = printed(capsys, "status", str(held), "--watch")
     assert (code, error.count("\n")) == (2, 1), "what has never answered is not waited for"
+
+
+def test_what_is_no_fault_of_a_store_is_raised(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    Looks(monkeypatch, nothing, fail)
+    with pytest.raises(ZeroDivisionError):
+        main(["status", str(held), "--watch", "--every", "0.1"])
 
 
 def test_a_run_is_shown_by_its_stage_and_what_is_under_way_is_not_counted_twice(
