@@ -53,13 +53,17 @@ def test_items_that_are_clean_under_all_contaminated_models_rank_the_models_righ
     assert alone["m1"]["accuracy_selected"] > joint["m1"]["accuracy_selected"]
 
 
-def test_one_model_and_p_values_without_an_e_value_have_no_joint_rows(path: str) -> None:
-    """A model that was trained on items ranks too high among all, and rightly among those selected as clean."""
+def test_a_ranking_that_training_on_items_bent_is_repaired(path: str) -> None:
     rows = rows_of(path, (1,))
     cheat = next(row for row in rows if row["model"] == "m1")
     assert (cheat["rank_clean"], cheat["rank_selected"], cheat["rank_all"] < 4) == (4, 4, True)
-    for some in (rows, rows_of(path, (0, 1), calibration="conditional")):
-        assert {row["selection"] for row in some} == {"clean"}
+    assert rows[0]["spearman_selected"] > rows[0]["spearman_all"]
+    assert {row["selection"] for row in rows} == {"clean"}, "one model has no joint rows"
+
+
+def test_p_values_without_an_e_value_have_no_joint_rows(path: str) -> None:
+    rows = rows_of(path, (0, 1), calibration="conditional")
+    assert {row["selection"] for row in rows} == {"clean"}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
     return folder
 
 
+Described = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def described(tmp_path: Path, tiny_model_folder: Path) -> Described:
+    """Writes rows and describes their audit: (rows, **settings) -> configuration."""
+    return partial(settings, tmp_path, tiny_model_folder)
+
+
 def verdicts(folder: Path, name: str) -> dict[str, tuple[float, bool]]:
     """p-value and selection of each document."""
     table = pa.concat_tables(map(pq.read_table, sorted((folder / f"run/selection/{name}/documents").iterdir())))
@@ -129,10 +139,10 @@ def test_the_page_draws_the_ranks_and_names_what_is_not_needed(folder: Path) -> 
 
 
 def test_the_answer_does_not_depend_on_shards_or_on_a_second_asking(
-    folder: Path, tmp_path: Path, tiny_model_folder: Path
+    folder: Path, tmp_path: Path, described: Described
 ) -> None:
     whole = {"cluster": "local", "shard_documents": 40, "shard_bytes": 1 << 30}
-    assert run_here(tmp_path, settings(tmp_path, tiny_model_folder, rows_of(40), resources=whole)) == 0
+    assert run_here(tmp_path, described(rows_of(40), resources=whole)) == 0
     for name in LISTS:
         assert verdicts(tmp_path, name) == verdicts(folder, name)
     assert ended("select", tmp_path / "run") == 0
@@ -156,11 +166,11 @@ def test_the_verdict_redraws_all_indices_and_its_e_value_multiplies(
 
 @pytest.mark.parametrize(("text", "reason", "published"), [(" ", "empty", 0), ("a", "too_short", 2)])
 def test_a_version_without_a_score_refuses_the_whole_document_whichever_is_published(
-    tmp_path: Path, tiny_model_folder: Path, text: str, reason: str, published: int
+    tmp_path: Path, described: Described, text: str, reason: str, published: int
 ) -> None:
     rows = rows_of(20)
     rows[4]["versions"][2], rows[4]["index"] = text, published
-    given = settings(tmp_path, tiny_model_folder, rows, error_budget=0.5)
+    given = described(rows, error_budget=0.5)
     assert run_here(tmp_path, given) == 0
     (receipt,) = [one for one in read_receipts(Store(given["run"]), "score") if one.n_quarantined]
     assert (receipt.n_in, receipt.n_scored, receipt.reasons) == (7, 6, {reason: 1})
@@ -170,10 +180,10 @@ def test_a_version_without_a_score_refuses_the_whole_document_whichever_is_publi
         assert verdicts(tmp_path, name)["d4"] == (1.0, False)
 
 
-def test_a_document_counts_as_truncated_if_one_version_is(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_a_document_counts_as_truncated_if_one_version_is(tmp_path: Path, described: Described) -> None:
     rows = rows_of(20)
     rows[4]["versions"][(rows[4]["index"] + 1) % K] += " red" * 40
-    assert run_here(tmp_path, settings(tmp_path, tiny_model_folder, rows, max_tokens=50)) == 0
+    assert run_here(tmp_path, described(rows, max_tokens=50)) == 0
     assert sum(one.n_truncated for one in read_receipts(Store(str(tmp_path / "run")), "score")) == 1
 
 
@@ -193,18 +203,16 @@ def test_a_document_counts_as_truncated_if_one_version_is(tmp_path: Path, tiny_m
         ({"forms": [b"abc"]}, "has forms that are not of its versions"),
     ],
 )
-def test_a_row_that_no_draw_can_have_made_stops_the_plan(
-    tmp_path: Path, tiny_model_folder: Path, change: Row, message: str
-) -> None:
+def test_a_row_that_no_draw_can_have_made_stops_the_plan(described: Described, change: Row, message: str) -> None:
     rows = rows_of(9)
     rows[8] = {**rows[8], **change}
-    config = build_config(settings(tmp_path, tiny_model_folder, rows))
+    config = build_config(described(rows))
     with pytest.raises(UserError, match=f"row 8 of .*versions.parquet {message}"):
         make_plan(config)
 
 
-def test_a_public_file_names_the_private_one_that_is_missing(tmp_path: Path, tiny_model_folder: Path) -> None:
-    given = settings(tmp_path, tiny_model_folder, rows_of(9))
+def test_a_public_file_names_the_private_one_that_is_missing(tmp_path: Path, described: Described) -> None:
+    given = described(rows_of(9))
     (tmp_path / "marked/public").mkdir(parents=True)
     for name in ("a.jsonl", "a.csv"):
         path = tmp_path / "marked/public" / name
@@ -236,20 +244,20 @@ def test_a_public_file_names_the_private_one_that_is_missing(tmp_path: Path, tin
     ],
 )
 def test_what_the_guarantee_does_not_cover_is_refused(
-    tmp_path: Path, tiny_model_folder: Path, changed: dict[str, Any], message: str
+    described: Described, changed: dict[str, Any], message: str
 ) -> None:
     sources = {role: changed[role] for role in ("audit", "unseen") if role in changed}
     rest = {key: value for key, value in changed.items() if key not in sources}
-    given = settings(tmp_path, tiny_model_folder, rows_of(3), **rest)
+    given = described(rows_of(3), **rest)
     given["corpus"] |= {**sources, "audit": {**given["corpus"]["audit"], **sources.get("audit", {})}}
     with pytest.raises(UserError, match=message):
         build_config(given)
 
 
 def test_lines_of_json_hold_versions_too_and_a_shard_of_them_survives_its_dictionary(
-    tmp_path: Path, tiny_model_folder: Path
+    tmp_path: Path, described: Described
 ) -> None:
-    given = settings(tmp_path, tiny_model_folder, rows_of(9))
+    given = described(rows_of(9))
     lines = [{"name": row["id"], "of": row["versions"], "which": row["index"]} for row in rows_of(9)]
     (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     columns = {"column": "of", "index": "which"}
@@ -259,20 +267,17 @@ def test_lines_of_json_hold_versions_too_and_a_shard_of_them_survives_its_dictio
         assert Shard.from_dict(json.loads(json.dumps(shard.to_dict()))) == shard
         documents += list(read_shard(shard))
     for document, row in zip(documents, rows_of(9), strict=True):
-        assert (document.doc_id, list(document.versions.texts), document.texts) == (
-            row["id"],
-            row["versions"],
-            document.versions.texts,
-        )
+        assert (document.doc_id, list(document.versions.texts)) == (row["id"], row["versions"])
+        assert document.texts == document.versions.texts
         assert document.text == row["versions"][row["index"]]
 
 
 def test_plan_states_the_shortest_list_and_what_to_expect(
-    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, described: Described, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "audit.yaml"
     rows = rows_of(30)
-    path.write_text(yaml.safe_dump(settings(tmp_path, tiny_model_folder, rows)))
+    path.write_text(yaml.safe_dump(described(rows)))
     assert ended("plan", path) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "The shortest possible list of procedure versions has 2 documents." in printed

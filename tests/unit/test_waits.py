@@ -15,8 +15,7 @@ from pipeline.config.audit import DetectorEntry
 from pipeline.detectors.base import FORWARD, Evidence, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel
-from pipeline.passes.copying import in_one_copy, pad
-from pipeline.passes.forward import forward
+from pipeline.passes.forward import forward, in_one_copy, pad
 
 CPU, DEVICE = torch.device("cpu"), torch.device("meta", 0)
 MOST_WAITS = 4
