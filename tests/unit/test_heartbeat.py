@@ -15,7 +15,6 @@ from made_up import sentence
 
 from ray_jobs.terminal import Heartbeat, VisibleConsole
 
-SECONDS = 30.0
 COMMAND = """
 import sys
 from ray_jobs import terminal
@@ -23,27 +22,6 @@ terminal.SILENT_SECONDS = 0.05
 from ray_jobs.cli import main
 main()
 """
-
-
-def lines_within(stream: io.StringIO, count: int) -> list[str]:
-    deadline = time.monotonic() + SECONDS
-    while len(lines := stream.getvalue().splitlines()) < count and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return lines
-
-
-def test_a_silent_phase_is_named_again_and_again() -> None:
-    stream = io.StringIO()
-    beat = Heartbeat()
-    beat.begin(stream, "plan", 0.05)
-    assert all(re.fullmatch(r"plan: \d+ s", line) for line in lines_within(stream, 3))
-    beat.phase("counting\nrows")
-    assert any(re.fullmatch(r"counting rows: \d+ s", line) for line in lines_within(stream, len(stream.getvalue()) + 2))
-    beat.stop()
-    time.sleep(0.2)
-    ended = stream.getvalue()
-    time.sleep(0.2)
-    assert stream.getvalue() == ended
 
 
 def test_a_phase_that_prints_needs_no_heartbeat() -> None:

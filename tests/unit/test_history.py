@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,10 @@ from signed import file_blind_test, sign, sign_status
 import seenset
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import load_config
-from pipeline.audit.history import count_questions, read_history, several_questions
+from pipeline.audit.history import count_questions, read_history
 from pipeline.audit.status import run_status
 from pipeline.audit.summary import BlindDiagnostic, Summary, exit_code_of
-from pipeline.errors import ExitCode, UserError
+from pipeline.errors import UserError
 from pipeline.report.contents import Report
 from pipeline.report.page import write_report
 from pipeline.store.files import Store
@@ -53,7 +52,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
         "resources": {"shard_bytes": 1 << 20},
     }
     _, store = score_run(load_config(str(write_audit(root, tiny_model_folder, **roles, **settings))))
-    set_words(store, ALIKE)
+    file_blind_test(store, ALIKE)
     return root
 
 
@@ -75,11 +74,6 @@ def select(store: Store, *overrides: str) -> list[Summary]:
     return select_again(store.url, overrides, texts=False)
 
 
-def set_words(store: Store, outcome: BlindDiagnostic) -> None:
-    """What the blind test came to, which a run finds out once."""
-    file_blind_test(store, outcome)
-
-
 def report_of(store: Store) -> tuple[Report, str]:
     write_report(store, texts=False)
     report = Report.model_validate(store.read_json("report/report.json"))
@@ -95,18 +89,15 @@ def names_and_alphas(store: Store) -> list[list[tuple[str, float]]]:
 
 def test_a_second_select_starts_from_the_configuration_of_the_run(audit: Path, store: Store) -> None:
     run(audit)
-    select(store, "selections.0.alpha=0.05")
-    (summary,) = select(store, "selections.0.procedure=storey")
-    assert (summary.procedure, summary.alpha) == ("storey", 0.2)
-    (summary,) = select(store)
-    assert (summary.procedure, summary.alpha) == ("bh", 0.2)
-
-
-def test_a_select_leaves_the_manifest_as_the_run_wrote_it(audit: Path, store: Store) -> None:
-    run(audit)
     before = store.read("manifest.json")
     select(store, "selections.0.alpha=0.05", "error_budget=0.5")
+    (summary,) = select(store, "selections.0.procedure=storey")
+    assert (summary.procedure, summary.alpha) == ("storey", 0.2)
+    (summary,) = select(store, "selections.0.name=other")
+    assert (summary.procedure, summary.alpha) == ("bh", 0.2)
     assert store.read("manifest.json") == before
+    history = read_history(store)
+    assert (len(history), count_questions(history)) == (4, 3), "another name makes no other question"
 
 
 def test_status_report_and_python_show_what_was_asked_last(audit: Path, store: Store) -> None:
@@ -156,23 +147,6 @@ def test_each_question_is_kept_with_its_settings_and_what_came_of_it(audit: Path
     assert question.settings["delta"] == 0.1, "every default stands there"
     assert (question.n_audit, question.n_selected, question.supported) == (60, again.n_selected, again.supported)
     assert first.questions[0].n_selected == answered.n_selected > 0
-
-
-def test_the_same_question_asked_again_is_no_new_one(audit: Path, store: Store) -> None:
-    run(audit)
-    before = {name: store.read(f"selection/{name}") for name in ("history.jsonl", "members/summary.json")}
-    run(audit)
-    select(store)
-    assert {name: store.read(f"selection/{name}") for name in before} == before
-    assert several_questions(read_history(store)) is None
-
-
-def test_another_name_makes_no_other_question(audit: Path, store: Store) -> None:
-    run(audit)
-    select(store, "selections.0.name=other")
-    history = read_history(store)
-    assert (len(history), count_questions(history)) == (2, 1)
-    assert several_questions(history) is None
 
 
 def test_no_selections_take_the_answers_and_leave_the_history(audit: Path, store: Store) -> None:
@@ -272,70 +246,45 @@ def test_no_selection_may_have_the_name_of_the_history(audit: Path) -> None:
 # --- what is not supported is never acted on by accident
 
 
-def of(summary: Summary, n_selected: int, supported: bool | None) -> Summary:
-    return summary.model_copy(update={"n_selected": n_selected, "supported": supported})
-
-
 def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(audit: Path) -> None:
     (summary,) = run(audit).selections
     cases: list[tuple[list[tuple[int, bool | None]], int]] = [
         ([], 0),
-        ([(0, True)], 0),
-        ([(0, False)], 0),
-        ([(3, True)], 4),
+        ([(0, True), (0, False)], 0),
+        ([(1, True)], 4),
         ([(3, None)], 4),
-        ([(3, False)], 5),
         ([(3, True), (0, False)], 4),
         ([(3, True), (1, False)], 5),
         ([(0, True), (1, False)], 5),
     ]
     for answers, code in cases:
-        assert exit_code_of([of(summary, *answer) for answer in answers]) == code, answers
-
-
-@pytest.mark.parametrize(("words", "code"), [(ALIKE, 4), (UNTESTED, 4), (APART, 5)])
-def test_the_command_fails_on_what_is_selected_by_what_it_is_worth(
-    audit: Path, store: Store, words: BlindDiagnostic, code: int
-) -> None:
-    set_words(store, words)
-    assert ended("run", str(audit), "--fail-if-selected", "--json") == code
-    assert run_status(store.url).exit_code == code
-    assert ended("select", store.url, "--fail-if-selected", "--json") == code
-    assert ended("run", str(audit), "--json") == 0
-    assert ExitCode(5).name == "UNSUPPORTED"
+        changed = [{"n_selected": count, "supported": supported} for count, supported in answers]
+        assert exit_code_of([summary.model_copy(update=one) for one in changed]) == code, answers
 
 
 @pytest.mark.parametrize("command", ["run", "status", "select"])
 def test_the_terminal_marks_what_is_not_supported(
-    audit: Path, store: Store, command: str, capsys: pytest.CaptureFixture[str]
+    audit: Path, store: Store, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_words(store, APART)
-    run(audit)
+    file_blind_test(store, APART)
+    summaries = run(audit).selections
     assert ended(command, str(audit) if command == "run" else store.url) == 0
     printed = capsys.readouterr().out
     (row,) = [line for line in printed.splitlines() if line.startswith("│ members")]
     assert "CONTRADICTED" in row
     assert "members: CONTRADICTED, do not act on it: Their words differ." in printed
     ended(command, str(audit) if command == "run" else store.url, "--json")
-    value = json.loads(capsys.readouterr().out)
-    assert value["unsupported"] == ["members"]
-    assert value["selections"][0]["supported"] is False
-
-
-def test_a_narrow_terminal_shows_the_mark_whole(
-    audit: Path, store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_words(store, APART)
+    assert json.loads(capsys.readouterr().out)["unsupported"] == ["members"]
     monkeypatch.setattr(terminal, "console", lambda: terminal.VisibleConsole(width=80))
-    terminal.print_summaries(run(audit).selections)
-    assert "│ CONTRADICTED │" in capsys.readouterr().out
+    terminal.print_summaries(summaries)
+    assert "│ CONTRADICTED │" in capsys.readouterr().out, "whole on a narrow terminal"
 
 
 @pytest.mark.parametrize(("words", "standing"), [(ALIKE, "supported"), (UNTESTED, "inconclusive (not checked)")])
 def test_the_terminal_says_what_a_promise_is_worth_that_nothing_contradicts(
     audit: Path, store: Store, words: BlindDiagnostic, standing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    set_words(store, words)
+    file_blind_test(store, words)
     run(audit)
     assert ended("status", store.url) == 0
     printed = capsys.readouterr().out
@@ -359,22 +308,12 @@ def test_the_terminal_says_when_a_run_was_asked_again(
     ) in " ".join(capsys.readouterr().out.split())
 
 
-def opened(audit: Path, store: Store) -> seenset.Run:
-    return seenset.open_run(store.url)
-
-
-def audited(audit: Path, store: Store) -> seenset.Run:
-    return seenset.audit(audit, quiet=True)
-
-
-@pytest.mark.parametrize("opening", [opened, audited])
-def test_python_warns_of_what_is_not_supported_and_prints_it_first(
-    audit: Path, store: Store, opening: Callable[[Path, Store], seenset.Run]
-) -> None:
-    set_words(store, APART)
+def test_python_warns_of_what_is_not_supported_and_prints_it_first(audit: Path, store: Store) -> None:
+    file_blind_test(store, APART)
     run(audit)
-    with pytest.warns(seenset.UnsupportedWarning, match="members: CONTRADICTED") as caught:
-        answer = opening(audit, store).selections["members"]
-    assert caught[0].filename == __file__, "the line of the caller is the one that is named"
+    for opening in (lambda: seenset.audit(audit, quiet=True), lambda: seenset.open_run(store.url)):
+        with pytest.warns(seenset.UnsupportedWarning, match="members: CONTRADICTED") as caught:
+            answer = opening().selections["members"]
+        assert caught[0].filename == __file__, "the line of the caller is the one that is named"
     assert repr(answer).startswith("RunSelection(members: CONTRADICTED, do not act on it: Their words differ.")
     assert f"{answer.n_selected} of 60 selected (bh, alpha 0.2; guarantee contradicted)" in repr(answer)

@@ -163,13 +163,6 @@ def test_families_are_what_pairs_connect_in_whatever_order() -> None:
     assert near_families(np.empty((0, SKETCH), dtype=np.uint8)).size == 0
 
 
-def test_thousands_of_copies_of_one_text_are_one_family_at_once() -> None:
-    sketches = perturbed(np.random.default_rng(1), 5_000, 1, 0.97)
-    assert near_families(sketches).max() == 0
-    assert near_families(np.repeat(sketches[:1], 50_000, axis=0)).max() == 0
-    assert CopyIndex.of(sketches, 0.8).matches(sketches[:50]).all()
-
-
 @pytest.mark.parametrize("threshold", [0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
 def test_bands_leave_nineteen_of_twenty_pairs_at_the_threshold_to_be_compared(threshold: float) -> None:
     width, rng = band_width(threshold), np.random.default_rng(0)

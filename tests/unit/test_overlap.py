@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from export_runs import file_scores
 from made_up import write_corpus
 
 from benchmarks.small_model import WORDS
@@ -21,14 +21,13 @@ from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.scored import read_scored
 from pipeline.audit.select import Each, select_all
 from pipeline.audit.summary import Summary
-from pipeline.corpus.documents import id_key, read_shard, text_key
+from pipeline.corpus.documents import text_key
 from pipeline.corpus.near_copies import sketch
+from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
 from pipeline.report.wording.conclusion import GROUPED
-from pipeline.stages.score import score_schema
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, withdraw_receipt, write_receipt
-from pipeline.store.tables import write_filed
+from pipeline.store.receipts import Receipt, withdraw_receipt
 
 LIST = "This is a list of people reported killed by the police in {}"
 HEADER = "licensed to everybody under the terms of the licence text {}"
@@ -65,29 +64,10 @@ def select(
             "sketch": [sketch(text) for text in trained],
         }
         store.write_table(KEYS_FILE, pa.table(columns, schema=KEYS_SCHEMA))
-    rng, done = np.random.default_rng(0), Counter[str]()
-    for shard in plan.shards:
-        some = [document.text for document in read_shard(shard)]
-        numbers = range(done[shard.role], done[shard.role] + len(some))
-        done[shard.role] += len(some)
-        rows = {
-            "doc_id": [f"{shard.role} {i}" for i in numbers],
-            "role": [shard.role] * len(some),
-            "row": list(numbers),
-            "group": [None] * len(some),
-            "n_tokens": [10] * len(some),
-            "truncated": [False] * len(some),
-            "id_key": [id_key(f"{shard.role} {i}") for i in numbers],
-            "text_key": [text_key(text) for text in some],
-            "sketch": [sketch(text) for text in some],
-            column: rng.normal(size=len(some)) + 6 * (np.array(numbers) < raised) * (shard.role == "audit"),
-        }
-        name = f"scores/{shard.id}.parquet"
-        files = {name: write_filed(store, name, pa.table(rows, schema=score_schema([column])))}
-        counts = {"n_in": len(some), "n_scored": len(some), "n_quarantined": 0, "tokens": 1, "n_truncated": 0}
-        fixed = {"data": name, "quarantine": None, "reasons": {}, "fingerprint": {}, "documents": ""}
+    for shard in number_rows(plan.shards):
         withdraw_receipt(store, "score", shard.id)  # of a question before
-        write_receipt(store, "score", Receipt(shard=shard.id, role=shard.role, files=files, **counts, **fixed))
+        high = raised if shard.role == "audit" else 0
+        file_scores(store, shard, lambda document, high=high: 6.0 * (document.row < high), column)
     (summary,) = select_all(config, read_scored(store, plan.shards), None, each)
     return summary
 
@@ -120,9 +100,9 @@ def test_a_copy_with_changes_is_found_in_another_role(tmp_path: Path, copy: str,
     shared = summary.diagnostics.overlap
     assert (shared.ok, shared.n_calibration, shared.n_audit) == (True, 1, 1)
     assert shared.n_equal == (share == 1)
-    assert [(pair.audit, pair.calibration) for pair in shared.pairs] == [("audit 7", "unseen 30")]
+    assert [(pair.audit, pair.calibration) for pair in shared.pairs] == [("audit-7", "unseen-30")]
     assert shared.pairs[0].share == pytest.approx(share, abs=4 * 0.035)
-    assert "audit 7 and unseen 30, " in shared.sentence
+    assert "audit-7 and unseen-30, " in shared.sentence
     assert summary.n_calibration == 30
 
 
@@ -183,16 +163,16 @@ def test_near_copies_within_a_role_are_counted_and_listed(tmp_path: Path) -> Non
     assert (near.audit.n_families, near.audit.largest, near.audit.n_distinct) == (3, 3, 23)
     assert near.audit.effective == pytest.approx(28**2 / (20 + 2 * 9 + 4), abs=0.05)
     assert [(family.size, family.ids) for family in near.audit.families] == [
-        (3, ["audit 20", "audit 21", "audit 22"]),
-        (3, ["audit 23", "audit 24", "audit 25"]),
-        (2, ["audit 26", "audit 27"]),
+        (3, ["audit-20", "audit-21", "audit-22"]),
+        (3, ["audit-23", "audit-24", "audit-25"]),
+        (2, ["audit-26", "audit-27"]),
     ]
     assert "8 of 28 audited documents are near-duplicates of others among them (3 families, the largest of 3)" in (
         near.sentence
     )
     listed = Store(str(tmp_path / "run")).read_table("diagnostics/near-copies-audit.parquet").to_pylist()
     assert [(row["doc_id"], row["row"], row["family"]) for row in listed] == [
-        (f"audit {place}", place, (place - 20) // 3) for place in range(20, 28)
+        (f"audit-{place}", place, (place - 20) // 3) for place in range(20, 28)
     ]
     assert not Store(str(tmp_path / "run")).exists("diagnostics/near-copies-unseen.parquet")
     assert near.sentence not in summary.reasons
