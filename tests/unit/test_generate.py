@@ -14,7 +14,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    DynamicCache,
     PreTrainedModel,
 )
 from transformers.generation.logits_process import (
@@ -227,31 +226,6 @@ def test_what_cannot_be_done_is_said_in_one_line(llama, tokenizer):
 @pytest.mark.parametrize(("text", "words"), [("", 0), (" a", 0), ("a b", 1), ("a b ", 2), (" \n", 0), ("a\n\nb c", 2)])
 def test_a_word_is_whole_when_whitespace_is_behind_it(text, words):
     assert whole_words(text) == words
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_keys_and_values_are_written_in_place_and_the_numbers_are_those_of_copies(kind: str) -> None:
-    model = architecture(kind, 60)
-    prompts, steps = torch.randint(1, 60, (2, 5)), torch.randint(1, 60, (6, 4))
-    chosen = {0: torch.tensor([0, 0, 1, 1, 1, 0]), 3: torch.tensor([1, 2, 5])}
-    caches = cache_of(model, 5 + 4), DynamicCache(config=model.config)
-    places: list[set[int]] = []
-    with torch.inference_mode():
-        for cache in caches:
-            model(input_ids=prompts, past_key_values=cache, use_cache=True)
-        for step in range(4):
-            if step in chosen:
-                steps = steps[: len(chosen[step])]
-                for cache in caches:
-                    cache.reorder_cache(chosen[step])
-                places.append(set())
-            ours, theirs = (
-                model(input_ids=steps[:, step, None], past_key_values=cache, use_cache=True).logits for cache in caches
-            )
-            assert torch.equal(ours, theirs)
-            places[-1].add(caches[0].layers[-1].keys.data_ptr())
-    if kind != "gemma2":  # whose last layer looks at a window
-        assert [len(place) for place in places] == [1, 1], "the room is taken when rows are chosen, and kept"
 
 
 def test_the_room_of_a_batch_is_what_its_budget_counts() -> None:

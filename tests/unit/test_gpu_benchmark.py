@@ -14,6 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.device import FOUR, SHAPES, Numerals, documents, flops, random_model, scores
+from benchmarks.first_on_gpu import Check, run_checks
 from benchmarks.roofline import MODELS, ratio, table
 from pipeline.detectors.base import FORWARD, Evidence
 from pipeline.detectors.registry import parse_detectors
@@ -71,6 +72,23 @@ def test_on_a_machine_with_torch_and_transformers_alone_and_no_network_both_scri
     marks = [check.split()[1] for check in checks]
     assert marks == ["PASS"] * 8 + ["SKIP"] * 2
     assert all("must be" in check for check in checks)
+
+
+def test_the_first_check_that_fails_ends_the_script_and_says_what_it_must_print(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(device: str) -> tuple[bool, str]:
+        raise RuntimeError("CUDA error:\n device-side assert")
+
+    good, wrong = Check("good", "4", lambda device: (True, "4")), Check("wrong", "below 4", lambda device: (False, "5"))
+    ended = [run_checks("cpu", checks) for checks in ([good, wrong, good], [Check("broken", "4", broken)], [good])]
+    assert ended == [False, False, True]
+    assert capsys.readouterr().out.splitlines() == [
+        " 1 PASS good: 4; must be 4",
+        " 2 FAIL wrong: 5; must be below 4",
+        " 1 FAIL broken: RuntimeError: CUDA error: device-side assert; must be 4",
+        " 1 PASS good: 4; must be 4",
+    ]
 
 
 def test_the_four_scores_are_those_of_the_detectors() -> None:

@@ -7,11 +7,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_up import sentence
 
 from ray_jobs.terminal import Heartbeat, VisibleConsole
 
@@ -62,16 +60,3 @@ def test_a_command_keeps_standard_output_for_json_and_standard_error_for_errors(
     assert errors[0].startswith("plan: ")
     assert errors[-1] == "seenset: cannot read config none.yaml: No such file or directory"
     assert run("status", "none")[0] == []
-
-
-def test_a_run_names_its_stage_once_the_model_is_open(make_audit: Callable[..., Path]) -> None:
-    path = make_audit([sentence(i, 60) for i in range(300)])
-    command = [sys.executable, "-c", COMMAND, "run", str(path), "--set", "resources.shard_bytes=4000"]
-
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
-
-    assert ended.returncode == 0, ended.stderr
-    lines = ended.stdout.splitlines()
-    named = [number for number, line in enumerate(lines) if re.fullmatch(r"score: \d+ s", line)]
-    assert named
-    assert not any(line.startswith("opening the models:") for line in lines[named[0] :])

@@ -38,8 +38,8 @@ def text(seed: int, words: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
-    """An audit.yaml and its run, all of whose shards are scored; zlib takes the long half of its texts for members."""
+def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """An audit.yaml and its finished run; zlib takes the long half of its texts for members."""
     root = tmp_path_factory.mktemp("history")
     roles = {
         "audit": [text(i, 60 if i % 2 else 12) for i in range(60)],
@@ -51,16 +51,17 @@ def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
         "evidence": 0,
         "resources": {"shard_bytes": 1 << 20},
     }
-    _, store = score_run(load_config(str(write_audit(root, tiny_model_folder, **roles, **settings))))
-    file_blind_test(store, ALIKE)
+    path = write_audit(root, tiny_model_folder, **roles, **settings)
+    file_blind_test(score_run(load_config(str(path)))[1], ALIKE)
+    run(path)
     return root
 
 
 @pytest.fixture
-def audit(scored: Path, tmp_path: Path) -> Path:
-    """The audit.yaml of a copy of that run, whose questions are not answered yet."""
-    shutil.copytree(scored / "run", tmp_path / "run")
-    value = yaml.safe_load((scored / "audit.yaml").read_text())
+def audit(finished: Path, tmp_path: Path) -> Path:
+    """The audit.yaml of a copy of that run."""
+    shutil.copytree(finished / "run", tmp_path / "run")
+    value = yaml.safe_load((finished / "audit.yaml").read_text())
     (tmp_path / "audit.yaml").write_text(yaml.safe_dump({**value, "run": str(tmp_path / "run")}))
     return tmp_path / "audit.yaml"
 
@@ -87,8 +88,7 @@ def names_and_alphas(store: Store) -> list[list[tuple[str, float]]]:
 # --- a run keeps its configuration, and a select starts from it
 
 
-def test_a_second_select_starts_from_the_configuration_of_the_run(audit: Path, store: Store) -> None:
-    run(audit)
+def test_a_second_select_starts_from_the_configuration_of_the_run(store: Store) -> None:
     before = store.read("manifest.json")
     select(store, "selections.0.alpha=0.05", "error_budget=0.5")
     (summary,) = select(store, "selections.0.procedure=storey")
@@ -100,8 +100,7 @@ def test_a_second_select_starts_from_the_configuration_of_the_run(audit: Path, s
     assert (len(history), count_questions(history)) == (4, 3), "another name makes no other question"
 
 
-def test_status_report_and_python_show_what_was_asked_last(audit: Path, store: Store) -> None:
-    run(audit)
+def test_status_report_and_python_show_what_was_asked_last(store: Store) -> None:
     other = [{"name": "other", "detectors": ["zlib"], "procedure": "storey", "alpha": 0.3}]
     select(store, f"selections={json.dumps(other)}")
     assert [summary.name for summary in run_status(store.url).selections] == ["other"]
@@ -123,8 +122,7 @@ def test_a_run_that_goes_on_after_a_select_answers_its_own_questions_again(audit
     assert "with <code>seenset select</code>" not in report_of(store)[1]
 
 
-def test_what_an_interrupted_run_still_owes_is_named_after_a_select(audit: Path, store: Store) -> None:
-    run(audit)
+def test_what_an_interrupted_run_still_owes_is_named_after_a_select(store: Store) -> None:
     status = store.read_json("status.json")
     store.write_json("status.json", {**status, "state": "incomplete"})
     sign_status(store)
@@ -149,16 +147,14 @@ def test_each_question_is_kept_with_its_settings_and_what_came_of_it(audit: Path
     assert first.questions[0].n_selected == answered.n_selected > 0
 
 
-def test_no_selections_take_the_answers_and_leave_the_history(audit: Path, store: Store) -> None:
-    run(audit)
+def test_no_selections_take_the_answers_and_leave_the_history(store: Store) -> None:
     assert select(store, "selections=[]") == []
     assert names_and_alphas(store) == [[("members", 0.2)], []]
     assert run_status(store.url).selections == []
     assert store.names("selection") == ["history.jsonl"]
 
 
-def test_a_run_without_a_history_shows_the_selections_of_its_configuration(audit: Path, store: Store) -> None:
-    run(audit)
+def test_a_run_without_a_history_shows_the_selections_of_its_configuration(store: Store) -> None:
     store.remove("selection/history.jsonl")
     with pytest.raises(UserError, match=r"selection/history\.jsonl is missing; seenset select"):
         run_status(store.url)
@@ -171,9 +167,7 @@ def test_a_run_without_a_history_shows_the_selections_of_its_configuration(audit
     assert "Answers that were given before this list was begun" in report_of(store)[1]
 
 
-def test_a_question_is_noted_before_its_answer_can_be_read(
-    audit: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_is_noted_before_its_answer_can_be_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     write = Store.write
 
     def dies(store: Store, name: str, data: bytes) -> None:
@@ -183,12 +177,11 @@ def test_a_question_is_noted_before_its_answer_can_be_read(
 
     monkeypatch.setattr(Store, "write", dies)
     with pytest.raises(OSError, match="gone"):
-        run(audit)
-    assert names_and_alphas(store) == [[("members", 0.2)]]
+        select(store, "selections.0.alpha=0.05")
+    assert names_and_alphas(store) == [[("members", 0.2)], [("members", 0.05)]]
 
 
-def test_the_report_lists_the_questions_and_says_what_asking_several_times_does(audit: Path, store: Store) -> None:
-    run(audit)
+def test_the_report_lists_the_questions_and_says_what_asking_several_times_does(store: Store) -> None:
     page = report_of(store)[1]
     assert "The questions that this run was asked" in page
     assert "different questions" not in page
@@ -210,14 +203,14 @@ def test_the_report_lists_the_questions_and_says_what_asking_several_times_does(
 
 def test_several_questions_of_one_configuration_were_asked_at_once(audit: Path, store: Store) -> None:
     both = [{"name": name, "detectors": [name], "alpha": 0.2} for name in ("loss", "zlib")]
+    shutil.rmtree(Path(store.url) / "selection")
     run(audit, f"selections={json.dumps(both)}")
     report, page = report_of(store)
     assert "This run was asked 2 different questions." in page
     assert "not all at once" not in report.selections[0].answer.sentence
 
 
-def test_a_damaged_history_is_named(audit: Path, store: Store) -> None:
-    run(audit)
+def test_a_damaged_history_is_named(store: Store) -> None:
     good = store.read("selection/history.jsonl")
     store.write("selection/history.jsonl", good + b"{\n")
     with pytest.raises(UserError, match=r"history\.jsonl is damaged: line 2 is not JSON"):
@@ -227,8 +220,7 @@ def test_a_damaged_history_is_named(audit: Path, store: Store) -> None:
         run_status(store.url)
 
 
-def test_a_history_is_kept_where_a_store_cannot_append(audit: Path, store: Store) -> None:
-    run(audit)
+def test_a_history_is_kept_where_a_store_cannot_append(store: Store) -> None:
     remote = Store("memory://run")
     for path in sorted(Path(store.url).rglob("*")):
         if path.is_file():
@@ -295,10 +287,7 @@ def test_the_terminal_says_what_a_promise_is_worth_that_nothing_contradicts(
     assert json.loads(capsys.readouterr().out)["unsupported"] == []
 
 
-def test_the_terminal_says_when_a_run_was_asked_again(
-    audit: Path, store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(audit)
+def test_the_terminal_says_when_a_run_was_asked_again(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("select", store.url) == 0
     assert "different questions" not in capsys.readouterr().out
     assert ended("select", store.url, "--set", "selections.0.alpha=0.05") == 0

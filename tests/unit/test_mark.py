@@ -22,7 +22,7 @@ from marked_runs import write_audit
 
 from pipeline.errors import UserError
 from pipeline.mark.mark import Marked, MarkRequest, check_private, check_scored, mark_documents, shown_edits
-from pipeline.mark.versions import Versions, derived
+from pipeline.mark.versions import derived
 
 TEXT = (
     'The color of it was not known. Although they often ran, {n} people said "the color is red" and `color` on '
@@ -295,24 +295,6 @@ def test_nothing_is_overwritten_and_no_input_holds_its_output(tmp_path: Path) ->
     assert not os.path.exists(tmp_path / "new")
 
 
-def test_a_model_writes_all_versions(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", texts(3))
-
-    def draw(documents: list[tuple[str, str]]) -> list[Versions | str]:
-        versions = [Versions(tuple(f"{doc_id} {n}" for n in range(8)), (b"",) * 8, ()) for doc_id, _ in documents]
-        return [versions[0], "a paraphrase is empty", *versions[2:]]
-
-    request = MarkRequest(str(tmp_path / "a.jsonl"), str(tmp_path / "out"), versions=8, id="id", model="some/model")
-    marked = mark_documents(request, draw)
-    assert marked.unmarked == {"a paraphrase is empty": 1}
-    lines = (tmp_path / "out/public/a.jsonl").read_text(encoding="utf-8").splitlines()
-    public = [json.loads(line)["text"] for line in lines if line]
-    rows = versions_in(tmp_path / "out")
-    assert [public[0], public[2]] == [row["versions"][row["index"]] for row in rows]
-    assert [row["sites"] for row in rows] == [0, 0]
-    assert json.loads((tmp_path / "out/commitment.json").read_text())["model"] == "some/model"
-
-
 def test_the_command_prints_what_a_person_checks(tmp_path: Path, capsys) -> None:
     write_jsonl(tmp_path / "a.jsonl", texts(20))
     arguments = ["mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--id", "id", "--seed", "3"]
@@ -346,6 +328,10 @@ def test_a_paraphraser_of_a_configuration_writes_the_versions(tiny_t5_folder: Pa
     assert sorted(row["id"] for row in rows + unmarked) == ["d0", "d1", "d2", "d3"]
     assert all(len(set(row["versions"])) == 2 and row["sites"] == 0 for row in rows)
     check_private(str(tmp_path / "one"))
+    assert json.loads((tmp_path / "one/commitment.json").read_text())["model"] == str(tiny_t5_folder)
+    lines = (tmp_path / "one/public/a.jsonl").read_text(encoding="utf-8").splitlines()
+    public = {value["id"]: value["text"] for value in map(json.loads, filter(None, lines))}
+    assert {row["id"]: public[row["id"]] for row in rows} == published(tmp_path / "one")
 
 
 def test_a_date_is_stated_as_it_is_given_or_refused(tmp_path: Path, capsys) -> None:

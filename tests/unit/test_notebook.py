@@ -123,22 +123,6 @@ def made_up(seed: int, members: int = 0, documents: int = 200) -> np.ndarray:
     return scores
 
 
-def test_bh_selects_what_its_definition_says() -> None:
-    audited, unseen = made_up(1, members=40), made_up(2, documents=999)
-    answer = seenset.select(audited, unseen, procedure="bh", alpha=0.1)
-    p = np.array([(1 + (unseen >= score).sum()) / 1000 for score in audited])
-    assert np.allclose(answer.p_values, p)
-    last = max(k for k in range(1, 201) if np.sort(p)[k - 1] <= 0.1 * k / 200)
-    assert (answer.selected == (p <= np.sort(p)[last - 1])).all()
-    assert answer.selected[:40].all()
-    summary = answer.summary
-    assert (summary.guarantee, summary.n_audit, summary.n_calibration) == ("finite-sample", 200, 999)
-    assert summary.n_selected == answer.selected.sum()
-    assert summary.threshold is not None
-    assert ((p <= summary.threshold) == answer.selected).all()
-    assert summary.supported is None  # nobody has looked at the texts
-
-
 def test_a_document_without_a_score_is_a_hypothesis_with_p_1() -> None:
     audited = made_up(1, members=40)
     audited[[0, 100]] = math.nan
