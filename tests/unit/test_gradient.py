@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from pipeline.audit.description import load_config
 from pipeline.audit.forecast import forecast
 from pipeline.models.load import LanguageModel, open_model
-from pipeline.passes import gradient_head
+from pipeline.passes import gradient
 from pipeline.passes.gradient import coverage_of, gradient_norms
 from pipeline.store.receipts import read_receipts
 
@@ -167,7 +167,7 @@ def test_repeated_tokens_and_those_of_the_padding_count_as_autograd_counts_them(
 def test_parts_of_the_vocabulary_and_of_the_batch_change_nothing(kind, elements, lengths, monkeypatch):
     lm, ids = make(kind), documents(lengths)
     whole = gradient_norms(lm, ids)
-    monkeypatch.setattr(gradient_head, "HEAD_ELEMENTS", {"cpu": elements, "cuda": 0})
+    monkeypatch.setattr(gradient, "HEAD_ELEMENTS", {"cpu": elements, "cuda": 0})
     close(gradient_norms(lm, ids), whole)
 
 

@@ -23,7 +23,7 @@ from pipeline.audit.select import Each, select_all
 from pipeline.audit.summary import Summary
 from pipeline.corpus.documents import text_key
 from pipeline.corpus.near_copies import sketch
-from pipeline.corpus.shards import number_rows
+from pipeline.corpus.inputs import number_rows
 from pipeline.errors import UserError
 from pipeline.report.wording.conclusion import GROUPED
 from pipeline.store.files import Store
