@@ -250,7 +250,6 @@ def test_the_audit_of_the_config_map_is_an_audit(
     """Loaded as it stands, and planned with files of this machine in the place of the bucket's."""
     (tmp_path / "audit.yaml").write_text(of_kind(rendered["setup"], "ConfigMap")["data"]["audit.yaml"])
     config = load_config(str(tmp_path / "audit.yaml"))
-    assert config.series is not None
     assert all(selection.alpha == config.series.alpha for selection in config.selections), "the ledger says the level"
     assert config.resources.cluster == "ray"
     paths = [config.run, config.series.ledger, config.corpus.audit.path, config.corpus.unseen.path]  # type: ignore[union-attr]
