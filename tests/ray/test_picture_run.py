@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from clusters import until
 from commands import here
 from finished import selection_digest
 from picture_models import encoded, random_pictures, save_llava
@@ -70,9 +70,7 @@ def test_a_killed_run_over_pictures_resumes_to_the_same_bytes(
     assert (whole / "report/report.html").exists()
     command = [sys.executable, "-m", "ray_jobs.cli", "run", audit, "--set", f"run={cut}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while len(list((cut / "receipts/describe").glob("*.json"))) < 3 and time.monotonic() < deadline:
-        time.sleep(0.005)
+    until(lambda: len(list((cut / "receipts/describe").glob("*.json"))) >= 3, pause=0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
     done = {p.name: p.stat().st_mtime_ns for p in (cut / "receipts/describe").glob("[a-z]*.json")}
