@@ -129,7 +129,7 @@ def by_workers(folder: Path, tiny_model_folder: Path) -> list[dict[str, list[flo
     paraphraser = {"path": str(folder / "t5"), "dtype": "float32"}
     for actors in (1, 2):
         resources = {"cluster": "local", "shard_documents": 5, "actors": actors}
-        beside = {"paraphraser": paraphraser, "resources": resources, "max_tokens": 96}
+        beside = {"paraphraser": paraphraser, "resources": resources}
         given = settings(folder, tiny_model_folder, ALL - {"from_column"}, {}, **beside)
         elsewhere = settings(folder, folder, [], {"scores": ["score"]})["corpus"]
         imported = columns_of(folder / f"elsewhere{actors}", {"corpus": elsewhere, "resources": resources})
@@ -142,8 +142,6 @@ def test_two_workers_give_the_scores_of_one(by_workers: list[dict[str, list[floa
     one, two = (columns[name] for columns in by_workers)
     assert one == two
     assert len(set(one)) > 1 or name == "coverage"  # random weights continue no text as it goes on
-    if name == "camia":  # whose signal of the first of three copies is the loss
-        assert one == pytest.approx(by_workers[0]["loss"], abs=1e-4)
 
 
 @pytest.fixture(scope="module")
