@@ -14,11 +14,11 @@ from typing import Any
 
 from pipeline.audit.answers import check_training_keys
 from pipeline.audit.description import build_config
-from pipeline.audit.finished import forget_finished
 from pipeline.audit.for_review import list_for_review
 from pipeline.audit.history import answer_names
 from pipeline.audit.judge import judge_collection
 from pipeline.audit.manifest import read_run
+from pipeline.audit.reconcile import forget_finished
 from pipeline.audit.records import MANIFEST_FILE
 from pipeline.audit.review import read_review
 from pipeline.audit.scored import Each, Scored, check_budget, each_in_turn, note_review, read_scored

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.audit.allocation import KEYS_SCHEMA
-from pipeline.audit.overlap import KnownTexts, SharedTexts, find_shared, shared_error
+from pipeline.audit.overlap import KnownTexts, SharedTexts, find_shared, repeated_ids, shared_error
 from pipeline.audit.records import KEYS_FILE, read_record, write_record
-from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.review import REVIEWED_FILE, Reviewed
 from pipeline.audit.score_shards import DUPLICATES, Span, scores_of, span_of
 from pipeline.audit.summary import OverlapDiagnostic

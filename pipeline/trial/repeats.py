@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.blind import blind_of, word_counts, word_model
-from pipeline.audit.blind_pictures import picture_features, picture_model
+from pipeline.audit.blind import blind_of, picture_features, picture_model, word_counts, word_model
 from pipeline.audit.density_weights import blind_after, fit_weigher, weighted_diagnostic
 from pipeline.audit.halvings import Compared, blocks_among, held_out
 from pipeline.config.corpus import Role

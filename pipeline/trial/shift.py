@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.blind import Shown, blind_scores
-from pipeline.audit.blind_pictures import PictureLooks, picture_features
+from pipeline.audit.blind import PictureLooks, Shown, blind_scores, picture_features
 from pipeline.audit.halvings import LEAST
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.inputs import find_inputs

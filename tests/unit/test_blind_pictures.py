@@ -15,8 +15,7 @@ from PIL import Image
 from rich.console import Console
 from test_picture_runs import settings
 
-from pipeline.audit.blind import blind, blind_diagnostic
-from pipeline.audit.blind_pictures import PictureLooks, looks_of, picture_features
+from pipeline.audit.blind import PictureLooks, blind, blind_diagnostic, looks_of, picture_features
 from pipeline.audit.description import build_config
 from pipeline.report.wording.blind import OF_PICTURES
 from pipeline.store.files import Store
