@@ -163,7 +163,7 @@ def print_plan(facts: dict[str, Any]) -> None:
         screen.lines(f"{head}{mark}{entry['sentence']}")
     expected = next((entry["expected"] for entry in facts["selections"] if "expected" in entry), None)
     if expected is not None:
-        from pipeline.report.wording.versions import expected_text
+        from pipeline.report.wording.verdict import expected_text
 
         screen.lines(expected_text(expected))
     if "window" in facts:

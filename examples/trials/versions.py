@@ -24,7 +24,7 @@ from rich.table import Table
 
 from examples.demo.demo import ensure_passages, seenset
 from pipeline.audit.description import build_config
-from pipeline.audit.versions_verdict import version_part
+from pipeline.audit.judge import version_part
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError

@@ -18,10 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from pipeline.audit.records import JUDGED_RECORD, KEYS_FILE, MANIFEST_FILE, VersionedRecord, read_record, write_record
+from pipeline.audit.records import (
+    DUPLICATES,
+    JUDGED_RECORD,
+    KEYS_FILE,
+    MANIFEST_FILE,
+    SHARDS_FILE,
+    VersionedRecord,
+    read_record,
+    write_record,
+)
 from pipeline.audit.review import REVIEWED_FILE
-from pipeline.audit.score_shards import DUPLICATES
-from pipeline.audit.shard_table import SHARDS_FILE
 from pipeline.config.selection import HISTORY
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording.files import PUT_BACK, REWRITTEN, answered_by, not_as_written

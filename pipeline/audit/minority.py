@@ -11,12 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.audit.blind import TAIL_LEVEL, BlindTest, TailTest
-from pipeline.audit.copies import LARGE, NearCopies
-from pipeline.audit.dependence import copies_file
+from pipeline.audit.dependence import LARGE, copies_file
 from pipeline.audit.overlap import KnownTexts
 from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.scored import Overlap, Scored
-from pipeline.audit.summary import FamiliesDiagnostic, TailDiagnostic
+from pipeline.audit.summary import FamiliesDiagnostic, NearCopies, TailDiagnostic
 from pipeline.config.corpus import Role
 from pipeline.corpus.keys import Keys
 from pipeline.report.wording import documents as wording

@@ -19,15 +19,16 @@ from pipeline.audit.manifest import (
     Manifest,
     check_shard_table,
     read_manifest,
+    reconciled_shards,
     versions,
     write_manifest,
+    write_shards,
 )
 from pipeline.audit.plan import FINISHED_FILE, Plan, describe_model, digest_of_sources
-from pipeline.audit.records import MANIFEST_FILE, VersionedRecord, opened, write_record
+from pipeline.audit.records import MANIFEST_FILE, SHARDS_FILE, VersionedRecord, opened, write_record
 from pipeline.audit.repair import Stamps, check_documents_read
 from pipeline.audit.review import content_of_review
 from pipeline.audit.scored import Each, Scored, each_in_turn
-from pipeline.audit.shard_table import SHARDS_FILE, reconciled_shards, write_shards
 from pipeline.audit.status import Status
 from pipeline.config.yaml import build
 from pipeline.corpus.inputs import stamp_of

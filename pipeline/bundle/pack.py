@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 
 from pipeline import __version__
 from pipeline.audit.collection import Collection, read_collection
+from pipeline.audit.density_weights import RunWeights, weigh_run
 from pipeline.audit.digests import VerdictTables
 from pipeline.audit.history import answered_selections, read_history, several_questions
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE
 from pipeline.audit.scored import Each, Scored, find_overlaps
 from pipeline.audit.summary import read_summary, summary_file
 from pipeline.audit.verdict import read_verdict
-from pipeline.audit.weight_shards import RunWeights, weigh_run
 from pipeline.bundle.container import RefutedError, pack_members
 from pipeline.bundle.contents import (
     DOCUMENTS,

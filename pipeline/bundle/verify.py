@@ -18,12 +18,11 @@ import pyarrow.parquet as pq
 from pipeline.audit.collection import MOST_DOCUMENTS, Collection, depends
 from pipeline.audit.density_weights import weighting_diagnostic
 from pipeline.audit.diagnostics import diagnose_scores
-from pipeline.audit.judge import Setting, audited_model, judge_scores
+from pipeline.audit.judge import Setting, audited_model, judge_parts, judge_scores
 from pipeline.audit.manifest import Manifest
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE, opened
 from pipeline.audit.review import Review
 from pipeline.audit.summary import BlindDiagnostic, Diagnostics, Summary, make_summary, series_place
-from pipeline.audit.versions_verdict import judge_parts
 from pipeline.bundle.container import INDEX, BundleIndex, RefutedError, unpack
 from pipeline.bundle.contents import (
     DOCUMENTS,

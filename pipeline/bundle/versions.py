@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.audit.versions_verdict import version_part
+from pipeline.audit.judge import version_part
 from pipeline.bundle.container import RefutedError
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SelectionConfig

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.audit.drawn import AlphaCurve, GroupCounts
-from pipeline.audit.score_shards import ScoreHistogram
+from pipeline.audit.selected import AlphaCurve, GroupCounts, ScoreHistogram
 from pipeline.audit.summary import Summary
 from pipeline.report.facts import RankHistogram, SelectionFacts
 from pipeline.report.svg import BLUE, GREEN, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.audit.evidence import DocumentEvidence, read_evidence, read_thumbnails
+from pipeline.audit.top_documents import DocumentEvidence, read_evidence, read_thumbnails
 from pipeline.errors import visible
 from pipeline.report.facts import NOT_SCORES, SelectionFacts, finite, first_selected
 from pipeline.report.names import Folders

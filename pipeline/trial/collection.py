@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.table import Table
 
-from pipeline.audit.block_counts import bound_of_blocks
-from pipeline.audit.collection import Collection, depends
+from pipeline.audit.collection import Collection, bound_of_blocks, depends
 from pipeline.audit.detection import UNDEFINED
 from pipeline.audit.verdict import LEVEL
 from pipeline.report.tables import Row, blocks_of, cell, labels, of_numbers, shown, spread

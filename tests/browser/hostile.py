@@ -10,9 +10,9 @@ from report_run import build_run
 from signed import sign
 
 from pipeline.audit.detection import Estimate
-from pipeline.audit.drawn import AlphaCurve, GroupCounts
 from pipeline.audit.evaluation import BLIND, ComparedDocuments, DetectorEvaluation, Evaluated, Evaluation
 from pipeline.audit.manifest import read_run, write_manifest
+from pipeline.audit.selected import AlphaCurve, GroupCounts
 from pipeline.config.models import ModelConfig
 from pipeline.report.evaluation_page import roc_figures, write_evaluation
 from pipeline.report.page import write_report

@@ -15,8 +15,8 @@ from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
 from report_run import build_run
 from signed import sign
 
-from pipeline.audit.answers import write_answer
 from pipeline.audit.digests import scores_digest
+from pipeline.audit.select import write_answer
 from pipeline.audit.summary import Summary, read_summary, series_place
 from pipeline.corpus.documents import text_key
 from pipeline.errors import UserError

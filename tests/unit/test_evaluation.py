@@ -18,7 +18,6 @@ from sklearn.metrics import roc_auc_score
 from test_report import Page
 
 from benchmarks.small_model import WORDS
-from pipeline.audit import evaluated_documents
 from pipeline.audit import evaluation as numbers
 from pipeline.audit.blind import sample_documents
 from pipeline.audit.description import build_evaluation
@@ -260,7 +259,7 @@ def test_the_notes_state_which_documents_the_blind_row_counts(score: Score, monk
     first = evaluate_scores(config, scored, None).evaluation
     assert any(f'The TPR of the row "{BLIND}" has no interval' in notice for notice in first.notices)
     assert f'The row "{BLIND}" counts all of the 80 seen and 80 unseen documents that are compared.' in first.notices
-    monkeypatch.setattr(evaluated_documents, "sample_documents", lambda shards: sample_documents(shards, 30))
+    monkeypatch.setattr(numbers, "sample_documents", lambda shards: sample_documents(shards, 30))
     some = evaluate_scores(config, scored, None).evaluation
     n_seen, n_unseen = some.rows[0].n_seen, some.rows[0].n_unseen
     assert 30 <= n_seen < 80

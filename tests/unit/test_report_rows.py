@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from report_run import SCRIPT, amend, build_run
 
-from pipeline.audit.evidence import DocumentEvidence
+from pipeline.audit.top_documents import DocumentEvidence
 from pipeline.errors import UserError
 from pipeline.report.facts import read_facts
 from pipeline.report.names import Folders

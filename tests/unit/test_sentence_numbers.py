@@ -19,12 +19,11 @@ from test_preflight_checks import planned, text
 
 import seenset
 from pipeline.audit.blind import blind_diagnostic
-from pipeline.audit.copies import NearCopies
 from pipeline.audit.density_weights import weighted_diagnostic, weighting_diagnostic
 from pipeline.audit.dependence import near_copies_diagnostic
 from pipeline.audit.halvings import LEAST, Blind
 from pipeline.audit.preflight import RUN, Effort, check_documents
-from pipeline.audit.summary import Summary
+from pipeline.audit.summary import NearCopies, Summary
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
 from pipeline.report.wording import verdict as wording

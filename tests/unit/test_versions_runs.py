@@ -17,10 +17,10 @@ from commands import ended
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
+from pipeline.audit.judge import version_part
 from pipeline.audit.plan import BYTES_PER_TOKEN, make_plan
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.audit.verdict import read_verdict
-from pipeline.audit.versions_verdict import version_part
 from pipeline.config.corpus import SourceConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats.base import check_columns

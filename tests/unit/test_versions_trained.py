@@ -18,9 +18,9 @@ from marked_runs import write_audit, write_texts
 from benchmarks.small_model import save_small_model
 from examples.trials.versions import ALPHA, part_of, rates_of_redraws, score_once
 from pipeline.audit.description import build_config
+from pipeline.audit.judge import version_part
 from pipeline.audit.summary import read_summary
 from pipeline.audit.verdict import read_verdict
-from pipeline.audit.versions_verdict import version_part
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.models.load import open_model

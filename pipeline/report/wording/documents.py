@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.audit.blind import TAIL_LEVEL
-from pipeline.audit.copies import NearCopies
-from pipeline.audit.summary import CopyPair, OverlapDiagnostic
+from pipeline.audit.summary import CopyPair, NearCopies, OverlapDiagnostic
 from pipeline.report.wording.numbers import documents, was
 from pipeline.selection.promises import beside
 
