@@ -34,11 +34,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.selection.bounds import wrong_in_list
-from pipeline.selection.conformal import calibrate, ranks
-from pipeline.selection.fusion import find_threshold, fuse, weights
+from pipeline.selection.conformal import RankCounts, calibrate, ranks
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.procedures.td4eval import find_threshold, fuse, weights_of
 from pipeline.selection.thresholds import Threshold
 
 N = 10_000
@@ -177,7 +176,7 @@ def _fused_stream(pool: list[np.ndarray], documents: int, w: np.ndarray) -> Iter
 
 def _weights(pool: list[np.ndarray], documents: int) -> np.ndarray:
     rejections = [decide("bh", counts, ALPHA).n_selected for counts in _count(pool, documents)]
-    return weights(rejections, "rejections")
+    return weights_of(rejections, "rejections")
 
 
 def _fused(pool: list[np.ndarray], documents: int) -> float:

@@ -39,9 +39,10 @@ from pipeline.selection.versions import (
     joined_versions,
     mirrored_list,
     preference_residuals,
+    redraw_p_value,
+    uniformity_p_value,
     version_ranks,
 )
-from pipeline.selection.versions_collection import redraw_p_value, uniformity_p_value
 from pipeline.stages.score_versions import differing_spans, tokens_in
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts

@@ -24,7 +24,7 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.selection.bounds import Bound
 from pipeline.selection.collection import Blocks, DrawnBlocks, draw_blocks, joined_blocks, make_blocks
-from pipeline.selection.in_memory import Scores, answer_all
+from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.procedures import why_unbounded
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt

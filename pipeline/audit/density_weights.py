@@ -1,4 +1,7 @@
-"""Weights of documents by their words: how much more often such words are audited than known."""
+"""Weights of documents by their words: how much more often such words are audited than known.
+
+Those of a run are learnt once, from a sample, and then one file a score shard is written.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from pipeline.selection.passes import PLAIN, Basis
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import Rule, applied_to
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
-from pipeline.selection.versions_collection import EXPECTED
+from pipeline.selection.versions import EXPECTED
 from pipeline.stages.prefixes import reading_of, room_for
 from pipeline.stages.registry import forward_passes, questions_of
 

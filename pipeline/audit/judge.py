@@ -37,8 +37,15 @@ from pipeline.report.wording.blind import ONLY_SCORES
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.report.wording.numbers import sample_of
 from pipeline.selection.collection import PERMUTATIONS, Blocks, PermutationTest, permutation_test
-from pipeline.selection.versions import VersionPart, VersionScores, residuals_of, version_ranks
-from pipeline.selection.versions_collection import REDRAWS, log_e_values, redraw_p_value
+from pipeline.selection.versions import (
+    REDRAWS,
+    VersionPart,
+    VersionScores,
+    log_e_values,
+    redraw_p_value,
+    residuals_of,
+    version_ranks,
+)
 from pipeline.stages.events import VERSIONS, VERSIONS_TYPE
 from pipeline.store.receipts import Receipt
 

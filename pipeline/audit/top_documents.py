@@ -1,6 +1,7 @@
 """The top selected documents of a run's selections: what made their scores, and thumbnails of pictures, are written.
 
-`pipeline.audit.top_documents` says what that is. Nothing here may end a run.
+It shows what a detector weighed, and proves nothing: a document may be selected wrongly, and its tokens then look as
+those of any other. No answer depends on it, and nothing here may end a run.
 """
 
 from __future__ import annotations

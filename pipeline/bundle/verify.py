@@ -44,8 +44,7 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.report.wording.conclusion import elsewhere_assumption
 from pipeline.selection.collection import joined_blocks
-from pipeline.selection.engine import LATE
-from pipeline.selection.in_memory import Scores, Verdict, answer_all
+from pipeline.selection.engine import LATE, Scores, Verdict, answer_all
 from pipeline.selection.procedures import check_known
 from pipeline.selection.schedule import Slot, share_of
 

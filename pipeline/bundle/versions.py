@@ -35,7 +35,7 @@ from pipeline.mark.commitment import (
     version_digest,
 )
 from pipeline.mark.mark import SCHEMA
-from pipeline.selection.in_memory import Verdict
+from pipeline.selection.engine import Verdict
 from pipeline.selection.passes import Ask, Batch, together
 from pipeline.selection.procedures.versions import answer_versions
 from pipeline.selection.versions import VersionPart

@@ -14,9 +14,8 @@ import pyarrow as pa
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection import knockoff
 from pipeline.selection.bounds import Bound
-from pipeline.selection.conformal import tie_draws
+from pipeline.selection.conformal import RankCounts, tie_draws
 from pipeline.selection.promises import Guarantee, StrictAnswer
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.schedule import Level
 from pipeline.selection.versions import VersionPart
 

@@ -16,7 +16,7 @@ from pipeline.audit.verdict import LEVEL
 from pipeline.report.tables import Row, blocks_of, cell, labels, of_numbers, shown, spread
 from pipeline.report.wording.trial import COLLECTIONS_TITLE, TEST_SHOWS, interval_scope
 from pipeline.selection.collection import joined_blocks, permutation_test
-from pipeline.selection.in_memory import answer_all
+from pipeline.selection.engine import answer_all
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.intervals import by_model, estimate_of
 from pipeline.trial.repeats import Pool, repeats

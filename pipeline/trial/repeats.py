@@ -15,7 +15,7 @@ from pipeline.audit.halvings import Compared, blocks_among, held_out
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.in_memory import Scores, Verdict, answer_all
+from pipeline.selection.engine import Scores, Verdict, answer_all
 from pipeline.selection.weighted import FEWEST_EFFECTIVE, weight_levels
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.splits import Drawable, Split, draw_split

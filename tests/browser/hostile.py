@@ -16,7 +16,7 @@ from pipeline.audit.selected import AlphaCurve, GroupCounts
 from pipeline.config.models import ModelConfig
 from pipeline.report.evaluation_page import roc_figures, write_evaluation
 from pipeline.report.page import write_report
-from pipeline.selection.in_memory import Scores
+from pipeline.selection.engine import Scores
 from pipeline.store.files import Store
 from pipeline.trial.config import build_trial
 from pipeline.trial.figures import selection_figures

@@ -16,8 +16,8 @@ from simulation import Estimate
 from pipeline.audit.dependence import breaks_bounds, inflation, is_unsafe
 from pipeline.audit.summary import NearCopies
 from pipeline.selection.bounds import bounds_of_lists
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 
 ALPHA = Fraction(1, 10)
 SURE = Fraction(95, 100)

@@ -17,18 +17,17 @@ from simulation import Estimate, leave_one_out, reconformal
 
 from benchmarks.selection import run_passes
 from pipeline.selection import knockoff as knockoffs
-from pipeline.selection.conformal import Sample, calibrate, halves, ranks
-from pipeline.selection.fusion import (
+from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, ranks
+from pipeline.selection.procedures import PROCEDURES
+from pipeline.selection.procedures.adadetect import fit_score
+from pipeline.selection.procedures.td4eval import (
     Weights,
     find_threshold,
     fuse,
     statistic,
     symmetric_weights,
-    weights,
+    weights_of,
 )
-from pipeline.selection.procedures import PROCEDURES
-from pipeline.selection.procedures.adadetect import fit_score
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import step_up
 
 TABLE_SE = 0.002
@@ -80,7 +79,7 @@ def bh(k: np.ndarray, n: int, alpha: Fraction) -> np.ndarray:
 
 
 def paper_weights(k: np.ndarray, n: int, alpha: Fraction, kind: Weights) -> np.ndarray:
-    return weights([int(bh(column, n, alpha).sum()) for column in k.T], kind)
+    return weights_of([int(bh(column, n, alpha).sum()) for column in k.T], kind)
 
 
 def td4eval(calibration: np.ndarray, audit: np.ndarray, alpha: Fraction) -> np.ndarray:

@@ -12,9 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UserError
-from pipeline.selection.calibrations import simes_grid
+from pipeline.selection.calibrations import calibrate_by_group, ranks_by_group, simes_grid
 from pipeline.selection.conformal import calibrate, ranks, tie_draws
-from pipeline.selection.groups import calibrate_by_group, ranks_by_group
 
 TENTH = Fraction(1, 10)
 

@@ -13,9 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.selection import run_passes
-from pipeline.selection.conformal import Sample, halves, shuffled
-from pipeline.selection.fusion import find_threshold, fuse, rounded_up, statistic, symmetric_weights, weights
-from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.conformal import RankCounts, Sample, halves, shuffled
+from pipeline.selection.procedures.td4eval import (
+    find_threshold,
+    fuse,
+    rounded_up,
+    statistic,
+    symmetric_weights,
+    weights_of,
+)
 from pipeline.selection.ranked import ROUNDED_UP
 from pipeline.selection.thresholds import Threshold
 
@@ -109,21 +115,25 @@ def test_the_least_number_of_known_documents_allows_for_rounding_and_little_more
 
 
 def test_weights_are_those_of_the_paper_and_its_ablations() -> None:
-    assert weights([30, 10, 0], "rejections").tolist() == [0.75, 0.25, 0.0]
-    assert weights([30, 10, 0], "max").tolist() == [1.0, 0.0, 0.0]
-    assert weights([3, 1], "equal").tolist() == [0.5, 0.5]
-    drawn = weights([3, 1, 7], "random", seed=5)
-    assert drawn.tolist() == weights([9, 9, 9], "random", seed=5).tolist() != weights([3, 1, 7], "random", 6).tolist()
+    assert weights_of([30, 10, 0], "rejections").tolist() == [0.75, 0.25, 0.0]
+    assert weights_of([30, 10, 0], "max").tolist() == [1.0, 0.0, 0.0]
+    assert weights_of([3, 1], "equal").tolist() == [0.5, 0.5]
+    drawn = weights_of([3, 1, 7], "random", seed=5)
+    assert (
+        drawn.tolist()
+        == weights_of([9, 9, 9], "random", seed=5).tolist()
+        != weights_of([3, 1, 7], "random", 6).tolist()
+    )
     assert drawn.sum() == pytest.approx(1)
     for kind in ("rejections", "equal", "random", "max"):
-        assert not weights([0, 0], kind).any()  # type: ignore[arg-type]
+        assert not weights_of([0, 0], kind).any()  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 50), st.data())
 def test_fused_p_values_follow_the_definition(n: int, data: st.DataObject) -> None:
     rows = st.lists(st.integers(1, n + 1), min_size=3, max_size=3)
     k = np.array(data.draw(st.lists(rows, min_size=1, max_size=10)))
-    w = weights(data.draw(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any)), "rejections")
+    w = weights_of(data.draw(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any)), "rejections")
     p = np.clip(k / (n + 1), 1 / (2 * (n + 1)), 1 - 1 / (2 * (n + 1)))
     t = (w * np.tan(np.pi * (0.5 - p))).sum(axis=1)
     assert statistic(k, n, w) == pytest.approx(t, rel=1e-9, abs=1e-9)

@@ -24,9 +24,9 @@ from pipeline.corpus.near_copies import draw_families
 from pipeline.errors import UserError
 from pipeline.report.tables import as_text, labels, page_table, readable
 from pipeline.report.wording.trial import verification
-from pipeline.selection.in_memory import Scores
+from pipeline.selection.conformal import RankCounts
+from pipeline.selection.engine import Scores
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.trial import figures
 from pipeline.trial.config import SplitConfig, TrialConfig, build_trial
 from pipeline.trial.documents import read_documents
@@ -343,7 +343,7 @@ def test_selection_never_sees_the_truth() -> None:
     swapped[drawn.audit] = ~swapped[drawn.audit]  # the truth changes, the roles and scores do not
     lied = Pool(found.ids, found.family, swapped, found.scored, found.scores)
     roles = {"audit": drawn.audit, "unseen": drawn.unseen}
-    from pipeline.selection.in_memory import answer_all
+    from pipeline.selection.engine import answer_all
 
     one, other = (answer_all(config.selections, p.scores, roles, 0, config.seed)[0] for p in (found, lied))  # type: ignore[arg-type]
     assert np.array_equal(one.selected, other.selected)

@@ -14,7 +14,7 @@ from test_weighted import texts
 from pipeline.corpus.near_copies import draw_families
 from pipeline.errors import UserError
 from pipeline.report.wording.trial import verification
-from pipeline.selection.in_memory import Scores
+from pipeline.selection.engine import Scores
 from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
 from pipeline.trial.documents import Documents, read_documents
 from pipeline.trial.repeats import Pool, known_of_documents, measure

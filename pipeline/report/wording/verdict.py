@@ -153,7 +153,7 @@ def expected_text(expected: Sequence[Mapping[str, float]]) -> str:
     """What share of documents with versions is selected, by how often the model read them.
 
     Args:
-        expected: rows of `EXPECTED` in `pipeline.selection.versions_collection`, as a forecast holds them.
+        expected: rows of `EXPECTED` in `pipeline.selection.versions`, as a forecast holds them.
     """
     shares = []
     for row in expected:
