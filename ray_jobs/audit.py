@@ -47,7 +47,7 @@ from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.page import write_report
 from pipeline.report.wording.evaluation import worded
 from pipeline.series.claims import check_ledger, claim_of, file_result
-from pipeline.series.earlier import begin_against
+from pipeline.series.scans import begin_against
 from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from pipeline.audit.apart import advice, calibrating
 from pipeline.audit.blind import SAMPLED_TEXTS, BlindTest, blind_test
 from pipeline.audit.dependence import near_copies_among
 from pipeline.audit.forecast import outlooks
 from pipeline.audit.halvings import LEAST
+from pipeline.audit.matching import advice, calibrating
 from pipeline.audit.overlap import KnownTexts, check_calibration_left, find_shared, repeated_ids, shared_error
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import Record, VersionedRecord, read_record, write_record

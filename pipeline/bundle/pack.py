@@ -22,7 +22,9 @@ from pipeline.audit.verdict import read_verdict
 from pipeline.bundle.container import RefutedError, pack_members
 from pipeline.bundle.contents import (
     DOCUMENTS,
+    TEXTS,
     VERDICTS,
+    Committed,
     bundled_schema,
     score_column,
     summary_member,
@@ -30,7 +32,6 @@ from pipeline.bundle.contents import (
     weight_column,
 )
 from pipeline.bundle.verify import verify_bundle
-from pipeline.bundle.versions import TEXTS, Committed
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig

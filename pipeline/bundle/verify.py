@@ -27,6 +27,7 @@ from pipeline.bundle.container import INDEX, BundleIndex, RefutedError, unpack
 from pipeline.bundle.contents import (
     DOCUMENTS,
     VERDICTS,
+    BundledVersions,
     bundled_schema,
     check_values,
     member_names,
@@ -35,7 +36,6 @@ from pipeline.bundle.contents import (
     verdicts_member,
     weight_column,
 )
-from pipeline.bundle.versions import BundledVersions
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.config.yaml import build

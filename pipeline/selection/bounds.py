@@ -1,8 +1,9 @@
 """What one list is worth: how many of its documents can be wrong, at a stated confidence; a function of rank counts.
 
 An `Envelope` says how many of k nulls can lie at small ranks, with a stated probability. Given n calibration documents
-and k null audit documents exchangeable with them, all (n + k)! / (n! k!) orders of the two kinds are as likely. So the nulls' counts over the n + 1 ranks are multinomial with Dirichlet(1, ..., 1) probabilities, whatever the scores
-are (Polya's urn; Gazin, Blanchard & Roquain 2024), and an envelope can be computed without any data. The proof of what
+and k null audit documents exchangeable with them, all (n + k)! / (n! k!) orders of the two kinds are as likely. So the
+nulls' counts over the n + 1 ranks are multinomial with Dirichlet(1, ..., 1) probabilities, whatever the scores are
+(Polya's urn; Gazin, Blanchard & Roquain 2024), and an envelope can be computed without any data. The proof of what
 follows for lists is in docs/guarantee.md.
 """
 

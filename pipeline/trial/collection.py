@@ -18,8 +18,7 @@ from pipeline.report.wording.trial import COLLECTIONS_TITLE, TEST_SHOWS, interva
 from pipeline.selection.collection import joined_blocks, permutation_test
 from pipeline.selection.engine import answer_all
 from pipeline.trial.config import TrialConfig
-from pipeline.trial.intervals import by_model, estimate_of
-from pipeline.trial.repeats import Pool, repeats
+from pipeline.trial.repeats import Pool, by_model, estimate_of, repeats
 
 COLLECTIONS = ("audited", "never trained on")
 """The audited documents; and those of them alone that the model was not trained on, of which nothing is true."""

@@ -19,10 +19,9 @@ from pipeline.report.page import write_report
 from pipeline.selection.engine import Scores
 from pipeline.store.files import Store
 from pipeline.trial.config import build_trial
-from pipeline.trial.figures import selection_figures
+from pipeline.trial.page import selection_figures, trial_page
 from pipeline.trial.repeats import Pool, measure
 from pipeline.trial.table import selection_rows, selection_table
-from pipeline.trial.trial import trial_page
 
 CALL = "document.documentElement.dataset.ran='{}';alert('{}')"
 

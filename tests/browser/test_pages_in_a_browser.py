@@ -16,7 +16,7 @@ from visits import PHONE, Visit, serious_violations
 
 import seenset
 from benchmarks.small_model import WORDS
-from pipeline.report.svg import LONGEST_LABEL
+from pipeline.report.templates import LONGEST_LABEL
 
 MOST_WORDS = 300
 KINDS = ("run", "trial", "evaluation")

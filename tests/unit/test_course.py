@@ -23,9 +23,9 @@ from pipeline.errors import UserError
 from pipeline.selection.bounds import Bound
 from pipeline.series import claims
 from pipeline.series.claims import claim_slots, file_result
-from pipeline.series.course import Course, SelectionCourse, read_course
 from pipeline.series.page import check_page_place, write_course
 from pipeline.series.scans import Claim, read_schedule
+from pipeline.series.summary import Course, SelectionCourse, read_course
 from pipeline.store.files import Store
 from pipeline.store.ledger import entry_file
 

@@ -31,8 +31,7 @@ from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.export.export import Exported, write_export
-from pipeline.export.request import ExportRequest
-from pipeline.export.verdicts import RowMarks
+from pipeline.export.request import ExportRequest, RowMarks
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt, write_receipt
 

@@ -27,9 +27,8 @@ from pipeline.audit.select import Answering, select_all
 from pipeline.errors import IncompleteError, UserError
 from pipeline.export import place
 from pipeline.export.export import Exported, write_export
-from pipeline.export.place import MARKER_FILE, UNFINISHED_FILE, source_place
+from pipeline.export.place import MARKER_FILE, UNFINISHED_FILE, relative_names, source_place
 from pipeline.export.request import ExportRequest, form_of
-from pipeline.export.sources import relative_names
 from pipeline.store.files import Store
 
 MANY = [

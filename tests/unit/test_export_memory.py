@@ -18,7 +18,7 @@ from pipeline.config.corpus import LimitsConfig
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.shard import Shard
-from pipeline.export.verdicts import RowMarks
+from pipeline.export.request import RowMarks
 
 SIZE = 160
 """MB of each file."""
@@ -30,7 +30,7 @@ import numpy as np, pyarrow as pa, pyarrow.parquet as pq
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.shard import Shard
-from pipeline.export.verdicts import RowMarks
+from pipeline.export.request import RowMarks
 
 form, path, size, making = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "make"
 rows, length = size * 10, 100_000

@@ -19,7 +19,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.report.evaluation_page import roc_figures
 from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import draw_figures
-from pipeline.report.svg import LONGEST_LABEL, FigureImage, draw, label
+from pipeline.report.templates import LONGEST_LABEL, FigureImage, draw, label
 from pipeline.selection.bounds import Bound
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Batch, together

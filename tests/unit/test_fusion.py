@@ -119,11 +119,8 @@ def test_weights_are_those_of_the_paper_and_its_ablations() -> None:
     assert weights_of([30, 10, 0], "max").tolist() == [1.0, 0.0, 0.0]
     assert weights_of([3, 1], "equal").tolist() == [0.5, 0.5]
     drawn = weights_of([3, 1, 7], "random", seed=5)
-    assert (
-        drawn.tolist()
-        == weights_of([9, 9, 9], "random", seed=5).tolist()
-        != weights_of([3, 1, 7], "random", 6).tolist()
-    )
+    assert drawn.tolist() == weights_of([9, 9, 9], "random", seed=5).tolist()
+    assert drawn.tolist() != weights_of([3, 1, 7], "random", 6).tolist()
     assert drawn.sum() == pytest.approx(1)
     for kind in ("rejections", "equal", "random", "max"):
         assert not weights_of([0, 0], kind).any()  # type: ignore[arg-type]

@@ -20,10 +20,10 @@ from pipeline.errors import UserError
 from pipeline.models.load import open_picture_model
 from pipeline.selection.engine import Scores
 from pipeline.trial.config import Point, TrialConfig
-from pipeline.trial.contaminate import contaminate, plan_contamination
 from pipeline.trial.documents import check_inputs, read_documents
 from pipeline.trial.repeats import known_of_documents, weigh_repeat
-from pipeline.trial.shift import positions
+from pipeline.trial.splits import positions
+from pipeline.trial.trial import contaminate, plan_contamination
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import Shard
 from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
-from pipeline.export.verdicts import RowMarks
+from pipeline.export.request import RowMarks
 
 TEXTS = [f"Document {number} tells of the number {number * number} at some length." for number in range(100)]
 
