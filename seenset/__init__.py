@@ -70,15 +70,14 @@ _HOMES = {
     "pipeline.detectors.base": ("FORWARD", "GRADIENT", "LOWERCASE", "REFERENCE", "Evidence", "detector"),
     "pipeline.detectors.likelihood": ("mean_of_all", "mean_of_lowest"),
     "pipeline.errors": ("UserError",),
-    "pipeline.selection.procedures": ("Decision", "decision", "procedure"),
     "pipeline.selection.conformal": ("RankCounts",),
+    "pipeline.selection.procedures": ("Decision", "decision", "procedure"),
     "pipeline.selection.step_up": ("step_up",),
     "seenset.notebook": ("Selected", "score", "select"),
     "seenset.runs": ("Run", "RunSelection", "UnsupportedWarning", "audit", "open_run", "trial", "verdict"),
     "seenset.versions": ("Versions", "VersionsAnswer", "audit_versions", "read_versions", "select_versions"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-
 
 # of libraries that are imported on first use: in a notebook without ipywidgets their bars are lines of text
 warnings.filterwarnings("ignore", message="IProgress not found")

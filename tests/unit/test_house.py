@@ -64,7 +64,7 @@ BUDGETS = {
     "pipeline.trial": 2_704,
     "ray_jobs": 4_476,
     "cluster": 1_212,
-    "seenset": 905,
+    "seenset": 904,
 }
 """Lines of each room, blank ones too. To raise one takes a commit of its own that says what was removed instead."""
 
