@@ -145,9 +145,9 @@ class Pool:
     scored: np.ndarray  # bool, (documents,); False: quarantined, or trained an adapter
     scores: Scores  # of all documents; NaN where not scored
     finetuned: Mapping[Role, np.ndarray] = field(default_factory=dict)  # bool, (documents,): trained adapters; unscored
-    places: Mapping[str, np.ndarray] = field(default_factory=dict)  # by of a shift -> `shift.positions`
+    places: Mapping[str, np.ndarray] = field(default_factory=dict)  # by of a shift -> `splits.positions`
     words: Any = (
-        None  # of all documents, `checks.known_of_documents`; None where no selection weighs and nothing shifts
+        None  # of all documents, `known_of_documents`; None where no selection weighs and nothing shifts
     )
 
 

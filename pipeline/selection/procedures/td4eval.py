@@ -258,7 +258,7 @@ def symmetric_weights(
 ) -> np.ndarray:
     """Weights that do not depend on which documents are audited, which makes reconformal fusion exact.
 
-    Calibration documents are split (`split.halves`): one half, the reference, gives everyone's ranks by each
+    Calibration documents are split (`conformal.halves`): one half, the reference, gives everyone's ranks by each
     detector; the other is ranked like the audit documents. BH then runs on audit and calibration documents
     together, at the level (n + m) / (n + m / alpha) at which it has BH's own threshold at alpha on the audit
     documents, were the n calibration p-values evenly spread. Its rejections are what `weights_of` would see, times
