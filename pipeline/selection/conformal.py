@@ -131,7 +131,7 @@ class Grid:
 
     One group calibrated on n documents has the `uniform` grid k / (n + 1). Calibration by group pools the
     grids of its groups (`calibrations.pool`), and calibration-conditional p-values have a grid of their own
-    (`conditional.simes_grid`). Every procedure reads counts over a grid and nothing else, so each runs on all.
+    (`calibrations.simes_grid`). Every procedure reads counts over a grid and nothing else, so each runs on all.
 
     p-values may repeat; the last is 1, which is where quarantined documents are counted.
     """
