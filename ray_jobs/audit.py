@@ -17,7 +17,7 @@ from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_typ
 from pipeline.audit.evaluation import Evaluation, evaluate_scores
 from pipeline.audit.machine import LocalMachine, actor_shape
 from pipeline.audit.manifest import read_run
-from pipeline.audit.plan import Plan, Work, device_on_file, make_plan, note_device, pending, work_of
+from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.reconcile import (
     FinishedRecord,
     check_inputs_since,
@@ -35,6 +35,7 @@ from pipeline.audit.select import Answering, Each, damaged_answers, select_all
 from pipeline.audit.status import Counts, Status, StatusFile, ending, read_status
 from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.audit.top_documents import Reread
+from pipeline.audit.work import Work, device_on_file, note_device, work_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.keys import keys_withdrawn

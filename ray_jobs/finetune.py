@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import torch
 
 from pipeline.audit.machine import ActorShape, Node, actor_shape, places, places_beside
-from pipeline.audit.plan import Work
+from pipeline.audit.work import Work
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, weights_of
 from pipeline.config.training import FinetuneConfig

@@ -18,8 +18,9 @@ from pipeline.audit.machine import (
     machine_node,
     runs_locally,
 )
-from pipeline.audit.plan import Plan, device_on_file, pending, with_memory
+from pipeline.audit.plan import Plan, pending
 from pipeline.audit.preflight import RUN, PreflightChecks, begin_checks, check_before_scoring, stored_preflight
+from pipeline.audit.work import device_on_file, with_memory
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import adapters_of, parse_detectors

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from pipeline.audit.blind import BlindTest, blind_test
-from pipeline.audit.forecast import resolution
 from pipeline.audit.preflight import stored_preflight
 from pipeline.audit.records import read_part, write_part
+from pipeline.audit.resolution import resolution
 from pipeline.audit.scored import Overlap, Scored
 from pipeline.audit.summary import (
     BlindDiagnostic,

@@ -17,12 +17,12 @@ from pydantic import Field
 
 from pipeline.audit.blind import SAMPLED_TEXTS, BlindTest, blind_test
 from pipeline.audit.dependence import near_copies_among
-from pipeline.audit.forecast import outlooks
 from pipeline.audit.halvings import LEAST
 from pipeline.audit.matching import advice, calibrating
 from pipeline.audit.overlap import KnownTexts, check_calibration_left, find_shared, repeated_ids, shared_error
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import Record, VersionedRecord, read_record, write_record
+from pipeline.audit.resolution import outlooks
 from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostic, NearCopies, OverlapDiagnostic
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role

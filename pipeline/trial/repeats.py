@@ -146,9 +146,7 @@ class Pool:
     scores: Scores  # of all documents; NaN where not scored
     finetuned: Mapping[Role, np.ndarray] = field(default_factory=dict)  # bool, (documents,): trained adapters; unscored
     places: Mapping[str, np.ndarray] = field(default_factory=dict)  # by of a shift -> `splits.positions`
-    words: Any = (
-        None  # of all documents, `known_of_documents`; None where no selection weighs and nothing shifts
-    )
+    words: Any = None  # of all documents, `known_of_documents`; None where no selection weighs and nothing shifts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

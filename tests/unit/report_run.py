@@ -11,9 +11,9 @@ import pyarrow as pa
 from signed import sign
 
 from pipeline.audit.blind import blind_diagnostic
-from pipeline.audit.forecast import resolution
 from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest
 from pipeline.audit.records import write_record
+from pipeline.audit.resolution import resolution
 from pipeline.audit.status import Counts, StatusFile
 from pipeline.audit.summary import (
     CountDiagnostic,

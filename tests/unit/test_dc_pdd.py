@@ -17,7 +17,8 @@ import torch
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import allocation_record, hashes
 from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan, work_of
+from pipeline.audit.plan import make_plan
+from pipeline.audit.work import work_of
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document

@@ -13,7 +13,7 @@ import torch
 
 from pipeline.audit.description import build_config
 from pipeline.audit.machine import LocalMachine
-from pipeline.audit.plan import device_on_file, note_device
+from pipeline.audit.work import device_on_file, note_device
 from pipeline.errors import UserError
 from pipeline.models.devices import CPU, ENVIRONMENT, Device, compute_as
 from pipeline.stages.base import Placement, Stage

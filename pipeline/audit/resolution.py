@@ -1,0 +1,148 @@
+"""The shortest list that each selection can have, from the numbers of documents alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from fractions import Fraction
+from typing import Any
+
+from pipeline.audit.allocation import OWN_CORPUS, adapter_corpus_shards, too_few, too_few_shots
+from pipeline.config.audit import AuditConfig
+from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
+from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
+from pipeline.report.wording import numbers as wording
+from pipeline.selection.bounds import fewest_in_list
+from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.passes import PLAIN, Basis
+from pipeline.selection.procedures import procedure_of
+from pipeline.selection.procedures.record import Rule, applied_to
+from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
+from pipeline.selection.versions import EXPECTED
+
+HALF = Fraction(1, 2)
+Allocated = tuple[list[dict[str, Any]], dict[str, int]]  # adapters, and known documents that calibrate by role
+
+
+def outlooks(config: AuditConfig, roles: Mapping[str, Any], allocated: Allocated | None = None) -> list[dict[str, Any]]:
+    """The smallest possible selection of each question.
+
+    Args:
+        config: of the audit.
+        roles: role -> "documents", their number, and "exact", whether it is no estimate.
+        allocated: from `_adapters`, where the caller has it.
+
+    Raises:
+        UserError: an adapter is to be trained on more known documents than there are.
+    """
+    adapters, calibration = allocated or adapters_and_calibration(config, roles)
+    at_most = any(config.fsd.adapter(entry["name"]).group is not None for entry in adapters)
+    if not config.selections:
+        return []
+    m = roles["audit"]["documents"]
+    if config.corpus.versions is not None:
+        return [_outlook_by_versions(selection, m) for selection in config.selections]
+    return [_outlook(selection, m, calibration, at_most) for selection in config.selections]
+
+
+def _outlook_by_versions(selection: SelectionConfig, m: int) -> dict[str, Any]:
+    """The smallest possible selection of m documents with versions, and what one may expect of it."""
+    facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
+    by = procedure_of(selection.procedure).versions
+    assert by is not None
+    least, sentence = by.fewest(selection.exact_alpha, m, None)
+    expected = [asdict(one) for one in EXPECTED]
+    return {**facts, "minimum_selectable": least, "ok": least <= m, "sentence": sentence, "expected": expected}
+
+
+def adapters_and_calibration(config: AuditConfig, roles: Mapping[str, Any]) -> Allocated:
+    """The adapters that would be trained, and the number of known documents of each role that would calibrate."""
+    entries = []
+    taken = Counter[str]()
+    for name in adapters_of(parse_detectors(config.detectors)):
+        settings = config.fsd.adapter(name)
+        counts = {role: settings.count(roles[role]["documents"], place) for place, role in enumerate(settings.roles)}
+        if settings.corpus is not None:
+            adapter_corpus_shards(config, settings, name)
+        for role, count in counts.items():
+            available = roles[role]["documents"]
+            if roles[role]["exact"] and count >= available:
+                raise too_few(name, f"corpus.{role}", available, count, 1)
+            taken[role] = max(taken[role], count)  # smaller parts lie in larger ones, but for groups
+        facts = {"name": name, "method": settings.method, "epochs": settings.epochs}
+        documents = sum(counts.values()) if counts else settings.documents or 0
+        entries.append({**facts, "documents": documents, "train_on": [*map(str, counts)] or [OWN_CORPUS]})
+    for prefix in prefixes_of(parse_detectors(config.detectors)):
+        entry = roles[prefix.role]
+        if entry["exact"] and prefix.shots >= entry["documents"]:
+            raise too_few_shots(prefix, entry["documents"])
+        taken[prefix.role] = max(taken[prefix.role], prefix.shots)
+    return entries, {role: max(0, entry["documents"] - taken[role]) for role, entry in roles.items()}
+
+
+def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int], at_most: bool) -> dict[str, Any]:
+    """The smallest possible selection of m documents, for a share of nulls of 1."""
+    facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
+    alpha, hundredth = selection.exact_alpha, max(1, m // 100)
+    chosen, calibrated = procedure_of(selection.procedure), calibration_of(selection.calibration)
+    if chosen.fewest is not None:
+        least, sentence = chosen.fewest(selection.detectors, alpha, m)
+        return {**facts, "minimum_selectable": least, "ok": least <= m, "sentence": sentence}
+    role = NULL_ROLE[selection.direction]
+    sought = SOUGHT_ROLE[selection.direction]
+    procedure, halved = applied_to(selection, known_members=calibration.get(sought, 0) > 0)
+    rule = Rule(procedure, alpha, calibrated.delta(selection), halved, selection.exact_lambda)
+    known = calibration[role]
+    if chosen.per_list:
+        figures = resolution(known, m, fewest_in_list(known, m, alpha, selection.exact_confidence), None, role, PLAIN)
+    else:
+        n, needed = rule.calibrating(known), fewest_selectable(rule, known, m)
+        enough = known_needed(rule, m, hundredth)
+        basis = Basis(rule.halved, grouped=calibrated.grouped)
+        figures = resolution(n, m, needed, enough, role, basis)
+        if rule.procedure.estimates:
+            figures |= _by_share(rule, known, m, figures, role, basis)
+        elif not chosen.built_in:
+            given = wording.ResolutionFacts(n, m, role, PLAIN)
+            sentence = wording.shortest_list_of_plugin(given, needed, selection.procedure)
+            figures |= {"sentence": sentence, "ok": None}
+    sentence = wording.before_reading(figures["sentence"], calibrated.weighted, at_most)
+    ok = figures["ok"] or None if calibrated.weighted else figures["ok"]
+    return {**facts, **figures, "sentence": sentence, "ok": ok}
+
+
+def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: str, basis: Basis) -> dict[str, Any]:
+    """What is different where the procedure estimates the share of nulls: the figures hold at a share of 1."""
+    needed, best = figures["minimum_selectable"], fewest_at_best(rule, known, m)
+    half = max(best, fewest_selectable(rule, known, m, factor_at(rule, m, HALF)))
+    sentence = wording.shortest_list_by_share(
+        wording.ResolutionFacts(rule.calibrating(known), m, role, basis),
+        (needed, half, best),
+        figures["ok"],
+        figures["calibration_for_1_percent"],
+    )
+    ok = False if best > m else figures["ok"] or None
+    return {"sentence": sentence, "ok": ok, "minimum_at_best": best}
+
+
+def resolution(n: int, m: int, needed: int, enough: int | None, role: str, basis: Basis) -> dict[str, Any]:
+    """Whether n calibration documents let anything be selected out of m (docs/methods.md, section 3.11).
+
+    `ok` is False where nothing can be selected, True where as few as 1% can, and None between the two, where most
+    audits are: a number to know, and nothing that is wrong.
+
+    Args:
+        n: documents that calibrate.
+        m: audited documents.
+        needed: the fewest that can be selected.
+        enough: documents of the role that it takes to select 1%; None where their number does not matter.
+        role: of the documents that calibrate.
+        basis: what the numbers refer to.
+    """
+    fewest = max(1, m // 100)
+    ok = False if needed > m else True if needed <= fewest else None
+    sentence = basis.sentence
+    if sentence is None:
+        sentence = wording.shortest_list(wording.ResolutionFacts(n, m, role, basis), needed, ok, enough)
+    return {"minimum_selectable": needed, "calibration_for_1_percent": enough, "ok": ok, "sentence": sentence}

@@ -1,0 +1,102 @@
+"""What an audit computes and on what: its stages, the adapters that they need, its device, and the sizes of batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pipeline.audit.allocation import Parts, allocate
+from pipeline.audit.records import opened
+from pipeline.config.audit import AuditConfig, ResourcesConfig
+from pipeline.config.models import weights_of
+from pipeline.corpus.shard import Shard
+from pipeline.errors import DamagedError
+from pipeline.models.devices import CPU, Device
+from pipeline.report.wording.files import written_again
+from pipeline.stages.base import Stage, model_digests
+from pipeline.stages.judged import JudgedTexts
+from pipeline.stages.record import Wanted
+from pipeline.stages.registry import stages_of
+from pipeline.store.files import Store
+from pipeline.store.receipts import DIGEST, sealed
+from pipeline.training.adapter import adapter_key
+
+DEVICE_FILE = "device.json"
+_RECORDED = ("gpus", "memory", "name")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The stages of an audit, scoring last, and the adapters that they need."""
+
+    stages: tuple[Stage, ...]
+    parts: Parts
+    keys: dict[str, str]  # of an adapter's folder under adapters/, a digest, by its name
+    base: Mapping[str, str]  # fingerprint of the model that adapters are trained over; empty without any
+
+
+Judging = Callable[[Mapping[str, Any]], JudgedTexts | None]
+"""From the fingerprint of scores to the texts that are left out, because earlier runs have judged them."""
+
+
+def work_of(
+    config: AuditConfig, shards: Sequence[Shard], device: Device = CPU, judging: Judging = lambda fingerprint: None
+) -> Work:
+    """What an audit of these shards computes; reads the weights of its models once, for their digests.
+
+    Args:
+        config: of the audit.
+        shards: of its inputs.
+        device: that its actors compute on.
+        judging: tells which documents are left out.
+
+    Raises:
+        UserError: as `allocate`, `fingerprint_model`, `stages_of` and `judging`.
+    """
+    parts = allocate(config, shards)
+    digest = model_digests()
+    base = digest(weights_of(config.model)) if parts.adapters else {}
+    keys = {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
+    wanted = Wanted(config, device, digest, keys or None, prefixes=parts.prefixes())
+    stages = stages_of(wanted)
+    if (judged := judging(stages[-1].fingerprint)) is not None:
+        stages = stages_of(replace(wanted, judged=judged))
+    return Work(stages, parts, keys, base)
+
+
+def with_memory(device: Device, resources: ResourcesConfig) -> Device:
+    """The device with the memory that the configuration states, if it does."""
+    if resources.gpu_memory == "auto" or not device.gpus:
+        return device
+    return replace(device, memory=int(resources.gpu_memory))
+
+
+def device_on_file(store: Store, resources: ResourcesConfig) -> Device | None:
+    """The device that a run was started on, with what the configuration states now; None where none is recorded.
+
+    A damaged record is logged and counts as none: the device is then decided again.
+    """
+    where = f"{store.url}/{DEVICE_FILE}"
+    try:
+        record = store.read_json(DEVICE_FILE)
+        if not record:
+            return None
+        if not isinstance(record, dict) or record.keys() - {DIGEST} != set(_RECORDED):
+            raise DamagedError(f"{where} is damaged: its keys are not those of a device")
+        if DIGEST in record:  # version 0.9.0 wrote none
+            record = opened(record, where)
+    except DamagedError as error:
+        _log.warning(written_again(error))
+        return None
+    device = Device(float(record["gpus"]), int(record["memory"]), str(record["name"]))
+    return with_memory(replace(device, deterministic=resources.deterministic and device.gpus > 0), resources)
+
+
+def note_device(store: Store, device: Device) -> None:
+    """Record the device of a run. The run's lock must be held, and its settings be those of what is there."""
+    values = asdict(device)
+    store.write_json(DEVICE_FILE, sealed({name: values[name] for name in _RECORDED}))
