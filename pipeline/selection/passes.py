@@ -150,7 +150,7 @@ def together(
 def search_values(
     passes: Generator[Callable[[np.ndarray], Any], Any, T], values: Callable[[Batch], np.ndarray]
 ) -> Asking[T]:
-    """Run the passes of a search for a threshold, such as `td4eval.find_threshold`, over the values of every shard.
+    """Run the passes of a search for a threshold, such as `find_fused_threshold`, over the values of every shard.
 
     Args:
         passes: yields a function of values, float, (documents,), and is sent its merged result; returns the threshold.

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from benchmarks.selection import run_passes
 from pipeline.selection.conformal import RankCounts, Sample, halves, shuffled
 from pipeline.selection.procedures.td4eval import (
-    find_threshold,
+    find_fused_threshold,
     fuse,
+    fusion_weights,
     rounded_up,
     statistic,
     symmetric_weights,
-    weights_of,
 )
 from pipeline.selection.ranked import ROUNDED_UP
 from pipeline.selection.thresholds import Threshold
@@ -43,7 +43,7 @@ def floats(bits: list[int]) -> np.ndarray:
 
 
 def by_counting(stream: Callable[[], Iterable[np.ndarray]], alpha: Fraction, quarantined: int = 0) -> Threshold:
-    return run_passes(find_threshold(alpha, quarantined), stream)
+    return run_passes(find_fused_threshold(alpha, quarantined), stream)
 
 
 def by_sorting(p: list[float], alpha: Fraction) -> Threshold:
@@ -115,22 +115,22 @@ def test_the_least_number_of_known_documents_allows_for_rounding_and_little_more
 
 
 def test_weights_are_those_of_the_paper_and_its_ablations() -> None:
-    assert weights_of([30, 10, 0], "rejections").tolist() == [0.75, 0.25, 0.0]
-    assert weights_of([30, 10, 0], "max").tolist() == [1.0, 0.0, 0.0]
-    assert weights_of([3, 1], "equal").tolist() == [0.5, 0.5]
-    drawn = weights_of([3, 1, 7], "random", seed=5)
-    assert drawn.tolist() == weights_of([9, 9, 9], "random", seed=5).tolist()
-    assert drawn.tolist() != weights_of([3, 1, 7], "random", 6).tolist()
+    assert fusion_weights([30, 10, 0], "rejections").tolist() == [0.75, 0.25, 0.0]
+    assert fusion_weights([30, 10, 0], "max").tolist() == [1.0, 0.0, 0.0]
+    assert fusion_weights([3, 1], "equal").tolist() == [0.5, 0.5]
+    drawn = fusion_weights([3, 1, 7], "random", seed=5)
+    assert drawn.tolist() == fusion_weights([9, 9, 9], "random", seed=5).tolist()
+    assert drawn.tolist() != fusion_weights([3, 1, 7], "random", 6).tolist()
     assert drawn.sum() == pytest.approx(1)
     for kind in ("rejections", "equal", "random", "max"):
-        assert not weights_of([0, 0], kind).any()  # type: ignore[arg-type]
+        assert not fusion_weights([0, 0], kind).any()  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 50), st.data())
 def test_fused_p_values_follow_the_definition(n: int, data: st.DataObject) -> None:
     rows = st.lists(st.integers(1, n + 1), min_size=3, max_size=3)
     k = np.array(data.draw(st.lists(rows, min_size=1, max_size=10)))
-    w = weights_of(data.draw(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any)), "rejections")
+    w = fusion_weights(data.draw(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any)), "rejections")
     p = np.clip(k / (n + 1), 1 / (2 * (n + 1)), 1 - 1 / (2 * (n + 1)))
     t = (w * np.tan(np.pi * (0.5 - p))).sum(axis=1)
     assert statistic(k, n, w) == pytest.approx(t, rel=1e-9, abs=1e-9)

@@ -33,7 +33,7 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
     alpha, n = question.level.alpha, len(known.matrix)
     rank = partial(_rank_each, _sorted_columns(known.matrix), selection.direction)
     counts = yield from _count_each(rank, n, known.matrix.shape[1], quarantined)
-    weights = weights_of([c.at_most(step_up(c, alpha)) for c in counts], selection.weights, question.seed)
+    weights = fusion_weights([c.at_most(step_up(c, alpha)) for c in counts], selection.weights, question.seed)
     judge, threshold = yield from _fused(rank, n, weights, counts, alpha, quarantined)
     terms = TD4EVAL.terms
     used, _ = applied_to(selection)
@@ -72,7 +72,7 @@ def _fused(
     def values(batch: Batch) -> np.ndarray:
         return fuse(rank(batch), n, weights)
 
-    cut = yield from search_values(find_threshold(alpha, quarantined), values)
+    cut = yield from search_values(find_fused_threshold(alpha, quarantined), values)
 
     def judge_fused(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         p = values(batch)
@@ -153,7 +153,7 @@ TD4EVAL = Procedure(
 )
 
 
-def weights_of(rejections: Sequence[int], kind: Weights, seed: int = 0) -> np.ndarray:
+def fusion_weights(rejections: Sequence[int], kind: Weights, seed: int = 0) -> np.ndarray:
     """Weights of the detectors, from how many audit documents BH selects by each.
 
     `rejections` is TD4Eval's choice, R_k / sum R; `equal`, `random` (uniform numbers, normalised) and `max` (the
@@ -209,7 +209,7 @@ def fuse(ranks: np.ndarray, n: int, weights: np.ndarray) -> np.ndarray:
     Args:
         ranks: as in `statistic`.
         n: number of calibration documents.
-        weights: from `weights_of`; all zero gives p = 1 throughout.
+        weights: from `fusion_weights`; all zero gives p = 1 throughout.
 
     Returns:
         float32, (documents,), in (0, 1].
@@ -219,7 +219,9 @@ def fuse(ranks: np.ndarray, n: int, weights: np.ndarray) -> np.ndarray:
     return rounded_up(np.arctan2(1.0, statistic(ranks, n, weights)) / np.pi)
 
 
-def find_threshold(alpha: Fraction, quarantined: int = 0) -> Generator[Callable[[np.ndarray], Any], Any, Threshold]:
+def find_fused_threshold(
+    alpha: Fraction, quarantined: int = 0
+) -> Generator[Callable[[np.ndarray], Any], Any, Threshold]:
     """BH's threshold of float32 p-values that are spread over shards: the greatest p with m p <= alpha R(p).
 
     R(p) is the number of p-values up to p. The passes are those of `thresholds.find_place`.
@@ -261,7 +263,7 @@ def symmetric_weights(
     Calibration documents are split (`conformal.halves`): one half, the reference, gives everyone's ranks by each
     detector; the other is ranked like the audit documents. BH then runs on audit and calibration documents
     together, at the level (n + m) / (n + m / alpha) at which it has BH's own threshold at alpha on the audit
-    documents, were the n calibration p-values evenly spread. Its rejections are what `weights_of` would see, times
+    documents, were the n calibration p-values evenly spread. Its rejections are what `fusion_weights` would see, times
     1 + n alpha / m, plus noise. If no detector rejects anything the weights are equal.
 
     Guaranteed: T is one function of a document, and the function is unchanged when audit and calibration documents
@@ -274,8 +276,8 @@ def symmetric_weights(
             at p = 1.
         calibration: of the n documents of the other half, against the same reference half.
         alpha: exact, of the selection.
-        kind: as in `weights_of`.
-        seed: as in `weights_of`.
+        kind: as in `fusion_weights`.
+        seed: as in `fusion_weights`.
 
     Returns:
         float64, (detectors,), of sum 1.
@@ -284,4 +286,4 @@ def symmetric_weights(
     level = Fraction(n + m) / (n + m / alpha)
     pooled = [a + c for a, c in zip(audit, calibration, strict=True)]
     rejections = [counts.at_most(step_up(counts, level)) for counts in pooled]
-    return weights_of(rejections, kind, seed) if any(rejections) else weights_of([1] * len(rejections), "equal")
+    return fusion_weights(rejections, kind, seed) if any(rejections) else fusion_weights([1] * len(rejections), "equal")
