@@ -22,11 +22,15 @@ from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.adadetect import fit_score
 from pipeline.selection.procedures.td4eval import (
     Weights,
-    find_fused_threshold,
     fuse,
-    fusion_weights,
     statistic,
     symmetric_weights,
+)
+from pipeline.selection.procedures.td4eval import (
+    find_fused_threshold as find_threshold,
+)
+from pipeline.selection.procedures.td4eval import (
+    fusion_weights as weights,
 )
 from pipeline.selection.step_up import step_up
 
@@ -79,13 +83,13 @@ def bh(k: np.ndarray, n: int, alpha: Fraction) -> np.ndarray:
 
 
 def paper_weights(k: np.ndarray, n: int, alpha: Fraction, kind: Weights) -> np.ndarray:
-    return fusion_weights([int(bh(column, n, alpha).sum()) for column in k.T], kind)
+    return weights([int(bh(column, n, alpha).sum()) for column in k.T], kind)
 
 
 def td4eval(calibration: np.ndarray, audit: np.ndarray, alpha: Fraction) -> np.ndarray:
     n, k = len(calibration), against(audit, calibration)
     p = fuse(k, n, paper_weights(k, n, alpha, "rejections"))
-    end = run_passes(find_fused_threshold(alpha), lambda: [p]).value
+    end = run_passes(find_threshold(alpha), lambda: [p]).value
     return np.zeros(p.size, dtype=bool) if end is None else p <= np.float32(end)
 
 

@@ -7,7 +7,8 @@ import pytest
 from scipy.stats import binom
 from test_blind_validity import Means
 
-from pipeline.audit.blind import TAIL_LEVEL, blind_of, blind_tail, cauchy, word_counts, word_model
+from pipeline.audit.blind import TAIL_LEVEL as LEVEL
+from pipeline.audit.blind import blind_of, blind_tail, cauchy, word_counts, word_model
 from pipeline.audit.halvings import Compared, HeldOut, held_out
 
 RUNS = 200
@@ -28,7 +29,7 @@ def alarms(counts: tuple[int, int], size: int, runs: int = RUNS) -> int:
         features = np.sqrt(rho) * common + np.sqrt(1 - rho) * rng.normal(size=(group.size, FEATURES))
         held = held_out(features, Compared.of(audited, group), run, Means())
         assert held is not None
-        found += blind_tail(held)[0] <= TAIL_LEVEL
+        found += blind_tail(held)[0] <= LEVEL
     return found
 
 
@@ -36,7 +37,7 @@ def alarms(counts: tuple[int, int], size: int, runs: int = RUNS) -> int:
 def test_documents_that_are_alike_have_a_tail_in_at_most_one_of_a_hundred_runs(
     counts: tuple[int, int], size: int
 ) -> None:
-    assert alarms(counts, size) <= binom.ppf(0.999, RUNS, TAIL_LEVEL)
+    assert alarms(counts, size) <= binom.ppf(0.999, RUNS, LEVEL)
 
 
 def texts(rng: np.random.Generator, count: int, words: int = 80) -> list[str]:
@@ -68,7 +69,7 @@ def test_two_percent_of_another_genre_is_found_where_the_blind_test_sees_nothing
         held = halved(n, genre(np.random.default_rng(seed), n // 50), seed)
         p_value, tail, _ = blind_tail(held)
         assert blind_of(held).outcome != "failed"
-        assert p_value <= TAIL_LEVEL
+        assert p_value <= LEVEL
         assert tail[-n // 50 :].mean() > 0.8
         assert tail.mean() < 0.06
         assert tail[:n].mean() < 0.05
