@@ -30,8 +30,7 @@ from pipeline.report.wording.files import changed as not_written
 from pipeline.report.wording.files import made_again_note
 from pipeline.selection.conformal import halves, shuffled
 from pipeline.selection.weighted import FEWEST_EFFECTIVE, weight_levels
-from pipeline.store.receipts import Receipt
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed
 
 PARTS = 5
 INNER = 3

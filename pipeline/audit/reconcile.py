@@ -31,9 +31,8 @@ from pipeline.audit.review import content_of_review
 from pipeline.audit.scored import Each, Scored, each_in_turn
 from pipeline.audit.status import Status
 from pipeline.config.yaml import build
-from pipeline.corpus.inputs import stamp_of
+from pipeline.corpus.inputs import number_rows, stamp_of
 from pipeline.corpus.shard import BY_ID, OF_A_SHARD, InputFile, Shard, place_of, shard_fingerprint
-from pipeline.corpus.shards import number_rows
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import files as wording
 from pipeline.stages import SCORE_FOLDER, SCORING

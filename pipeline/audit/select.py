@@ -64,7 +64,7 @@ from pipeline.config.corpus import ROLES, Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.errors import DamagedError, UserError
-from pipeline.models.libraries import give_back
+from pipeline.models.devices import give_back
 from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
 from pipeline.report.wording.files import answered_by, judged_before_note, made_again_note
 from pipeline.selection.calibrations import calibration_of
@@ -75,8 +75,7 @@ from pipeline.selection.procedures.versions import answer_versions
 from pipeline.selection.schedule import Slot
 from pipeline.stages.events import VERSIONS
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed
 
 Claiming = Callable[[Mapping[str, np.ndarray]], Mapping[str, Slot]]
 """Takes the place of a scan in its schedule: from keys of the texts that calibrate each selection, int64, (documents,),

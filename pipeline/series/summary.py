@@ -22,7 +22,7 @@ from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.status import made_answer
 from pipeline.audit.summary import read_summary
 from pipeline.config.selection import Direction, Rule
-from pipeline.errors import DamagedError, ExitCode, UserError
+from pipeline.errors import DamagedError, ExitCode, UserError, is_of_storage
 from pipeline.report.tables import of_numbers
 from pipeline.report.wording import series as wording
 from pipeline.report.wording.conclusion import standing
@@ -32,7 +32,6 @@ from pipeline.selection.procedures import procedure_of
 from pipeline.selection.schedule import share_of
 from pipeline.series.scans import Claim, FiledSelection, Scan, Schedule, read_schedule
 from pipeline.store.files import Store
-from pipeline.store.space import is_of_storage
 
 LISTED = 200
 """New documents that are named one by one."""

@@ -5,6 +5,7 @@ A random part of the documents is trained into the base model, once for the same
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -35,7 +36,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import parse_detectors
 from pipeline.models.arithmetic import processor_here
-from pipeline.models.libraries import free_memory
+from pipeline.models.devices import give_back
 from pipeline.models.load import fingerprint_model, open_model, open_picture_model
 from pipeline.report.evaluation_page import roc_figures
 from pipeline.report.tables import (
@@ -49,8 +50,7 @@ from pipeline.report.wording import trial as wording
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
-from pipeline.training.pictures import train_pictures
-from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train
+from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train, train_pictures
 from pipeline.trial import page, table
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, audit_of
@@ -138,7 +138,8 @@ def contaminate(
     finally:
         torch.set_num_threads(threads)
         del opened
-        free_memory()
+        gc.collect()
+        give_back()
 
 
 def _training(config: TrialConfig, index: int, texts: int) -> FinetuneConfig:

@@ -28,8 +28,7 @@ from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts,
 from pipeline.training import loss as loss_module
 from pipeline.training import train as train_module
 from pipeline.training.memory import PassSize, bytes_kept, bytes_of_token
-from pipeline.training.pictures import train_pictures
-from pipeline.training.train import TrainingOptions, TrainingStep
+from pipeline.training.train import TrainingOptions, TrainingStep, train_pictures
 
 SIZES = [(40, 30), (64, 64), (33, 70)]
 CAPTIONS = ["a red house", "a quiet river and a green tree", "Red"]
