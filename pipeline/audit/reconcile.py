@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,7 +37,7 @@ from pipeline.report.wording import files as wording
 from pipeline.stages import SCORE_FOLDER, SCORING
 from pipeline.stages.base import Stage
 from pipeline.store.files import Store
-from pipeline.store.receipts import intact_receipts
+from pipeline.store.receipts import intact_receipts, json_digest
 
 _log = logging.getLogger(__name__)
 
@@ -301,8 +300,4 @@ def _question(plan: Plan, flags: Sequence[bool]) -> str:
     stamps = [entry.stamp for entry in plan.inputs]
     content = content_of_review(plan.config)
     review = [] if content is None else [hashlib.sha256(content).hexdigest()]
-    return _digest([config, plan.limit, list(flags), versions(), shards, stamps, *review])
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return json_digest([config, plan.limit, list(flags), versions(), shards, stamps, *review])

@@ -6,9 +6,7 @@ those of any other. No answer depends on it, and nothing here may end a run.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,6 +34,7 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import Answer, Batch
 from pipeline.stages.events import STATISTICS, TOKEN_SCHEMA, ScoredText, ScoredTexts, TokenSettings
 from pipeline.store.files import Store
+from pipeline.store.receipts import json_digest
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -258,7 +257,7 @@ def _maker(scored: Scored) -> bytes:
     """A digest of what the tokens of this run's documents depend on."""
     fingerprint = scored.receipts[0].fingerprint
     parts = {key: fingerprint.get(key) for key in _DECIDING}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest().encode()
+    return json_digest(parts).encode()
 
 
 def write_evidence(

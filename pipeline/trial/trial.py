@@ -50,7 +50,13 @@ from pipeline.report.wording import trial as wording
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
+<<<<<<< HEAD
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train, train_pictures
+=======
+from pipeline.store.receipts import json_digest
+from pipeline.training.pictures import train_pictures
+from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train
+>>>>>>> k/ma-edit
 from pipeline.trial import page, table
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, audit_of
@@ -234,7 +240,7 @@ def _typed(config: TrialConfig, work: Store, say: Callable[[str], None]) -> Tria
     """The trial with decided types in the place of dtype auto, which are recorded under the names of its models."""
     parts = (config.model, config.reference_model, config.paraphraser)
     models = [None if part is None else part.shown for part in parts]
-    name = f"arithmetic-{_digest(models)}.json"
+    name = f"arithmetic-{json_digest(models)[:12]}.json"
     gpus = int(torch.cuda.is_available())
     types = decide_types(config, earlier_arithmetic(work, say, name), lambda: Deciding(processor_here(gpus), 1), say)
     note_arithmetic(work, types, name)
@@ -323,7 +329,7 @@ class _Trial:
         """A name for the scores: all that could change one, and the documents."""
         files: dict[str, str] = {role: role for role in ("audit", *self.base.roles())}
         fingerprint = stages_of(audit_of(config, model, files))[-1].fingerprint
-        return _digest([fingerprint, self.documents.digest, sorted(files)])
+        return json_digest([fingerprint, self.documents.digest, sorted(files)])[:12]
 
     def run_audit(self, config: TrialConfig, planned: Contaminated, key: str, index: int) -> _Audit:
         """`seenset run` over the first split of the trial as written: all that does not calibrate is audited."""
@@ -393,7 +399,8 @@ class _Trial:
         roles = {str(role): amount for role, amount in config.roles().items()}
         tables = []
         for index, audit in enumerate(audits):
-            name = f"{folder}/{_digest([audit.key, index, settings, roles, __version__, ROWS_SCHEMA.names])}.parquet"
+            asked = [audit.key, index, settings, roles, __version__, ROWS_SCHEMA.names]
+            name = f"{folder}/{json_digest(asked)[:12]}.parquet"
             if not self.store.exists(name):
                 self.store.write_table(name, measured(audit.pool, config, index))
             tables.append(self.store.read_table(name))
@@ -498,7 +505,3 @@ def _sample(pool: Pool, column: str) -> DetectorScores:
     scores, both = pool.scores.columns[column], np.concatenate([trained, untrained])
     blocks = blocks_among(pool.family[both], pool.scores.group_numbers[both], pool.trained[both])
     return DetectorScores(scores[trained], scores[untrained], blocks, pool.scores.keys[both])
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
