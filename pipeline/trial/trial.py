@@ -50,13 +50,8 @@ from pipeline.report.wording import trial as wording
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
-<<<<<<< HEAD
-from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train, train_pictures
-=======
 from pipeline.store.receipts import json_digest
-from pipeline.training.pictures import train_pictures
-from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train
->>>>>>> k/ma-edit
+from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train, train_pictures
 from pipeline.trial import page, table
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, audit_of

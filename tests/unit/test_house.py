@@ -61,7 +61,7 @@ BUDGETS = {
     "pipeline.mark": 1_141,
     "pipeline.bundle": 1_159,
     "pipeline.series": 1_376,
-    "pipeline.trial": 2_705,
+    "pipeline.trial": 2_700,
     "ray_jobs": 4_459,
     "cluster": 1_197,
     "seenset": 903,
