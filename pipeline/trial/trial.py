@@ -394,8 +394,8 @@ class _Trial:
         roles = {str(role): amount for role, amount in config.roles().items()}
         tables = []
         for index, audit in enumerate(audits):
-            asked = [audit.key, index, settings, roles, __version__, ROWS_SCHEMA.names]
-            name = f"{folder}/{json_digest(asked)[:12]}.parquet"
+            identity = [audit.key, index, settings, roles, __version__, ROWS_SCHEMA.names]
+            name = f"{folder}/{json_digest(identity)[:12]}.parquet"
             if not self.store.exists(name):
                 self.store.write_table(name, measured(audit.pool, config, index))
             tables.append(self.store.read_table(name))
