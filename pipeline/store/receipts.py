@@ -28,7 +28,6 @@ REMADE = "seenset run makes it again"
 COMPACTED = 500
 """Receipts of one compaction, at most."""
 
-LEAST = 2
 AT_ONCE = 256
 """Receipts that are read side by side; memory holds no more of them."""
 
@@ -247,7 +246,7 @@ def compact_receipts(store: Store, stage: str) -> None:
         if name not in places.values():
             store.remove(name)
     single = sorted(marks.keys() - places.keys())
-    if len(single) < LEAST:
+    if len(single) < 2:
         return
     for start in range(0, len(single), COMPACTED):
         group = single[start : start + COMPACTED]
