@@ -36,8 +36,18 @@ from pipeline.models.opened import LanguageModel, embedding_rows, unknown_id
 from pipeline.models.pictures import caption_ids, padded_prompts, picture_prompt
 from pipeline.store.files import whole
 from pipeline.training.adapter import adapter_config, orthogonality
-from pipeline.training.loss import batch_loss, loss_of_tokens
-from pipeline.training.memory import Loss, PassSize, arithmetic, explained, pass_size, passes_of, recomputed, typed
+from pipeline.training.memory import (
+    Loss,
+    PassSize,
+    arithmetic,
+    batch_loss,
+    explained,
+    loss_of_tokens,
+    pass_size,
+    passes_of,
+    recomputed,
+    typed,
+)
 from pipeline.training.steps import ALONE, PART, ProcessGroup, Updates, ZeroUpdates
 
 BUCKET_BATCHES = 8

@@ -21,7 +21,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import RECORD, LanguageModel, fingerprint_model, open_model
 from pipeline.training.adapter import linear_modules
-from pipeline.training.loss import batch_loss
+from pipeline.training.memory import batch_loss
 from pipeline.training.steps import ProcessGroup, read_zero_settings, zero_stage
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, encode, train
 
