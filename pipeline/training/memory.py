@@ -57,10 +57,10 @@ def loss_of_tokens(model: Any, batch: Mapping[str, Tensor], predicted: Tensor) -
 
 def _mean_loss(model: Any, batch: Mapping[str, Tensor], predicted: Tensor, targets: Tensor) -> Tensor:
     ids = batch["input_ids"]
-    causal = causal_model(model)
+    causal = _causal_model(model)
     limit = PIECE_ELEMENTS.get(ids.device.type, PIECE_ELEMENTS["cuda"])
     vocabulary = causal.config.get_text_config().vocab_size
-    if ids.numel() * vocabulary > limit and may_have_head(causal):
+    if ids.numel() * vocabulary > limit and _may_have_head(causal):
         hidden, last = hidden_states(model, batch)
         tail = _proven_tail(causal, hidden, last)
         if tail is not None:
@@ -74,14 +74,14 @@ def _mean_loss(model: Any, batch: Mapping[str, Tensor], predicted: Tensor, targe
     return cross_entropy(logits[predicted.to(logits.device)].float(), targets.to(logits.device))
 
 
-def causal_model(model: Any) -> Any:
+def _causal_model(model: Any) -> Any:
     """The model of transformers within an adapter of peft and an engine of DeepSpeed, if it is in one."""
     model = getattr(model, "module", model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Run a model that `may_have_head` up to its head.
+    """Run a model that `_may_have_head` up to its head.
 
     Args:
         model: or what it is within.
@@ -93,7 +93,7 @@ def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tens
         (documents, 1, vocabulary).
     """
     outputs: list[Any] = []
-    handle = causal_model(model).base_model.register_forward_hook(lambda module, args, output: outputs.append(output))
+    handle = _causal_model(model).base_model.register_forward_hook(lambda module, args, output: outputs.append(output))
     ids = batch["input_ids"]
     try:
         with attention(ids.device, ids.shape[1]):
@@ -106,7 +106,7 @@ def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tens
 _proven: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
-def may_have_head(causal: Any) -> bool:
+def _may_have_head(causal: Any) -> bool:
     """Whether a model can be run up to its head; one that another device holds a part of is used as a whole."""
     tail = stated_tail(causal) if _proven.get(causal, True) else None
     if tail is None or any(hasattr(weight, "ds_id") for weight in tail.head.parameters()):
@@ -164,16 +164,16 @@ def attention(device: torch.device, longest: int) -> AbstractContextManager[Any]
         device: of the model.
         longest: tokens of the longest text of a pass.
     """
-    return plain_attention() if device.type == "cpu" and longest <= SHORT_TOKENS else nullcontext()
+    return _plain_attention() if device.type == "cpu" and longest <= SHORT_TOKENS else nullcontext()
 
 
-def plain_attention() -> AbstractContextManager[Any]:
+def _plain_attention() -> AbstractContextManager[Any]:
     """Attention without a fused kernel."""
     return sdpa_kernel(SDPBackend.MATH)
 
 
-def attention_is_plain() -> bool:
-    """Whether `plain_attention` is in force."""
+def _attention_is_plain() -> bool:
+    """Whether `_plain_attention` is in force."""
     return not torch.backends.cuda.flash_sdp_enabled() and not torch.backends.cuda.mem_efficient_sdp_enabled()
 
 
@@ -222,7 +222,7 @@ def pass_size(model: Any, documents: Sequence[Sized], config: FinetuneConfig, lo
         UserError: `recompute` for a model whose layers cannot be.
     """
     if config.recompute and not layers_of(model):
-        raise UserError(f"recompute: {type(causal_model(model)).__name__} has no layers that torch can compute again")
+        raise UserError(f"recompute: {type(_causal_model(model)).__name__} has no layers that torch can compute again")
     if model.device.type == "cpu":
         return PassSize(config.pass_tokens or CPU_PASS_TOKENS, bool(config.recompute))
     longest = max(documents, key=len)
@@ -255,8 +255,8 @@ def bytes_of_token(model: Any, config: FinetuneConfig, recomputes: bool) -> floa
 
 def _read_made_up(model: Any, tokens: int) -> Any:
     """What a model makes of a text of so many tokens."""
-    ids = torch.arange(tokens, device=model.device)[None] % embedding_rows(causal_model(model))
-    if may_have_head(causal_model(model)):
+    ids = torch.arange(tokens, device=model.device)[None] % embedding_rows(_causal_model(model))
+    if _may_have_head(_causal_model(model)):
         return hidden_states(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     return batch_loss(model, [ids[0].tolist()])  # its logits are kept too
 
@@ -318,10 +318,10 @@ def _run_again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     A layer may read another length than the whole model does, as those of a vision tower do, so its inputs do not tell.
     """
-    plain = attention_is_plain()
+    plain = _attention_is_plain()
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), plain_attention() if plain else nullcontext()
+        return nullcontext(), _plain_attention() if plain else nullcontext()
 
     return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
