@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from commands import user_error
 from made_up import sentence
 
 from pipeline.audit.blind import BlindTest
@@ -24,6 +25,8 @@ from pipeline.corpus.documents import ContentDigest, Document, id_key, read_shar
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.near_copies import sketch
 from pipeline.corpus.shard import Shard
+from pipeline.export.export import Exported, write_export
+from pipeline.export.request import ExportRequest
 from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.stages.score import score_schema
 from pipeline.store.files import Store
@@ -96,6 +99,23 @@ def finished_run(
         write_part(store, blind_file(role), BlindTest(ok=None, sentence=NOT_TESTED))
     select_all(config, read_scored(store, shards), limit, lambda receipts, f: map(f, receipts))
     return config.run
+
+
+def export(run: str, out: object = None, **request: Any) -> Exported:
+    """Export a run into a folder or to a URL."""
+    return write_export(ExportRequest(run, None if out is None else str(out), **request))
+
+
+def refusal(run: str, out: object = None, **request: Any) -> str:
+    """The one line of an export that is refused."""
+    return user_error(export, run, out, **request)
+
+
+def whole_shard(path: Path, form: str) -> Shard:
+    """A shard of all of a file."""
+    values = {"start": 0, "stop": None, "first_row": 0, "max_rows": None, "content": "", "text": "text"}
+    columns = {"id_column": None, "group_column": None}
+    return Shard(id="a", role="audit", name=path.name, path=str(path), format=form, **columns, **values)
 
 
 def _score(store: Store, shard: Shard, raised: Callable[[Document], float]) -> None:
