@@ -15,12 +15,11 @@ from made_up import sentence
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.description import build_config
 from pipeline.audit.diagnostics import blind_file
-from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest
+from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest, write_shards
 from pipeline.audit.plan import make_plan
 from pipeline.audit.records import write_part
 from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
-from pipeline.audit.shard_table import write_shards
 from pipeline.corpus.documents import ContentDigest, Document, id_key, read_shard, text_key
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.near_copies import sketch
@@ -83,7 +82,7 @@ def finished_run(
     sign = 1 if direction == "members" else -1
     for shard in shards:
         far = 50.0 * sign if shard.role == "audit" else 0.0
-        _score(store, shard, lambda document, far=far: far if chosen(document) else -far)
+        file_scores(store, shard, lambda document, far=far: far if chosen(document) else -far)
     manifest = Manifest(
         config=config,
         limit=limit,
@@ -118,7 +117,7 @@ def whole_shard(path: Path, form: str) -> Shard:
     return Shard(id="a", role="audit", name=path.name, path=str(path), format=form, **columns, **values)
 
 
-def _score(store: Store, shard: Shard, raised: Callable[[Document], float]) -> None:
+def file_scores(store: Store, shard: Shard, raised: Callable[[Document], float], column: str = "loss") -> None:
     """File made-up scores of a shard, as scoring would: documents that cannot be read go to quarantine."""
     content, rows, refused, ids = ContentDigest(), [], [], set[str]()
     for document in read_shard(shard, content):
@@ -139,11 +138,11 @@ def _score(store: Store, shard: Shard, raised: Callable[[Document], float]) -> N
                 "truncated": False,
                 "text_key": text_key(document.text),
                 "sketch": sketch(document.text),
-                "loss": noise + raised(document),
+                column: noise + raised(document),
             }
         )
     data, quarantine = f"scores/{shard.id}-a.parquet", f"quarantine/{shard.id}-a.parquet"
-    files = {data: write_filed(store, data, pa.Table.from_pylist(rows, schema=score_schema(["loss"])))}
+    files = {data: write_filed(store, data, pa.Table.from_pylist(rows, schema=score_schema([column])))}
     if refused:
         files[quarantine] = write_filed(store, quarantine, pa.Table.from_pylist(refused, schema=QUARANTINE_SCHEMA))
     reasons = [entry["reason"] for entry in refused]
