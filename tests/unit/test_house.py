@@ -54,7 +54,7 @@ BUDGETS = {
     "pipeline.detectors": 2_203,
     "pipeline.stages": 3_626,
     "pipeline.selection": 5_641,
-    "pipeline.audit": 10_661,
+    "pipeline.audit": 10_662,
     "pipeline.report": 4_748,
     "pipeline.compare": 1_983,
     "pipeline.export": 1_253,
