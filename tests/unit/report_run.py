@@ -218,10 +218,21 @@ def summary_of(selection: SelectionConfig, counts: RankCounts, decision: Decisio
     )
 
 
+def summary_in(store: Store, name: str = "members") -> Summary:
+    """The summary of a selection."""
+    summary = read_summary(store, name)
+    assert summary is not None
+    return summary
+
+
 def amend(store: Store, name: str, **changes: Any) -> None:
     """Change fields of a selection's summary, whatever other files of the answer were changed before."""
     store = sign(store)
-    summary = read_summary(store, name)
-    assert summary is not None
-    write_record(store, summary_file(name), summary.model_copy(update=changes))
+    write_record(store, summary_file(name), summary_in(store, name).model_copy(update=changes))
     sign(store)
+
+
+def amend_checks(store: Store, name: str = "members", **results: Any) -> None:
+    """Change results of the checks of a selection, and with them whether they support it."""
+    checks = summary_in(store, name).diagnostics.model_copy(update=results)
+    amend(store, name, diagnostics=checks, supported=checks.support(), reasons=checks.failures())

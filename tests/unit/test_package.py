@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
 import re
 import subprocess
@@ -33,25 +32,16 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "pipeline").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
-def test_nothing_under_pipeline_imports_ray(path: Path) -> None:
-    assert not imported(path) & {"ray", "ray_jobs"}
-
-
-def test_importing_all_of_pipeline_loads_no_ray() -> None:
-    names = [".".join(p.relative_to(ROOT).with_suffix("").parts) for p in sorted((ROOT / "pipeline").rglob("*.py"))]
-    names = [name.removesuffix(".__init__") for name in names]
-    if importlib.util.find_spec("triton") is None:
-        names.remove("pipeline.passes.sweep_triton")
-    code = f"import sys, importlib; [importlib.import_module(n) for n in {names}]; assert 'ray' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+def test_nothing_under_pipeline_imports_ray() -> None:
+    assert [path for path in (ROOT / "pipeline").rglob("*.py") if imported(path) & {"ray", "ray_jobs"}] == []
 
 
 def test_commands_on_a_finished_run_load_no_torch() -> None:
     modules = "ray_jobs.select, ray_jobs.commands, pipeline.report.page, pipeline.audit.verdict"
-    code = f"import sys, {modules}; print('torch' in sys.modules or 'transformers' in sys.modules)"
+    heavy = {"torch", "transformers", "ray", "matplotlib.pyplot"}
+    code = f"import sys, {modules}; print(*{heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False"]
+    assert done.stdout.split() == []
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])

@@ -211,34 +211,11 @@ def test_what_is_audited_is_not_trained_on_where_overlaps_are_dropped(
         parts(audit(tiny_model_folder, files, fsd={"documents": 14}, overlap="drop"))
 
 
-def test_a_licence_on_every_document_neither_stops_the_split_nor_empties_calibration(
-    tiny_model_folder: Path, files: dict[str, str], tmp_path: Path
-) -> None:
-    header = "licensed to everybody under the terms of the licence"
-    known = [f"{header} {text(i, 20)}" for i in range(40)]
-    files["audit"] = write(tmp_path / "audit.jsonl", [f"{header} {text(i, 20)}" for i in range(100, 120)])
-    series = [f"{text(90, 90)} and part {i}" for i in range(4)]
-    files["unseen"] = write(tmp_path / "unseen.jsonl", [*known, *series])
-    for overlap in ("error", "drop"):
-        found = parts(audit(tiny_model_folder, files, fsd={"documents": 15}, overlap=overlap))
-        part = found.adapters["default"]
-        assert len(part.texts) == 15
-        rest = set(found.calibration["unseen"].tolist())
-        assert keys(known) - keys(part.texts) <= rest, "all that is not trained on, header or not"
-        assert not keys(part.texts) & rest
-        assert len(set(series) & set(part.texts)) in (0, 4), "near-duplicates stay together"
-
-
 def test_a_group_without_a_column_is_one_line(tiny_model_folder: Path, files: dict[str, str]) -> None:
     described = audit(tiny_model_folder, files, fsd={"group": "a"}).model_dump(mode="json")
     described["corpus"]["unseen"]["group"] = None
     with pytest.raises(UserError, match=r"fsd adapter default: group 'a' needs corpus\.unseen\.group, a column"):
         parts(build_config(described))
-
-
-def test_fsd_without_unseen_documents_is_refused(tiny_model_folder: Path, files: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=r"detector fsd fine-tunes on corpus\.unseen, which is not given"):
-        audit(tiny_model_folder, {"audit": files["audit"]})
 
 
 def test_the_plan_counts_what_is_fine_tuned_on(tiny_model_folder: Path, files: dict[str, str]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import write_corpus
 
 from pipeline.audit.description import build_config
 from pipeline.audit.forecast import forecast
@@ -15,13 +15,13 @@ from pipeline.config.models import ModelConfig
 from ray_jobs.terminal import print_plan
 
 
-def outlook(tmp_path: Path, known: int | None = 100, **selection: Any) -> dict[str, Any]:
-    corpus = {}
-    for role, count in (("audit", 200), ("unseen", known)):
-        if count is not None:
-            path = tmp_path / f"{role}.jsonl"
-            path.write_text("".join(json.dumps({"text": f"{role} {i}"}) + "\n" for i in range(count)))
-            corpus[role] = {"path": str(path)}
+def outlook(tmp_path: Path, known: int | None = 100, audited: int = 200, **selection: Any) -> dict[str, Any]:
+    rows = {
+        role: [{"text": f"{role} {i}", "group": "a"} for i in range(count)]
+        for role, count in (("audit", audited), ("unseen", known))
+        if count is not None
+    }
+    corpus = write_corpus(tmp_path, rows, group="group")
     signed = selection.get("procedure") == "ktd"
     asked = {"name": "a", "detectors": ["min_k_plus_plus" if signed else "loss"], "alpha": 0.1, **selection}
     config = build_config({"run": "run", "model": {"path": "m"}, "corpus": corpus, "selections": [asked]})
@@ -99,9 +99,8 @@ def test_a_knockoff_selection_is_planned_without_unseen_documents(tmp_path: Path
 
 def test_the_time_is_a_guess_from_the_number_of_parameters(tmp_path: Path, tiny_model_folder: Path) -> None:
     about = describe_model(ModelConfig(path=str(tiny_model_folder)))
-    path = tmp_path / "audit.jsonl"
-    path.write_text("".join(json.dumps({"text": f"some words {i}"}) + "\n" for i in range(50)))
-    described = {"run": "run", "model": {"path": str(tiny_model_folder)}, "corpus": {"audit": {"path": str(path)}}}
+    corpus = write_corpus(tmp_path, {"audit": [f"some words {i}" for i in range(50)]})
+    described = {"run": "run", "model": {"path": str(tiny_model_folder)}, "corpus": corpus}
     plan = make_plan(build_config({**described, "detectors": ["loss"]}))
     small, large = (forecast(plan, {**about, "parameters": parameters}) for parameters in (10**6, 10**9))
     assert small["estimated_seconds_one_worker"] > 0

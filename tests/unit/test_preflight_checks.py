@@ -17,7 +17,6 @@ from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import Plan, make_plan
 from pipeline.audit.preflight import (
-    PLAN,
     RUN,
     Effort,
     check_before_scoring,
@@ -113,13 +112,6 @@ def test_near_copies_within_a_role_are_a_note(tmp_path: Path) -> None:
     assert "None of the unseen documents is a near-duplicate of another." in plan_checks(plan)["lines"]
 
 
-def test_a_licence_on_every_document_stops_nothing(tmp_path: Path) -> None:
-    plan = planned(tmp_path, [HEADER + text(i) for i in range(75)], [HEADER + text(i) for i in range(100, 175)])
-    checked = check_documents(plan, RUN)
-    assert checked.overlap["unseen"].n_calibration == 0
-    assert checked.copies["audit"].n_copies == 0
-
-
 def test_what_is_checked_before_is_what_selection_checks_after(tmp_path: Path, tiny_model_folder: Path) -> None:
     """Repeated ids, texts without a score and transformed dates included."""
     audit = [*map(text, range(20)), text(200), text(201), "a", f"{text(203)} 2024-05-06", text(204), ""]
@@ -147,15 +139,6 @@ def test_what_is_checked_before_is_what_selection_checks_after(tmp_path: Path, t
         checked.duplicates.count == sum(scored.quarantined(role)["duplicate_id"] for role in ("audit", "unseen")) == 1
     )
     assert "(first: u20)" in checked.duplicates.sentence
-
-
-def test_ids_that_repeat_are_counted_and_named(tmp_path: Path) -> None:
-    ids = [*(f"a{i}" for i in range(40)), *(f"a{i}" for i in range(5))]
-    plan = planned(tmp_path, list(map(text, range(45))), list(map(text, range(100, 130))), audit_ids=ids)
-    found = check_documents(plan, PLAN).duplicates
-    assert (found.ok, found.count) == (None, 5)
-    assert "5 documents repeat an id and go to quarantine (first: a0, a1, a2)." in found.sentence
-    assert "error_budget 0.01 allows fewer" in found.sentence
 
 
 def test_documents_without_an_id_are_named_by_their_row_in_whatever_shard_they_stand(tmp_path: Path) -> None:

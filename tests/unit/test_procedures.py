@@ -25,16 +25,17 @@ from pipeline.selection.conformal import Grid, p_values
 from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.groups import pool
 from pipeline.selection.procedures import PROCEDURES
-from pipeline.selection.procedures.estimating import default_lambda, kernel, slope, storey
+from pipeline.selection.procedures.estimating import default_lambda, jkbb, kernel, slope, storey
 from pipeline.selection.procedures.known import known_members, known_scores
 from pipeline.selection.procedures.record import decide
 from pipeline.selection.promises import adapted
 from pipeline.selection.rank_counts import RankCounts
-from pipeline.selection.step_up import minimum_selectable, step_up
+from pipeline.selection.step_up import harmonic_bound, minimum_selectable, step_up
 from pipeline.selection.thresholds import Moments
 
 TENTH = Fraction(1, 10)
 alphas = st.fractions(Fraction(1, 100), Fraction(99, 100), max_denominator=100)
+null_proportions = st.fractions(Fraction(1, 20), Fraction(3, 2), max_denominator=40)
 
 
 @st.composite
@@ -69,7 +70,7 @@ def textbook(p: list[Fraction], alpha: Fraction) -> int:
 # ---------------------------------------------------------------- step-up and estimators on any grid
 
 
-@given(audits(), alphas, st.fractions(Fraction(1, 20), Fraction(3, 2), max_denominator=40))
+@given(audits(), alphas, null_proportions)
 def test_step_up_on_any_grid_equals_sorting_in_exact_rationals(
     audit: tuple[list[int], Grid], alpha: Fraction, pi0: Fraction
 ) -> None:
@@ -107,6 +108,9 @@ def test_procedures_equal_their_definitions_on_sorted_p_values(audit: tuple[list
     two_stages = first if first in (0, m) else textbook(p, level * m / (m - first))
 
     expected = {
+        "bh": textbook(p, alpha),
+        "by": textbook(p, alpha / sum((Fraction(1, j) for j in range(1, m + 1)), Fraction(0))),
+        "ptdi": textbook(p, alpha / Fraction(jkbb(counts).pi0)),
         "storey": textbook(p, alpha / pi0_storey),
         "quantile": textbook(p, alpha / pi0_slope),
         "bky": two_stages,
@@ -116,6 +120,7 @@ def test_procedures_equal_their_definitions_on_sorted_p_values(audit: tuple[list
         decision = decide(procedure, counts, alpha)
         assert decision.n_selected == selected == counts.at_most(decision.rank), procedure
         assert decision.largest_p == grid.p(decision.rank)
+        assert decision.threshold == (float(decision.largest_p) if selected else None)
         assert decision.n_selected == textbook(p, alpha / decision.factor)
         assert all(math.isfinite(detail) for detail in decision.details.values())
 
@@ -126,17 +131,23 @@ def _parts(grid: Grid) -> list[list[Fraction]]:
     return [[Fraction(k, d) for k in range(1, d + 1)] for d in sizes]
 
 
-@given(audits(), alphas)
-def test_bky_agrees_with_statsmodels_away_from_ties(audit: tuple[list[int], Grid], alpha: Fraction) -> None:
+@given(audits(), alphas, st.sampled_from([("bh", "fdr_bh"), ("by", "fdr_by"), ("bky", "fdr_tsbky")]))
+def test_procedures_agree_with_statsmodels_away_from_ties(
+    audit: tuple[list[int], Grid], alpha: Fraction, names: tuple[str, str]
+) -> None:
     """Its `fdr_tsbky` takes the same level alpha / (1 + alpha) for both stages from the alpha that is given."""
     found, grid = audit
-    counts, m, level = RankCounts.of(np.array(found), grid), len(found), alpha / (1 + alpha)
-    first = counts.at_most(step_up(counts, level))
-    assume(first < m)
-    for stage in (level, level * m / (m - first)):
+    counts, m = RankCounts.of(np.array(found), grid), len(found)
+    stages = [alpha / harmonic_bound(m) if names[0] == "by" else alpha]
+    if names[0] == "bky":
+        level = alpha / (1 + alpha)
+        first = counts.at_most(step_up(counts, level))
+        assume(first < m)
+        stages = [level, level * m / (m - first)]
+    for stage in stages:
         assume(all(abs(stage * i / (m * grid.p(k)) - 1) > 1e-9 for i in range(1, m + 1) for k in found))
-    rejected, *_ = multipletests(p_values(np.array(found), grid), float(alpha), "fdr_tsbky")
-    assert decide("bky", counts, alpha).n_selected == rejected.sum()
+    rejected, *_ = multipletests(p_values(np.array(found), grid), float(alpha), names[1])
+    assert decide(names[0], counts, alpha).n_selected == rejected.sum()
 
 
 @given(audits())
@@ -302,7 +313,9 @@ def test_counts_over_any_grid_merge_to_the_same_in_any_order(audit: tuple[list[i
     found, grid = audit
     parts = [RankCounts.of(np.array(found[i::3], dtype=np.int64), grid) for i in range(3)]
     random.shuffle(parts)  # type: ignore[attr-defined]
-    whole = RankCounts.of(np.array(found), grid).with_quarantined(2)
+    whole = RankCounts.of(np.array(found), grid)
+    assert whole.counts.tolist() == [found.count(k) for k in range(1, grid.size + 1)]
+    whole = whole.with_quarantined(2)
     parts.append(pickle.loads(pickle.dumps(RankCounts.empty(grid))).with_quarantined(2))  # as from another process
     for merged in (reduce(add, parts), (parts[0] + parts[1]) + (parts[2] + parts[3])):
         assert merged.counts.tolist() == whole.counts.tolist()
@@ -322,13 +335,16 @@ def test_counts_over_different_grids_do_not_merge() -> None:
         RankCounts(counts.counts, Grid.uniform(10))
 
 
-@given(st.integers(1, 400), st.integers(1, 100), alphas)
-def test_exactly_the_minimum_can_be_selected_with_conditional_p_values(n: int, m: int, alpha: Fraction) -> None:
-    grid = simes_grid(n, TENTH)
-    least = minimum_selectable(grid, m, alpha)
+@given(st.integers(1, 400), st.booleans(), st.integers(1, 100), alphas, null_proportions)
+def test_exactly_the_minimum_can_be_selected_and_one_document_less_cannot(
+    n: int, conditional: bool, m: int, alpha: Fraction, pi0: Fraction
+) -> None:
+    assume(pi0 > alpha)  # otherwise documents at p = 1 are selected too
+    grid = simes_grid(n, TENTH) if conditional else Grid.uniform(n)
+    least = minimum_selectable(grid, m, alpha, pi0)
     for selected in {least - 1, least} & set(range(1, m + 1)):
         best = RankCounts.of(np.array([1] * selected + [grid.size] * (m - selected)), grid)
-        assert (step_up(best, alpha) > 0) == (selected == least)
+        assert (step_up(best, alpha, pi0) > 0) == (selected == least)
 
 
 def test_every_procedure_decides_a_hundred_million_documents_over_a_hundred_thousand_p_values_at_once() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_run import amend, build_run
+from report_run import amend, amend_checks, build_run, summary_in
 from test_report import Page, report
 
-from pipeline.audit.summary import Summary, read_summary
+from pipeline.audit.summary import BlindDiagnostic, Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.contents import Report
 from pipeline.report.wording.conclusion import CONTRADICTED
@@ -27,9 +27,7 @@ def run(tmp_path: Path) -> Store:
 
 def bounded(store: Store, **changes: Any) -> tuple[Page, Report, Summary]:
     amend(store, "members", bound=BOUND, **changes)
-    summary = read_summary(store, "members")
-    assert summary is not None
-    return *report(store), summary
+    return *report(store), summary_in(store)
 
 
 def test_the_first_sentence_says_how_many_of_this_list_are_wrong(run: Store) -> None:
@@ -56,11 +54,8 @@ def test_what_a_check_contradicts_has_no_bound_on_the_page(run: Store) -> None:
 
 
 def test_what_was_not_checked_is_claimed_under_its_condition(run: Store) -> None:
-    summary = read_summary(run, "members")
-    assert summary is not None
-    blind = summary.diagnostics.blind.model_copy(update={"ok": None, "outcome": "not tested"})
-    diagnostics = summary.diagnostics.model_copy(update={"blind": blind})
-    _, facts, _ = bounded(run, supported=None, diagnostics=diagnostics, n_selected=0)
+    amend_checks(run, blind=BlindDiagnostic(ok=None, outcome="not tested", sentence="Not tested."))
+    _, facts, _ = bounded(run, n_selected=0)
     assert any("was not checked" in caution for caution in facts.selections[0].answer.cautions)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from report_run import amend, build_run
+from report_run import amend, amend_checks, build_run, summary_in
 from signed import sign
+from test_report import Page
 
-from pipeline.audit.summary import BlindDiagnostic, Summary, read_summary
+from pipeline.audit.summary import BlindDiagnostic
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.report.contents import BriefAnswer, Light, Report
 from pipeline.report.names import Folders, model_name
@@ -24,36 +24,6 @@ BOUND = Bound(confidence=0.95, wrong_at_most=3, right_at_least=80, members_at_le
 APART = BlindDiagnostic(ok=False, outcome="failed", sentence="Their words alone tell them apart (AUC 0.91).")
 
 
-class Visible(HTMLParser):
-    """The words of a page outside its closed folds, and what the folds and tabs are called."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.assumed: list[str] = []
-        self.open: list[bool] = []
-        self.hidden = 0
-        self.in_summary = False
-        self.feed(source)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "details":
-            self.open.append("open" in dict(attrs))
-        self.in_summary = tag == "summary" or (self.in_summary and tag == "span")
-        self.hidden += tag in ("style", "script", "title", "svg")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "details":
-            self.open.pop()
-        self.in_summary = self.in_summary and tag != "summary"
-        self.hidden -= tag in ("style", "script", "title", "svg")
-
-    def handle_data(self, data: str) -> None:
-        closed = self.open[:-1] if self.in_summary else self.open
-        if not self.hidden and all(closed):
-            self.words.extend(data.split())
-
-
 def page_of(store: Store) -> tuple[str, Report]:
     write_report(store)
     facts = Report.model_validate(store.read_json("report/report.json"))
@@ -62,13 +32,13 @@ def page_of(store: Store) -> tuple[str, Report]:
 
 def amended(folder: Path, **changes: Any) -> BriefAnswer:
     store = build_run(folder)
-    store.remove("selection/members/ranks.parquet")  # nothing to draw: figures take their time
-    store.remove("selection/members/scores.json")
+    without_counts(store, ["members"])
     amend(store, "members", **changes)
     return page_of(store)[1].selections[0].brief
 
 
 def without_counts(store: Store, names: list[str]) -> None:
+    """Leave nothing to draw: figures take their time."""
     for name in names:
         store.remove(f"selection/{name}/ranks.parquet")
         store.remove(f"selection/{name}/scores.json")
@@ -84,14 +54,11 @@ def test_a_page_is_short_outside_its_folds(tmp_path: Path, number: int, most: in
     without_counts(store, names[1:])
     for name in names:
         amend(store, name, bound=BOUND)
-    summary = read_summary(store, names[0])
-    assert isinstance(summary, Summary)
-    failed = summary.diagnostics.model_copy(update={"blind": APART})
-    amend(store, names[0], diagnostics=failed, supported=False, reasons=failed.failures())
+    amend_checks(store, names[0], blind=APART)
     page, facts = page_of(store)
-    visible = Visible(page)
-    assert len(visible.words) <= most
-    text = " ".join(visible.words)
+    visible = Page(page).visible
+    assert len(visible) <= most
+    text = " ".join(visible)
     for term in ("bandwidth", "null share", "hypothesis"):
         assert term not in text, text[max(0, text.find(term) - 60) : text.find(term) + 40]
     for name in names:
@@ -106,10 +73,8 @@ def test_a_page_is_short_outside_its_folds(tmp_path: Path, number: int, most: in
 def test_what_is_not_supported_says_so_in_the_first_words_of_its_row_and_its_card(tmp_path: Path) -> None:
     store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}))
     without_counts(store, ["members", "wide"])
-    summary = read_summary(store, "wide")
-    assert summary is not None
-    failed = summary.diagnostics.model_copy(update={"blind": APART})
-    amend(store, "wide", diagnostics=failed, supported=False, reasons=failed.failures(), bound=BOUND)
+    amend(store, "wide", bound=BOUND)
+    amend_checks(store, "wide", blind=APART)
     page, facts = page_of(store)
     assert '<th scope="row"><strong class="bad">Contradicted:</strong> <a href="#selection-wide">wide</a>' in page
     brief = facts.selections[1].brief
@@ -127,11 +92,10 @@ def test_what_is_not_supported_says_so_in_the_first_words_of_its_row_and_its_car
 
 def test_three_sentences_say_what_holds_on_average_of_this_list_and_of_all(tmp_path: Path) -> None:
     brief = amended(tmp_path, bound=BOUND, supported=True)
-    summary = read_summary(Store(str(tmp_path / "run")), "members")
-    assert summary is not None
+    selected = summary_in(Store(str(tmp_path / "run"))).n_selected
     assert brief.condition == "If the assumption holds, which no check contradicts:"
     assert brief.average == "At most 10% of such a list is wrong, over repeated audits."
-    assert brief.this_list == f"With 95% confidence at most 3 of these {summary.n_selected} are wrong."
+    assert brief.this_list == f"With 95% confidence at most 3 of these {selected} are wrong."
     assert brief.collection == "With 95% confidence at least 91 of the 240 audited were trained on."
     assert brief.bound == "at most 3 (95%)"
     assert max(map(len, (brief.average, brief.this_list, brief.collection))) < 80, "a line each"
@@ -145,28 +109,39 @@ def test_three_sentences_say_what_holds_on_average_of_this_list_and_of_all(tmp_p
         ({"procedure": "bound"}, "No average is stated: procedure bound bounds the errors of this one list."),
         ({"calibration": "conditional"}, "At most 10% of such a list is wrong, with the probability stated below."),
         ({"n_selected": 0}, "An empty list is no evidence that the model was not trained on them."),
-        (
-            {"n_selected": 0, "direction": "clean"},
-            "An empty list is no evidence that the model was trained on them.",
-        ),
+        ({"n_selected": 0, "direction": "clean"}, "An empty list is no evidence that the model was trained on them."),
     ],
 )
 def test_the_average_is_as_certain_as_the_guarantee(tmp_path: Path, changes: dict[str, Any], average: str) -> None:
     assert amended(tmp_path, **changes).average == average
 
 
-def test_without_a_bound_nothing_is_said_of_the_list_or_of_all(tmp_path: Path) -> None:
-    brief = amended(tmp_path, bound=None, n_selected=12)
-    assert brief.this_list == "How many of these 12 are wrong is not bounded."
-    assert brief.collection == "How many of all 240 were trained on is not bounded."
-    assert brief.bound == "not bounded"
-
-
-def test_a_bound_that_excludes_nothing_says_so(tmp_path: Path) -> None:
-    brief = amended(tmp_path, bound=Bound(0.95, 12, 0, 0, 12), n_selected=12)
-    assert brief.this_list == "All of these 12 may be wrong."
-    assert brief.collection == "The bound is 0: it does not show that any of the 240 audited was trained on."
-    assert brief.bound == "possibly all"
+@pytest.mark.parametrize(
+    ("bound", "sentences"),
+    [
+        (
+            None,
+            (
+                "How many of these 12 are wrong is not bounded.",
+                "How many of all 240 were trained on is not bounded.",
+                "not bounded",
+            ),
+        ),
+        (
+            Bound(0.95, 12, 0, 0, 12),
+            (
+                "All of these 12 may be wrong.",
+                "The bound is 0: it does not show that any of the 240 audited was trained on.",
+                "possibly all",
+            ),
+        ),
+    ],
+)
+def test_a_bound_that_is_missing_or_excludes_nothing_says_so(
+    tmp_path: Path, bound: Bound | None, sentences: tuple[str, ...]
+) -> None:
+    brief = amended(tmp_path, bound=bound, n_selected=12)
+    assert (brief.this_list, brief.collection, brief.bound) == sentences
 
 
 @pytest.mark.parametrize(
@@ -187,9 +162,10 @@ def test_a_bound_that_excludes_nothing_says_so(tmp_path: Path) -> None:
 def test_what_was_not_tested_is_no_green_light(
     tmp_path: Path, blind: BlindDiagnostic, condition: str, reason: str
 ) -> None:
-    summary = read_summary(build_run(tmp_path), "members")
-    assert summary is not None
-    brief = amended(tmp_path / "again", diagnostics=summary.diagnostics.model_copy(update={"blind": blind}))
+    store = build_run(tmp_path)
+    without_counts(store, ["members"])
+    amend_checks(store, blind=blind)
+    brief = page_of(store)[1].selections[0].brief
     assert brief.condition == condition
     light = next(light for light in brief.lights if light.name == "blind")
     assert (light.colour, light.reason) == ("amber", reason)
@@ -201,15 +177,11 @@ def test_a_note_that_some_selections_share_is_printed_once_with_their_names(tmp_
     names = ["one", "two", "three", "four"]
     store = build_run(tmp_path, selections=tuple({"name": name} for name in names))
     without_counts(store, names)
-    summary = read_summary(store, "one")
-    assert summary is not None
-    for name, sentence in zip(
-        names, ("The same note.", "The same note.", "Another note.", APART.sentence), strict=True
-    ):
-        blind = APART if sentence == APART.sentence else BlindDiagnostic(ok=True, sentence="Alike.")
-        overlap = summary.diagnostics.overlap.model_copy(update={"ok": None, "sentence": sentence})
-        changed = summary.diagnostics.model_copy(update={"overlap": overlap, "blind": blind})
-        amend(store, name, diagnostics=changed, supported=changed.support(), reasons=changed.failures())
+    overlap, alike = summary_in(store, "one").diagnostics.overlap, BlindDiagnostic(ok=True, sentence="Alike.")
+    sentences = ("The same note.", "The same note.", "Another note.", APART.sentence)
+    for name, sentence in zip(names, sentences, strict=True):
+        noted = overlap.model_copy(update={"ok": None, "sentence": sentence})
+        amend_checks(store, name, overlap=noted, blind=APART if sentence == APART.sentence else alike)
     page, _ = page_of(store)
     cards = page.split("<article ", 1)[1]
     shared = page.split("Checks with the same result for one, two:")[1].split("</ul>")[0]
@@ -268,6 +240,9 @@ def test_the_folder_of_an_input_is_what_all_inputs_of_its_role_share() -> None:
     assert folders.relative("s3://k/z/u.parquet#1") == "u.parquet#1"
     assert folders.relative("an id / of its own") == "an id / of its own"
     assert folders.without("cannot read /a/b/x.jsonl") == "cannot read x.jsonl"
+    names = [("audit", "/one/a.jsonl"), ("audit", "/other/deep/b.jsonl")]
+    below_root = Folders.of([SimpleNamespace(role=role, name=name, format="jsonl") for role, name in names])  # type: ignore[misc]
+    assert [below_root.relative(f"{name}#1") for _, name in names] == ["a.jsonl#1", "b.jsonl#1"]
 
 
 def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estimated(tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_run import amend, build_run
+from report_run import amend, amend_checks, build_run, summary_in
 from signed import sign
 
 from pipeline.audit.history import note_answers, read_history, several_questions
 from pipeline.audit.manifest import read_run, write_manifest
-from pipeline.audit.summary import BlindDiagnostic, Diagnostics, ShareDiagnostic, read_summary
+from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostics, ShareDiagnostic
 from pipeline.config.models import EndpointConfig
 from pipeline.report.contents import Report
-from pipeline.report.names import Folders, run_names
+from pipeline.report.names import run_names
 from pipeline.report.page import write_report
 from pipeline.report.wording.checks import TITLES
 from pipeline.store.files import Store
@@ -41,8 +41,8 @@ def note(store: Store, **settings: Any) -> None:
     manifest, _ = read_run(store)
     config = manifest.config
     asked = [one.model_copy(update=settings) for one in config.selections]
-    summaries = [read_summary(store, one.name) for one in asked]
-    note_answers(store, config.model_copy(update={"selections": asked}), "run", [one for one in summaries if one])
+    summaries = [summary_in(store, one.name) for one in asked]
+    note_answers(store, config.model_copy(update={"selections": asked}), "run", summaries)
 
 
 def page_of(store: Store) -> tuple[str, Report]:
@@ -117,28 +117,14 @@ def test_what_is_not_known_is_stated_as_not_known(tmp_path: Path) -> None:
 
 def test_no_absolute_path_stands_above_provenance(tmp_path: Path) -> None:
     store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
-    summary = read_summary(store, "members")
-    assert summary is not None
-    repeated = summary.diagnostics.duplicates.model_copy(
-        update={"sentence": f"1 document repeats an id: {tmp_path}/audit.jsonl#3."}
-    )
-    untested = summary.diagnostics.blind.model_copy(
-        update={"ok": None, "outcome": "not tested", "sentence": f"Not tested: {tmp_path}/audit.jsonl is gone."}
-    )
-    diagnostics = summary.diagnostics.model_copy(update={"duplicates": repeated, "blind": untested})
-    amend(store, "members", diagnostics=diagnostics, supported=None)
+    repeated = CountDiagnostic(ok=True, sentence=f"1 document repeats an id: {tmp_path}/audit.jsonl#3.", count=1)
+    gone = f"Not tested: {tmp_path}/audit.jsonl is gone."
+    amend_checks(store, duplicates=repeated, blind=BlindDiagnostic(ok=None, outcome="not tested", sentence=gone))
     page, facts = page_of(store)
     assert str(tmp_path) in facts.provenance.inputs[0].name
     assert str(tmp_path) not in upper(page)
     assert "1 document repeats an id: audit.jsonl#3." in upper(page)
     assert str(tmp_path) in page, "provenance holds it"
-
-
-def test_inputs_below_the_root_alone_are_named_by_their_last_part() -> None:
-    names = ["/one/a.jsonl", "/other/deep/b.jsonl"]
-    inputs = [type("Entry", (), {"name": name, "role": "audit", "format": "jsonl"})() for name in names]
-    folders = Folders.of(inputs)
-    assert [folders.relative(f"{name}#1") for name in names] == ["a.jsonl#1", "b.jsonl#1"]
 
 
 def test_two_runs_are_named_by_as_much_of_their_paths_as_tells_them_apart() -> None:
@@ -183,27 +169,28 @@ def truncated_run(folder: Path, share: float, sentence: str) -> Store:
     """A run of two selections with a check of truncation that came out so."""
     store = run_of(folder, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
     for name in ("members", "wide"):
-        summary = read_summary(store, name)
-        assert summary is not None
         check = ShareDiagnostic(ok=None if share else True, sentence=sentence, share=share)
-        amend(store, name, diagnostics=summary.diagnostics.model_copy(update={"truncated": check}))
+        amend_checks(store, name, truncated=check)
     return store
 
 
-def test_a_check_is_titled_by_its_subject_and_its_light_gives_the_result(tmp_path: Path) -> None:
-    sentence = "200 of 200 documents were truncated at max_tokens. A truncated document is judged by its beginning."
-    page, facts = page_of(truncated_run(tmp_path, 1.0, sentence))
-    light = next(light for light in facts.selections[0].brief.lights if light.name == "truncated")
-    assert (light.label, light.colour) == ("Truncation", "amber")
-    assert light.reason == "200 of 200 documents were truncated at max_tokens."
-    assert "Truncation. 200 of 200 documents were truncated at max_tokens." in shown(page)
-    assert "Read to the end" not in page
+TRUNCATED = "200 of 200 documents were truncated at max_tokens. A truncated document is judged by its beginning."
 
 
-def test_nothing_truncated_is_a_green_light(tmp_path: Path) -> None:
-    _, facts = page_of(truncated_run(tmp_path, 0.0, "None of the 200 documents was truncated."))
+@pytest.mark.parametrize(
+    ("share", "sentence", "colour", "reason"),
+    [
+        (1.0, TRUNCATED, "amber", "200 of 200 documents were truncated at max_tokens."),
+        (0.0, "None of the 200 documents was truncated.", "green", None),
+    ],
+)
+def test_a_check_is_titled_by_its_subject_and_its_light_gives_the_result(
+    tmp_path: Path, share: float, sentence: str, colour: str, reason: str | None
+) -> None:
+    page, facts = page_of(truncated_run(tmp_path, share, sentence))
     light = next(light for light in facts.selections[0].brief.lights if light.name == "truncated")
-    assert (light.label, light.colour) == ("Truncation", "green")
+    assert (light.label, light.colour, light.reason) == ("Truncation", colour, reason)
+    assert f"Truncation. {reason or sentence}" in shown(page)
 
 
 def test_every_diagnostic_has_a_title_that_states_no_result() -> None:
@@ -213,8 +200,7 @@ def test_every_diagnostic_has_a_title_that_states_no_result() -> None:
 
 
 def test_a_note_stands_on_the_page_once_and_not_for_each_selection(tmp_path: Path) -> None:
-    sentence = "200 of 200 documents were truncated at max_tokens. A truncated document is judged by its beginning."
-    store = truncated_run(tmp_path, 1.0, sentence)
+    store = truncated_run(tmp_path, 1.0, TRUNCATED)
     note(store, alpha=0.2)
     note(store)
     page, facts = page_of(store)
@@ -224,7 +210,7 @@ def test_a_note_stands_on_the_page_once_and_not_for_each_selection(tmp_path: Pat
     assert len(cautions) == 3
     assert cautions == facts.selections[1].answer.cautions
     assert text.count(cautions[0]) == 0, "the light of the blind test states it"
-    for note_text in (*cautions[1:], several, sentence):
+    for note_text in (*cautions[1:], several, TRUNCATED):
         assert text.count(note_text.replace("'", "&#39;")) == 1, note_text
     assert text.count("Inconclusive: about") == 1, "the light of the blind test"
 
@@ -241,11 +227,7 @@ def test_what_one_selection_alone_has_stays_with_it(tmp_path: Path) -> None:
 def test_a_failed_check_stands_with_each_selection_that_it_contradicts(tmp_path: Path) -> None:
     store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
     for name in ("members", "wide"):
-        summary = read_summary(store, name)
-        assert summary is not None
-        failed = BlindDiagnostic(ok=False, sentence="The words tell the roles apart.")
-        diagnostics = summary.diagnostics.model_copy(update={"blind": failed})
-        amend(store, name, diagnostics=diagnostics, supported=False, reasons=diagnostics.failures())
+        amend_checks(store, name, blind=BlindDiagnostic(ok=False, sentence="The words tell the roles apart."))
     page, _ = page_of(store)
     cards = page.split('<div class="answer ')[1:]
     assert len(cards) == 2

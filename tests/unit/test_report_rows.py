@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from report_run import SCRIPT, amend, build_run
+from test_report import unpacked
 
 from pipeline.audit.evidence import DocumentEvidence
 from pipeline.errors import UserError
 from pipeline.report.facts import read_facts
 from pipeline.report.names import Folders
 from pipeline.report.page import write_report
-from pipeline.report.rows import MAX_ROWS, Listing, _Packed, _tokens, even_shares, read_listings
+from pipeline.report.rows import MAX_ROWS, Listing, _tokens, even_shares, read_listings
 from pipeline.report.templates import page_script
 from pipeline.store.files import Store
 
@@ -35,10 +33,6 @@ EVIDENCE = DocumentEvidence(
     ranked_by="td4eval",
     score=-2.5,
 )
-
-
-def unpacked(block: str) -> list[Any]:
-    return [json.loads(line) for line in gzip.decompress(base64.b64decode(block)).splitlines()]
 
 
 def with_selected(folder: Path, table: pa.Table, **arguments: Any) -> Store:
@@ -110,15 +104,12 @@ def test_an_id_that_only_says_the_place_is_told_by_the_place(tmp_path: Path) -> 
     assert chunk["source"] == [0, 0]
 
 
-def test_texts_stay_off_the_page_where_they_are_not_wanted(tmp_path: Path) -> None:
-    store = with_selected(tmp_path, many(3))
-    assert "text" in unpacked(listing_of(store).rows)[0]
-    assert "text" not in unpacked(listing_of(store, texts=False).rows)[0]
-
-
-def test_scores_that_json_cannot_hold_are_none(tmp_path: Path) -> None:
+def test_scores_that_json_cannot_hold_are_none_and_texts_are_there_only_where_they_are_wanted(tmp_path: Path) -> None:
     store = with_selected(tmp_path, many(3, score_0=[np.nan, np.inf, 0.123456789]))
-    assert unpacked(listing_of(store).rows)[0]["scores"]["score_0"] == [None, None, 0.123457]
+    (chunk,) = unpacked(listing_of(store).rows)
+    assert chunk["scores"]["score_0"] == [None, None, 0.123457]
+    assert "text" in chunk
+    assert "text" not in unpacked(listing_of(store, texts=False).rows)[0]
 
 
 def test_markup_and_hidden_characters_are_data(tmp_path: Path) -> None:
@@ -140,8 +131,10 @@ def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_listings(store, run.selections, Folders(()), True, 1_000_000)
 
 
-def test_tokens_go_with_their_values_and_ids_are_relative() -> None:
-    assert _tokens(7, EVIDENCE, HOME, texts=True) == {
+def test_tokens_go_with_their_values_where_texts_are_wanted_and_ids_are_relative() -> None:
+    with_texts, without = (_tokens(7, EVIDENCE, HOME, texts=texts) for texts in (True, False))
+    assert set(without) == set(with_texts) - {"pieces", "values"}
+    assert with_texts == {
         "at": 7,
         "kind": "log-probability",
         "detector": "loss",
@@ -152,21 +145,6 @@ def test_tokens_go_with_their_values_and_ids_are_relative() -> None:
         "pieces": ["One", "⟨U+202E⟩two"],
         "values": [None, -3.14],
     }
-
-
-def test_without_texts_no_token_and_no_value_of_one_is_carried() -> None:
-    assert set(_tokens(7, EVIDENCE, HOME, texts=False)) == {"at", "kind", "detector", "by", "score", "near", "copies"}
-
-
-def test_lines_are_packed_until_the_room_is_full_and_the_same_lines_give_the_same_bytes() -> None:
-    noise = [np.random.default_rng(index).bytes(400).hex() for index in range(20)]
-    packs = [_Packed(4_000), _Packed(4_000)]
-    added = [[pack.add(line) for line in noise] for pack in packs]
-    assert added[0] == added[1]
-    assert (added[0][0], added[0][-1]) == (True, False)
-    assert packs[0].text() == packs[1].text()
-    assert len(packs[0].text()) <= 4_000
-    assert unpacked(packs[0].text()) == [line for line, fits in zip(noise, added[0], strict=True) if fits]
 
 
 def test_the_script_holds_its_table_and_cannot_end_its_element_early() -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from commands import ended
+from commands import ended, here
 from made_up import write_corpus, write_rows
 
 from benchmarks.small_model import WORDS
@@ -68,6 +68,12 @@ def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
     return folder
 
 
+@pytest.fixture(scope="module", params=["with", "without"])
+def again(request: pytest.FixtureRequest, scored: Path) -> Path:
+    """The run of imported scores, with texts or without."""
+    return run(scored, request.param, imported(scored, **({"text": "text"} if request.param == "with" else {})))
+
+
 def imported(scored: Path, **settings: Any) -> dict[str, Any]:
     sources = {
         role: {"path": str(scored / f"scored-{role}.jsonl"), "id": "id", "scores": COLUMNS, **settings}
@@ -87,41 +93,52 @@ def answer_of(folder: Path, name: str) -> Summary:
     return summary
 
 
-def test_imported_scores_give_the_answers_of_their_run_to_the_byte(scored: Path) -> None:
-    for name, settings in (("with", {"text": "text"}), ("without", {})):
-        folder = run(scored, name, imported(scored, **settings))
-        assert ended("verdict", folder) == 0
-        for selection in SELECTIONS:
-            label = str(selection["name"])
-            assert verdicts(folder, label) == verdicts(scored / "first", label)
-            first, other = (answer_of(one, label).model_dump() for one in (scored / "first", folder))
-            checks, others = first.pop("diagnostics"), other.pop("diagnostics")
-            assert other["assumption"].startswith(first["assumption"])
-            assert "was not fitted to the documents that calibrate" in other["assumption"]
-            differing = {"assumption", *(("conclusion", "supported", "condition") if name == "without" else ())}
-            assert {key for key in first if first[key] != other[key]} <= differing
-            changed = {key for key in checks if checks[key] != others[key]}
-            texts = {"blind", "overlap", "near_copies", "families", "tail"} if name == "without" else set()
-            assert changed <= {"truncated", *texts}
-        first, other = (read_verdict(Store(str(one))) for one in (scored / "first", folder))
-        assert first is not None
-        assert other is not None
-        assert any(answer_of(folder, str(selection["name"])).n_selected for selection in SELECTIONS)
-        assert (other.counts, other.test) == (first.counts, first.test)
+def test_imported_scores_give_the_answers_of_their_run_to_the_byte(
+    scored: Path, again: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_texts = again.name == "with"
+    blocks = " ".join(here(capsys, "verdict", again)[0].split())
+    assert ("families of near-duplicates;" in blocks) is with_texts
+    for selection in SELECTIONS:
+        label = str(selection["name"])
+        assert verdicts(again, label) == verdicts(scored / "first", label)
+        first, other = (answer_of(one, label).model_dump() for one in (scored / "first", again))
+        checks, others = first.pop("diagnostics"), other.pop("diagnostics")
+        assert other["assumption"].startswith(first["assumption"])
+        assert "was not fitted to the documents that calibrate" in other["assumption"]
+        differing = {"assumption", *(() if with_texts else ("conclusion", "supported", "condition"))}
+        assert {key for key in first if first[key] != other[key]} <= differing
+        changed = {key for key in checks if checks[key] != others[key]}
+        texts = set() if with_texts else {"blind", "overlap", "near_copies", "families", "tail"}
+        assert changed <= {"truncated", *texts}
+    first, other = (read_verdict(Store(str(one))) for one in (scored / "first", again))
+    assert first is not None
+    assert other is not None
+    assert any(answer_of(again, str(selection["name"])).n_selected for selection in SELECTIONS)
+    assert (other.counts, other.test) == (first.counts, first.test)
 
 
-def test_checks_that_need_texts_are_not_made_without_them(scored: Path) -> None:
-    summary = answer_of(run(scored, "lights", imported(scored)), "bh")
+def test_a_run_with_imported_scores_is_packed_verified_and_planned(
+    again: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended("pack", again, tmp_path / "run.bundle") == 0
+    assert verify_bundle((tmp_path / "run.bundle").read_bytes(), "run.bundle").holds
+    shown = " ".join(here(capsys, "plan", again.with_suffix(".yaml"))[0].split())
+    assert ("the words of at most" in shown) is (again.name == "with")
+
+
+@pytest.mark.parametrize("again", ["without"], indirect=True)
+def test_checks_that_need_texts_are_not_made_without_them(again: Path) -> None:
+    summary = answer_of(again, "bh")
     diagnostics = summary.diagnostics
-    assert (summary.conclusion, diagnostics.blind.ok) == ("inconclusive", None)
+    assert (summary.conclusion, diagnostics.blind.outcome, diagnostics.blind.ok) == ("inconclusive", "not tested", None)
     assert summary.condition is not None
     assert "their documents independent; this was not checked" in summary.condition
-    assert diagnostics.blind.outcome == "not tested"
     assert diagnostics.near_copies is not None
     assert diagnostics.near_copies.ok is None
     assert diagnostics.near_copies.sentence.startswith("Near-duplicates were not checked")
     assert (diagnostics.overlap.ok, diagnostics.truncated.ok) == (None, None)
-    assert "Near-duplicates were not checked" in (scored / "lights/report/report.html").read_text()
+    assert "Near-duplicates were not checked" in (again / "report/report.html").read_text()
 
 
 def rows_of(count: int, name: str = "d", above: float = 0.0) -> list[Row]:
@@ -162,29 +179,6 @@ def test_a_column_called_shard_can_be_reviewed(tmp_path: Path) -> None:
     assert ended("review", folder, tmp_path / "review.csv") == 0
     lines = (tmp_path / "review.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines[1:]] == ["u28", "u29"]
-
-
-@pytest.mark.parametrize("settings", [{}, {"text": "text"}], ids=["scores alone", "with texts"])
-def test_a_run_with_imported_scores_is_packed_and_verified(
-    scored: Path, tmp_path: Path, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = imported(scored, **settings)
-    folder = run(tmp_path, "run", given)
-    assert ended("verdict", folder) == 0
-    blocks = " ".join(capsys.readouterr().out.split())
-    assert ("families of near-duplicates;" in blocks) is bool(settings)
-    assert ended("pack", folder, tmp_path / "run.bundle") == 0
-    verified = verify_bundle((tmp_path / "run.bundle").read_bytes(), "run.bundle")
-    assert verified.holds
-    assert ended("plan", tmp_path / "run.yaml") == 0
-    assert ("the words of at most" in " ".join(capsys.readouterr().out.split())) is bool(settings)
-
-
-def test_an_id_that_stands_twice_is_scored_once(tmp_path: Path) -> None:
-    rows = rows_of(40)
-    folder = run(tmp_path, "run", small(tmp_path, [*rows, {**rows[3], "loss": 99.0}], error_budget=0.1))
-    summary = answer_of(folder, "bh")
-    assert (summary.n_audit, summary.n_quarantined, summary.diagnostics.duplicates.count) == (41, 1, 1)
 
 
 def test_higher_nonmember_changes_the_sign(tmp_path: Path) -> None:

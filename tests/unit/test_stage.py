@@ -18,10 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.plain_loop import process
-from pipeline import __version__
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.reconcile import reconcile
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
 from pipeline.corpus.documents import Document
@@ -42,7 +40,7 @@ from pipeline.stages.sample import SampleSettings
 from pipeline.stages.score import ScoreSettings
 from pipeline.stages.worker import work_through
 from pipeline.store.files import Store
-from pipeline.store.receipts import read_receipts, write_receipt
+from pipeline.store.receipts import read_receipts
 
 SCHEMA = rows_schema(("length", pa.int64()))
 
@@ -270,20 +268,6 @@ def test_what_is_wrong_with_the_settings_is_no_fault_of_a_document(
         process(stage, stage.make(stage, Placement()), shard, store)
 
 
-def test_an_id_that_stands_twice_is_worked_on_once(shard_of: Callable[..., tuple[Shard, Store]]) -> None:
-    shard, store = shard_of([{"id": "x", "text": "first"}, {"id": "x", "text": "second"}, {"id": "y", "text": None}])
-    stage = counting(quarantines=True)
-    receipt = process(stage, stage.make(stage, Placement()), shard, store)
-    assert receipt.reasons == {"duplicate_id": 1, "not_text": 1}
-    assert receipt.quarantine is not None
-    table = store.read_table(receipt.quarantine).to_pylist()
-    assert [(row["row"], row["reason"], row["stage"]) for row in table] == [
-        (1, "duplicate_id", "count"),
-        (2, "not_text", "count"),
-    ]
-    assert [row["length"] for row in read_rows(stage, shard, store).values()] == [10]
-
-
 def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(
     shard_of: Callable[..., tuple[Shard, Store]],
 ) -> None:
@@ -295,21 +279,6 @@ def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(
     for other in (CountingSettings(3), CountingSettings(2, bad="worse")):
         stage = counting(grows="rounds", settings=other, name="count/5")
         assert not list(earlier_rows(stage, shard, store, Output()))
-
-
-def test_the_work_of_another_version_is_refused_by_its_name(
-    tmp_path: Path, shard_of: Callable[..., tuple[Shard, Store]]
-) -> None:
-    shard, store = shard_of(["a", "bb"])
-    stage = counting(name="score")
-    receipt = process(stage, stage.make(stage, Placement()), shard, store)
-    store.remove("receipts/score/audit-000000.json")
-    older = replace(receipt, fingerprint={**receipt.fingerprint, "code": "0.1.0"})
-    write_receipt(store, "score", older)
-    corpus = {"audit": {"path": str(tmp_path / "audit.jsonl"), "id": "id"}}
-    plan = make_plan(build_config({"run": store.url, "model": {"path": "none"}, "corpus": corpus}))
-    with pytest.raises(UserError, match=f"holds the work of seenset 0.1.0, and this is {__version__}"):
-        reconcile(plan, {"score": stage.fingerprint}, store)
 
 
 @given(

@@ -14,7 +14,6 @@ import yaml
 import seenset
 from pipeline.audit.description import build_config, load_config
 from pipeline.audit.plan import make_plan
-from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
 from pipeline.trial.config import load_trial
 
@@ -129,7 +128,11 @@ def test_a_run_directory_that_would_fill_the_folder_of_a_model_is_refused(tmp_pa
     make_plan(load_config(str(tmp_path / "audit.yaml"), [f"run={tmp_path}/model/runs"]))
 
 
-def test_what_is_no_sequence_of_texts_or_no_model_is_refused() -> None:
+def test_what_is_one_text_or_no_sequence_or_no_model_is_refused() -> None:
+    with pytest.raises(UserError, match=r"texts must be a sequence of texts, got one str; write \[text\] to score one"):
+        seenset.score("none", "one text")
+    with pytest.raises(UserError, match=r"detectors must be a sequence, got 'loss'; write \['loss'\]"):
+        seenset.score("none", ["one text"], "loss")
     for texts in (5, None, {"a": "text"}):
         with pytest.raises(UserError, match="texts must be a sequence of texts, got "):
             seenset.score("none", texts)  # type: ignore[arg-type]
@@ -137,13 +140,6 @@ def test_what_is_no_sequence_of_texts_or_no_model_is_refused() -> None:
         seenset.score("none", ["one text"], 5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="model must be a path, a ModelConfig or an opened model, got int"):
         seenset.score(5, ["one text"])  # type: ignore[arg-type]
-
-
-def test_one_text_in_the_place_of_several_is_refused() -> None:
-    with pytest.raises(UserError, match=r"texts must be a sequence of texts, got one str; write \[text\] to score one"):
-        seenset.score("none", "one text")
-    with pytest.raises(UserError, match=r"detectors must be a sequence, got 'loss'; write \['loss'\]"):
-        seenset.score("none", ["one text"], "loss")
 
 
 def test_a_notebook_without_widgets_shows_no_warning_of_a_progress_bar() -> None:
@@ -157,8 +153,3 @@ import tqdm.auto
 """
     end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert end.stderr == ""
-
-
-def test_the_configuration_keeps_what_it_took_for_detectors() -> None:
-    entries = ["loss", {"min_k": {"k": [0.1, 0.2]}}]
-    assert AuditConfig(**described(detectors=entries)).detectors == entries
