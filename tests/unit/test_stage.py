@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_up import write_corpus, write_jsonl
 
 from benchmarks.plain_loop import process
 from pipeline.audit.description import build_config
@@ -42,6 +42,7 @@ from pipeline.stages.worker import work_through
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 
+MakeShard = Callable[..., tuple[Shard, Store]]
 SCHEMA = rows_schema(("length", pa.int64()))
 
 
@@ -97,20 +98,13 @@ def counting(**changes: Any) -> Stage:
 
 
 @pytest.fixture
-def shard_of(tmp_path: Path) -> Callable[..., tuple[Shard, Store]]:
+def shard_of(tmp_path: Path) -> MakeShard:
     """(texts, transform) -> one shard of a JSONL file with ids, and a store."""
 
-    def make(texts: list[Any], transform: dict[str, Any] | None = None) -> tuple[Shard, Store]:
-        rows = [{"id": str(i), "text": text} if not isinstance(text, dict) else text for i, text in enumerate(texts)]
-        (tmp_path / "audit.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        config = build_config(
-            {
-                "run": str(tmp_path / "run"),
-                "model": {"path": "none"},
-                "corpus": {"audit": {"path": str(tmp_path / "audit.jsonl"), "id": "id"}},
-                "text_transform": transform,
-            }
-        )
+    def make(texts: list[str], transform: dict[str, Any] | None = None) -> tuple[Shard, Store]:
+        corpus = write_corpus(tmp_path, {"audit": texts})
+        described = {"run": str(tmp_path / "run"), "model": {"path": "none"}, "corpus": corpus}
+        config = build_config({**described, "text_transform": transform})
         (shard,) = make_plan(config).shards
         return shard, Store(config.run)
 
@@ -187,7 +181,7 @@ def test_seed_transform_and_what_is_read_are_in_every_fingerprint() -> None:
     assert {key for key in scoring.fingerprint if scoring.fingerprint[key] != plain[-1].fingerprint[key]} == {"reads"}
 
 
-def test_a_shard_of_another_transform_is_not_worked_on(shard_of: Callable[..., tuple[Shard, Store]]) -> None:
+def test_a_shard_of_another_transform_is_not_worked_on(shard_of: MakeShard) -> None:
     shard, store = shard_of(["one", "two"], {"dates": "remove"})
     stage = counting()
     with pytest.raises(ValueError, match="transforms texts by"):
@@ -196,9 +190,7 @@ def test_a_shard_of_another_transform_is_not_worked_on(shard_of: Callable[..., t
     assert process(stage, stage.make(stage, Placement()), shard, store).n_scored == 2
 
 
-def test_a_failing_batch_is_halved_until_the_culprit_stands_alone(
-    shard_of: Callable[..., tuple[Shard, Store]],
-) -> None:
+def test_a_failing_batch_is_halved_until_the_culprit_stands_alone(shard_of: MakeShard) -> None:
     shard, store = shard_of(["a", "bb", "a bad one", "dddd", "eeeee", ""])
     stage = counting()
     worker = stage.make(stage, Placement())
@@ -232,10 +224,7 @@ def in_a_process(work: Callable[[], Any]) -> int:
 
 def test_a_killed_process_suspects_no_document_that_another_thread_worked_on(tmp_path: Path) -> None:
     texts = [["a", "bb"], ["ccc", "deadly"], ["eeeee", "ffffff"]]
-    paths = []
-    for number, some in enumerate(texts):
-        paths.append(str(tmp_path / f"{number}.jsonl"))
-        Path(paths[-1]).write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
+    paths = [write_jsonl(tmp_path / f"{number}.jsonl", some) for number, some in enumerate(texts)]
     config = build_config(
         {"run": str(tmp_path / "run"), "model": {"path": "none"}, "corpus": {"audit": {"path": paths}}}
     )
@@ -248,7 +237,7 @@ def test_a_killed_process_suspects_no_document_that_another_thread_worked_on(tmp
     assert not store.names("attempts/count", ".json")
 
 
-def test_threads_end_soon_when_nobody_waits_for_them(shard_of: Callable[..., tuple[Shard, Store]]) -> None:
+def test_threads_end_soon_when_nobody_waits_for_them(shard_of: MakeShard) -> None:
     shard, store = shard_of(["a"] * 40)
     stage = counting()
     events = finish_shards(stage, [shard], store, workers=2)
@@ -259,18 +248,14 @@ def test_threads_end_soon_when_nobody_waits_for_them(shard_of: Callable[..., tup
     assert [receipt.n_scored for receipt in read_receipts(store, "count")] == [40]
 
 
-def test_what_is_wrong_with_the_settings_is_no_fault_of_a_document(
-    shard_of: Callable[..., tuple[Shard, Store]],
-) -> None:
+def test_what_is_wrong_with_the_settings_is_no_fault_of_a_document(shard_of: MakeShard) -> None:
     shard, store = shard_of(["a", "unmendable"])
     stage = counting()
     with pytest.raises(UserError, match="no template"):
         process(stage, stage.make(stage, Placement()), shard, store)
 
 
-def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(
-    shard_of: Callable[..., tuple[Shard, Store]],
-) -> None:
+def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(shard_of: MakeShard) -> None:
     shard, store = shard_of(["a", "bb"])
     one = counting(grows="rounds", name="count/1")
     process(one, one.make(one, Placement()), shard, store)

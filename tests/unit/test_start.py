@@ -6,14 +6,12 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from made_up import sentence
 from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.preflight import RUN, begin_checks
-from pipeline.errors import UserError
 from pipeline.store.files import Store
 from ray_jobs.progress import Reporter
 from ray_jobs.start import Checks
@@ -33,13 +31,3 @@ def test_checks_that_are_not_done_stop_nothing_and_what_they_say_is_said_once(ma
     checks.wait()
     checks.look()
     assert output.getvalue().count("are near-duplicates of") == 1
-
-
-def test_documents_that_are_no_good_stop_the_run_at_the_next_look(make_audit: Callable[..., Path]) -> None:
-    texts = [sentence(i) for i in range(9)]
-    checks = checks_of(make_audit(texts, texts), io.StringIO())
-    assert checks.begun is not None
-    while not checks.begun.done():
-        pass
-    with pytest.raises(UserError, match="near-duplicates"):
-        checks.look()

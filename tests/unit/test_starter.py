@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 import zstandard
-from commands import ended
+from commands import here, refusal
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import describe_model, make_plan
@@ -175,16 +175,12 @@ def test_the_text_is_told_by_name_and_else_by_length_and_ids_never_repeat() -> N
     assert text_column(["n", "name"], [{"n": 1, "name": "two words"}]) is None
 
 
-def test_a_missing_role_is_a_comment_and_init_says_what_to_add(
+def test_a_missing_role_is_a_comment_and_init_says_what_to_add_and_overwrites_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "wikipedia.jsonl", rows_of("a", 4))
-    command(["init", str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert (
-        "missing: add corpus.unseen: {path: ...}, documents of the same kind that are known not to be in the training "
-        "data\n"
-    ) in printed
+    needed = "documents of the same kind that are known not to be in the training data"
+    assert f"missing: add corpus.unseen: {{path: ...}}, {needed}\n" in here(capsys, "init", tmp_path)[0]
     path = tmp_path / "audit.yaml"
     with pytest.raises(UserError, match=r"add corpus\.unseen: \{path: \.\.\.\}"):
         load_config(str(path))
@@ -194,18 +190,19 @@ def test_a_missing_role_is_a_comment_and_init_says_what_to_add(
     assert block in text
     path.write_text(text.replace(block, block.replace("# ", "").replace("PATH", "new.jsonl")))
     assert documents(path) == {"audit": 4, "unseen": 3}
+    path.write_text("mine")
+    line = refusal(capsys, "init", tmp_path)
+    assert line == f"seenset: {path} is there already; remove it, or give another folder\n"
+    assert path.read_text() == "mine"
 
 
-def test_known_training_data_alone_ask_for_the_clean_ones(tmp_path: Path) -> None:
+def test_known_training_data_alone_ask_for_the_clean_ones_and_need_documents_to_judge(tmp_path: Path) -> None:
     write(tmp_path / "benchmark.jsonl", rows_of("a", 4))
     write(tmp_path / "train.jsonl", rows_of("s", 4))
     path = started(tmp_path)
     assert load_config(str(path)).selections[0].direction == "clean"
     assert documents(path) == {"audit": 4, "seen": 4}
-
-
-def test_known_documents_without_any_to_judge_say_so(tmp_path: Path) -> None:
-    write(tmp_path / "members.jsonl", rows_of("s", 4))
+    (tmp_path / "benchmark.jsonl").unlink()
     write(tmp_path / "nonmembers.jsonl", rows_of("u", 4))
     assert audit_starter(str(tmp_path)).missing == ("add corpus.audit: {path: ...}, documents to be judged",)
 
@@ -251,12 +248,11 @@ def test_names_of_files_and_columns_are_no_settings(
     name = f"audit{break_}import: [evil.py]" if break_ != "\x00" else "audit"
     for kind in ("one", "other"):
         write(tmp_path / f"{name} {kind}.jsonl", rows_of("a", 4))
-    command(["init", str(tmp_path)])
+    printed, _ = here(capsys, "init", tmp_path)
     settings = yaml.safe_load((tmp_path / "audit.yaml").read_text())
     assert "import" not in settings
     assert settings["corpus"]["unseen"]["text"] == f"{evil} text"
     assert settings["corpus"]["audit"]["path"] == [f"{name} one.jsonl", f"{name} other.jsonl"]
-    printed = capsys.readouterr().out
     assert "\x1b" not in printed
     assert len(printed.splitlines()) == 5
 
@@ -279,7 +275,9 @@ def test_every_setting_has_the_sentence_of_its_field_once(tmp_path: Path) -> Non
             assert description is None or text.count(description) == 1, key
 
 
-def test_the_schema_beside_it_checks_the_starter(tmp_path: Path) -> None:
+def test_the_schema_beside_it_is_that_of_the_command_and_checks_the_starter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path / "audit.jsonl", rows_of("a", 4))
     write(tmp_path / "unseen.jsonl", rows_of("u", 4))
     for starter, kind in ((audit_starter(str(tmp_path)), AuditConfig), (trial_starter(str(tmp_path)), TrialConfig)):
@@ -288,7 +286,8 @@ def test_the_schema_beside_it_checks_the_starter(tmp_path: Path) -> None:
         named = tmp_path / first.removeprefix("# yaml-language-server: $schema=")
         assert named == Path(schema_path)
         schema = json.loads(named.read_text())
-        assert schema == config_schema(kind, tuple(PROCEDURES))
+        trial = ["--trial"] if kind is TrialConfig else []
+        assert schema == config_schema(kind, tuple(PROCEDURES)) == json.loads(here(capsys, "schema", *trial)[0])
         validator = jsonschema.Draft202012Validator(schema)
         settings = yaml.safe_load(Path(path).read_text())
         validator.validate(settings)
@@ -296,8 +295,11 @@ def test_the_schema_beside_it_checks_the_starter(tmp_path: Path) -> None:
             validator.validate({**settings, "max_token": 5})
 
 
-def test_the_starter_of_a_trial_loads(tmp_path: Path) -> None:
+def test_the_starter_of_a_trial_loads_and_never_takes_what_the_model_has_seen(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", rows_of("s", 4))
+    starter = trial_starter(str(tmp_path))
+    assert starter.missing == ("add documents: {path: ...}, documents that the model has not seen",)
+    assert "documents" not in yaml.safe_load(starter.text)
     write(tmp_path / "after.jsonl", rows_of("u", 4))
     path, _ = write_starter(str(tmp_path), trial_starter(str(tmp_path)))
     config, points = load_trial(path)
@@ -306,49 +308,16 @@ def test_the_starter_of_a_trial_loads(tmp_path: Path) -> None:
     assert config.contaminate.epochs == FinetuneConfig().epochs
 
 
-def test_a_trial_never_takes_what_the_model_has_seen(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", rows_of("s", 4))
-    starter = trial_starter(str(tmp_path))
-    assert starter.missing == ("add documents: {path: ...}, documents that the model has not seen",)
-    assert "documents" not in yaml.safe_load(starter.text)
-
-
-def command(arguments: list[str], code: int = 0) -> None:
-    assert ended(*arguments) == code
-
-
-def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "audit.jsonl", rows_of("a", 4))
-    (tmp_path / "audit.yaml").write_text("mine")
-    command(["init", str(tmp_path)], code=2)
-    assert capsys.readouterr().err == (
-        f"seenset: {tmp_path}/audit.yaml is there already; remove it, or give another folder\n"
-    )
-    assert (tmp_path / "audit.yaml").read_text() == "mine"
-
-
 @pytest.mark.parametrize("option", [[], ["--trial"]])
 def test_a_folder_without_data_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
 ) -> None:
-    command(["init", str(tmp_path / "nowhere"), *option], code=2)
-    assert capsys.readouterr().err == f"seenset: no folder {tmp_path}/nowhere\n"
-    command(["init", str(tmp_path), *option], code=2)
-    assert capsys.readouterr().err.endswith("; the folder is empty\n")
+    assert refusal(capsys, "init", tmp_path / "nowhere", *option) == f"seenset: no folder {tmp_path}/nowhere\n"
+    assert refusal(capsys, "init", tmp_path, *option).endswith("; the folder is empty\n")
     (tmp_path / "table.xlsx").write_text("")
-    command(["init", str(tmp_path), *option], code=2)
-    assert capsys.readouterr().err.endswith("; the folder holds table.xlsx\n")
+    assert refusal(capsys, "init", tmp_path, *option).endswith("; the folder holds table.xlsx\n")
     (tmp_path / "numbers.csv").write_text("a,b\n1,2\n")
     (tmp_path / "list.json").write_text("[\n1\n]\n")
-    command(["init", str(tmp_path), *option], code=2)
-    error = capsys.readouterr().err
-    assert error.endswith("not taken: list.json (not readable as jsonl), numbers.csv (no column of text)\n")
-    assert error.count("\n") == 1
+    line = refusal(capsys, "init", tmp_path, *option)
+    assert line.endswith("not taken: list.json (not readable as jsonl), numbers.csv (no column of text)\n")
     assert not (tmp_path / ".seenset").exists()
-
-
-def test_the_command_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
-    command(["schema"])
-    assert json.loads(capsys.readouterr().out) == config_schema(AuditConfig, tuple(PROCEDURES))
-    command(["schema", "--trial"])
-    assert json.loads(capsys.readouterr().out) == config_schema(TrialConfig, tuple(PROCEDURES))
