@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 from signed import sign
 
 from pipeline.audit.blind import blind_diagnostic
-from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest
+from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, read_run, write_manifest
 from pipeline.audit.records import write_record
 from pipeline.audit.resolution import resolution
 from pipeline.audit.status import Counts, StatusFile
@@ -56,8 +57,12 @@ def build_run(
     shift: float = 3.0,
     limit: int | None = None,
     selections: tuple[dict[str, Any], ...] = ({},),
+    drawn: Container[str] | None = None,
 ) -> Store:
-    """A run directory as the driver leaves it: real inputs, shards, receipts and decisions on simulated scores."""
+    """A run directory as the driver leaves it: real inputs, shards, receipts and decisions on simulated scores.
+
+    There is something to draw for the selections `drawn`, all by default: figures take their time.
+    """
     texts = [f"{SECRET} number {row} " + "and more of it " * 40 for row in range(m)]
     texts[0], texts[1] = f"{SCRIPT} {SECRET}", f"{BIDI} {SECRET}"
     folder.mkdir(exist_ok=True)
@@ -93,6 +98,9 @@ def build_run(
     _score(store, [shard.id for shard in shards], m, n)
     for selection in config.selections:
         _select(store, selection, str(source), m, n, members, shift, limit)
+        if drawn is not None and selection.name not in drawn:
+            for file in ("ranks.parquet", "scores.json"):
+                store.remove(f"selection/{selection.name}/{file}")
     return sign(store)
 
 
@@ -229,6 +237,12 @@ def amend(store: Store, name: str, **changes: Any) -> None:
     """Change fields of a selection's summary, whatever other files of the answer were changed before."""
     store = sign(store)
     write_record(store, summary_file(name), summary_in(store, name).model_copy(update=changes))
+    sign(store)
+
+
+def amend_manifest(store: Store, **changes: Any) -> None:
+    """Change fields of the manifest."""
+    write_manifest(store, read_run(store)[0].model_copy(update=changes))
     sign(store)
 
 

@@ -161,15 +161,6 @@ def test_no_caption_and_no_description_stands_for_one_more_picture(
             head.weight.copy_(before)
 
 
-def test_tiles_of_a_picture_are_no_single_run_of_tokens(tmp_path: Path) -> None:
-    lm = opened(tmp_path / "model", "Idefics3")
-    token = picture_token(lm.model.config)
-    assert token is not None
-    image = positions_of(picture_prompt(lm, random_pictures([(64, 64)])[0]), 1, "image", token)
-    assert len(image) == 20
-    assert image != list(range(image[0], image[0] + 20))
-
-
 def test_a_description_is_what_the_model_itself_writes_whatever_shares_its_batch(
     lm: LanguageModel, prompts: list[PicturePrompt]
 ) -> None:

@@ -204,7 +204,7 @@ def test_the_same_pixels_have_the_same_key_and_scores_whatever_file_they_are_in(
     tables = finished(audit_of(tmp_path, llava, {"image": files, "caption": ["a red house"] * 4}))
     png, bitmap, webp, other = (row for table in tables["score"] for row in table.to_pylist())
     for same in (bitmap, webp):
-        assert (same["text_key"], same["sketch"]) == (png["text_key"], png["sketch"])
+        assert (same["text_key"], same["sketch"]) == (png["text_key"], png["sketch"]), "one document"
         assert same[GIVEN] == pytest.approx(png[GIVEN], abs=1e-6)
     assert other["text_key"] != png["text_key"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
 from pipeline.training import loss as loss_module
-from pipeline.training import train as train_module
-from pipeline.training.memory import PassSize, bytes_kept, bytes_of_token
 from pipeline.training.pictures import train_pictures
 from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep
 
@@ -187,26 +184,6 @@ def test_activations_that_are_computed_again_give_the_same_losses(
         for recompute in (False, True)
     )
     assert again.losses == pytest.approx(kept.losses, abs=1e-5)
-
-
-def test_what_a_pass_keeps_counts_the_tower_too(
-    open_base: Open,
-    captioned: Captioned,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sizes: list[tuple[float, float]] = []
-
-    def noted(model: Any, documents: Any, config: FinetuneConfig, probe: Any) -> PassSize:
-        longest = max(map(len, documents))
-        text = longest * bytes_of_token(model, config, False)
-        sizes.append((text, bytes_kept(model, config, False, partial(probe, model, [max(documents, key=len)]))))
-        return PassSize(256, False)
-
-    monkeypatch.setattr(train_module, "pass_size", noted)
-    train_pictures(open_base(), captioned, config_of(method="lora", epochs=1), tmp_path / "a")
-    ((text, picture),) = sizes
-    assert text < picture < 4 * text
 
 
 def test_max_tokens_and_the_models_positions_cut_captions_and_never_a_picture(

@@ -22,7 +22,7 @@ from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.near_copies import near_families
-from pipeline.corpus.pictures import open_picture, picture_key, picture_problem, picture_sketches
+from pipeline.corpus.pictures import open_picture, picture_problem, picture_sketches
 from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
 
@@ -158,14 +158,6 @@ def test_a_missing_column_is_named_with_its_neighbours(tmp_path: Path) -> None:
 def test_a_corpus_is_of_texts_or_of_pictures(corpus: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(CorpusConfig, corpus)
-
-
-def test_the_same_pixels_are_one_document_whatever_file_they_were_in() -> None:
-    picture = PICTURES[0]
-    key = picture_key(open_picture(encoded(picture, "PNG")))
-    assert picture_key(open_picture(encoded(picture, "BMP"))) == key
-    assert picture_key(open_picture(encoded(picture, "WEBP", lossless=True))) == key
-    assert picture_key(open_picture(encoded(picture.transpose(Image.Transpose.ROTATE_90)))) != key
 
 
 def natural(seed: int) -> Image.Image:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from report_run import SCRIPT, SECRET, amend, amend_checks, build_run, summary_in
+from report_run import SCRIPT, SECRET, amend, amend_checks, amend_manifest, build_run, summary_in
 from signed import sign
 
-from pipeline.audit.manifest import AdapterRecord, GradientRecord, read_run, write_manifest
+from pipeline.audit.manifest import AdapterRecord, GradientRecord, read_run
 from pipeline.audit.score_shards import ScoreHistogram
 from pipeline.audit.status import Counts, StatusFile
 from pipeline.audit.summary import BlindDiagnostic, SymmetryDiagnostic
@@ -130,7 +130,7 @@ def test_a_finite_sample_answer_names_the_average_its_assumption_and_its_limits(
 
 
 def test_an_asymptotic_answer_says_that_it_is_not_guaranteed_and_shows_the_strict_one(tmp_path: Path) -> None:
-    store = build_run(tmp_path, selections=({"procedure": "ptdi"},))
+    store = build_run(tmp_path, selections=({"procedure": "ptdi"},), drawn=())
     page, facts = report(store)
     sentence = facts.selections[0].answer.sentence
     assert "approximately at most 10% for large samples" in sentence
@@ -142,7 +142,7 @@ def test_an_asymptotic_answer_says_that_it_is_not_guaranteed_and_shows_the_stric
 
 
 def test_without_a_proved_guarantee_none_is_claimed(tmp_path: Path) -> None:
-    page, facts = report(build_run(tmp_path, selections=({"procedure": "kernel"},)))
+    page, facts = report(build_run(tmp_path, selections=({"procedure": "kernel"},), drawn=()))
     answer = facts.selections[0].answer
     assert "No guarantee is proved for this procedure (kernel)" in answer.sentence
     assert "is at most" not in answer.sentence
@@ -152,7 +152,7 @@ def test_without_a_proved_guarantee_none_is_claimed(tmp_path: Path) -> None:
 
 
 def test_the_clean_direction_turns_both_the_finding_and_the_error_round(tmp_path: Path) -> None:
-    store = build_run(tmp_path)
+    store = build_run(tmp_path, drawn=())
     amend(store, "members", n_selected=1)
     assert "240 audited documents, 1 was selected as part of" in report(store)[0].text
     amend(store, "members", n_selected=2, direction="clean")
@@ -181,7 +181,7 @@ def test_nothing_selected_is_not_an_acquittal(tmp_path: Path) -> None:
 def test_a_knockoff_filter_that_selects_nothing_says_how_few_it_could_have(
     tmp_path: Path, alpha: float, said: str
 ) -> None:
-    store = build_run(tmp_path, members=0.0)
+    store = build_run(tmp_path, members=0.0, drawn=())
     amend(store, "members", procedure="ktd", alpha=alpha, guarantee="heuristic")
     text = report(store)[0].text
     assert f"The shortest possible list of the knockoff filter has {said}" in text
@@ -190,7 +190,7 @@ def test_a_knockoff_filter_that_selects_nothing_says_how_few_it_could_have(
 
 @pytest.mark.parametrize(("procedure", "least"), [("bh", "9"), ("by", "60")])
 def test_too_few_calibration_documents_are_named_as_the_reason(tmp_path: Path, procedure: str, least: str) -> None:
-    store = build_run(tmp_path, n=5, selections=({"procedure": procedure},))
+    store = build_run(tmp_path, n=5, selections=({"procedure": procedure},), drawn=())
     amend(store, "members", minimum_selectable=300)
     page, facts = report(store)
     assert "With only 5 documents for calibration nothing could ever have been selected" in page.text
@@ -204,7 +204,7 @@ def test_too_few_calibration_documents_are_named_as_the_reason(tmp_path: Path, p
 
 @pytest.mark.parametrize("procedure", ["storey", "kernel"])
 def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_promises(tmp_path: Path, procedure: str) -> None:
-    store = build_run(tmp_path, selections=({"procedure": procedure},))
+    store = build_run(tmp_path, selections=({"procedure": procedure},), drawn=())
     sentence = "Calibration and audited documents differ in more than membership (AUC 0.91)."
     amend_checks(store, blind=BlindDiagnostic(ok=False, sentence=sentence))
     page, facts = report(store)
@@ -228,7 +228,7 @@ def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_promises(tmp_p
 
 
 def test_signs_that_are_no_fair_coins_say_nothing_against_the_ranks_beside_them(tmp_path: Path) -> None:
-    store = build_run(tmp_path)
+    store = build_run(tmp_path, drawn=())
     amend_checks(store, sign_symmetry=SymmetryDiagnostic(ok=False, sentence="The signs are skewed.", p_value=0.001))
     strict = StrictAnswer("bh on ranks of W", 7, 0.01, "finite-sample")
     amend(store, "members", procedure="ktd", supported=False, reasons=["Skewed."], strict=strict)
@@ -238,7 +238,7 @@ def test_signs_that_are_no_fair_coins_say_nothing_against_the_ranks_beside_them(
 
 
 def test_several_selections_have_no_common_guarantee(tmp_path: Path) -> None:
-    store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}))
+    store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}), drawn=())
     page, facts = report(store)
     assert [entry.summary.name for entry in facts.selections] == ["members", "wide"]
     assert "None covers all of them together" in page.text
@@ -249,7 +249,7 @@ def test_several_selections_have_no_common_guarantee(tmp_path: Path) -> None:
 
 
 def test_a_sample_says_so_first_and_in_the_answer(tmp_path: Path) -> None:
-    page, facts = report(build_run(tmp_path, limit=240))
+    page, facts = report(build_run(tmp_path, limit=240, drawn=()))
     assert facts.limit == 240
     assert "This is a sample: only the first 240 documents of each role were read." in page.text.split("1. The ans")[0]
     assert "(a sample: the first 240 of each role, not the whole corpus)" in facts.selections[0].answer.sentence
@@ -268,21 +268,18 @@ def test_selections_that_were_not_made_are_named_and_scores_alone_are_no_answer(
 
 
 def test_a_selection_from_other_scores_is_called_out(tmp_path: Path) -> None:
-    store = build_run(tmp_path)
+    store = build_run(tmp_path, drawn=())
     amend(store, "members", n_audit=999)
     assert "counts 999 audited documents, and the run holds 240" in report(store)[0].text
 
 
 def test_what_was_fine_tuned_on_and_what_was_changed_in_the_texts_is_told(tmp_path: Path) -> None:
-    store = build_run(tmp_path)
-    manifest, _ = read_run(store)
-    training = FinetuneConfig(method="lora", epochs=3)
-    few = AdapterRecord(
-        folder="adapters/0", training=training, train_on=["unseen", "seen"], documents=["0a1b2c3d"] * 30
-    )
-    config = manifest.config.model_copy(update={"text_transform": TransformConfig(dates="replace_year", year=2020)})
-    write_manifest(store, manifest.model_copy(update={"config": config, "adapters": {"few": few}}))
-    sign(store)
+    store = build_run(tmp_path, drawn=())
+    training, few = FinetuneConfig(method="lora", epochs=3), ["0a1b2c3d"] * 30
+    adapter = AdapterRecord(folder="adapters/0", training=training, train_on=["unseen", "seen"], documents=few)
+    transform = {"text_transform": TransformConfig(dates="replace_year", year=2020)}
+    config = read_run(store)[0].config.model_copy(update=transform)
+    amend_manifest(store, config=config, adapters={"few": adapter})
     text = report(store)[0].text
     assert b"0a1b2c3d" not in store.read("report/report.json"), "hashes of documents stay in the manifest"
     assert "The year 2020 stands in the place of every year in every text, before any use." in text
@@ -290,21 +287,17 @@ def test_what_was_fine_tuned_on_and_what_was_changed_in_the_texts_is_told(tmp_pa
 
 
 def test_gradient_norms_of_a_quantised_model_say_what_they_leave_out(tmp_path: Path) -> None:
-    store = build_run(tmp_path)
-    manifest, _ = read_run(store)
+    store = build_run(tmp_path, drawn=())
     gradient = GradientRecord(method="batched", reason="", uncovered=[], differentiable=62, quantised=210)
-    write_manifest(store, manifest.model_copy(update={"gradient": gradient}))
-    sign(store)
+    amend_manifest(store, gradient=gradient)
     top, _ = report(store)[0].text.split("1. The answer")
     assert "the norm over the 62 parameter tensors that can be differentiated, and leaves out 210 quantised" in top
-    whole = gradient.model_copy(update={"differentiable": 272, "quantised": 0})
-    write_manifest(store, manifest.model_copy(update={"gradient": whole}))
-    sign(store)
+    amend_manifest(store, gradient=gradient.model_copy(update={"differentiable": 272, "quantised": 0}))
     assert "quantised" not in report(store)[0].text
 
 
 def test_an_incomplete_run_says_so(tmp_path: Path) -> None:
-    store = build_run(tmp_path)
+    store = build_run(tmp_path, drawn=())
     StatusFile(store, Counts(2)).write("incomplete", 3)
     store.remove("receipts/score/unseen-000000.json")
     text = report(store)[0].text.split("1. The answer")[0]
@@ -328,7 +321,7 @@ def test_quarantine_and_provenance_are_on_the_page(run: Store, reported: tuple[P
 
 
 def test_an_id_that_repeats_across_shards_is_quarantined_and_not_scored(tmp_path: Path) -> None:
-    store = build_run(tmp_path)
+    store = build_run(tmp_path, drawn=())
     table = store.read_table("quarantine/audit-000000-a.parquet").slice(0, 1)
     table = table.set_column(table.schema.get_field_index("reason"), "reason", pa.array(["duplicate_id"]))
     store.write_table("quarantine/duplicate_id.parquet", table)
@@ -404,7 +397,7 @@ def test_excerpts_are_short_and_one_that_is_missing_says_so(reported: tuple[Page
     assert all(SECRET in excerpt for excerpt in excerpts)
     assert excerpts[5].endswith("…")
     assert max(map(len, excerpts)) <= 201
-    store = build_run(tmp_path)
+    store = build_run(tmp_path, drawn=())
     name = "selection/members/selected.parquet"
     table = store.read_table(name)
     store.write_table(name, table.drop(["excerpt"]).append_column("excerpt", pa.nulls(len(table), pa.string())))
@@ -414,16 +407,6 @@ def test_excerpts_are_short_and_one_that_is_missing_says_so(reported: tuple[Page
 
 
 # --- files
-
-
-def test_a_second_report_has_the_same_bytes(tmp_path: Path) -> None:
-    store = build_run(tmp_path)
-    folder = tmp_path / "run" / "report"
-    write_report(store)
-    first = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    write_report(store)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == first
-    assert len(first) == 5
 
 
 def test_figures_are_files_and_in_the_page_and_stale_ones_go(tmp_path: Path) -> None:
@@ -438,6 +421,10 @@ def test_figures_are_files_and_in_the_page_and_stale_ones_go(tmp_path: Path) -> 
     assert all(attrs["alt"] for attrs in shown)
     images = {base64.b64decode(attrs["src"].partition(",")[2]) for attrs in shown}
     assert images == {store.read(f"report/figures/{name}") for name in names}
+    first = {path: path.read_bytes() for path in (tmp_path / "run/report").rglob("*") if path.is_file()}
+    write_report(store)
+    assert {path: path.read_bytes() for path in first} == first, "a second report has the same bytes"
+    assert len(first) == 5
 
 
 def test_the_smallest_and_the_emptiest_selections_can_be_drawn(run: Store) -> None:

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 from report_run import amend, amend_checks, build_run, summary_in
-from signed import sign
-from test_report import Page
+from test_report import Page, report
 
-from pipeline.audit.summary import BlindDiagnostic
+from pipeline.audit.summary import BlindDiagnostic, Summary
 from pipeline.config.models import EndpointConfig, ModelConfig
+from pipeline.config.selection import SelectionConfig
 from pipeline.report.contents import BriefAnswer, Light, Report
 from pipeline.report.names import Folders, model_name
 from pipeline.report.page import write_report
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection.bounds import Bound
+from pipeline.selection.procedures.bound import terms_of_bound
 from pipeline.store.files import Store
 
 BOUND = Bound(confidence=0.95, wrong_at_most=3, right_at_least=80, members_at_least=91, published_wrong_at_most=5)
@@ -31,18 +32,9 @@ def page_of(store: Store) -> tuple[str, Report]:
 
 
 def amended(folder: Path, **changes: Any) -> BriefAnswer:
-    store = build_run(folder)
-    without_counts(store, ["members"])
+    store = build_run(folder, drawn=())
     amend(store, "members", **changes)
     return page_of(store)[1].selections[0].brief
-
-
-def without_counts(store: Store, names: list[str]) -> None:
-    """Leave nothing to draw: figures take their time."""
-    for name in names:
-        store.remove(f"selection/{name}/ranks.parquet")
-        store.remove(f"selection/{name}/scores.json")
-    sign(store)
 
 
 @pytest.mark.parametrize(("number", "most"), [(2, 700), (14, 1500)])
@@ -50,8 +42,7 @@ def test_a_page_is_short_outside_its_folds(tmp_path: Path, number: int, most: in
     names = [f"selection-{index}" for index in range(number)]
     procedures = ["storey", "ptdi", "bh", "kernel"]
     selections = [{"name": name, "procedure": procedures[i % 4]} for i, name in enumerate(names)]
-    store = build_run(tmp_path, selections=tuple(selections))
-    without_counts(store, names[1:])
+    store = build_run(tmp_path, selections=tuple(selections), drawn=names[:1])
     for name in names:
         amend(store, name, bound=BOUND)
     amend_checks(store, names[0], blind=APART)
@@ -71,8 +62,7 @@ def test_a_page_is_short_outside_its_folds(tmp_path: Path, number: int, most: in
 
 
 def test_what_is_not_supported_says_so_in_the_first_words_of_its_row_and_its_card(tmp_path: Path) -> None:
-    store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}))
-    without_counts(store, ["members", "wide"])
+    store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}), drawn=())
     amend(store, "wide", bound=BOUND)
     amend_checks(store, "wide", blind=APART)
     page, facts = page_of(store)
@@ -162,8 +152,7 @@ def test_a_bound_that_is_missing_or_excludes_nothing_says_so(
 def test_what_was_not_tested_is_no_green_light(
     tmp_path: Path, blind: BlindDiagnostic, condition: str, reason: str
 ) -> None:
-    store = build_run(tmp_path)
-    without_counts(store, ["members"])
+    store = build_run(tmp_path, drawn=())
     amend_checks(store, blind=blind)
     brief = page_of(store)[1].selections[0].brief
     assert brief.condition == condition
@@ -175,8 +164,7 @@ def test_what_was_not_tested_is_no_green_light(
 def test_a_note_that_some_selections_share_is_printed_once_with_their_names(tmp_path: Path) -> None:
     """It was repeated in the card of every selection as soon as one selection did not share it."""
     names = ["one", "two", "three", "four"]
-    store = build_run(tmp_path, selections=tuple({"name": name} for name in names))
-    without_counts(store, names)
+    store = build_run(tmp_path, selections=tuple({"name": name} for name in names), drawn=())
     overlap, alike = summary_in(store, "one").diagnostics.overlap, BlindDiagnostic(ok=True, sentence="Alike.")
     sentences = ("The same note.", "The same note.", "Another note.", APART.sentence)
     for name, sentence in zip(names, sentences, strict=True):
@@ -194,8 +182,7 @@ def test_a_note_that_some_selections_share_is_printed_once_with_their_names(tmp_
 
 
 def test_too_few_calibration_documents_are_an_amber_light(tmp_path: Path) -> None:
-    store = build_run(tmp_path, n=5)
-    without_counts(store, ["members"])
+    store = build_run(tmp_path, n=5, drawn=())
     brief = page_of(store)[1].selections[0].brief
     light = next(light for light in brief.lights if light.name == "resolution")
     assert (light.colour, light.reason) == (
@@ -224,8 +211,7 @@ def test_a_model_is_called_by_its_name_and_not_by_its_folder(path: str, name: st
 
 
 def test_ids_are_relative_to_their_corpus(tmp_path: Path) -> None:
-    store = build_run(tmp_path)
-    without_counts(store, ["members"])
+    store = build_run(tmp_path, drawn=())
     page, facts = page_of(store)
     assert facts.selections[0].selected[0].doc_id == f"{tmp_path}/audit.jsonl#0", "a program gets the id as it is"
     articles = page.split('<article id="selection-members">')[1].split("</article>")[0]
@@ -248,7 +234,7 @@ def test_the_folder_of_an_input_is_what_all_inputs_of_its_role_share() -> None:
 def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estimated(tmp_path: Path) -> None:
     """It was stated as a fact about the number of calibration documents, beside a shorter list."""
     storey, bh = ({"name": name, "procedure": procedure} for name, procedure in (("s", "storey"), ("b", "bh")))
-    store = build_run(tmp_path, selections=(storey, {**storey, "name": "all"}, bh))
+    store = build_run(tmp_path, selections=(storey, {**storey, "name": "all"}, bh), drawn=())
     for name, factor in (("s", 0.414), ("all", 1.22), ("b", 1.0)):
         amend(store, name, minimum_selectable=7, n_selected=0, factor=factor)
     part = " (as estimated, 41.4% of the audited documents were not trained on)"
@@ -257,3 +243,70 @@ def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estima
         (reason,) = (light.reason for light in selection.brief.lights if light.name == "resolution")
         assert reason == f"With 100 documents for calibration the shortest possible list has 7 documents{given}."
         assert selection.brief.this_list == f"It is empty; the shortest possible list has 7 documents{given}."
+
+
+# --- what the card states of this one list and of all documents
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Store:
+    return build_run(tmp_path, drawn=())
+
+
+def bounded(store: Store, **changes: Any) -> tuple[Page, Report, Summary]:
+    amend(store, "members", bound=BOUND, **changes)
+    return *report(store), summary_in(store)
+
+
+def test_the_first_sentence_says_how_many_of_this_list_are_wrong(run: Store) -> None:
+    page, facts, summary = bounded(run, supported=True)
+    answer = facts.selections[0].answer
+    claim = f"with 95% confidence at most 3 of these {summary.n_selected} are wrong"
+    assert answer.headline.endswith(f"; {claim}.")
+    assert claim in page.text
+    assert answer.bound is not None
+    assert "With 95% confidence at least 91 of the 240 audited documents were trained on" in answer.bound
+    assert answer.bound in page.text
+    assert "On average over repetitions" in answer.terms
+    assert any("this one list and these audited documents" in sentence for sentence in facts.not_covered)
+    assert "the same by the published bound" in page.text
+
+
+def test_what_a_check_contradicts_has_no_bound_on_the_page(run: Store) -> None:
+    page, facts, _ = bounded(run, supported=False, reasons=["They differ."])
+    answer = facts.selections[0].answer
+    assert answer.bound == CONTRADICTED
+    for claim in ("95% confidence", "at most 3 of these", "at least 91"):
+        assert claim not in page.text
+        assert claim not in answer.sentence
+
+
+def test_what_was_not_checked_is_claimed_under_its_condition(run: Store) -> None:
+    amend_checks(run, blind=BlindDiagnostic(ok=None, outcome="not tested", sentence="Not tested."))
+    _, facts, _ = bounded(run, n_selected=0)
+    assert any("was not checked" in caution for caution in facts.selections[0].answer.cautions)
+
+
+def test_a_selection_without_a_bound_says_nothing_of_one(run: Store) -> None:
+    amend(run, "members", bound=None)
+    page, facts = report(run)
+    assert facts.selections[0].answer.bound is None
+    assert "confidence of the bounds" not in page.text
+    assert not any("this one list and these audited documents" in sentence for sentence in facts.not_covered)
+
+
+def test_procedure_bound_promises_of_this_list_and_not_on_average(run: Store) -> None:
+    terms = terms_of_bound(SelectionConfig(name="one", detectors=["loss"], confidence=0.9).exact_confidence)
+    changes = {"procedure": "bound", "factor": None, "promise": terms.promise, "assumption": terms.assumption}
+    _, facts, _ = bounded(run, supported=True, **changes)
+    answer = facts.selections[0].answer
+    assert answer.terms.startswith("With 90% confidence the share of wrong documents")
+    assert "On average" not in answer.terms
+
+
+def test_an_empty_list_of_procedure_bound_says_what_a_list_would_take(run: Store) -> None:
+    page, facts, _ = bounded(run, supported=True, procedure="bound", factor=None, n_selected=0, minimum_selectable=20)
+    assert "the shortest possible list has 20 documents" in facts.selections[0].answer.terms
+    amend(run, "members", minimum_selectable=1_000)
+    assert "nothing could ever have been selected." in report(run)[1].selections[0].answer.terms
+    assert "smallest possible p-value" not in page.text

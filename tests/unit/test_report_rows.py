@@ -37,10 +37,8 @@ EVIDENCE = DocumentEvidence(
 
 def with_selected(folder: Path, table: pa.Table, **arguments: Any) -> Store:
     """A run whose first selection selected the documents of a table, and has nothing to draw."""
-    store = build_run(folder, **arguments)
+    store = build_run(folder, drawn=(), **arguments)
     store.write_table("selection/members/selected.parquet", table)
-    store.remove("selection/members/ranks.parquet")
-    store.remove("selection/members/scores.json")
     amend(store, "members", n_selected=len(table))
     return store
 

@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up import write_corpus
 from test_fused_selections import verdict_of
-from test_plan import outlook
 
 import seenset
+from pipeline.audit.description import build_config
 from pipeline.audit.diagnostics import diagnose_scores
+from pipeline.audit.forecast import forecast
+from pipeline.audit.plan import describe_model, make_plan
+from pipeline.config.models import ModelConfig
 from pipeline.selection.calibrations import simes_grid, smallest_simes
 from pipeline.selection.conformal import Grid
 from pipeline.selection.evalues import dependence_factor
@@ -26,6 +30,7 @@ from pipeline.selection.procedures.record import Rule, decide
 from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.step_up import minimum_selectable
+from ray_jobs.terminal import print_plan
 
 ALPHAS = [Fraction(1, 10), Fraction(1, 4), Fraction(1, 2)]
 HALF = Fraction(1, 2)
@@ -194,3 +199,102 @@ def test_a_knockoff_selection_says_nothing_of_calibration_documents() -> None:
 def test_one_detector_in_td4eval_takes_no_more_documents_than_bh(tmp_path: Path) -> None:
     plain, fused = (outlook(tmp_path, procedure=procedure) for procedure in ("bh", "td4eval"))
     assert fused["sentence"] == plain["sentence"]
+
+
+# --- what a plan states
+
+
+def outlook(tmp_path: Path, known: int | None = 100, audited: int = 200, **selection: Any) -> dict[str, Any]:
+    rows = {
+        role: [{"text": f"{role} {i}", "group": "a"} for i in range(count)]
+        for role, count in (("audit", audited), ("unseen", known))
+        if count is not None
+    }
+    corpus = write_corpus(tmp_path, rows, group="group")
+    signed = selection.get("procedure") == "ktd"
+    asked = {"name": "a", "detectors": ["min_k_plus_plus" if signed else "loss"], "alpha": 0.1, **selection}
+    config = build_config({"run": "run", "model": {"path": "m"}, "corpus": corpus, "selections": [asked]})
+    found: dict[str, Any] = forecast(make_plan(config), {"dtype": "float32"})["selections"][0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("selection", "fewest"),
+    [
+        ({"procedure": "bh"}, 20),  # 200 / (.1 * 101) = 19.8
+        ({"procedure": "by"}, 117),  # times 1 + 1/2 + ... + 1/200 = 5.878
+        ({"procedure": "adadetect", "detectors": ["loss", "zlib"]}, 40),  # 50 of the 100 calibrate
+        ({"procedure": "ktd"}, 10),  # 1 / q
+    ],
+)
+def test_the_fewest_that_can_be_selected_are_those_of_the_procedure(
+    tmp_path: Path, selection: dict[str, Any], fewest: int
+) -> None:
+    assert outlook(tmp_path, **selection)["minimum_selectable"] == fewest
+
+
+def test_dependence_and_conditioning_cost_what_they_cost_in_the_selection(tmp_path: Path) -> None:
+    plain = outlook(tmp_path, procedure="bh")["minimum_selectable"]
+    ebh = outlook(tmp_path, procedure="ebh")["minimum_selectable"]
+    assert plain < ebh <= outlook(tmp_path, procedure="by")["minimum_selectable"]
+    assert outlook(tmp_path, calibration="conditional")["minimum_selectable"] > plain
+
+
+def warnings_of(outlook: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of a printed plan that warn."""
+    facts = {
+        "model": {"path": "m", "architecture": "LlamaForCausalLM", "dtype": "float32"},
+        "roles": {},
+        "limit": None,
+        "passes": [],
+        "adapters": [],
+        "detectors": ["loss"],
+        "estimated_seconds_one_worker": None,
+        "endpoint": None,
+        "checks": {"scope": "all 1,200 documents", "lines": []},
+        "selections": [outlook],
+    }
+    print_plan(facts)
+    return [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+
+
+def test_an_ordinary_audit_is_planned_without_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = outlook(tmp_path, procedure="bh")
+    assert usual["minimum_selectable"] == 20
+    assert usual["ok"] is None, "10% of the audited documents: a number to know"
+    assert "With 999 unseen documents as few as 1% of the audited documents can be selected." in usual["sentence"]
+    assert warnings_of(usual, capsys) == []
+    assert outlook(tmp_path, known=1000, procedure="bh")["ok"] is True
+
+
+def test_an_audit_that_cannot_select_anything_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hopeless = outlook(tmp_path, known=5, procedure="bh")
+    assert hopeless["ok"] is False
+    (line,) = warnings_of(hopeless, capsys)
+    assert (
+        "warning: With 5 unseen documents to calibrate on and 200 to judge, nothing can be selected: the shortest "
+        "possible list would have" in line
+    )
+
+
+def test_a_knockoff_selection_is_planned_without_unseen_documents(tmp_path: Path) -> None:
+    found = outlook(tmp_path, known=None, procedure="ktd")
+    assert found["ok"]
+    assert "list of the knockoff filter has 10 documents." in found["sentence"]
+    beyond = outlook(tmp_path, known=None, procedure="ktd", alpha=0.001)
+    assert not beyond["ok"]
+    assert "has 1,000 documents and only 200 are audited, so nothing can be selected" in beyond["sentence"]
+
+
+def test_the_time_is_a_guess_from_the_number_of_parameters(tmp_path: Path, tiny_model_folder: Path) -> None:
+    about = describe_model(ModelConfig(path=str(tiny_model_folder)))
+    corpus = write_corpus(tmp_path, {"audit": [f"some words {i}" for i in range(50)]})
+    described = {"run": "run", "model": {"path": str(tiny_model_folder)}, "corpus": corpus}
+    plan = make_plan(build_config({**described, "detectors": ["loss"]}))
+    small, large = (forecast(plan, {**about, "parameters": parameters}) for parameters in (10**6, 10**9))
+    assert small["estimated_seconds_one_worker"] > 0
+    assert large["estimated_seconds_one_worker"] > 20 * small["estimated_seconds_one_worker"]
+    assert small["estimated_from"] == "a matrix product on it"
+    unknown = forecast(plan, {**about, "parameters": None})
+    assert unknown["estimated_seconds_one_worker"] is None
+    assert unknown["estimated_from"] is None

@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from commands import ended, here
+from finished import rows as rows_scored
 from made_up import write_corpus, write_rows
+from report_run import summary_in
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.summary import Summary, read_summary
 from pipeline.audit.verdict import read_verdict
 from pipeline.bundle.verify import verify_bundle
 from pipeline.config.corpus import SourceConfig
@@ -44,11 +45,6 @@ def run(folder: Path, name: str, given: Mapping[str, Any], do: str = "run") -> P
     return folder / name
 
 
-def score_rows(folder: Path) -> list[Row]:
-    store = Store(str(folder))
-    return [row for one in read_receipts(store, "score") for row in store.read_table(one.data).to_pylist()]
-
-
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """The folder of a run by a model, of the files of its documents, and of these with its scores: scored-ROLE."""
@@ -61,7 +57,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
         "detectors": ["loss", {"min_k": {"k": 0.5}}],
         "selections": SELECTIONS,
     }
-    held = {row["doc_id"]: row for row in score_rows(run(folder, "first", given))}
+    held = rows_scored(run(folder, "first", given))
     assert ended("verdict", folder / "first") == 0
     for role, of in rows.items():
         write_rows(folder / f"scored-{role}.jsonl", [{**row, **{c: held[row["id"]][c] for c in COLUMNS}} for row in of])
@@ -87,12 +83,6 @@ def verdicts(folder: Path, name: str) -> list[Row]:
     return sorted(table.drop_columns(["source"]).to_pylist(), key=lambda row: row["doc_id"])
 
 
-def answer_of(folder: Path, name: str) -> Summary:
-    summary = read_summary(Store(str(folder)), name)
-    assert summary is not None
-    return summary
-
-
 def test_imported_scores_give_the_answers_of_their_run_to_the_byte(
     scored: Path, again: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,7 +92,7 @@ def test_imported_scores_give_the_answers_of_their_run_to_the_byte(
     for selection in SELECTIONS:
         label = str(selection["name"])
         assert verdicts(again, label) == verdicts(scored / "first", label)
-        first, other = (answer_of(one, label).model_dump() for one in (scored / "first", again))
+        first, other = (summary_in(Store(str(one)), label).model_dump() for one in (scored / "first", again))
         checks, others = first.pop("diagnostics"), other.pop("diagnostics")
         assert other["assumption"].startswith(first["assumption"])
         assert "was not fitted to the documents that calibrate" in other["assumption"]
@@ -114,7 +104,7 @@ def test_imported_scores_give_the_answers_of_their_run_to_the_byte(
     first, other = (read_verdict(Store(str(one))) for one in (scored / "first", again))
     assert first is not None
     assert other is not None
-    assert any(answer_of(again, str(selection["name"])).n_selected for selection in SELECTIONS)
+    assert any(summary_in(Store(str(again)), str(selection["name"])).n_selected for selection in SELECTIONS)
     assert (other.counts, other.test) == (first.counts, first.test)
 
 
@@ -129,7 +119,7 @@ def test_a_run_with_imported_scores_is_packed_verified_and_planned(
 
 @pytest.mark.parametrize("again", ["without"], indirect=True)
 def test_checks_that_need_texts_are_not_made_without_them(again: Path) -> None:
-    summary = answer_of(again, "bh")
+    summary = summary_in(Store(str(again)), "bh")
     diagnostics = summary.diagnostics
     assert (summary.conclusion, diagnostics.blind.outcome, diagnostics.blind.ok) == ("inconclusive", "not tested", None)
     assert summary.condition is not None
@@ -161,7 +151,7 @@ def test_a_document_without_a_finite_score_is_quarantined_and_counts(tmp_path: P
     values = [float("nan"), None, "much", True, [1.0], 10**400]
     audit = [*rows_of(40), *({"id": f"bad{n}", "loss": value} for n, value in enumerate(values)), {"id": "none"}]
     folder = run(tmp_path, "run", small(tmp_path, audit, error_budget=0.2))
-    summary = answer_of(folder, "bh")
+    summary = summary_in(Store(str(folder)), "bh")
     assert (summary.n_audit, summary.n_quarantined) == (47, 7)
     store = Store(str(folder))
     files = [one.quarantine for one in read_receipts(store, "score") if one.quarantine]
@@ -190,7 +180,7 @@ def test_higher_nonmember_changes_the_sign(tmp_path: Path) -> None:
     given = small(tmp_path / "other", turned, scores=[{"column": "loss", "higher": "nonmember"}])
     write_rows(tmp_path / "other/unseen.jsonl", unseen)
     assert verdicts(run(tmp_path / "other", "run", given), "bh") == verdicts(first, "bh")
-    assert answer_of(first, "bh").n_selected > 0
+    assert summary_in(Store(str(first)), "bh").n_selected > 0
 
 
 @pytest.mark.parametrize(
@@ -230,8 +220,8 @@ def test_samples_of_lm_eval_are_scored_by_the_likelihood_of_the_right_answer(tmp
     unseen = [{"doc_id": n, "target": "x", "filtered_resps": [-float(n)]} for n in range(30)]
     for role, rows in (("audit", audit), ("unseen", unseen)):
         given["corpus"][role] |= {"path": write_rows(tmp_path / f"samples_{role}.jsonl", rows), "id": "doc_id"}
-    rows = score_rows(run(tmp_path, "run", given))
-    scores = {row["doc_id"]: row["filtered_resps"] for row in rows if row["role"] == "audit"}
+    scored = rows_scored(run(tmp_path, "run", given)).values()
+    scores = {row["doc_id"]: row["filtered_resps"] for row in scored if row["role"] == "audit"}
     assert scores == {"0": -1.25, "1": -3.5, "2": -7.0, "3": -8.0}
 
 

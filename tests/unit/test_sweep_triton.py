@@ -21,7 +21,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pipeline.models.load import LanguageModel
 from pipeline.models.opened import Tail
 from pipeline.passes import forward as module
-from pipeline.passes import sweep_kernel
 from pipeline.passes.forward import STATISTICS, forward, multiplies_into_float32
 from pipeline.passes.sweep_kernel import proven_kernel
 
@@ -89,19 +88,3 @@ def test_tiles_of_any_dtype_give_one_row_of_statistics_each(monkeypatch):
     expected = module._sweep(tail.finish(logits.double()), targets, STATISTICS)
     for name in STATISTICS:
         torch.testing.assert_close(swept[name].double(), expected[name], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("value", "used"), [(1.0, True), (1.1, False)])
-def test_a_kernel_is_used_where_it_gives_what_pytorch_gives(monkeypatch, caplog, value, used):
-    def kernel(*_):
-        return {"log_prob": torch.full((8,), value)}
-
-    monkeypatch.setattr(sweep_kernel, "_proofs", {})
-    monkeypatch.setattr(sweep_kernel, "interpreted", True)
-    monkeypatch.setattr(sweep_kernel, "fused", kernel)
-    for _ in range(2):  # the second answer is kept from the first
-        proven = proven_kernel(
-            torch.zeros(1, 9), STATISTICS, 1.0, None, lambda *_: {"log_prob": torch.ones(8).double()}
-        )
-        assert proven is (kernel if used else None)
-    assert ["another log_prob" in record.getMessage() for record in caplog.records] == ([] if used else [True])

@@ -13,10 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from picture_models import encoded, random_pictures, save_llava
+from picture_models import encoded, picture_audit, random_pictures, save_llava, write_pictures
 from PIL import Image, PngImagePlugin
 from rich.console import Console
-from test_picture_runs import settings, write
 
 from pipeline.audit.description import build_config
 from pipeline.audit.evidence import read_thumbnails, thumbnails_file
@@ -46,14 +45,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def finished_run(folder: Path) -> Store:
     """A finished run that selected pictures, some of them with a hostile file and all with a hostile caption."""
     save_llava(folder / "llava")
-    write(folder / "unseen.parquet", 12, 2)
-    write(folder / "audit.parquet", 8, 1, {row: hostile_picture() for row in (0, 3)})
+    write_pictures(folder / "unseen.parquet", 12, 2)
+    write_pictures(folder / "audit.parquet", 8, 1, {row: hostile_picture() for row in (0, 3)})
     names = pq.read_table(folder / "audit.parquet")
     captions = [f"{HOSTILE} a red house {row}" for row in range(8)]
     pq.write_table(names.set_column(2, "caption", [captions]), folder / "audit.parquet")
     selection = {"name": "m", "detectors": [DETECTOR], "procedure": "bh", "alpha": 0.999}
     detectors: list[Any] = [{"loss": {"part": "description", "caption": "given"}}]
-    given = settings(folder, folder / "llava", detectors=detectors, selections=[selection], overlap="drop")
+    given = picture_audit(folder, folder / "llava", detectors=detectors, selections=[selection], overlap="drop")
     outcome = run_audit(build_config(given), Reporter(Console(), quiet=True))
     assert outcome.report
     return Store(given["run"])
@@ -102,11 +101,11 @@ def test_the_page_shows_them_beside_captions_and_without_texts_neither(run: Stor
 
 def test_without_texts_no_thumbnail_is_made(tmp_path: Path) -> None:
     save_llava(tmp_path / "llava")
-    write(tmp_path / "unseen.parquet", 12, 2)
-    write(tmp_path / "audit.parquet", 8, 1)
+    write_pictures(tmp_path / "unseen.parquet", 12, 2)
+    write_pictures(tmp_path / "audit.parquet", 8, 1)
     selection = {"name": "m", "detectors": [DETECTOR], "procedure": "bh", "alpha": 0.999}
     detectors: list[Any] = [{"loss": {"part": "description", "caption": "given"}}]
-    config = build_config(settings(tmp_path, tmp_path / "llava", detectors=detectors, selections=[selection]))
+    config = build_config(picture_audit(tmp_path, tmp_path / "llava", detectors=detectors, selections=[selection]))
     run_audit(config, Reporter(Console(), quiet=True), texts=False)
     store = Store(config.run)
     assert not store.exists(thumbnails_file("m"))
