@@ -75,17 +75,6 @@ def scores_of(evidence: Evidence) -> list[list[float]]:
     return [one.score(evidence).tolist() for one in parse_detectors(list(PAIRS))]
 
 
-def test_values_worked_by_hand() -> None:
-    targets = [[-1.0, -2.0, -0.5, -3.0], [-1.0, -2.0], [-0.5, -0.25], [-4.0]]
-    others = [[-2.0, -1.5, -9.0, -2.5], [-2.0, -2.0], [-9.0, -0.125], [-4.0]]
-    bests = [[-0.75, -1.0, -0.5, -1.0], [-0.5, -1.0], [-0.5, -0.25], [-1.0]]
-    ez, wbc = scores_of(evidence_of(targets, others, bests))
-    # d = 1, -.5, (8.5, the likeliest), -.5; no d-; no position (both the likeliest); d = 0: neither gain nor loss
-    assert ez == pytest.approx([0.5, 1.0, 1.0, 1.0])
-    # windows of 2: .5, 8, 8; all longer ones are positive too. Equal sums are not above.
-    assert wbc == [1.0, 1.0, 1.0, 0.0]
-
-
 def test_they_are_their_transcriptions() -> None:
     generator = np.random.default_rng(3)
     # Eighths: sums are exact, and windows tie.

@@ -10,7 +10,7 @@ import huggingface_hub.constants
 import pytest
 import yaml
 from commands import ended
-from made_up import sentence, write_jsonl
+from made_up import sentence, write_audit, write_rows
 
 from examples.papers import prepare
 from examples.papers.judge import error_and_power
@@ -128,22 +128,10 @@ def test_error_and_power_are_those_of_the_labels(tiny_model_folder: Path, tmp_pa
     texts = [sentence(i) for i in range(30)]
     audit = tmp_path / "audit.jsonl"
     rows = [{"id": f"a{i}", "text": text, "member": int(i < 20)} for i, text in enumerate(texts)]
-    audit.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = {
-        "run": str(tmp_path / "run"),
-        "model": {"path": str(tiny_model_folder)},
-        "corpus": {
-            "audit": {"path": str(audit), "id": "id"},
-            "unseen": {"path": write_jsonl(tmp_path / "unseen.jsonl", known)},
-        },
-        "detectors": ["loss"],
-        "evidence": 0,
-        "selections": [{"name": "all", "detectors": ["loss"], "procedure": "bh", "alpha": 0.99}],
-        "resources": {"cluster": "local"},
-    }
-    path = tmp_path / "audit.yaml"
-    path.write_text(yaml.safe_dump(config))
-    assert ended("run", str(path)) == 0
+    selections = [{"name": "all", "detectors": ["loss"], "procedure": "bh", "alpha": 0.99}]
+    path = write_audit(tmp_path, tiny_model_folder, [], known, evidence=0, selections=selections)
+    write_rows(audit, rows)
+    assert ended("run", path) == 0
     ((count, wrong, power),) = error_and_power(str(tmp_path / "run"), audit).values()
     assert count == 30
     assert (round(wrong, 6), power) == (round(10 / 30, 6), 1.0)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from commands import ended, user_error
+from commands import ended, here, user_error
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_up import write_audit, write_corpus
@@ -291,8 +291,8 @@ def test_a_run_scores_alike_in_any_shards_and_calibrates_without_shots(tmp_path:
     assert '"n_calibration": 25' in json.dumps(summary) or 25 in summary.values()
 
 
-def test_the_forecast_counts_prefixes_that_are_read_for_each_batch(
-    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     resources = {"cluster": "local", "actors": 1, "batch_tokens": 256}
     path = write(tmp_path, tiny_model_folder, ALL, of_all_roles(64, 20), resources=resources)
@@ -316,16 +316,10 @@ def test_the_forecast_counts_prefixes_that_are_read_for_each_batch(
         read.append(beginning.numel())
         return begun(model, tail, beginning)
 
+    shown = " ".join(here(capsys, "plan", path)[0].split())
+    assert re.search(r"pass forward: target model, plain text behind 4 of unseen \(\d+ tokens\)", shown)
     monkeypatch.setattr(shared, "_begun", counted)
     rows, _ = run(path)
     tokens = sum(row["n_tokens"] for row in rows.values())
     expected *= tokens / facts["estimated_tokens"]  # whose guess is of texts with four bytes a token
     assert 0.6 < expected / (sum(read) / tokens) < 1.6
-
-
-def test_a_plan_names_what_stands_before_documents(
-    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ended("plan", str(write(tmp_path, tiny_model_folder, ["recall"], of_all_roles(30, 20))))
-    shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"pass forward: target model, plain text behind 10 of unseen \(\d+ tokens\)", shown)

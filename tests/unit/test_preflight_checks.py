@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from finished import score_all
-from made_up import write_corpus
+from made_up import sentence, write_corpus
+from rich.console import Console
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config
+from pipeline.audit.description import build_config, load_config
 from pipeline.audit.plan import Plan, make_plan
 from pipeline.audit.preflight import (
     RUN,
     Effort,
+    begin_checks,
     check_before_scoring,
     check_documents,
     plan_checks,
@@ -28,6 +31,8 @@ from pipeline.audit.scored import find_overlaps, read_scored
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 from pipeline.store.receipts import sealed
+from ray_jobs.progress import Reporter
+from ray_jobs.start import Checks
 
 HEADER = "licensed to everybody under the terms of the licence "
 
@@ -213,3 +218,22 @@ def test_a_damaged_file_stops_no_check_of_the_others(tmp_path: Path) -> None:
     assert found.documents["unseen"] == 60
     assert found.documents["audit"] > 60
     assert "cut.jsonl.gz is damaged after row" in found.damaged[0]
+
+
+# --- a run waits for its checks where it must
+
+
+def checks_of(path: Path, output: io.StringIO) -> Checks:
+    plan = make_plan(load_config(str(path), ()))
+    reporter = Reporter(Console(file=output, width=400))
+    return Checks(plan, Store(plan.config.run), reporter, begin_checks(plan, RUN))
+
+
+def test_checks_that_are_not_done_stop_nothing_and_what_they_say_is_said_once(make_audit: Callable[..., Path]) -> None:
+    output = io.StringIO()
+    checks = checks_of(make_audit([sentence(1)] * 2 + [sentence(i) for i in range(9)]), output)
+    checks.look()
+    assert output.getvalue() == ""
+    checks.wait()
+    checks.look()
+    assert output.getvalue().count("are near-duplicates of") == 1

@@ -427,13 +427,6 @@ def test_it_stops_where_the_estimate_first_does_not_fall() -> None:
     assert decision.rank == step_up(counts, Fraction(1, 4), Fraction(9, 16))
 
 
-def test_the_last_lambda_is_taken_where_the_estimate_always_falls() -> None:
-    counts = RankCounts(np.array([40, *[2] * 17, 0, 0]))
-    estimates = [storey(counts, lambda_) for lambda_ in LAMBDAS]
-    assert estimates == sorted(estimates, reverse=True)
-    assert right_boundary(counts) == (estimates[-1], Fraction(19, 20))
-
-
 @given(audits())
 def test_it_is_storey_at_one_of_its_lambdas_over_any_grid(audit: tuple[list[int], Grid]) -> None:
     found, grid = audit

@@ -200,6 +200,10 @@ def test_too_few_calibration_documents_are_named_as_the_reason(tmp_path: Path, p
     assert facts.selections[0].summary.diagnostics.resolution.ok is False
     assert facts.selections[0].answer.doubts == [], "what could not be found casts no doubt on what was"
     assert "△ limited Number of calibration documents." in page.text
+    light = next(light for light in facts.selections[0].brief.lights if light.name == "resolution")
+    nothing = "With 5 documents for calibration nothing could ever have been selected."
+    assert (light.colour, light.reason) == ("amber", nothing)
+    assert facts.selections[0].brief.this_list == "It is empty; nothing could ever have been selected."
 
 
 @pytest.mark.parametrize("procedure", ["storey", "kernel"])

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from report_run import amend, amend_checks, build_run, summary_in
+from report_run import amend, amend_checks, amend_manifest, build_run, summary_in
+from signed import sign
 from test_report import Page, report
 
-from pipeline.audit.summary import BlindDiagnostic, Summary
+from pipeline.audit.history import note_answers, read_history
+from pipeline.audit.manifest import read_run
+from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostics, ShareDiagnostic, Summary
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.contents import BriefAnswer, Light, Report
-from pipeline.report.names import Folders, model_name
+from pipeline.report.names import Folders, model_name, run_names
 from pipeline.report.page import write_report
+from pipeline.report.wording.checks import TITLES
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection.bounds import Bound
 from pipeline.selection.procedures.bound import terms_of_bound
 from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
 
 BOUND = Bound(confidence=0.95, wrong_at_most=3, right_at_least=80, members_at_least=91, published_wrong_at_most=5)
 APART = BlindDiagnostic(ok=False, outcome="failed", sentence="Their words alone tell them apart (AUC 0.91).")
 
 
 def page_of(store: Store) -> tuple[str, Report]:
+    store = sign(store)
     write_report(store)
-    facts = Report.model_validate(store.read_json("report/report.json"))
-    return store.read("report/report.html").decode(), facts
+    return store.read("report/report.html").decode(), Report.model_validate(store.read_json("report/report.json"))
 
 
 def amended(folder: Path, **changes: Any) -> BriefAnswer:
@@ -71,7 +78,8 @@ def test_what_is_not_supported_says_so_in_the_first_words_of_its_row_and_its_car
     assert brief.claim.startswith("Contradicted: their words alone")
     assert brief.standing == "contradicted"
     assert brief.reason == "failed: blind test"
-    assert brief.bound == "not stated"
+    assert (brief.bound, facts.selections[1].answer.bound) == ("not stated", CONTRADICTED)
+    assert "95% confidence" not in page
     assert brief.condition == "Nothing is promised: a check contradicts the assumption."
     assert brief.this_list == CONTRADICTED
     shown = " ".join((brief.claim, brief.average, brief.this_list, brief.collection))
@@ -181,17 +189,6 @@ def test_a_note_that_some_selections_share_is_printed_once_with_their_names(tmp_
     assert cards.count("Passed: ") == 3
 
 
-def test_too_few_calibration_documents_are_an_amber_light(tmp_path: Path) -> None:
-    store = build_run(tmp_path, n=5, drawn=())
-    brief = page_of(store)[1].selections[0].brief
-    light = next(light for light in brief.lights if light.name == "resolution")
-    assert (light.colour, light.reason) == (
-        "amber",
-        "With 5 documents for calibration nothing could ever have been selected.",
-    )
-    assert brief.this_list == "It is empty; nothing could ever have been selected."
-
-
 # --- names
 
 
@@ -272,15 +269,6 @@ def test_the_first_sentence_says_how_many_of_this_list_are_wrong(run: Store) -> 
     assert "the same by the published bound" in page.text
 
 
-def test_what_a_check_contradicts_has_no_bound_on_the_page(run: Store) -> None:
-    page, facts, _ = bounded(run, supported=False, reasons=["They differ."])
-    answer = facts.selections[0].answer
-    assert answer.bound == CONTRADICTED
-    for claim in ("95% confidence", "at most 3 of these", "at least 91"):
-        assert claim not in page.text
-        assert claim not in answer.sentence
-
-
 def test_what_was_not_checked_is_claimed_under_its_condition(run: Store) -> None:
     amend_checks(run, blind=BlindDiagnostic(ok=None, outcome="not tested", sentence="Not tested."))
     _, facts, _ = bounded(run, n_selected=0)
@@ -310,3 +298,183 @@ def test_an_empty_list_of_procedure_bound_says_what_a_list_would_take(run: Store
     amend(run, "members", minimum_selectable=1_000)
     assert "nothing could ever have been selected." in report(run)[1].selections[0].answer.terms
     assert "smallest possible p-value" not in page.text
+
+
+# --- what a page begins with, and the sections that it names
+
+
+WEIGHTS = "3fa9c1d2e4b5968778695a4b3c2d1e0f3fa9c1d2e4b5968778695a4b3c2d1e0f"
+LINES = ("Answered", "Corpora", "Model", "Version")
+
+
+def run_of(folder: Path, **changes: Any) -> Store:
+    """A finished run with the digest of a model and a recorded date; `changes` are of its manifest."""
+    store = build_run(folder, drawn=(), **changes.pop("build", {}))
+    amend_manifest(store, fingerprint={"model": WEIGHTS}, **changes)
+    note(store)
+    return sign(store)
+
+
+def note(store: Store, **settings: Any) -> None:
+    """Record the answers, of a question with other settings where some are given."""
+    store = sign(store)
+    manifest, _ = read_run(store)
+    config = manifest.config
+    asked = [one.model_copy(update=settings) for one in config.selections]
+    summaries = [summary_in(store, one.name) for one in asked]
+    note_answers(store, config.model_copy(update={"selections": asked}), "run", summaries)
+
+
+def shown(part: str) -> str:
+    """The words of a part of a page."""
+    body = re.sub(r"<(style|script)\b.*?</\1>", " ", part, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", "", body.replace("<dt>", " <dt>").replace("<dd>", " <dd>")).split())
+
+
+def upper(page: str) -> str:
+    return page[: page.index('<section id="provenance">')]
+
+
+# --- the first four lines
+
+
+def test_the_page_begins_with_date_corpora_model_and_version(tmp_path: Path) -> None:
+    store = run_of(tmp_path)
+    page, facts = page_of(store)
+    head = page[page.index("</h1>") : page.index("<nav")]
+    assert tuple(re.findall(r"<dt>(.*?)</dt>", head)) == LINES
+    (when,) = [entry.when for entry in read_history(store)]
+    audited, unseen = facts.documents
+    assert audited.digest is not None
+    assert unseen.digest is not None
+    assert shown(head) == (
+        f"Answered {when[:10]} {when[11:16]} UTC "
+        f"Corpora audited: audit.jsonl, 240 documents, SHA-256 {audited.digest[:16]}; "
+        f"known unseen: unseen.jsonl, 100 documents, SHA-256 {unseen.digest[:16]} "
+        f"Model models/tiny&lt;b&gt;, SHA-256 {WEIGHTS[:16]} Version seenset 0.1.0"
+    )
+
+
+def test_the_same_run_renders_the_same_bytes_at_any_time(tmp_path: Path) -> None:
+    store = run_of(tmp_path)
+    page, _ = page_of(store)
+    note(store)  # the same answers to the same questions
+    assert page_of(store)[0] == page
+
+
+def test_another_text_changes_the_digest_of_its_corpus_alone(tmp_path: Path) -> None:
+    store = run_of(tmp_path)
+    audited, unseen = page_of(store)[1].documents
+    (receipt,) = [one for one in read_receipts(store, "score") if one.role == "audit"]
+    store.write_json(f"receipts/score/{receipt.shard}.json", replace(receipt, documents="of another text").to_dict())
+    changed, same = page_of(store)[1].documents
+    assert changed.digest != audited.digest
+    assert same.digest == unseen.digest
+
+
+def test_what_is_not_known_is_stated_as_not_known(tmp_path: Path) -> None:
+    store = build_run(tmp_path)
+    page, facts = page_of(store)
+    assert (facts.answered_at, facts.model.digest) == (None, None)
+    assert "Answered date not recorded" in shown(page)
+    endpoint = EndpointConfig(name="served", endpoint="http://localhost:8000/v1")
+    manifest, _ = read_run(store)
+    known = manifest.model.model_copy(update={"architecture": "endpoint"})
+    amend_manifest(store, config=manifest.config.model_copy(update={"model": endpoint}), model=known)
+    assert "Model served, digest not known: an endpoint does not state its weights" in shown(page_of(store)[0])
+
+
+# --- no path of the machine above provenance
+
+
+def test_no_absolute_path_stands_above_provenance(tmp_path: Path) -> None:
+    store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
+    repeated = CountDiagnostic(ok=True, sentence=f"1 document repeats an id: {tmp_path}/audit.jsonl#3.", count=1)
+    gone = f"Not tested: {tmp_path}/audit.jsonl is gone."
+    amend_checks(store, duplicates=repeated, blind=BlindDiagnostic(ok=None, outcome="not tested", sentence=gone))
+    page, facts = page_of(store)
+    assert str(tmp_path) in facts.provenance.inputs[0].name
+    assert str(tmp_path) not in upper(page)
+    assert "1 document repeats an id: audit.jsonl#3." in upper(page)
+    assert str(tmp_path) in page, "provenance holds it"
+
+
+def test_two_runs_are_named_by_as_much_of_their_paths_as_tells_them_apart() -> None:
+    """Both stood as "run run" on the page of a comparison."""
+    assert run_names("/data/old/run", "/data/new/run/") == ("old/run", "new/run")
+    assert run_names("/data/a", "/data/b") == ("a", "b")
+    assert run_names("s3://k/a/run", "/a/run") == ("k/a/run", "/a/run")
+    assert run_names("run", "/x/run") == ("run", "x/run")
+    assert run_names("/same", "/same") == ("/same", "/same")
+
+
+# --- sections that are named
+
+
+def sections(page: str) -> dict[int, str]:
+    """The numbered sections of a page, by their number."""
+    parts = re.split(r"<h2>(?:<a[^>]*>)?(\d+)\. ", page)
+    return {int(number): part for number, part in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one question", "several questions"])
+def test_every_section_that_the_page_names_exists(tmp_path: Path, several: bool) -> None:
+    store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
+    if several:
+        note(store, alpha=0.2)
+        note(store)
+    page, facts = page_of(store)
+    found = sections(page)
+    assert list(found) == list(range(1, len(found) + 1))
+    named = {int(number) for number in re.findall(r"[Ss]ection (\d+)", shown(page))}
+    assert named
+    assert named <= set(found)
+    assert 'id="history"' in found[2], "where the sentences say that the questions are listed"
+    if several:
+        assert "Section 2 lists them." in facts.selections[0].answer.sentence
+
+
+# --- checks and notes
+
+
+def truncated_run(folder: Path, share: float, sentence: str) -> Store:
+    """A run of two selections with a check of truncation that came out so."""
+    store = run_of(folder, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
+    for name in ("members", "wide"):
+        check = ShareDiagnostic(ok=None if share else True, sentence=sentence, share=share)
+        amend_checks(store, name, truncated=check)
+    return store
+
+
+TRUNCATED = "200 of 200 documents were truncated at max_tokens. A truncated document is judged by its beginning."
+
+
+@pytest.mark.parametrize(
+    ("share", "sentence", "colour", "reason"),
+    [
+        (1.0, TRUNCATED, "amber", "200 of 200 documents were truncated at max_tokens."),
+        (0.0, "None of the 200 documents was truncated.", "green", None),
+    ],
+)
+def test_a_check_is_titled_by_its_subject_and_its_light_gives_the_result(
+    tmp_path: Path, share: float, sentence: str, colour: str, reason: str | None
+) -> None:
+    page, facts = page_of(truncated_run(tmp_path, share, sentence))
+    light = next(light for light in facts.selections[0].brief.lights if light.name == "truncated")
+    assert (light.label, light.colour, light.reason) == ("Truncation", colour, reason)
+    assert f"Truncation. {reason or sentence}" in shown(page)
+
+
+def test_every_diagnostic_has_a_title_that_states_no_result() -> None:
+    assert set(Diagnostics.model_fields) <= set(TITLES)
+    for title in TITLES.values():
+        assert not re.search(r"\b(no|not|enough|alike|distinct|fair|read|kept)\b", title.lower()), title
+
+
+def test_what_one_selection_alone_has_stays_with_it(tmp_path: Path) -> None:
+    store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
+    amend(store, "wide", n_quarantined=3)
+    page, _ = page_of(store)
+    card = page[page.index('id="selection-wide"') :]
+    assert "3 of the audited documents could not be scored" in card
+    assert "3 of the audited documents could not be scored" not in page[: page.index('id="selection-wide"')]

@@ -373,15 +373,6 @@ def test_captions_beside_pictures_are_no_documents(
     assert "renyi(part=description)" in here(capsys, "plan", tmp_path / "audit.yaml")[0]
 
 
-def test_pictures_without_captions_outside_of_folders_are_a_glob(tmp_path: Path) -> None:
-    write_pictures(tmp_path, 5, captions=False)
-    (tmp_path / "one.txt").write_text("What these pictures are.")
-    settings = corpus_of(tmp_path)
-    assert settings == {"audit": {"path": "*.png", "image": "image"}}
-    text = (tmp_path / "audit.yaml").read_text()
-    assert "Left out: one.txt. They are texts, and this audit is of pictures." in text
-
-
 def test_other_data_in_a_folder_of_pictures_are_left_out_of_it(tmp_path: Path) -> None:
     write_pictures(tmp_path / "audit", 3)
     (tmp_path / "audit" / "about.json").write_text(json.dumps({"made": "by several hands in a long year"}))

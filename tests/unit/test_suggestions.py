@@ -50,12 +50,9 @@ def test_a_value_in_the_place_of_arguments_is_given_to_the_first_that_takes_it(e
     assert config.detectors == [yaml.safe_load(meant)]
 
 
-@pytest.mark.parametrize("name", ["LOSS", "Loss", "los"])
-def test_a_detector_in_capitals_is_found(name: str) -> None:
-    assert suggestion(described(detectors=[name])) == "'loss'"
-
-
-def test_one_detector_in_the_place_of_a_list_is_put_into_one() -> None:
+def test_a_detector_in_capitals_is_found_and_one_in_the_place_of_a_list_is_put_into_one() -> None:
+    for name in ("LOSS", "Loss", "los"):
+        assert suggestion(described(detectors=[name])) == "'loss'"
     listed = suggestion(described(), "detectors=renyi")
     assert listed == "[renyi]"
     assert build_config(described(), [f"detectors={listed}"]).detectors == ["renyi"]
