@@ -16,6 +16,7 @@ import torch
 from picture_models import encoded, random_pictures, save_qwen_vl
 
 import seenset
+from benchmarks.plain_loop import process
 from cluster.inspection import CHECKS, Inspection, first_batch
 from pipeline.audit.description import build_config
 from pipeline.audit.machine import ActorShape
@@ -257,7 +258,8 @@ def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, llava: Pat
     assert of_shards[0] != of_shards[1]
     without = {"audit": {"path": str(tmp_path / "audit.parquet"), "image": "image"}}
     generated = [audit_of(tmp_path, llava, detectors=DETECTORS[:1], **more) for more in ({}, {"corpus": without})]
-    assert stages_of(generated[0])[-1].fingerprint != stages_of(generated[1])[-1].fingerprint
+    of_shards = [stages_of(one)[-1].fingerprint_of(make_plan(one).shards[0]) for one in generated]
+    assert of_shards[0] != of_shards[1]
     processor = llava / "processor_config.json"
     before = processor.read_text()
     changed = json.loads(before)
@@ -279,10 +281,10 @@ def test_a_picture_that_changes_between_its_description_and_its_scores_stops_its
     corpus = {"audit": {"path": str(tmp_path / "audit.jsonl"), "id": "id", "image": "image"}}
     config = audit_of(tmp_path, llava, corpus=corpus, detectors=[{"renyi": {"part": "description"}}])
     (shard,), store, (describe, score) = make_plan(config).shards, Store(config.run), stages_of(config)
-    list(finish_shards(describe, [shard], store, 1))
+    process(describe, describe.make(describe, Placement()), shard, store)
     (tmp_path / "1.png").write_bytes(encoded(PICTURES[3]))
     with pytest.raises(UserError, match="changed since stage describe read it"):
-        list(finish_shards(score, [shard], store, 1))
+        process(score, score.make(score, Placement()), shard, store)
 
 
 @pytest.mark.parametrize(

@@ -311,16 +311,6 @@ def test_at_most_counts_p_values_exactly(grid: Grid, p: Fraction) -> None:
     assert (exact == sorted(exact), exact[-1]) == (True, 1)
 
 
-def test_order_is_exact_where_floats_cannot_tell() -> None:
-    a = Grid(np.array([(1 << 61) - 1, 1 << 62]), np.array(1 << 62), 1)
-    b = Grid(np.array([(1 << 60) - 1, 1 << 61]), np.array(1 << 61), 1)
-    grid, (first, second) = pool([a, b])
-    assert a.values[0] == b.values[0] == 0.5
-    assert (first[0], second[0]) == (2, 1)
-    assert grid.p(1) < grid.p(2)
-    assert grid.at_most(grid.p(1)) == 1
-
-
 @given(audits(), st.randoms(use_true_random=False))
 def test_counts_over_any_grid_merge_to_the_same_in_any_order(audit: tuple[list[int], Grid], random: object) -> None:
     found, grid = audit
@@ -336,16 +326,6 @@ def test_counts_over_any_grid_merge_to_the_same_in_any_order(audit: tuple[list[i
             assert decide(procedure, merged, TENTH) == decide(procedure, whole, TENTH)
     assert whole.m == len(found) + 2
     assert whole.at_most(grid.size - 1) <= len(found)
-
-
-def test_counts_over_different_grids_do_not_merge() -> None:
-    counts = RankCounts.empty(9)
-    for other in (simes_grid(9, TENTH), pool([Grid.uniform(4), Grid.uniform(5)])[0]):
-        with pytest.raises(ValueError, match="two different sets of p-values"):
-            counts + RankCounts.empty(other)
-    assert (counts + RankCounts.empty(Grid.uniform(9))).m == 0
-    with pytest.raises(ValueError, match="one a rank, got 10 for 11"):
-        RankCounts(counts.counts, Grid.uniform(10))
 
 
 @given(st.integers(1, 400), st.booleans(), st.integers(1, 100), alphas, null_proportions)
@@ -502,8 +482,13 @@ def test_scores_that_cannot_be_ranked_are_refused_in_one_line() -> None:
 
 
 def test_counts_refuse_what_they_cannot_hold() -> None:
-    with pytest.raises(ValueError, match="cannot merge"):
-        RankCounts.empty(3) + RankCounts.empty(4)
+    counts = RankCounts.empty(9)
+    assert (counts + RankCounts.empty(Grid.uniform(9))).m == 0
+    for other in (8, simes_grid(9, TENTH), pool([Grid.uniform(4), Grid.uniform(5)])[0]):
+        with pytest.raises(ValueError, match="cannot merge counts"):
+            counts + RankCounts.empty(other)
+    with pytest.raises(ValueError, match="one a rank, got 10 for 11"):
+        RankCounts(counts.counts, Grid.uniform(10))
     for outside in (0, 5):
         with pytest.raises(ValueError, match=r"1\.\.4"):
             RankCounts.of(np.array([outside]), 3)
@@ -535,7 +520,13 @@ def test_quarantined_documents_are_hypotheses_at_p_one() -> None:
 # ---------------------------------------------------------------- step-up
 
 
-def test_a_tie_is_kept_and_one_document_less_is_not_where_floats_cannot_tell() -> None:
+def test_ties_and_orders_are_exact_where_floats_cannot_tell() -> None:
+    a = Grid(np.array([(1 << 61) - 1, 1 << 62]), np.array(1 << 62), 1)
+    b = Grid(np.array([(1 << 60) - 1, 1 << 61]), np.array(1 << 61), 1)
+    grid, (first, second) = pool([a, b])
+    assert a.values[0] == b.values[0] == 0.5
+    assert (first[0], second[0], grid.at_most(grid.p(1))) == (2, 1, 1)
+    assert grid.p(1) < grid.p(2)
     m, tie = 10**18, 10**17  # m * 1 = alpha (n + 1) * tie at alpha = 1/10, n = 99, rank 1
     assert float(tie - 1) == float(tie)
     for selected, k in ((tie, 1), (tie - 1, 0)):

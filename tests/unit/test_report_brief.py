@@ -114,59 +114,37 @@ def test_the_average_is_as_certain_as_the_guarantee(tmp_path: Path, changes: dic
     assert amended(tmp_path, **changes).average == average
 
 
-@pytest.mark.parametrize(
-    ("bound", "sentences"),
-    [
-        (
-            None,
-            (
-                "How many of these 12 are wrong is not bounded.",
-                "How many of all 240 were trained on is not bounded.",
-                "not bounded",
-            ),
-        ),
-        (
-            Bound(0.95, 12, 0, 0, 12),
-            (
-                "All of these 12 may be wrong.",
-                "The bound is 0: it does not show that any of the 240 audited was trained on.",
-                "possibly all",
-            ),
-        ),
-    ],
-)
-def test_a_bound_that_is_missing_or_excludes_nothing_says_so(
-    tmp_path: Path, bound: Bound | None, sentences: tuple[str, ...]
-) -> None:
-    brief = amended(tmp_path, bound=bound, n_selected=12)
-    assert (brief.this_list, brief.collection, brief.bound) == sentences
+def test_a_bound_that_is_missing_or_excludes_nothing_says_so(tmp_path: Path) -> None:
+    brief = amended(tmp_path / "none", bound=None, n_selected=12)
+    assert brief.this_list == "How many of these 12 are wrong is not bounded."
+    assert brief.collection == "How many of all 240 were trained on is not bounded."
+    assert brief.bound == "not bounded"
+    brief = amended(tmp_path / "nothing", bound=Bound(0.95, 12, 0, 0, 12), n_selected=12)
+    assert brief.this_list == "All of these 12 may be wrong."
+    assert brief.collection == "The bound is 0: it does not show that any of the 240 audited was trained on."
+    assert brief.bound == "possibly all"
 
 
-@pytest.mark.parametrize(
-    ("blind", "condition", "reason"),
-    [
-        (
-            BlindDiagnostic(ok=None, outcome="not tested", sentence="Not tested."),
-            "Provided both groups are alike and their documents independent; this was not checked:",
-            "Not checked: that audited and calibration documents are alike is assumed.",
-        ),
-        (
-            BlindDiagnostic(ok=None, outcome="inconclusive", n_to_settle=993, sentence="Inconclusive."),
-            "Provided both groups are alike; the test could not confirm this:",
-            "Inconclusive: about 993 documents of each kind would decide it.",
-        ),
-    ],
-)
-def test_what_was_not_tested_is_no_green_light(
-    tmp_path: Path, blind: BlindDiagnostic, condition: str, reason: str
-) -> None:
+def test_what_was_not_tested_is_no_green_light(tmp_path: Path) -> None:
     store = build_run(tmp_path, drawn=())
-    amend_checks(store, blind=blind)
-    brief = page_of(store)[1].selections[0].brief
-    assert brief.condition == condition
-    light = next(light for light in brief.lights if light.name == "blind")
-    assert (light.colour, light.reason) == ("amber", reason)
-    assert all((light.reason is None) == (light.colour == "green") for light in brief.lights)
+
+    def shown_of(**blind: Any) -> tuple[str, str, str | None]:
+        amend_checks(store, blind=BlindDiagnostic(ok=None, sentence="Not tested.", **blind))
+        brief = page_of(store)[1].selections[0].brief
+        assert all((light.reason is None) == (light.colour == "green") for light in brief.lights)
+        light = next(light for light in brief.lights if light.name == "blind")
+        return brief.condition, light.colour, light.reason
+
+    assert shown_of(outcome="not tested") == (
+        "Provided both groups are alike and their documents independent; this was not checked:",
+        "amber",
+        "Not checked: that audited and calibration documents are alike is assumed.",
+    )
+    assert shown_of(outcome="inconclusive", n_to_settle=993) == (
+        "Provided both groups are alike; the test could not confirm this:",
+        "amber",
+        "Inconclusive: about 993 documents of each kind would decide it.",
+    )
 
 
 def test_a_note_that_some_selections_share_is_printed_once_with_their_names(tmp_path: Path) -> None:

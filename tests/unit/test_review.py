@@ -14,13 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from bundle_runs import ALIKE, asked
-from commands import ended, refusal
+from commands import ended, refusal, user_error
 from finished import refile, run, with_column
 from finished import rows as scored
 from made_up import sentence, write_audit, write_corpus
 from signed import file_blind_test
 
-from pipeline.audit.review import COLUMNS
+from pipeline.audit.description import load_config
+from pipeline.audit.review import COLUMNS, Reviewed, read_review
 from pipeline.bundle.verify import verify_bundle
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
@@ -185,8 +186,14 @@ def saved(rows: list[dict[str, str]], delimiter: str = ",", columns: Sequence[st
     return text.getvalue()
 
 
-def test_a_list_that_a_spreadsheet_program_saved_removes_the_same_documents(audit: Path) -> None:
-    path = audit / "review.csv"
+def read(base: Path, audit: Path) -> Callable[[], Reviewed | None]:
+    """What reads the list as every selection does."""
+    config = load_config(str(base / "audit.yaml"), [f"corpus.unseen.review={audit / 'review.csv'}"])
+    return lambda: read_review(Store(str(audit / "run")), config)
+
+
+def test_a_list_that_a_spreadsheet_program_saved_removes_the_same_documents(base: Path, audit: Path) -> None:
+    path, read_again = audit / "review.csv", read(base, audit)
     rows = confirmed([{**row, "excerpt": f'{row["excerpt"]}; a, b\n"c"'} for row in rows_of(path)])
     semicolons = saved(rows, ";", lineterminator="\r\n")
     spaced = [{**r, "trained_on": f" {r['trained_on'].upper()}\xa0", "review": f" {r['review']} "} for r in rows]
@@ -201,15 +208,17 @@ def test_a_list_that_a_spreadsheet_program_saved_removes_the_same_documents(audi
         saved(rows, ";").replace("trained_on", " Trained_On ").encode(),
     ):
         path.write_bytes(content)
-        assert select(audit) == 0
-        review = answer(audit, "members")["review"]
-        assert (review["n_listed"], review["n_reviewed"], review["n_removed"]) == (6, 5, 3), content
+        found = read_again()
+        assert found is not None
+        review = found.review
+        assert (review.n_listed, review.n_reviewed, review.n_removed) == (6, 5, 3), content
+        assert set(found.documents) == {f"unseen-{row}" for row in SEEN_AFTER_ALL[:3]}
 
 
 def test_a_list_that_is_damaged_or_not_the_filled_in_one_is_refused_with_the_remedy_and_the_answers_stay(
-    audit: Path, capsys: pytest.CaptureFixture[str]
+    base: Path, audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, before = audit / "review.csv", answer(audit, "members")
+    path, before, read_again = audit / "review.csv", answer(audit, "members"), read(base, audit)
     rows = [{**row, "excerpt": "one, two"} for row in confirmed(rows_of(path))]
     first, *rest = rows
 
@@ -243,8 +252,8 @@ def test_a_list_that_is_damaged_or_not_the_filled_in_one_is_refused_with_the_rem
         (saved([*rows, first]), "has 2 rows"),
     ):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        line = refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={path}")
-        assert expected in line
+        assert expected in user_error(read_again)
+    assert "has 2 rows" in refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={path}")
     assert ended("status", audit / "run") == 0
     assert answer(audit, "members") == before
 
@@ -259,6 +268,8 @@ def test_the_number_is_fixed_before_the_first_score(
     missing = refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'none.csv'}")
     assert "none.csv is no file" in missing
     assert "overwrites nothing" in refusal(capsys, "review", audit / "run", audit / "review.csv")
+    line = refusal(capsys, "select", base / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
+    assert "has listed no documents" in line
 
 
 @pytest.mark.parametrize(
@@ -275,11 +286,6 @@ def test_a_review_is_of_unseen_documents_with_a_number_and_outside_schedules(
 ) -> None:
     overrides = [part for setting in settings for part in ("--set", setting)]
     assert expected in refusal(capsys, "plan", base / "audit.yaml", *overrides)
-
-
-def test_a_run_that_listed_nothing_takes_no_file(base: Path, audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = refusal(capsys, "select", base / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
-    assert "has listed no documents" in line
 
 
 def test_a_file_that_was_changed_after_an_answer_makes_the_run_answer_anew(base: Path, audit: Path) -> None:
