@@ -148,8 +148,10 @@ def test_every_setting_that_is_a_path_is_relative_to_the_file_that_names_it(
     assert resolved(value) == (str(beside) if place is Place.RUN else f"{project}/./{value.removeprefix('./')}")
     assert resolved("s3://bucket/a/b.py") == "s3://bucket/a/b.py"
     assert resolved("/whole/path.py") == "/whole/path.py"
-    if place is Place.MODEL:
-        assert resolved("owner/name") == "owner/name"
+    for name in ("owner/name", "gpt2", "~/model") if place is Place.MODEL else ():
+        assert resolved(name) == name
+    packaged = {"resources": {"deepspeed": "zero2"}}
+    assert placed(AuditConfig, packaged, str(project)) == packaged
 
 
 def test_the_settings_that_are_paths_are_those_whose_descriptions_name_files_or_folders() -> None:
@@ -164,15 +166,6 @@ def test_the_settings_that_are_paths_are_those_whose_descriptions_name_files_or_
     }
     assert {"against", "series.ledger", "model.adapter", "fsd.adapters.any.corpus.path"} <= found
     assert {path for path in named - found if path.rpartition(".")[2] not in NO_PATHS} == set()
-
-
-@pytest.mark.parametrize("path", ["owner/name", "gpt2", "/abs/model", "~/model"])
-def test_hub_ids_and_whole_paths_stay(project: Path, path: str) -> None:
-    config = placed(AuditConfig, description(model={"path": path}, run="s3://bucket/run"), str(project))
-    assert config["model"]["path"] == path
-    assert config["run"] == "s3://bucket/run"
-    packaged = {"resources": {"deepspeed": "zero2"}}
-    assert placed(AuditConfig, packaged, str(project)) == packaged
 
 
 def test_a_url_and_a_whole_path_with_a_mark_are_what_they_say(project: Path) -> None:

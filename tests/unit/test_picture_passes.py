@@ -55,9 +55,7 @@ def lm(folder: Path) -> LanguageModel:
 @pytest.fixture(scope="module")
 def token(lm: LanguageModel) -> int:
     """The token that stands for a picture."""
-    token = picture_token(lm.model.config)
-    assert token is not None
-    return token
+    return picture_token(lm.model.config)
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,6 @@ def test_a_prefix_is_read_once_for_all_batches(tiny: LanguageModel) -> None:
 
 def test_short_prefixes_are_held_together_and_a_long_one_alone(tiny: LanguageModel) -> None:
     held, tail = shared.HeldPrefixes(), shared.tail_of(tiny.model)
-    assert tail is not None
     with torch.inference_mode():
         short = [held.of(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)]
         assert [held.of(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)] == short
@@ -226,9 +225,7 @@ def test_no_shot_and_no_near_copy_of_one_calibrates(
         if prefix.role == "unseen":  # whole families
             near = CopyIndex.of(keys.sketch, NEAR_COPIES).matches(keys_of(families).sketch)
             assert near.sum() == len(keys)
-    assert parts.prefixes() is not None
     again = allocate(config, shards).prefixes()
-    assert again is not None
     assert again.fingerprint() == parts.prefixes().fingerprint()  # type: ignore[union-attr]
 
 

@@ -92,7 +92,6 @@ def test_a_near_copy_in_two_roles_stops_and_names_both(tmp_path: Path) -> None:
     dropped = planned(tmp_path, audit, unseen, overlap="drop")
     said(dropped)
     kept = stored_preflight(Store(dropped.config.run), dropped.shards, 0)
-    assert kept is not None
     assert (kept.overlap["unseen"].n_calibration, kept.overlap["unseen"].n_equal) == (1, 0)
 
 

@@ -362,7 +362,6 @@ def test_nothing_hides_in_a_text(run: Store) -> None:
 def test_the_page_loads_nothing(run: Store, reported: tuple[Page, Report]) -> None:
     page, _ = reported
     policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
-    assert policy is not None
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
     digest = base64.b64encode(hashlib.sha256(page.blocks[-1].encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}';" in policy, "no other script can run"
@@ -373,7 +372,6 @@ def test_the_page_loads_nothing(run: Store, reported: tuple[Page, Report]) -> No
             place = tag == "a" and str(value).startswith(("#", "../selection/"))
             assert value is None or part or place, (tag, name)
     style = re.search("<style>(.*?)</style>", run.read("report/report.html").decode(), re.DOTALL)
-    assert style is not None
     assert "url(" not in style.group(1)
     assert "@import" not in style.group(1)
 
@@ -447,8 +445,6 @@ def test_the_smallest_and_the_emptiest_selections_can_be_drawn(run: Store) -> No
 def test_the_drawn_threshold_is_where_the_curve_last_meets_the_line(tmp_path: Path, procedure: str) -> None:
     (selection,) = read_facts(build_run(tmp_path, n=1000, selections=({"procedure": procedure},))).selections
     slope, ranks = _slope(selection.summary, 240), selection.ranks
-    assert slope is not None
-    assert ranks is not None
     every = np.zeros(1001, dtype=np.int64)
     every[ranks.rank - 1] = ranks.count
     p = np.arange(1, 1002) / 1001

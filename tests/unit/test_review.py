@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,6 @@ def test_a_list_that_a_spreadsheet_program_saved_removes_the_same_documents(base
     ):
         path.write_bytes(content)
         found = read_again()
-        assert found is not None
         review = found.review
         assert (review.n_listed, review.n_reviewed, review.n_removed) == (6, 5, 3), content
         assert set(found.documents) == {f"unseen-{row}" for row in SEEN_AFTER_ALL[:3]}

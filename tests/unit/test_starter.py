@@ -97,7 +97,6 @@ def test_the_starter_of_every_format_plans_as_it_stands(
     assert isinstance(config.model, ModelConfig)
     assert config.model.shown == "models/tiny"
     assert describe_model(config.model)["architecture"] == "LlamaForCausalLM"
-    assert config.corpus.unseen is not None
     for source in (config.corpus.audit, config.corpus.unseen):
         assert (source.text, source.id) == ("body", "key")
     assert documents(path) == {"audit": 30, "unseen": 20}

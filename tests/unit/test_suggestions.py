@@ -86,7 +86,6 @@ def test_a_detector_of_pictures_gets_its_part() -> None:
     with pytest.raises(UserError) as caught:
         build_config(data)
     example = re.search(r"as in (\{.*\});", str(caught.value))
-    assert example is not None
     data["detectors"] = [yaml.safe_load(example[1])]
     assert build_config(data).detectors == [{"renyi": {"part": "description"}}]
 
