@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from commands import user_error
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
@@ -223,11 +224,9 @@ def test_the_prompt_the_piece_and_its_answer_fit_the_model(t5, chat):
 
 def test_a_model_that_takes_no_instruction_is_refused(tiny_model_folder):
     lm = open_paraphraser(ModelConfig(path=str(tiny_model_folder)))
-    with pytest.raises(UserError, match="no chat template"):
-        draw_paraphrases(lm, TEXTS, 1, SETTINGS, 0)
+    assert "no chat template" in user_error(draw_paraphrases, lm, TEXTS, 1, SETTINGS, 0)
     lm.tokenizer.chat_template = "{{ messages[0].content }}{{ messages[0].content }}"
-    with pytest.raises(UserError, match="repeats a message 2 times"):
-        draw_paraphrases(lm, TEXTS, 1, SETTINGS, 0)
+    assert "repeats a message 2 times" in user_error(draw_paraphrases, lm, TEXTS, 1, SETTINGS, 0)
 
 
 def test_settings_outside_their_limits_are_one_line():

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
+from commands import user_error
 from pydantic import BaseModel
 
 from pipeline.audit.description import build_config, load_config
@@ -240,14 +241,12 @@ def test_plugins_of_one_name_beside_two_files_are_not_taken_for_one_another(proj
         (plugin,) = plugins.imported(config.import_)
         assert str(plugin.source).startswith(f"# {name}\n")
     (project / "two/mine.py").write_text("1 / 0")
-    with pytest.raises(UserError, match=r"^import: mine\.py, line 1: cannot be imported"):
-        load_config(path)
+    assert user_error(load_config, path).startswith("import: mine.py, line 1: cannot be imported")
 
 
 def test_a_new_run_beside_the_file_is_told_from_an_old_one_in_the_working_directory(project: Path) -> None:
     write_rows(Path("runs/x/manifest.json"), "")
-    with pytest.raises(UserError, match=r"or \./runs/x for a new one beside it"):
-        load_config(str(project / "audit.yaml"))
+    assert "or ./runs/x for a new one beside it" in user_error(load_config, str(project / "audit.yaml"))
     path = write_yaml(project / "audit.yaml", **description(run="./runs/x"))
     assert load_config(path).run == str(project / "runs/x")
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import user_error
 from picture_models import encoded, random_pictures
 from PIL import Image
 
@@ -150,8 +151,7 @@ def test_a_missing_column_is_named_with_its_neighbours(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"column 'number' in .* holds int64: a picture is bytes"):
         documents(written(tmp_path, PNG, pa.binary(), number=[1, 2, 3]), image="number")
     (tmp_path / "a.txt").write_text("words")
-    with pytest.raises(UserError, match=r"\.txt files hold no pictures"):
-        documents(str(tmp_path / "a.txt"))
+    assert ".txt files hold no pictures" in user_error(documents, str(tmp_path / "a.txt"))
 
 
 @pytest.mark.parametrize(
@@ -247,11 +247,9 @@ def test_a_damaged_tar_file_stops_its_shard_and_a_large_member_costs_one_documen
     assert reasons(path, limits) == [None, "too_large", None]
     data = Path(path).read_bytes()
     Path(path).write_bytes(data[: len(data) // 3])
-    with pytest.raises(UserError, match="is damaged"):
-        documents(path)
+    assert "is damaged" in user_error(documents, path)
     Path(path).write_bytes(b"no archive")
-    with pytest.raises(UserError, match=r"is not a readable \.tar file"):
-        documents(path)
+    assert "is not a readable .tar file" in user_error(documents, path)
 
 
 def test_pictures_are_no_documents_of_a_corpus_of_texts(tmp_path: Path) -> None:
@@ -306,8 +304,7 @@ def test_a_tar_file_is_never_shorter_than_it_was_without_a_word(tmp_path: Path, 
         "a second archive behind it": data + data,
     }
     Path(path).write_bytes(broken[fault])
-    with pytest.raises(UserError, match="is damaged"):
-        documents(path)
+    assert "is damaged" in user_error(documents, path)
 
 
 def test_a_link_in_a_tar_file_or_a_sample_of_many_files_is_one_document_in_quarantine(tmp_path: Path) -> None:

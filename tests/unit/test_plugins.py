@@ -203,8 +203,7 @@ def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
     write(tmp_path, GOOD.replace("lowest", "least"))
     load(path)
     assert parse_detectors(["least"])
-    with pytest.raises(UserError, match="unknown detector 'lowest'"):
-        parse_detectors(["lowest"])
+    assert "unknown detector 'lowest'" in user_error(parse_detectors, ["lowest"])
     assert str(tmp_path) not in sys.path
     user_error(load, write(tmp_path, GOOD + "\n1 / 0\n"))
     with pytest.raises(UserError, match="unknown detector 'lowest'"):  # what a broken plugin had registered

@@ -15,7 +15,7 @@ from test_report import Page, report
 
 from pipeline.audit.history import note_answers, read_history
 from pipeline.audit.manifest import read_run
-from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostics, ShareDiagnostic, Summary
+from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostics, ShareDiagnostic
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.contents import BriefAnswer, Light, Report
@@ -89,14 +89,55 @@ def test_what_is_not_supported_says_so_in_the_first_words_of_its_row_and_its_car
 
 
 def test_three_sentences_say_what_holds_on_average_of_this_list_and_of_all(tmp_path: Path) -> None:
-    brief = amended(tmp_path, bound=BOUND, supported=True)
-    selected = summary_in(Store(str(tmp_path / "run"))).n_selected
+    store = build_run(tmp_path, drawn=())
+    amend(store, "members", bound=BOUND, supported=True)
+    page, facts = report(store)
+    brief, answer = facts.selections[0].brief, facts.selections[0].answer
+    claim = f"95% confidence at most 3 of these {summary_in(store).n_selected} are wrong"
     assert brief.condition == "If the assumption holds, which no check contradicts:"
     assert brief.average == "At most 10% of such a list is wrong, over repeated audits."
-    assert brief.this_list == f"With 95% confidence at most 3 of these {selected} are wrong."
+    assert brief.this_list == f"With {claim}."
     assert brief.collection == "With 95% confidence at least 91 of the 240 audited were trained on."
     assert brief.bound == "at most 3 (95%)"
     assert max(map(len, (brief.average, brief.this_list, brief.collection))) < 80, "a line each"
+    assert answer.headline.endswith(f"; with {claim}.")
+    assert "With 95% confidence at least 91 of the 240 audited documents were trained on" in answer.bound
+    assert "On average over repetitions" in answer.terms
+    assert any("this one list and these audited documents" in sentence for sentence in facts.not_covered)
+    for stated in (claim, answer.bound, "the same by the published bound"):
+        assert stated in page.text
+
+
+def test_a_bound_that_is_missing_or_excludes_nothing_says_so(tmp_path: Path) -> None:
+    store = build_run(tmp_path, drawn=())
+    amend(store, "members", bound=None, n_selected=12)
+    page, facts = report(store)
+    brief = facts.selections[0].brief
+    assert brief.this_list == "How many of these 12 are wrong is not bounded."
+    assert brief.collection == "How many of all 240 were trained on is not bounded."
+    assert (brief.bound, facts.selections[0].answer.bound) == ("not bounded", None)
+    assert "confidence of the bounds" not in page.text
+    assert not any("this one list and these audited documents" in sentence for sentence in facts.not_covered)
+    amend(store, "members", bound=Bound(0.95, 12, 0, 0, 12))
+    brief = report(store)[1].selections[0].brief
+    assert brief.this_list == "All of these 12 may be wrong."
+    assert brief.collection == "The bound is 0: it does not show that any of the 240 audited was trained on."
+    assert brief.bound == "possibly all"
+
+
+def test_procedure_bound_promises_of_this_list_and_says_of_an_empty_one_what_it_would_take(tmp_path: Path) -> None:
+    store = build_run(tmp_path, drawn=())
+    terms = terms_of_bound(SelectionConfig(name="one", detectors=["loss"], confidence=0.9).exact_confidence)
+    promised = {"promise": terms.promise, "assumption": terms.assumption}
+    amend(store, "members", bound=BOUND, supported=True, procedure="bound", factor=None, **promised)
+    stated = report(store)[1].selections[0].answer.terms
+    assert stated.startswith("With 90% confidence the share of wrong documents")
+    assert "On average" not in stated
+    for least, said in ((20, "the shortest possible list has 20 documents"), (1_000, "nothing could ever have been")):
+        amend(store, "members", n_selected=0, minimum_selectable=least)
+        page, facts = report(store)
+        assert said in facts.selections[0].answer.terms
+        assert "smallest possible p-value" not in page.text
 
 
 @pytest.mark.parametrize(
@@ -114,23 +155,14 @@ def test_the_average_is_as_certain_as_the_guarantee(tmp_path: Path, changes: dic
     assert amended(tmp_path, **changes).average == average
 
 
-def test_a_bound_that_is_missing_or_excludes_nothing_says_so(tmp_path: Path) -> None:
-    brief = amended(tmp_path / "none", bound=None, n_selected=12)
-    assert brief.this_list == "How many of these 12 are wrong is not bounded."
-    assert brief.collection == "How many of all 240 were trained on is not bounded."
-    assert brief.bound == "not bounded"
-    brief = amended(tmp_path / "nothing", bound=Bound(0.95, 12, 0, 0, 12), n_selected=12)
-    assert brief.this_list == "All of these 12 may be wrong."
-    assert brief.collection == "The bound is 0: it does not show that any of the 240 audited was trained on."
-    assert brief.bound == "possibly all"
-
-
 def test_what_was_not_tested_is_no_green_light(tmp_path: Path) -> None:
     store = build_run(tmp_path, drawn=())
 
     def shown_of(**blind: Any) -> tuple[str, str, str | None]:
         amend_checks(store, blind=BlindDiagnostic(ok=None, sentence="Not tested.", **blind))
-        brief = page_of(store)[1].selections[0].brief
+        (selection,) = page_of(store)[1].selections
+        assert any("was not checked" in one for one in selection.answer.cautions) == (blind["outcome"] == "not tested")
+        brief = selection.brief
         assert all((light.reason is None) == (light.colour == "green") for light in brief.lights)
         light = next(light for light in brief.lights if light.name == "blind")
         return brief.condition, light.colour, light.reason
@@ -220,68 +252,10 @@ def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estima
         assert selection.brief.this_list == f"It is empty; the shortest possible list has 7 documents{given}."
 
 
-# --- what the card states of this one list and of all documents
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Store:
-    return build_run(tmp_path, drawn=())
-
-
-def bounded(store: Store, **changes: Any) -> tuple[Page, Report, Summary]:
-    amend(store, "members", bound=BOUND, **changes)
-    return *report(store), summary_in(store)
-
-
-def test_the_first_sentence_says_how_many_of_this_list_are_wrong(run: Store) -> None:
-    page, facts, summary = bounded(run, supported=True)
-    answer = facts.selections[0].answer
-    claim = f"with 95% confidence at most 3 of these {summary.n_selected} are wrong"
-    assert answer.headline.endswith(f"; {claim}.")
-    assert claim in page.text
-    assert "With 95% confidence at least 91 of the 240 audited documents were trained on" in answer.bound
-    assert answer.bound in page.text
-    assert "On average over repetitions" in answer.terms
-    assert any("this one list and these audited documents" in sentence for sentence in facts.not_covered)
-    assert "the same by the published bound" in page.text
-
-
-def test_what_was_not_checked_is_claimed_under_its_condition(run: Store) -> None:
-    amend_checks(run, blind=BlindDiagnostic(ok=None, outcome="not tested", sentence="Not tested."))
-    _, facts, _ = bounded(run, n_selected=0)
-    assert any("was not checked" in caution for caution in facts.selections[0].answer.cautions)
-
-
-def test_a_selection_without_a_bound_says_nothing_of_one(run: Store) -> None:
-    amend(run, "members", bound=None)
-    page, facts = report(run)
-    assert facts.selections[0].answer.bound is None
-    assert "confidence of the bounds" not in page.text
-    assert not any("this one list and these audited documents" in sentence for sentence in facts.not_covered)
-
-
-def test_procedure_bound_promises_of_this_list_and_not_on_average(run: Store) -> None:
-    terms = terms_of_bound(SelectionConfig(name="one", detectors=["loss"], confidence=0.9).exact_confidence)
-    changes = {"procedure": "bound", "factor": None, "promise": terms.promise, "assumption": terms.assumption}
-    _, facts, _ = bounded(run, supported=True, **changes)
-    answer = facts.selections[0].answer
-    assert answer.terms.startswith("With 90% confidence the share of wrong documents")
-    assert "On average" not in answer.terms
-
-
-def test_an_empty_list_of_procedure_bound_says_what_a_list_would_take(run: Store) -> None:
-    page, facts, _ = bounded(run, supported=True, procedure="bound", factor=None, n_selected=0, minimum_selectable=20)
-    assert "the shortest possible list has 20 documents" in facts.selections[0].answer.terms
-    amend(run, "members", minimum_selectable=1_000)
-    assert "nothing could ever have been selected." in report(run)[1].selections[0].answer.terms
-    assert "smallest possible p-value" not in page.text
-
-
 # --- what a page begins with, and the sections that it names
 
 
 WEIGHTS = "3fa9c1d2e4b5968778695a4b3c2d1e0f3fa9c1d2e4b5968778695a4b3c2d1e0f"
-LINES = ("Answered", "Corpora", "Model", "Version")
 
 
 def run_of(folder: Path, **changes: Any) -> Store:
@@ -319,7 +293,7 @@ def test_the_page_begins_with_date_corpora_model_and_version(tmp_path: Path) -> 
     store = run_of(tmp_path)
     page, facts = page_of(store)
     head = page[page.index("</h1>") : page.index("<nav")]
-    assert tuple(re.findall(r"<dt>(.*?)</dt>", head)) == LINES
+    assert re.findall(r"<dt>(.*?)</dt>", head) == ["Answered", "Corpora", "Model", "Version"]
     (when,) = [entry.when for entry in read_history(store)]
     audited, unseen = facts.documents
     assert shown(head) == (

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from commands import user_error
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up import write_corpus, write_jsonl
@@ -251,8 +252,7 @@ def test_threads_end_soon_when_nobody_waits_for_them(shard_of: MakeShard) -> Non
 def test_what_is_wrong_with_the_settings_is_no_fault_of_a_document(shard_of: MakeShard) -> None:
     shard, store = shard_of(["a", "unmendable"])
     stage = counting()
-    with pytest.raises(UserError, match="no template"):
-        process(stage, stage.make(stage, Placement()), shard, store)
+    assert "no template" in user_error(process, stage, stage.make(stage, Placement()), shard, store)
 
 
 def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(shard_of: MakeShard) -> None:
