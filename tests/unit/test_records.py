@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 from commands import refusal, user_error
-from report_run import build_run
+from report_run import build_run, summary_in
 from signed import sign, sign_manifest, sign_status
 
 from docs.records import RECORDS, render_schemas, write_schemas
 from pipeline.audit.manifest import read_manifest, read_run
 from pipeline.audit.records import Record
 from pipeline.audit.status import read_status
-from pipeline.audit.summary import Diagnostics, Summary, read_summary
+from pipeline.audit.summary import Summary, read_summary
 from pipeline.report.contents import Report
 from pipeline.report.facts import read_facts
 from pipeline.report.page import write_report
@@ -101,8 +101,7 @@ def test_each_file_of_a_run_says_its_schema_and_holds_the_keys_that_its_schema_n
         value.pop("digest", None)
         plain = RECORDS[name].model_validate(value).plain()
         assert {key: plain[key] for key in value} == value, file
-    summary = read_summary(store, "members")
-    assert isinstance(summary, Summary)
+    summary = summary_in(store)
     assert summary.plain() == store.read_json(files["summary"])
     assert Report.model_validate(store.read_json(files["report"])).selections[0].summary == summary
 
@@ -110,20 +109,9 @@ def test_each_file_of_a_run_says_its_schema_and_holds_the_keys_that_its_schema_n
 # --- supported, and why not
 
 
-def checks(store: Store, **outcomes: bool | None) -> Diagnostics:
-    """The checks of a summary, with some outcomes replaced."""
-    summary = read_summary(store, "members")
-    assert summary is not None
-    update = {
-        name: getattr(summary.diagnostics, name).model_copy(update={"ok": ok, "sentence": f"About {name}."})
-        for name, ok in outcomes.items()
-    }
-    return summary.diagnostics.model_copy(update=update)
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "supported", "reasons"),
-    [
+def test_an_answer_is_supported_unless_a_check_of_its_promise_failed(store: Store) -> None:
+    diagnostics = summary_in(store).diagnostics
+    for outcomes, supported, reasons in (
         ({"blind": True}, True, []),
         ({"blind": None}, None, []),
         ({"blind": False}, False, ["About blind."]),
@@ -131,13 +119,11 @@ def checks(store: Store, **outcomes: bool | None) -> Diagnostics:
         ({"blind": None, "overlap": False}, False, ["About overlap."]),
         ({"blind": True, "resolution": False}, True, []),
         ({"blind": True, "duplicates": None, "truncated": None}, True, []),
-    ],
-)
-def test_an_answer_is_supported_unless_a_check_of_its_promise_failed(
-    store: Store, outcomes: dict[str, bool | None], supported: bool | None, reasons: list[str]
-) -> None:
-    diagnostics = checks(store, **outcomes)
-    assert (diagnostics.support(), diagnostics.failures()) == (supported, reasons)
+    ):
+        about = {name: {"ok": ok, "sentence": f"About {name}."} for name, ok in outcomes.items()}
+        update = {name: getattr(diagnostics, name).model_copy(update=result) for name, result in about.items()}
+        checked = diagnostics.model_copy(update=update)
+        assert (checked.support(), checked.failures()) == (supported, reasons), outcomes
 
 
 # --- old, newer and damaged files
