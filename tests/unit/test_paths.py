@@ -131,12 +131,6 @@ NO_PATHS = {"delimiter", "encoding", "gguf_file", "id", "image", "name"}
 """Settings whose descriptions name files or folders and that are no paths."""
 
 
-def nested(path: str, value: Any) -> dict[str, Any]:
-    for key in reversed(path.split(".")):
-        value = {key: value}
-    return value
-
-
 @pytest.mark.parametrize(("root", "path", "place"), PATHS)
 def test_every_setting_that_is_a_path_is_relative_to_the_file_that_names_it(
     project: Path, root: type[BaseModel], path: str, place: Place
