@@ -46,6 +46,7 @@ DETECTORS: list[Any] = [
     {"loss": {"part": "description", "caption": ["given", "generated"]}},
 ]
 GIVEN = "loss(part=description, caption=given)"
+OF_CAPTIONS: list[Any] = [{"loss": {"part": "description", "caption": "given"}}]
 
 
 def audit_of(folder: Path, model: Any, rows: dict[str, Sequence[Any]] | None = None, **settings: Any) -> AuditConfig:
@@ -179,8 +180,7 @@ def test_a_picture_that_a_models_own_processor_refuses_is_left_out_with_its_word
     save_qwen_vl(tmp_path / "model", "2")
     images = [encoded(picture) for picture in random_pictures([(40, 30), (500, 1), (30, 60)])]
     rows = {"image": images, "caption": ["a red house"] * 3}
-    given = [{"loss": {"part": "description", "caption": "given"}}]
-    tables = finished(audit_of(tmp_path, tmp_path / "model", rows, detectors=given))
+    tables = finished(audit_of(tmp_path, tmp_path / "model", rows, detectors=OF_CAPTIONS))
     refused = [row for table in tables["quarantine"] for row in table.to_pylist()]
     kept = [row["doc_id"] for table in tables["score"] for row in table.to_pylist()]
     assert {(row["doc_id"], row["reason"]) for row in refused} == {("picture-1", "model_error")}
@@ -211,7 +211,7 @@ def test_the_same_pixels_have_the_same_key_and_scores_whatever_file_they_are_in(
 
 
 def test_a_caption_is_cut_at_max_tokens_and_that_is_noted(tmp_path: Path, llava: Path) -> None:
-    config = audit_of(tmp_path, llava, max_tokens=4, detectors=[{"loss": {"part": "description", "caption": "given"}}])
+    config = audit_of(tmp_path, llava, max_tokens=4, detectors=OF_CAPTIONS)
     (stage,) = stages_of(config)
     assert stage.name == "score", "nothing is described where the captions are given"
     rows = [row for table in finished(config)["score"] for row in table.to_pylist()]
@@ -230,7 +230,7 @@ def test_roles_may_name_their_columns_as_they_like(tmp_path: Path, llava: Path) 
         "audit": {"path": str(tmp_path / "audit.parquet"), "image": "image", "caption": "caption"},
         "unseen": {"path": str(tmp_path / "unseen.parquet"), "image": "photo", "caption": "title"},
     }
-    config = audit_of(tmp_path, llava, corpus=corpus, detectors=[{"loss": {"part": "description", "caption": "given"}}])
+    config = audit_of(tmp_path, llava, corpus=corpus, detectors=OF_CAPTIONS)
     finished(config)
     scored = read_scored(Store(config.run), make_plan(config).shards)
     assert {receipt.role for receipt in scored.receipts} == {"audit", "unseen"}
@@ -323,7 +323,7 @@ def test_what_reads_pictures_is_refused_over_texts_and_captions_where_there_are_
 
 
 def test_the_function_that_scores_texts_says_so_of_pictures(llava: Path) -> None:
-    for detector in ({"renyi": {"part": "image"}}, {"loss": {"part": "description", "caption": "given"}}):
+    for detector in ({"renyi": {"part": "image"}}, *OF_CAPTIONS):
         with pytest.raises(UserError, match=r"passes over a text, and detector .* needs more: use seenset.audit"):
             seenset.score(llava, ["a red house"], detectors=[detector])
     with pytest.raises(UserError, match=r"it reads pictures with text, and no corpus\.\*\.image is given"):

@@ -84,14 +84,6 @@ def caption_losses(lm: LanguageModel, captioned: Captioned) -> tuple[float, int]
     return total / count, count
 
 
-def test_the_loss_is_that_of_the_captions_alone(open_base: Open, captioned: Captioned, tmp_path: Path) -> None:
-    before, tokens = caption_losses(open_base(), captioned)
-    one_batch = config_of(epochs=1, batch_size=len(captioned))
-    result = train_pictures(open_base(), captioned, one_batch, tmp_path / "a")
-    assert result.losses == (pytest.approx(before, abs=1e-4),)
-    assert result.tokens == tokens
-
-
 @pytest.mark.parametrize("shape", SAVE)
 def test_models_of_every_shape_learn_captions_of_pictures_of_any_size(shape: str, tmp_path: Path) -> None:
     lm = opened(tmp_path / "model", shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,12 @@ def limit_of(text: str) -> dict[str, Any]:
     return {key: int(value.replace(",", "")) if value and value[0].isdigit() else value for key, value in parts.items()}
 
 
+def check_limit(said: dict[str, Any], m: int, selected_of: Callable[[int, int], int]) -> None:
+    """So many known documents let all of m be selected, or one in a hundred; with one document fewer nothing is."""
+    for known, strongest in ((said["least"], m), (said["good"], max(1, m // 100))):
+        assert (selected_of(known, strongest), selected_of(known - 1, strongest)) == (strongest, 0)
+
+
 @pytest.mark.parametrize("m", [40, 230])
 @pytest.mark.parametrize("procedure", ["bh", "by", "ebh"])
 def test_a_report_says_why_nothing_could_be_selected_and_what_would_change_it(
@@ -115,9 +121,7 @@ def test_a_report_says_why_nothing_could_be_selected_and_what_would_change_it(
     assert said["size"] == ("one in a hundred" if few > 1 else "a single one")
     assert said["needed"] > m
     assert selected(procedure, 4, m, m, alpha) == 0, "not even if all stand out"
-    for known, strongest in ((said["least"], m), (said["good"], few)):
-        assert selected(procedure, known, m, strongest, alpha) == strongest
-        assert selected(procedure, known - 1, m, strongest, alpha) == 0
+    check_limit(said, m, lambda known, strongest: selected(procedure, known, m, strongest, alpha))
 
 
 @pytest.mark.parametrize("procedure", ["storey", "bky", "quantile", "ptdi", "kernel", "known_members"])
@@ -129,9 +133,7 @@ def test_the_same_holds_at_the_share_of_nulls_that_was_estimated(run: RunFacts, 
     alpha = Fraction(1, 10) / Fraction(repr(summary.factor))  # which the share of nulls stretches alpha to
     assert said["needed"] == math.ceil(m / 5 / alpha)
     assert selected("bh", 4, m, m, alpha) == 0
-    for known, strongest in ((said["least"], m), (said["good"], m // 100)):
-        assert selected("bh", known, m, strongest, alpha) == strongest
-        assert selected("bh", known - 1, m, strongest, alpha) == 0
+    check_limit(said, m, lambda known, strongest: selected("bh", known, m, strongest, alpha))
 
 
 @pytest.mark.parametrize(
@@ -140,28 +142,22 @@ def test_the_same_holds_at_the_share_of_nulls_that_was_estimated(run: RunFacts, 
 def test_where_half_of_the_documents_calibrate_the_report_counts_all_that_it_takes(
     run: RunFacts, settings: dict[str, Any]
 ) -> None:
-    m, alpha = 230, Fraction(1, 10)
+    m = 230
     said = limit_of(terms_of(run, asked(9, m, detectors=2, **settings)))
     assert said["half"]
-    for known, strongest in ((said["least"], m), (said["good"], m // 100)):
-        for count, enough in ((known, strongest), (known - 1, 0)):
-            calibrating = int((~halves(np.arange(count), 0)).sum())
-            assert selected("bh", calibrating, m, strongest, alpha) == enough
-    calibrating = int((~halves(np.arange(9), 0)).sum())
-    assert (said["n"], said["p"]) == (calibrating, calibrating + 1)
+
+    def half(known: int) -> int:
+        return int((~halves(np.arange(known), 0)).sum())
+
+    check_limit(said, m, lambda known, strongest: selected("bh", half(known), m, strongest, Fraction(1, 10)))
+    assert (said["n"], said["p"]) == (half(9), half(9) + 1)
 
 
 @pytest.mark.parametrize("detectors", [1, 2])
 def test_td4eval_takes_what_the_report_says(run: RunFacts, detectors: int) -> None:
-    m = 230
-    said = limit_of(terms_of(run, asked(4, m, procedure="td4eval", detectors=detectors)))
-    for known, strongest in ((said["least"], m), (said["good"], m // 100)):
-        for count, enough in ((known, strongest), (known - 1, 0)):
-            values = np.stack([np.arange(count, dtype=float)] * detectors, axis=1)
-            audit = np.full((m, detectors), -1.0)
-            audit[:strongest] = 1e6
-            answer = verdict_of(values, audit, procedure="td4eval", alpha=ALPHA)
-            assert answer.selected.sum() == enough
+    settings: dict[str, Any] = {"procedure": "td4eval", "detectors": detectors}
+    said = limit_of(terms_of(run, asked(4, 230, **settings)))
+    check_limit(said, 230, lambda known, strongest: asked(known, 230, strongest, **settings).n_selected)
 
 
 FEWEST = re.compile(
@@ -175,6 +171,13 @@ def fewest_of(text: str) -> int:
     return int(matched[1].replace(",", ""))
 
 
+def check_fewest(run: RunFacts, m: int, answer: Callable[[int], Summary]) -> None:
+    """The fewest that an empty answer names can be selected, where so many stand out, and one fewer cannot."""
+    fewest = fewest_of(terms_of(run, answer(0)))
+    assert 1 < fewest <= m
+    assert (answer(fewest).n_selected, answer(fewest - 1).n_selected) == (fewest, 0)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -184,11 +187,7 @@ def fewest_of(text: str) -> int:
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
 def test_an_empty_answer_says_the_fewest_that_there_could_have_been(run: RunFacts, settings: dict[str, Any]) -> None:
-    n, m = 400, 90
-    fewest = fewest_of(terms_of(run, asked(n, m, **settings)))
-    assert 1 < fewest <= m
-    assert asked(n, m, fewest, **settings).n_selected == fewest
-    assert asked(n, m, fewest - 1, **settings).n_selected == 0
+    check_fewest(run, 90, lambda strongest: asked(400, 90, strongest, **settings))
 
 
 @pytest.mark.parametrize("kind", ["by_group", "weighted"])
@@ -207,10 +206,7 @@ def test_the_fewest_of_groups_and_of_weighted_documents_are_those_of_the_sentenc
         audit = table_of(scores, 1, **audited)
         return seenset.select(audit, unseen, procedure="bh", alpha=ALPHA, calibration=kind).summary  # type: ignore[arg-type]
 
-    fewest = fewest_of(terms_of(run, answer(0)))
-    assert 1 < fewest <= m
-    assert answer(fewest).n_selected == fewest
-    assert answer(fewest - 1).n_selected == 0
+    check_fewest(run, m, answer)
 
 
 def test_no_list_of_procedure_bound_is_shorter_than_the_report_says(run: RunFacts) -> None:
