@@ -125,6 +125,6 @@ def test_a_run_directory_that_is_a_file_or_on_an_unknown_file_system_is_one_line
     assert "cannot open run directory" in user_error(Store, "nosuch://x/y")
     (tmp_path / "taken").write_text("")
     for below in ("", "/deeper"):
-        error = user_error(Store(f"{tmp_path}/taken{below}").write_json, "status.json", {})
+        error = user_error(lambda path: Store(path).write_json("status.json", {}), f"{tmp_path}/taken{below}")
         assert error.startswith("run directory ")
         assert error.endswith("taken is a file, not a folder")
