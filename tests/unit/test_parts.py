@@ -164,20 +164,15 @@ def test_what_cannot_be_split_is_one_line(audit: Audit, files: Files, settings: 
     assert line in user_error(lambda: parts(audit(files, detectors=asked, fsd=settings)))
 
 
-@pytest.mark.parametrize(
-    ("detector", "line"),
-    [
+def test_a_detector_that_cannot_be_asked_for_is_one_line(audit: Audit, files: Files) -> None:
+    for detector, line in (
         ({"base": "gradient_norm"}, "detector fsd: base must be a likelihood detector such as loss or min_k"),
         ({"base": "min_kk"}, "detector fsd: base must be a detector: unknown detector 'min_kk'; did you mean 'min_k'?"),
         ({"base": "fsd"}, "detector fsd: base must be a likelihood detector"),
         ({"adapter": "few"}, "fsd.adapters: no adapter 'few'; did you mean 'fewer'? known: default, fewer"),
         ({"adapter": 3}, "detector fsd: adapter must be a name under fsd.adapters, got 3"),
-    ],
-)
-def test_a_detector_that_cannot_be_asked_for_is_one_line(
-    audit: Audit, files: Files, detector: dict[str, Any], line: str
-) -> None:
-    assert line in user_error(audit, files, detectors=[{"fsd": detector}], fsd={"adapters": {"fewer": {}}})
+    ):
+        assert line in user_error(audit, files, detectors=[{"fsd": detector}], fsd={"adapters": {"fewer": {}}})
 
 
 def test_scores_name_a_document_by_all_of_its_text_as_parts_do_however_little_is_scored(

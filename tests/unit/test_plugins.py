@@ -118,66 +118,35 @@ def test_an_argument_is_checked_by_its_annotation_and_default() -> None:
         ("share", 2, "must be a number in (0, 1], got 2"),
         ("bare", "b", "must be a whole number, got 'b'"),
     ]:
-        with pytest.raises(UserError) as caught:
-            parse_detectors([{"plain": {argument: value}}])
-        assert str(caught.value) == f"detector plain: {argument} {limit}"
+        assert user_error(parse_detectors, [{"plain": {argument: value}}]) == f"detector plain: {argument} {limit}"
 
 
-class Thing:
-    """Nothing that a configuration could hold."""
+def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered() -> None:
+    def no_default(evidence, k): ...
+    def any_number(evidence, *ks): ...
+    def bad_default(evidence, k: int = 0.5): ...  # type: ignore[assignment]
+    def unchecked(evidence, part: Fraction = Fraction(1)): ...
+    def plain_sum(evidence): ...
+    def group(evidence): ...
 
-
-def no_default(evidence, k):
-    return k
-
-
-def any_number(evidence, *ks):
-    return ks
-
-
-def bad_default(evidence, k: int = 0.5):  # type: ignore[assignment]
-    return k
-
-
-def unchecked(evidence, thing: Thing = Thing()):  # noqa: B008
-    return thing
-
-
-def plain_sum(evidence):
-    return evidence
-
-
-def group(evidence):
-    return evidence
-
-
-@pytest.mark.parametrize(
-    ("function", "needs", "message"),
-    [
+    log_prob = {FORWARD: ["log_prob"]}
+    mistakes: list[tuple[Any, Any, str]] = [
         (group, {FORWARD: ["log_probs"]}, "score files have a column"),
-        (no_default, {FORWARD: ["log_prob"]}, "argument k has no default"),
-        (any_number, {FORWARD: ["log_prob"]}, r"cannot name the arguments of \*ks"),
-        (bad_default, {FORWARD: ["log_prob"]}, "the default of k must be a whole number, got 0.5"),
-        (unchecked, {FORWARD: ["log_prob"]}, "argument thing of type Thing needs a check"),
+        (no_default, log_prob, "argument k has no default"),
+        (any_number, log_prob, "cannot name the arguments of *ks"),
+        (bad_default, log_prob, "the default of k must be a whole number, got 0.5"),
+        (unchecked, log_prob, "argument part of type Fraction needs a check"),
         (plain_sum, {FORWARD: ["log_probs"]}, "did you mean 'log_prob'"),
-        (
-            plain_sum,
-            {GRADIENT: ["log_prob"]},
-            "a gradient pass measures no 'log_prob'; it measures: norm",
-        ),
+        (plain_sum, {GRADIENT: ["log_prob"]}, "a gradient pass measures no 'log_prob'; it measures: norm"),
         (plain_sum, {FORWARD: []}, "leave the pass out"),
         (plain_sum, {FORWARD: 3}, "must be names of statistics, got 3"),
         (plain_sum, {FORWARD}, "needs must be {pass: names of statistics}"),
         (plain_sum, {"forward": ["log_prob"]}, "needs must be {pass: names of statistics}"),
-        (lambda: 0, {FORWARD: ["log_prob"]}, "must take the evidence"),
-        (lambda evidence: evidence, {FORWARD: ["log_prob"]}, "named by its function, which cannot be <lambda>"),
-    ],
-)
-def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered(
-    function: Any, needs: Any, message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        detector(needs=needs)(function)
+        (lambda: 0, log_prob, "must take the evidence"),
+        (lambda evidence: evidence, log_prob, "named by its function, which cannot be <lambda>"),
+    ]
+    for function, needs, message in mistakes:
+        assert message in user_error(lambda of=function, wanted=needs: detector(needs=wanted)(of))
 
 
 def test_a_detector_that_returns_no_score_a_document_says_so() -> None:
@@ -235,17 +204,13 @@ def test_a_plugin_that_cannot_be_loaded_is_one_line_with_its_file(tmp_path: Path
     assert message in error
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ("none.py", "import: cannot read none.py: No such file or directory"),
-        ("no-such module", "import: no-such module is neither a file that ends in .py nor the name of a module"),
-        ("no_such_module", "import: no_such_module: cannot be imported: ModuleNotFoundError: No module named"),
-        ("json", "import: json registers nothing"),
-    ],
-)
-def test_an_import_that_is_no_plugin_is_one_line(entry: str, message: str) -> None:
-    assert message in user_error(load, entry)
+def test_an_import_that_is_no_plugin_is_one_line() -> None:
+    neither = "import: no-such module is neither a file that ends in .py nor the name of a module"
+    missing = "import: no_such_module: cannot be imported: ModuleNotFoundError: No module named"
+    assert "import: cannot read none.py: No such file or directory" in user_error(load, "none.py")
+    assert neither in user_error(load, "no-such module")
+    assert missing in user_error(load, "no_such_module")
+    assert "import: json registers nothing" in user_error(load, "json")
 
 
 def test_a_name_or_a_file_name_of_another_plugin_is_refused(tmp_path: Path) -> None:
@@ -256,23 +221,13 @@ def test_a_name_or_a_file_name_of_another_plugin_is_refused(tmp_path: Path) -> N
     assert "detector lowest: the name is taken by one.py" in user_error(load, write(tmp_path, GOOD, "two.py"))
 
 
-@pytest.mark.parametrize(
-    ("part", "other", "message"),
-    [
-        (
-            '["log_prob"]}',
-            '["log_prob"]}, checks={"share": lambda value: {}[value]}',
-            "the check of share raised KeyError: 0.1, got 0.1",
-        ),
-        ('{FORWARD: ["log_prob"]}', "lambda share: 1 / 0", "its function of needs raised ZeroDivisionError"),
-    ],
-)
-def test_a_check_or_needs_that_raise_are_one_line_with_the_file(
-    tmp_path: Path, part: str, other: str, message: str
-) -> None:
-    load(write(tmp_path, GOOD.replace(part, other)))
+def test_a_check_or_needs_that_raise_are_one_line_with_the_file(tmp_path: Path) -> None:
+    load(write(tmp_path, GOOD.replace('["log_prob"]}', '["log_prob"]}, checks={"share": lambda value: {}[value]}')))
     error = user_error(parse_detectors, [{"lowest": {"share": 0.1}}])
-    assert error.startswith(f"detector lowest (my_detectors.py): {message}")
+    assert error == "detector lowest (my_detectors.py): the check of share raised KeyError: 0.1, got 0.1"
+    load(write(tmp_path, GOOD.replace('{FORWARD: ["log_prob"]}', "lambda share: 1 / 0")))
+    error = user_error(parse_detectors, ["lowest"])
+    assert "lowest (my_detectors.py): its function of needs raised ZeroDivisionError" in error
 
 
 # --- fingerprints
@@ -291,6 +246,7 @@ def test_the_content_of_a_plugin_is_in_the_fingerprint_and_its_place_is_not(tmp_
     after = plugin_fingerprint([second], ["lowest"])
     assert set(before) == set(after) == {"my_detectors.py"}
     assert before != after
+    assert plugin_fingerprint([second], ["loss"]) == plugin_fingerprint([], ["loss"]) == {}, "it changes no score"
 
 
 def test_an_installed_module_counts_by_all_files_of_its_package(
@@ -309,13 +265,6 @@ def test_an_installed_module_counts_by_all_files_of_its_package(
     assert plugin_fingerprint(config.import_, config.detectors) != before
     for name in ("their_detectors", "their_detectors.likelihood"):
         monkeypatch.delitem(sys.modules, name)
-
-
-def test_what_changes_no_score_is_not_in_the_fingerprint(tmp_path: Path) -> None:
-    path = write(tmp_path, PROCEDURE)
-    load(path)
-    assert plugin_fingerprint([path], ["loss"]) == {}
-    assert plugin_fingerprint([], ["loss"]) == {}
 
 
 # --- configurations
