@@ -381,32 +381,20 @@ def test_every_section_that_the_page_names_exists(tmp_path: Path, several: bool)
 # --- checks and notes
 
 
-def truncated_run(folder: Path, share: float, sentence: str) -> Store:
-    """A run of two selections with a check of truncation that came out so."""
-    store = run_of(folder, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
-    for name in ("members", "wide"):
-        check = ShareDiagnostic(ok=None if share else True, sentence=sentence, share=share)
-        amend_checks(store, name, truncated=check)
-    return store
-
-
 TRUNCATED = "200 of 200 documents were truncated at max_tokens. A truncated document is judged by its beginning."
 
 
-@pytest.mark.parametrize(
-    ("share", "sentence", "colour", "reason"),
-    [
-        (1.0, TRUNCATED, "amber", "200 of 200 documents were truncated at max_tokens."),
-        (0.0, "None of the 200 documents was truncated.", "green", None),
-    ],
-)
-def test_a_check_is_titled_by_its_subject_and_its_light_gives_the_result(
-    tmp_path: Path, share: float, sentence: str, colour: str, reason: str | None
-) -> None:
-    page, facts = page_of(truncated_run(tmp_path, share, sentence))
-    light = next(light for light in facts.selections[0].brief.lights if light.name == "truncated")
-    assert (light.label, light.colour, light.reason) == ("Truncation", colour, reason)
-    assert f"Truncation. {reason or sentence}" in shown(page)
+def test_a_check_is_titled_by_its_subject_and_its_light_gives_the_result(tmp_path: Path) -> None:
+    store = run_of(tmp_path)
+    for ok, sentence, colour, reason in (
+        (None, TRUNCATED, "amber", "200 of 200 documents were truncated at max_tokens."),
+        (True, "None of the 200 documents was truncated.", "green", None),
+    ):
+        amend_checks(store, truncated=ShareDiagnostic(ok=ok, sentence=sentence, share=0.0 if ok else 1.0))
+        page, facts = page_of(store)
+        light = next(light for light in facts.selections[0].brief.lights if light.name == "truncated")
+        assert (light.label, light.colour, light.reason) == ("Truncation", colour, reason)
+        assert f"Truncation. {reason or sentence}" in shown(page)
 
 
 def test_every_diagnostic_has_a_title_that_states_no_result() -> None:
