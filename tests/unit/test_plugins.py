@@ -121,11 +121,15 @@ def test_an_argument_is_checked_by_its_annotation_and_default() -> None:
         assert user_error(parse_detectors, [{"plain": {argument: value}}]) == f"detector plain: {argument} {limit}"
 
 
+class Thing:
+    """Nothing that a configuration could hold."""
+
+
 def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered() -> None:
     def no_default(evidence, k): ...
     def any_number(evidence, *ks): ...
     def bad_default(evidence, k: int = 0.5): ...  # type: ignore[assignment]
-    def unchecked(evidence, part: Fraction = Fraction(1)): ...
+    def unchecked(evidence, thing: Thing = Thing()): ...  # noqa: B008
     def plain_sum(evidence): ...
     def group(evidence): ...
 
@@ -135,7 +139,7 @@ def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered() -> Non
         (no_default, log_prob, "argument k has no default"),
         (any_number, log_prob, "cannot name the arguments of *ks"),
         (bad_default, log_prob, "the default of k must be a whole number, got 0.5"),
-        (unchecked, log_prob, "argument part of type Fraction needs a check"),
+        (unchecked, log_prob, "argument thing of type Thing needs a check"),
         (plain_sum, {FORWARD: ["log_probs"]}, "did you mean 'log_prob'"),
         (plain_sum, {GRADIENT: ["log_prob"]}, "a gradient pass measures no 'log_prob'; it measures: norm"),
         (plain_sum, {FORWARD: []}, "leave the pass out"),
@@ -246,7 +250,9 @@ def test_the_content_of_a_plugin_is_in_the_fingerprint_and_its_place_is_not(tmp_
     after = plugin_fingerprint([second], ["lowest"])
     assert set(before) == set(after) == {"my_detectors.py"}
     assert before != after
-    assert plugin_fingerprint([second], ["loss"]) == plugin_fingerprint([], ["loss"]) == {}, "it changes no score"
+    procedures = write(tmp_path, PROCEDURE, "procedures.py")
+    load(procedures)
+    assert plugin_fingerprint([procedures], ["loss"]) == plugin_fingerprint([], ["loss"]) == {}, "they change no score"
 
 
 def test_an_installed_module_counts_by_all_files_of_its_package(

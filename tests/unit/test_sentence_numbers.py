@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import write_corpus
 from report_run import build_run
+from scipy.stats import binom
 from test_fused_selections import verdict_of
 from test_preflight_checks import planned, text
 
@@ -40,6 +41,7 @@ from pipeline.report.wording.bounds import bound_text, sureness
 from pipeline.report.wording.selection import answer_text
 from pipeline.selection.calibrations import simes_grid, smallest_simes
 from pipeline.selection.conformal import Grid, halves
+from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.bound import terms_of_bound
 from pipeline.selection.procedures.record import Rule, decide
@@ -339,6 +341,18 @@ def test_the_effective_number_of_weighted_documents_is_shown_on_its_side_of_the_
         sentence = weighting_diagnostic(number, 61, "unseen").sentence
         (shown,) = re.findall(r"the 61 unseen documents count as much as ([\d.]+) of equal weight", sentence)
         assert (float(shown) < 50) == few == ("fewer than 50" in sentence)
+
+
+@pytest.mark.parametrize("draws", [1, 4])
+@pytest.mark.parametrize(("heads", "tosses"), [(12, 19), (10, 10), (2, 15)])
+def test_the_signs_of_a_sentence_are_counted_against_the_coin_that_it_names(
+    heads: int, tosses: int, draws: int
+) -> None:
+    result, fair = sign_symmetry(np.r_[np.ones(heads), -np.ones(tosses - heads)], draws), 1 / (draws + 1)
+    exact = min(1.0, 2 * min(binom.cdf(heads, tosses, fair), binom.sf(heads - 1, tosses, fair)))
+    (p,) = re.findall(r"\(p = ([\d.e-]+)\)", result.sentence)
+    assert (result.p_value, float(p)) == (pytest.approx(exact), pytest.approx(exact, rel=0.05))
+    assert (float(p) < 0.01) == (not result.ok)
 
 
 # --- documents
