@@ -22,8 +22,7 @@ from pipeline.config.corpus import Role
 from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE
 from pipeline.corpus.shard import Shard
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, write_receipt
-from pipeline.store.tables import write_filed
+from pipeline.store.receipts import Receipt, write_filed, write_receipt
 
 KNOWN = 10_000
 SHARD = 250_000

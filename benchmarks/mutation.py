@@ -59,7 +59,7 @@ SWAPS: dict[type[ast.AST], tuple[str, str]] = {
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
-        "pipeline/stages/describe.py",
+        "pipeline/stages/pictures.py",
         "PICTURE_WINDOW = Window(64, characters=16 << 20)",
         "64 -> 65",
     ): "pictures that are prepared at a time: descriptions depend on the shard alone",

@@ -35,9 +35,9 @@ from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError, instead_of_exit
-from pipeline.models.adapters import RECORD, check_adapter
 from pipeline.models.arithmetic import flags_differ
 from pipeline.models.devices import CPU
+from pipeline.models.load import RECORD, check_adapter_digests
 from pipeline.models.sharing import SharedModels
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.page import write_report
@@ -420,7 +420,7 @@ def _missing_adapters(store: Store, keys: Iterable[str]) -> dict[str, str]:
             missing[key] = f"{store.url}/adapters/{key} is gone"
             continue
         try:
-            check_adapter(Path(store.path(f"adapters/{key}")))
+            check_adapter_digests(Path(store.path(f"adapters/{key}")))
         except DamagedError as error:
             missing[key] = str(error)
     return missing

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
-from pipeline.errors import ExitCode, UserError, instead_of_exit
-from pipeline.models.libraries import collect_rarely
-from pipeline.store.space import is_full, is_of_storage, message_of_storage
+from pipeline.errors import ExitCode, UserError, instead_of_exit, is_full, is_of_storage, message_of_storage
+from pipeline.models.devices import collect_rarely
 from ray_jobs import supervisor, terminal
 from ray_jobs.commands import (
     COMMANDS,
@@ -221,7 +220,7 @@ def schema(
 ) -> None:
     """Print the JSON schema of a configuration, for completion and checks in editors."""
     from pipeline.config.audit import AuditConfig
-    from pipeline.config.commented import config_schema
+    from pipeline.config.yaml import config_schema
     from pipeline.selection.procedures import PROCEDURES
 
     if for_trial:

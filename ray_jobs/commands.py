@@ -107,7 +107,7 @@ def status(
     if every is not None and not watch:
         raise UserError("--every says how often --watch looks: give both, or neither")
     from pipeline.audit.status import Status
-    from ray_jobs.watch import read_progress, watch_progress
+    from ray_jobs.progress import read_progress, watch_progress
 
     status = watch_progress(run, json_, every) if watch else read_progress(run)
     if not json_:

@@ -172,7 +172,7 @@ def print_plan(facts: dict[str, Any]) -> None:
 
 def print_starter(facts: dict[str, Any], command: str) -> None:
     """What `seenset init` wrote and guessed, and what to do next."""
-    from pipeline.config.commented import printable
+    from pipeline.config.yaml import printable
 
     path, missing = facts["config"], facts["missing"]
     print_line(f"wrote {path}")

@@ -29,8 +29,7 @@ from pipeline.report.wording import files as wording
 from pipeline.stages import SCORING
 from pipeline.stages.judged import AGAINST, JudgedTexts, read_judged, write_judged
 from pipeline.store.files import Store, real_address
-from pipeline.store.receipts import Receipt, read_receipts
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed, read_receipts
 
 _DETECTORS = "detectors"
 _OF_A_RUN = frozenset(

@@ -18,9 +18,8 @@ from pipeline.config.corpus import Role
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
 from pipeline.config.paths import check_run_folder, irregular_kind, written
 from pipeline.corpus.formats import by_bytes, extent_of, format_named
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.corpus.shards import plan_shards
 from pipeline.detectors.base import Pass, plan_passes
 from pipeline.detectors.registry import parse_detectors, sampled_of
 from pipeline.endpoint.client import check_endpoint

@@ -31,9 +31,9 @@ from pipeline.config.selection import NULL_ROLE
 from pipeline.corpus.dialects import suggested_encoding
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import format_named
+from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.keys import Keys, content_size, keyed
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import number_rows
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.blind import to_be_weighted

@@ -23,9 +23,8 @@ from pipeline.audit.records import MANIFEST_FILE
 from pipeline.audit.repair import Stamps, check_documents_read
 from pipeline.audit.scored import Each, Scored, each_in_turn
 from pipeline.audit.shard_table import SHARDS_FILE, reconciled_shards, write_shards
-from pipeline.corpus.inputs import stamp_of
+from pipeline.corpus.inputs import number_rows, stamp_of
 from pipeline.corpus.shard import BY_ID, InputFile, Shard, place_of, shard_fingerprint
-from pipeline.corpus.shards import number_rows
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import files as wording
 from pipeline.stages import SCORING

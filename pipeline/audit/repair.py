@@ -19,8 +19,7 @@ from pipeline.report.wording.files import read_again, unreadable
 from pipeline.stages.base import Stage
 from pipeline.stages.process import changed_input
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, made_again, read_receipts, withdraw_receipt
-from pipeline.store.tables import check_filed
+from pipeline.store.receipts import Receipt, check_filed, made_again, read_receipts, withdraw_receipt
 
 _log = logging.getLogger(__name__)
 

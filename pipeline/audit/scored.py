@@ -34,8 +34,7 @@ from pipeline.selection.procedures import procedure_of
 from pipeline.stages import SCORING
 from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, read_receipts
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed, read_receipts
 
 
 def check_budget(config: AuditConfig, scored: Scored) -> None:

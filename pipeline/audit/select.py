@@ -39,7 +39,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
-from pipeline.models.libraries import give_back
+from pipeline.models.devices import give_back
 from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
 from pipeline.report.wording.files import judged_before_note
 from pipeline.selection.calibrations import calibration_of
@@ -49,8 +49,7 @@ from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.versions import answer_versions
 from pipeline.selection.schedule import Slot
 from pipeline.stages.events import VERSIONS
-from pipeline.store.receipts import Receipt
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed
 
 Claiming = Callable[[Mapping[str, np.ndarray]], Mapping[str, Slot]]
 """Takes the place of a scan in its schedule: from keys of the texts that calibrate each selection, int64, (documents,),

@@ -21,8 +21,7 @@ from pipeline.corpus.documents import read_shard, text_key
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording.files import changed as not_written
 from pipeline.report.wording.files import made_again_note
-from pipeline.store.receipts import Receipt
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed
 
 _log = logging.getLogger(__name__)
 

@@ -40,8 +40,7 @@ from pipeline.errors import IncompleteError, UserError
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
 from pipeline.stages.events import VERSIONS
-from pipeline.store.receipts import Receipt
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed
 
 
 def pack_run(config: AuditConfig, scored: Scored, each: Each, texts: bool = False) -> bytes:

@@ -24,8 +24,7 @@ from pipeline.report.wording.comparison import same_model
 from pipeline.report.wording.files import answered_by
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, read_receipts
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed, read_receipts
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from pipeline.errors import UserError
 from pipeline.report.contents import QuarantinedDocument, QuarantineReport, RoleCount, SelectedDocument
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, read_receipts
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed, read_receipts
 
 R = TypeVar("R", bound=Record)
 LISTED = 50

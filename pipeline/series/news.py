@@ -12,11 +12,10 @@ from pipeline.audit.history import answered_by_0_9_0, read_history
 from pipeline.audit.records import Record
 from pipeline.audit.status import made_answer
 from pipeline.audit.summary import read_summary
-from pipeline.errors import DamagedError, UserError
+from pipeline.errors import DamagedError, UserError, is_of_storage
 from pipeline.report.wording.series import new_on_list, unread_earlier, unread_list
 from pipeline.series.scans import FiledSelection, Scan, Schedule
 from pipeline.store.files import Store
-from pipeline.store.space import is_of_storage
 
 LISTED = 200
 """New documents that are named one by one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -15,10 +16,9 @@ import torch
 
 from pipeline.audit.machine import usable_cores
 from pipeline.config.models import ModelConfig
-from pipeline.models.libraries import free_memory
+from pipeline.models.devices import give_back
 from pipeline.models.load import fingerprint_model, open_model, open_picture_model
-from pipeline.training.pictures import train_pictures
-from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train
+from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train, train_pictures
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.documents import Documents
 from pipeline.trial.splits import choose_trained
@@ -95,7 +95,8 @@ def contaminate(
     finally:
         torch.set_num_threads(threads)
         del opened
-        free_memory()
+        gc.collect()
+        give_back()
 
 
 def _training(config: TrialConfig, index: int, texts: int) -> FinetuneConfig:

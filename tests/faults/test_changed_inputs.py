@@ -19,8 +19,7 @@ from pipeline.audit.plan import make_plan
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.inputs import find_inputs, stamp_of
-from pipeline.corpus.shards import plan_shards
+from pipeline.corpus.inputs import find_inputs, plan_shards, stamp_of
 from pipeline.errors import UserError
 from pipeline.stages import worker
 from pipeline.stages.base import Placement

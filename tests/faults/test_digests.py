@@ -18,13 +18,12 @@ from benchmarks.plain_loop import process
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
 from pipeline.errors import DamagedError, UserError
-from pipeline.models.adapters import RECORD, check_adapter
+from pipeline.models.load import RECORD, check_adapter_digests
 from pipeline.stages.base import Placement
 from pipeline.stages.process import filed_rows
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, read_receipt, read_receipts, receipt_name
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed, read_receipt, read_receipts, receipt_name
 from ray_jobs.select import select_again
 
 SAMPLED = ["loss", {"samia": {"draws": 2, "candidate_words": "reference"}}]
@@ -218,7 +217,7 @@ def test_a_damaged_adapter_is_trained_again_unless_documents_were_scored_with_it
     record = weights.with_name(RECORD)
     record.write_text(record.read_text().replace('"epochs": 1', '"epochs": 2'))
     with pytest.raises(DamagedError, match=r"training\.json is not what was written"):
-        check_adapter(weights.parent)
+        check_adapter_digests(weights.parent)
 
 
 # --- draws

@@ -24,8 +24,8 @@ from pipeline.audit.shard_table import reconciled_shards, write_shards
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import LIMITS
 from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard, shard_fingerprint
-from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 

@@ -25,9 +25,8 @@ from pipeline.audit.plan import FINISHED_FILE, make_plan
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
 from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import COMPACTED, compact_receipts, read_receipts, receipt_name

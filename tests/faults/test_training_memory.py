@@ -19,7 +19,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import ExitCode, IncompleteError, LostDeviceError, UserError
 from pipeline.models.load import fingerprint_model, open_model
-from pipeline.models.switching import Adapters
+from pipeline.models.sharing import Adapters
 from pipeline.training import loss as loss_module
 from pipeline.training import memory as memory_module
 from pipeline.training.loss import batch_loss, hidden_states

@@ -21,14 +21,13 @@ from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
 from pipeline.audit.shard_table import write_shards
 from pipeline.corpus.documents import ContentDigest, Document, id_key, read_shard, text_key
+from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.near_copies import sketch
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import number_rows
 from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.stages.score import score_schema
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, write_receipt
-from pipeline.store.tables import write_filed
+from pipeline.store.receipts import Receipt, write_filed, write_receipt
 
 KNOWN = 15
 """Documents that calibrate."""

@@ -19,13 +19,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from benchmarks.small_model import WORDS, save_small_model
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
-from pipeline.models.adapters import RECORD
-from pipeline.models.load import LanguageModel, fingerprint_model, open_model
+from pipeline.models.load import RECORD, LanguageModel, fingerprint_model, open_model
 from pipeline.training.adapter import linear_modules
 from pipeline.training.loss import batch_loss
-from pipeline.training.steps import ProcessGroup
+from pipeline.training.steps import ProcessGroup, read_zero_settings, zero_stage
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, encode, train
-from pipeline.training.zero import read_zero_settings, zero_stage
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % len(WORDS)] for j in range(5 + i % 9)) for i in range(22)]
 CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=5e-3, dtype="float32", rank=4, seed=3)

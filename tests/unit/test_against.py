@@ -26,9 +26,9 @@ from pipeline.config.corpus import ROLES
 from pipeline.corpus.documents import Document, text_key
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.series.scans import read_schedule
+from pipeline.stages.base import Wanted
 from pipeline.stages.judged import JUDGED_FILE, write_judged
 from pipeline.stages.local import finish_shards
-from pipeline.stages.record import Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt

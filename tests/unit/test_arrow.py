@@ -24,9 +24,8 @@ from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import extent_of
 from pipeline.corpus.formats.arrow import ARROW
 from pipeline.corpus.formats.base import ExportSource, kept_rows
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
 from pipeline.export.verdicts import RowMarks
 

@@ -32,8 +32,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from pipeline.config.models import ModelConfig
 from pipeline.models.devices import nominal_memory
 from pipeline.models.load import open_picture_model
-from pipeline.models.pictures import picture_prompt
-from pipeline.models.processors import picture_token
+from pipeline.models.pictures import picture_prompt, picture_token
 from pipeline.passes import budget
 from pipeline.passes.budget import Budget, Card, budget_of, shape_of
 from pipeline.passes.gradient import _Sweep

@@ -23,9 +23,8 @@ from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.corpus.documents import Document, fetch_texts, read_shard, text_key
 from pipeline.corpus.files import Extent
 from pipeline.corpus.formats import extent_of
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.errors import UserError
 
 TEXTS = [f"Document number {i} " + "says a little more " * (i % 9) for i in range(300)]

@@ -16,8 +16,7 @@ from pipeline.audit.machine import LocalMachine
 from pipeline.audit.work import device_on_file, note_device
 from pipeline.errors import UserError
 from pipeline.models.devices import CPU, ENVIRONMENT, Device, compute_as
-from pipeline.stages.base import Placement, Stage
-from pipeline.stages.record import Wanted
+from pipeline.stages.base import Placement, Stage, Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from ray_jobs.start import device_of_run

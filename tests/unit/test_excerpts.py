@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import collapsed, text_key
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.keys import excerpt_of, excerpts_of
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import plan_shards
 
 TEXTS = ["first", "second\ntext", "third"]
 

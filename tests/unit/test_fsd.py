@@ -14,7 +14,7 @@ from pipeline.detectors.base import FORWARD, LOWERCASE, Evidence, Pass, plan_pas
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, fingerprint_model, open_model
-from pipeline.models.switching import Adapters
+from pipeline.models.sharing import Adapters
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.passes.gradient import gradient_norms

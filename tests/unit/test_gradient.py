@@ -41,7 +41,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.detectors.base import GRADIENT, Evidence, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel
-from pipeline.passes import gradient_head
+from pipeline.passes import gradient
 from pipeline.passes.gradient import coverage_of, gradient_norms
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
@@ -190,7 +190,7 @@ def test_repeated_tokens_and_those_of_the_padding_count_as_autograd_counts_them(
 def test_parts_of_the_vocabulary_and_of_the_batch_change_nothing(kind, elements, lengths, monkeypatch):
     lm, ids = make(kind), documents(lengths)
     whole = gradient_norms(lm, ids)
-    monkeypatch.setattr(gradient_head, "HEAD_ELEMENTS", {"cpu": elements, "cuda": 0})
+    monkeypatch.setattr(gradient, "HEAD_ELEMENTS", {"cpu": elements, "cuda": 0})
     close(gradient_norms(lm, ids), whole)
 
 

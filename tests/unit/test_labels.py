@@ -18,8 +18,8 @@ from pipeline.audit.description import build_config, build_evaluation
 from pipeline.audit.plan import make_plan
 from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, fetch_texts, read_shard
+from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard, shard_fingerprint
-from pipeline.corpus.shards import number_rows
 
 N = 240
 

@@ -27,8 +27,7 @@ from pipeline.selection.in_memory import Scores
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed
 from pipeline.trial.config import TrialConfig, build_trial, load_trial
 from pipeline.trial.learn import FEATURES, FEATURES_OF_REFERENCE, boosted, learn, trees_of, with_features
 from pipeline.trial.repeats import Pool

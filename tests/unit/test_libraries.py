@@ -29,7 +29,7 @@ def test_a_model_that_is_opened_in_a_thread_leaves_its_library_whole_for_the_oth
 BATCHES = """
 import resource
 import numpy as np
-from pipeline.models.libraries import give_back, keep_memory
+from pipeline.models.devices import give_back, keep_memory
 if {kept}:
     keep_memory()
 size, arrays, rounds = 1 << 23, 8, 10

@@ -27,8 +27,7 @@ from pipeline.errors import UserError
 from pipeline.report.wording.conclusion import GROUPED
 from pipeline.stages.score import score_schema
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, withdraw_receipt, write_receipt
-from pipeline.store.tables import write_filed
+from pipeline.store.receipts import Receipt, withdraw_receipt, write_filed, write_receipt
 
 LIST = "This is a list of people reported killed by the police in {}"
 HEADER = "licensed to everybody under the terms of the licence text {}"

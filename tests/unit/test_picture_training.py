@@ -23,8 +23,7 @@ from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
 from pipeline.training import loss as loss_module
-from pipeline.training.pictures import train_pictures
-from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep
+from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep, train_pictures
 
 SIZES = [(40, 30), (64, 64), (33, 70)]
 CAPTIONS = ["a red house", "a quiet river and a green tree", "Red"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipeline.audit.description import build_config
 from pipeline.config.audit import AuditConfig
-from pipeline.config.commented import config_schema
+from pipeline.config.yaml import config_schema
 from pipeline.detectors.base import FORWARD, GRADIENT, Evidence, detector
 from pipeline.detectors.plugins import imported, load_plugins, read_plugins
 from pipeline.detectors.registry import parse_detectors, plugin_code

@@ -29,13 +29,12 @@ from pipeline.detectors.base import Prefix
 from pipeline.detectors.registry import PluginCode
 from pipeline.errors import UserError
 from pipeline.stages.ask_log_probs import LogProbSettings
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, model_digests, rows_schema
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Wanted, Window, model_digests, rows_schema
 from pipeline.stages.events import Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
 from pipeline.stages.prefixes import Prefixes, Shots
 from pipeline.stages.process import earlier_rows, read_rows
-from pipeline.stages.record import Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.stages.sample import SampleSettings
 from pipeline.stages.score import ScoreSettings
@@ -253,6 +252,15 @@ def test_what_is_wrong_with_the_settings_is_no_fault_of_a_document(shard_of: Mak
     shard, store = shard_of(["a", "unmendable"])
     stage = counting()
     assert "no template" in user_error(process, stage, stage.make(stage, Placement()), shard, store)
+
+
+def test_an_id_that_stands_twice_is_worked_on_once(shard_of: MakeShard) -> None:
+    shard, store = shard_of([{"id": "x", "text": "first"}, {"id": "x", "text": "second"}, {"id": "y", "text": None}])
+    stage = counting(quarantines=True)
+    receipt = process(stage, stage.make(stage, Placement()), shard, store)
+    refused = [(row["row"], row["reason"], row["stage"]) for row in store.read_table(receipt.quarantine).to_pylist()]
+    assert refused == [(1, "duplicate_id", "count"), (2, "not_text", "count")]
+    assert [row["length"] for row in read_rows(stage, shard, store).values()] == [10]
 
 
 def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(shard_of: MakeShard) -> None:

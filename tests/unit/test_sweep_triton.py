@@ -21,8 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pipeline.models.load import LanguageModel
 from pipeline.models.opened import Tail
 from pipeline.passes import forward as module
-from pipeline.passes.forward import STATISTICS, forward, multiplies_into_float32
-from pipeline.passes.sweep_kernel import proven_kernel
+from pipeline.passes.forward import STATISTICS, forward, multiplies_into_float32, proven_kernel
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: it is in the dev extra")

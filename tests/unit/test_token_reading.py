@@ -17,9 +17,8 @@ from pipeline.audit.machine import LocalMachine
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import text_key
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import plan_shards
 from pipeline.errors import LostDeviceError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.sharing import SharedModels

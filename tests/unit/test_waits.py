@@ -23,8 +23,7 @@ from pipeline.config.audit import DetectorEntry
 from pipeline.detectors.base import FORWARD, Evidence, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel
-from pipeline.passes.copying import in_one_copy, pad
-from pipeline.passes.forward import forward
+from pipeline.passes.forward import forward, in_one_copy, pad
 
 DEVICE = torch.device("meta")
 MOST_WAITS = 4

@@ -24,7 +24,7 @@ from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import read_receipts, withdraw_receipt
 from pipeline.trial.progress import TrialProgress
-from ray_jobs import watch
+from ray_jobs import progress
 from ray_jobs.cli import main
 
 SECONDS = 30.0
@@ -71,7 +71,7 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], None]) -> None:
         self.steps, self.looks = list(steps), 0
-        before = watch.read_progress
+        before = progress.read_progress
 
         def look(run: str) -> Any:
             self.looks += 1
@@ -79,7 +79,7 @@ class Looks:
                 self.steps.pop(0)()
             return before(run)
 
-        monkeypatch.setattr(watch, "read_progress", look)
+        monkeypatch.setattr(progress, "read_progress", look)
 
 
 def nothing() -> None:
@@ -189,7 +189,7 @@ def test_a_store_that_fails_for_a_moment_is_asked_again_and_one_that_stays_away_
     assert error.splitlines() == ["seenset: storage: [Errno 104] Connection reset by peer; looking again"] * 2
     assert [line.partition(":")[0] for line in out.splitlines()[:2]] == ["running", "complete"]
 
-    monkeypatch.setattr(watch, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(progress, "PATIENCE_SECONDS", 0.3)
     Looks(monkeypatch, nothing, *[fail] * 50)
     end(held, "running")()
     code, _, error = printed(capsys, "status", str(held), "--watch", "--every", "0.1")

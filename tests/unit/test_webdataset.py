@@ -20,9 +20,8 @@ from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import extent_of
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.webdataset import WEBDATASET
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
 from pipeline.export.verdicts import RowMarks
 
