@@ -29,9 +29,7 @@ PLAIN, STANDARDISED = "log-probability", "standardised log-probability"
         (["zlib", "min_k_plus_plus"], [0.2, 0.8], ("min_k_plus_plus", STANDARDISED)),
         (["fsd(base=min_k_plus_plus)"], [], ("fsd(base=min_k_plus_plus)", STANDARDISED)),
         (["gradient_norm", "min_k"], [0.9, 0.1], ("min_k", PLAIN)),
-        (["gradient_norm"], [], ("loss", PLAIN)),
         (["m_entropy"], [], ("loss", PLAIN)),
-        (["samia"], [], ("loss", PLAIN)),
     ],
 )
 def test_the_tokens_shown_are_those_of_the_strongest_detector_that_reads_them(

@@ -131,7 +131,6 @@ def test_a_trial_over_pictures_needs_captions_and_a_model_that_reads_pictures(
 
 
 def dimmed(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
-    """The rows with darker pictures."""
 
     def dark(data: bytes) -> bytes:
         file = BytesIO()
