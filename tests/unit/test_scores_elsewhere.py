@@ -216,8 +216,9 @@ def test_samples_of_lm_eval_are_scored_by_the_likelihood_of_the_right_answer(tmp
     unseen = [{"doc_id": n, "target": "x", "filtered_resps": [-float(n)]} for n in range(30)]
     for role, rows in (("audit", audit), ("unseen", unseen)):
         given["corpus"][role] |= {"path": write_rows(tmp_path / f"samples_{role}.jsonl", rows), "id": "doc_id"}
-    scored = rows_scored(run(tmp_path, "run", given)).values()
-    scores = {row["doc_id"]: row["filtered_resps"] for row in scored if row["role"] == "audit"}
+    store = Store(str(run(tmp_path, "run", given)))
+    rows = (row for one in read_receipts(store, "score") for row in store.read_table(one.data).to_pylist())
+    scores = {row["doc_id"]: row["filtered_resps"] for row in rows if row["role"] == "audit"}
     assert scores == {"0": -1.25, "1": -3.5, "2": -7.0, "3": -8.0}
 
 
