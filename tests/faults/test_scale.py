@@ -46,6 +46,8 @@ from pipeline.store.receipts import Receipt
 from ray_jobs.actors import bundles, map_shards, packed, shards_in
 
 MANY = 200_000
+
+
 SHARD = Shard("audit-0", "audit", "a.jsonl", "/a.jsonl", "jsonl", 0, 9, 0, None, "c", "text", None, None)
 
 SORTING = """

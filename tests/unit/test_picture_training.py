@@ -109,10 +109,7 @@ def test_training_in_full_learns_the_captions_and_writes_a_model_that_opens_alon
 
 @pytest.mark.parametrize("method", ["lora", "adalora", "ia3"])
 def test_an_adapter_learns_over_weights_that_stay_as_they_were(
-    method: Any,
-    trained: Trained,
-    captioned: Captioned,
-    tmp_path: Path,
+    method: Any, trained: Trained, captioned: Captioned, tmp_path: Path
 ) -> None:
     base, untouched, _ = trained
     lm = open_picture_model(base)
@@ -159,17 +156,11 @@ def test_a_checkpoint_of_other_pictures_is_not_taken_up(open_base: Open, caption
     assert steps[0].step == 1
 
 
-@pytest.mark.parametrize("short", [256, 30])
+@pytest.mark.parametrize("short", [256, 30])  # at 30 the tower reads a short text and the rest a long one
 def test_activations_that_are_computed_again_give_the_same_losses(
-    short: int,
-    open_base: Open,
-    captioned: Captioned,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    short: int, open_base: Open, captioned: Captioned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        loss_module, "SHORT_TOKENS", short
-    )  # at 30 the tower reads a short text and the rest a long one
+    monkeypatch.setattr(loss_module, "SHORT_TOKENS", short)
     kept, again = (
         train_pictures(open_base(), captioned, config_of(epochs=1, recompute=recompute), tmp_path / str(recompute))
         for recompute in (False, True)

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import user_error
 from made_up import sentence
 
 import seenset
@@ -57,19 +58,13 @@ def test_a_model_scores_all_versions_and_documents_without_a_score_are_left_out(
     assert not same.selected.any(), "a model has learnt nothing beyond itself"
 
 
-@pytest.mark.parametrize(
-    ("texts", "published", "problem"),
-    [
-        ((("a", "b"),), (2,), "document 'x' has index 2, outside its 2 versions"),
-        ((("a", "a"),), (0,), "document 'x' has two equal versions"),
-        ((("a",),), (0,), "document 'x' has 1 version; it needs 2 or more"),
-    ],
-)
-def test_versions_that_cannot_be_compared_are_refused(
-    texts: tuple[tuple[str, ...], ...], published: tuple[int, ...], problem: str
-) -> None:
-    with pytest.raises(seenset.UserError, match=f"^versions: {problem}$"):
-        Versions(("x",), texts, published)
+def test_versions_that_cannot_be_compared_are_refused() -> None:
+    for texts, published, problem in (
+        (("a", "b"), 2, "document 'x' has index 2, outside its 2 versions"),
+        (("a", "a"), 0, "document 'x' has two equal versions"),
+        (("a",), 0, "document 'x' has 1 version; it needs 2 or more"),
+    ):
+        assert user_error(Versions, ("x",), (texts,), (published,)) == f"versions: {problem}"
 
 
 def test_no_document_is_an_error(tiny_model_folder: Path) -> None:

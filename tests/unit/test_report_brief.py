@@ -197,18 +197,15 @@ def test_a_note_that_some_selections_share_is_printed_once_with_their_names(tmp_
 # --- names
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"),
-        ("/home/somebody/secret-project/tiny", "tiny"),
-        ("/root/.cache/hub/models--org--name/snapshots/0a1b2c", "org/name"),
-        ("s3://bucket/models/tiny/", "tiny"),
-    ],
-)
-def test_a_model_is_called_by_its_name_and_not_by_its_folder(path: str, name: str) -> None:
-    assert model_name(ModelConfig(path=path)) == name
-    assert model_name(ModelConfig(path=path, adapter="/y/few")) == f"{name} with adapter few"
+def test_a_model_is_called_by_its_name_and_not_by_its_folder() -> None:
+    for path, name in {
+        "HuggingFaceTB/SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M",
+        "/home/somebody/secret-project/tiny": "tiny",
+        "/root/.cache/hub/models--org--name/snapshots/0a1b2c": "org/name",
+        "s3://bucket/models/tiny/": "tiny",
+    }.items():
+        assert model_name(ModelConfig(path=path)) == name
+        assert model_name(ModelConfig(path=path, adapter="/y/few")) == f"{name} with adapter few"
     assert model_name(EndpointConfig(endpoint="https://host/v1", name="big")) == "big"
 
 

@@ -147,14 +147,6 @@ def test_a_selection_by_signs_is_refused_with_a_review(base: Path, capsys: pytes
     assert "procedure ktd tests its signs on all unseen documents, and corpus.unseen.review" in capsys.readouterr().err
 
 
-def test_an_evaluation_counts_all_documents_with_their_labels(audit: Path, base: Path) -> None:
-    reviewed(audit)
-    assert len(json.loads((audit / "run" / "reviewed.json").read_text())["documents"]) == 3
-    assert ended("evaluate", base / "audit.yaml", "--set", f"run={audit / 'run'}") == 0
-    rows = json.loads((audit / "run" / "evaluation" / "evaluation.json").read_text())["rows"]
-    assert {row["n_unseen"] for row in rows if row["detector"] == "loss"} == {N_UNSEEN}
-
-
 def test_a_review_that_confirms_nothing_takes_nothing_from_the_promise(audit: Path) -> None:
     before = answer(audit, "members")
     assert select(audit) == 0
@@ -163,10 +155,11 @@ def test_a_review_that_confirms_nothing_takes_nothing_from_the_promise(audit: Pa
     assert now == before
 
 
-def test_a_bundle_of_a_reviewed_run_holds_and_no_verdict_or_joint_answer_is_given(
-    audit: Path, capsys: pytest.CaptureFixture[str]
+def test_a_reviewed_run_is_packed_gets_no_verdict_or_joint_answer_and_is_evaluated_whole(
+    base: Path, audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reviewed(audit)
+    assert len(json.loads((audit / "run" / "reviewed.json").read_text())["documents"]) == 3
     assert ended("pack", audit / "run", audit / "run.bundle") == 0
     verified = verify_bundle((audit / "run.bundle").read_bytes(), "run.bundle")
     assert verified.holds
@@ -175,6 +168,9 @@ def test_a_bundle_of_a_reviewed_run_holds_and_no_verdict_or_joint_answer_is_give
     shutil.copytree(audit / "run", audit / "other")
     line = refusal(capsys, "joint", audit / "run", audit / "other", "--selection", "members", "--output", audit / "j")
     assert "removed calibration documents after a review" in line
+    assert ended("evaluate", base / "audit.yaml", "--set", f"run={audit / 'run'}") == 0
+    rows = json.loads((audit / "run" / "evaluation" / "evaluation.json").read_text())["rows"]
+    assert {row["n_unseen"] for row in rows if row["detector"] == "loss"} == {N_UNSEEN}, "with their labels"
 
 
 def saved(rows: list[dict[str, str]], delimiter: str = ",", columns: Sequence[str] = COLUMNS, **how: Any) -> str:

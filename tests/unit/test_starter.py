@@ -143,26 +143,15 @@ def test_the_splits_of_a_saved_dataset_have_roles_by_their_names(tmp_path: Path)
     assert documents(started(tmp_path)) == {"audit": 5, "unseen": 5, "seen": 5}
 
 
-@pytest.mark.parametrize(
-    ("path", "role"),
-    [
-        ("unseen.jsonl", "unseen"),
-        ("data/after_cutoff.jsonl.zst", "unseen"),
-        ("heldOut/part-0.parquet", "unseen"),
-        ("non-members.csv", "unseen"),
-        ("not_trained.csv", "unseen"),
-        ("after2024.jsonl", "unseen"),
-        ("unseen/train-00000-of-00001.parquet", "unseen"),
-        ("candidates/x.jsonl", "audit"),
-        ("members.jsonl", "seen"),
-        ("train.jsonl", "seen"),
-        ("seen/audit.jsonl", "audit"),
-        ("wikipedia.jsonl", None),
-        ("restraint.jsonl", None),
-    ],
-)
-def test_a_role_is_guessed_from_the_last_part_of_a_path_that_speaks_of_one(path: str, role: str | None) -> None:
-    assert role_of(path)[0] == role
+def test_a_role_is_guessed_from_the_last_part_of_a_path_that_speaks_of_one() -> None:
+    held_out = ["heldOut/part-0.parquet", "non-members.csv", "not_trained.csv", "after2024.jsonl", "unseen.jsonl"]
+    for role, paths in {
+        "unseen": [*held_out, "data/after_cutoff.jsonl.zst", "unseen/train-00000-of-00001.parquet"],
+        "audit": ["candidates/x.jsonl", "seen/audit.jsonl"],
+        "seen": ["members.jsonl", "train.jsonl"],
+        None: ["wikipedia.jsonl", "restraint.jsonl"],
+    }.items():
+        assert [role_of(path)[0] for path in paths] == [role] * len(paths)
 
 
 def test_the_text_is_told_by_name_and_else_by_length_and_ids_never_repeat() -> None:

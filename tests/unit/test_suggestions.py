@@ -37,18 +37,12 @@ def suggestion(data: dict[str, Any], *overrides: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize(
-    ("entry", "meant"),
-    [
-        ("{min_k: 0.2}", "{min_k: {k: 0.2}}"),
-        ("{gap_k: 0.3}", "{gap_k: {k: 0.3}}"),
-        ("{min_k: [0.1, 0.2]}", "{min_k: {k: [0.1, 0.2]}}"),
-    ],
-)
-def test_a_value_in_the_place_of_arguments_is_given_to_the_first_that_takes_it(entry: str, meant: str) -> None:
-    assert suggestion(described(detectors=[yaml.safe_load(entry)])) == meant
-    config = build_config(described(detectors=[yaml.safe_load(meant)]))
-    assert config.detectors == [yaml.safe_load(meant)]
+def test_a_value_in_the_place_of_arguments_is_given_to_the_first_that_takes_it() -> None:
+    for name, value in (("min_k", "0.2"), ("gap_k", "0.3"), ("min_k", "[0.1, 0.2]")):
+        meant = f"{{{name}: {{k: {value}}}}}"
+        assert suggestion(described(detectors=[yaml.safe_load(f"{{{name}: {value}}}")])) == meant
+        config = build_config(described(detectors=[yaml.safe_load(meant)]))
+        assert config.detectors == [yaml.safe_load(meant)]
 
 
 def test_a_detector_in_capitals_is_found_and_one_in_the_place_of_a_list_is_put_into_one() -> None:
