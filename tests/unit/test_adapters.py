@@ -27,7 +27,7 @@ from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.passes.gradient import gradient_norms
 from pipeline.training.adapter import linear_modules
-from pipeline.training.loss import batch_loss
+from pipeline.training.memory import batch_loss
 from pipeline.training.steps import ProcessGroup, read_zero_settings, zero_stage
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, encode, train
 

@@ -22,7 +22,7 @@ from pipeline.errors import UserError
 from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
-from pipeline.training import loss as loss_module
+from pipeline.training import memory as memory_module
 from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep, train_pictures
 
 SIZES = [(40, 30), (64, 64), (33, 70)]
@@ -160,7 +160,7 @@ def test_a_checkpoint_of_other_pictures_is_not_taken_up(open_base: Open, caption
 def test_activations_that_are_computed_again_give_the_same_losses(
     short: int, open_base: Open, captioned: Captioned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_module, "SHORT_TOKENS", short)
+    monkeypatch.setattr(memory_module, "SHORT_TOKENS", short)
     kept, again = (
         train_pictures(open_base(), captioned, config_of(epochs=1, recompute=recompute), tmp_path / str(recompute))
         for recompute in (False, True)
