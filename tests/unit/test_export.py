@@ -33,7 +33,7 @@ from pipeline.config.corpus import LimitsConfig
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.csv_file import CSV
-from pipeline.export.verdicts import RowMarks
+from pipeline.export.request import RowMarks
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt, write_receipt
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
-from pipeline.selection.in_memory import Scores, Verdict, answer_all
+from pipeline.selection.engine import Scores, Verdict, answer_all
 from pipeline.selection.procedures.adadetect import RIDGE, fit_discriminant, fit_score
 from pipeline.selection.procedures.known import known_scores
 from pipeline.selection.thresholds import Moments

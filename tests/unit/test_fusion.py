@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from benchmarks.selection import run_passes
 from pipeline.errors import UserError
-from pipeline.selection.calibrations import simes_grid
-from pipeline.selection.conformal import Sample, calibrate, halves, ranks, shuffled, tie_draws
-from pipeline.selection.fusion import find_threshold, fuse, rounded_up, statistic, symmetric_weights, weights
-from pipeline.selection.groups import calibrate_by_group, ranks_by_group
-from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.calibrations import calibrate_by_group, ranks_by_group, simes_grid
+from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, ranks, shuffled, tie_draws
+from pipeline.selection.procedures.td4eval import find_fused_threshold as find_threshold
+from pipeline.selection.procedures.td4eval import fuse, rounded_up, statistic, symmetric_weights
+from pipeline.selection.procedures.td4eval import fusion_weights as weights
 from pipeline.selection.ranked import ROUNDED_UP
 from pipeline.selection.thresholds import Threshold
 

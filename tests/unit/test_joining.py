@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.compare.joining import JoinedRuns, refuse_different
+from pipeline.compare.finished_runs import JoinedRuns, refuse_different
 from pipeline.errors import UserError
-from pipeline.report.names import common_folder
+from pipeline.report.contents import common_folder
 from pipeline.store import pieces
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UserError
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.joint import (
     EXACT_CALIBRATION,
     JointEvidence,
@@ -25,7 +26,6 @@ from pipeline.selection.joint import (
     joint_select,
 )
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 
 TENTH = Fraction(1, 10)
 alphas = st.integers(1, 19).map(lambda twentieth: Fraction(twentieth, 20))

@@ -31,7 +31,7 @@ from pipeline.corpus.near_copies import near_families
 from pipeline.corpus.pictures import open_picture, picture_problem, picture_sketches
 from pipeline.errors import UserError
 from pipeline.export.place import ExportFolder
-from pipeline.export.verdicts import RowMarks
+from pipeline.export.request import RowMarks
 from pipeline.store.files import Store
 
 PICTURES = random_pictures([(40, 30), (20, 50), (33, 33)])

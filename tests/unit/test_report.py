@@ -18,20 +18,18 @@ from commands import user_error
 from report_run import SCRIPT, SECRET, amend, amend_checks, amend_manifest, build_run, summary_in
 from signed import sign
 
-from pipeline.audit.evidence import DocumentEvidence
 from pipeline.audit.manifest import AdapterRecord, GradientRecord, read_run
-from pipeline.audit.score_shards import ScoreHistogram
+from pipeline.audit.selected import ScoreHistogram
 from pipeline.audit.status import Counts, StatusFile
 from pipeline.audit.summary import BlindDiagnostic, SymmetryDiagnostic
+from pipeline.audit.top_documents import DocumentEvidence
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError, visible
-from pipeline.report.contents import Report
+from pipeline.report.contents import Folders, Report
 from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import _slope, draw_figures
-from pipeline.report.names import Folders
-from pipeline.report.page import write_report
-from pipeline.report.rows import MAX_ROWS, Listing, _tokens, even_shares, read_listings
+from pipeline.report.page import MAX_ROWS, Listing, _tokens, even_shares, read_listings, write_report
 from pipeline.report.templates import page_script
 from pipeline.selection.promises import StrictAnswer
 from pipeline.store.files import Store

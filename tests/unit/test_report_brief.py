@@ -18,10 +18,9 @@ from pipeline.audit.manifest import read_run
 from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostics, ShareDiagnostic
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.config.selection import SelectionConfig
-from pipeline.report.contents import Light, Report
-from pipeline.report.names import Folders, model_name, run_names
+from pipeline.report.contents import Folders, Light, Report, model_name, run_names
 from pipeline.report.page import write_report
-from pipeline.report.wording.checks import TITLES
+from pipeline.report.wording.brief import TITLES
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection.bounds import Bound
 from pipeline.selection.procedures.bound import terms_of_bound

@@ -23,7 +23,6 @@ from test_preflight_checks import planned, text
 
 import seenset
 from pipeline.audit.blind import blind_diagnostic
-from pipeline.audit.copies import NearCopies
 from pipeline.audit.density_weights import weighted_diagnostic, weighting_diagnostic
 from pipeline.audit.dependence import near_copies_diagnostic
 from pipeline.audit.description import build_config
@@ -32,7 +31,7 @@ from pipeline.audit.forecast import forecast
 from pipeline.audit.halvings import LEAST, Blind
 from pipeline.audit.plan import describe_model, make_plan
 from pipeline.audit.preflight import RUN, Effort, check_documents
-from pipeline.audit.summary import Summary
+from pipeline.audit.summary import NearCopies, Summary
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount
 from pipeline.config.models import ModelConfig
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
@@ -40,13 +39,12 @@ from pipeline.report.wording import verdict as wording
 from pipeline.report.wording.bounds import bound_text, sureness
 from pipeline.report.wording.selection import answer_text
 from pipeline.selection.calibrations import simes_grid, smallest_simes
-from pipeline.selection.conformal import Grid, halves
+from pipeline.selection.conformal import Grid, RankCounts, halves
 from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.bound import terms_of_bound
 from pipeline.selection.procedures.record import Rule, decide
 from pipeline.selection.promises import beside, decimal, percentage
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable
 from pipeline.selection.step_up import minimum_selectable
 from ray_jobs.terminal import print_plan

@@ -17,8 +17,7 @@ from PIL import Image, PngImagePlugin
 from rich.console import Console
 
 from pipeline.audit.description import build_config
-from pipeline.audit.evidence import read_thumbnails, thumbnails_file
-from pipeline.audit.top_documents import SIDE, thumbnail_of
+from pipeline.audit.top_documents import SIDE, read_thumbnails, thumbnail_of, thumbnails_file
 from pipeline.corpus.pictures import open_picture
 from pipeline.report.page import write_report
 from pipeline.store.files import Store
