@@ -20,6 +20,7 @@ from pipeline.selection.conformal import RankCounts
 from pipeline.selection.step_up import step_up
 from pipeline.selection.versions import (
     BETS,
+    EXPECTED,
     VersionScores,
     fewest_versions,
     gap_statistic,
