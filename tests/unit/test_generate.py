@@ -155,17 +155,18 @@ def test_a_draw_is_the_same_whatever_else_is_drawn_and_another_under_another_see
     assert continuations(lm, prompts(draws=()), SHARP, 0) == [[]] * 6
 
 
-def test_a_draw_ends_as_soon_as_its_words_are_whole(llama):
+@pytest.mark.parametrize("words", [1, 4])
+def test_a_draw_ends_as_soon_as_its_words_are_whole(llama, words):
     whole = continuations(llama, prompts(range(4)), SHARP, 7)
-    cut = continuations(llama, prompts(range(4), words=4), SHARP, 7)
+    cut = continuations(llama, prompts(range(4), words=words), SHARP, 7)
     ends = set()
     for long, short in zip(chain(*whole), chain(*cut), strict=True):
         ends.add(short.end)
         assert long.ids[: len(short.ids)] == short.ids
         if short.end == "words":
-            assert whole_words(short.text) == 4
-            assert whole_words(llama.tokenizer.decode(short.ids[:-1])) < 4
-            assert short.text.split()[:4] == long.text.split()[:4]
+            assert whole_words(short.text) == words
+            assert whole_words(llama.tokenizer.decode(short.ids[:-1])) < words
+            assert short.text.split()[:words] == long.text.split()[:words]
     assert "words" in ends
 
 
