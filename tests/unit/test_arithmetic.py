@@ -193,7 +193,7 @@ def test_a_run_keeps_its_types_on_whatever_machine_it_is_resumed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = make_audit(model={"path": str(half_model)})
+    path = make_audit(model={"path": str(half_model)}, selections=[])
     monkeypatch.setenv(FLAGS_VARIABLE, "avx2")
     assert ended("run", str(path)) == 0
     store = Store(str(path.parent / "run"))
@@ -223,7 +223,8 @@ def test_weights_of_64_bits_keep_their_type(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The manifest refused the type that auto had chosen."""
-    path = make_audit(model={"path": str(_saved_as(tmp_path / "double", tiny_model_folder, torch.float64))})
+    double = _saved_as(tmp_path / "double", tiny_model_folder, torch.float64)
+    path = make_audit(model={"path": str(double)}, selections=[])
     for _ in range(2):
         assert ended("run", str(path)) == 0
         assert "damaged" not in capsys.readouterr().out

@@ -16,8 +16,7 @@ from PIL import Image
 from rich.console import Console
 from test_picture_runs import settings
 
-from pipeline.audit.blind import blind
-from pipeline.audit.blind_pictures import PictureLooks, looks_of, picture_features
+from pipeline.audit.blind import PictureLooks, blind, looks_of, picture_features
 from pipeline.audit.description import build_config
 from pipeline.store.files import Store
 from ray_jobs.audit import run_audit

@@ -13,16 +13,16 @@ from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
 from report_run import build_run
 from signed import sign
 
-from pipeline.audit.answers import write_answer
 from pipeline.audit.digests import scores_digest
+from pipeline.audit.select import write_answer
 from pipeline.audit.summary import Summary, read_summary, series_place
 from pipeline.corpus.documents import text_key
 from pipeline.selection.bounds import Bound
 from pipeline.series import claims
 from pipeline.series.claims import claim_slots, file_result
-from pipeline.series.course import Course, SelectionCourse, read_course
 from pipeline.series.page import check_page_place, write_course
 from pipeline.series.scans import Claim, read_schedule
+from pipeline.series.summary import Course, SelectionCourse, read_course
 from pipeline.store.files import Store
 from pipeline.store.ledger import entry_file
 

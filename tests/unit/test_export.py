@@ -33,7 +33,7 @@ from pipeline.config.corpus import LimitsConfig
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.csv_file import CSV
-from pipeline.export.verdicts import RowMarks
+from pipeline.export.request import RowMarks
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt, write_receipt
 
@@ -175,7 +175,7 @@ def test_any_csv_is_cut_between_its_records(rows: list[tuple[str, str]], ending:
     assert [record for record in written if record] == [whole[0], *(records[i] for i in kept if i < len(records))]
 
 
-def test_a_saved_dataset_keeps_features_and_files(tmp_path: Path) -> None:
+def test_a_saved_dataset_keeps_features_and_files_and_a_split_stays_one(tmp_path: Path) -> None:
     n = range(len(TEXTS))
     columns = {"text": TEXTS, "label": [i % 2 for i in n], "deep": [{"a": [i], "b": None} for i in n]}
     deep = {"z": datasets.List(datasets.Value("int16")), "b": datasets.Value("string")}
@@ -190,17 +190,13 @@ def test_a_saved_dataset_keeps_features_and_files(tmp_path: Path) -> None:
     assert list(written.features.items()) == list(whole.features.items())
     assert written.data.schema.equals(whole.data.schema, check_metadata=True)
     assert json.dumps(written.to_list()) == json.dumps(whole.select(rows_kept(len(TEXTS))).to_list())
-
-
-def test_a_split_of_a_dictionary_stays_one(tmp_path: Path) -> None:
-    parts = {"train": TEXTS[:5], "test": TEXTS}
-    saved = datasets.DatasetDict({name: datasets.Dataset.from_dict({"text": texts}) for name, texts in parts.items()})
-    saved.save_to_disk(tmp_path / "data/saved")
-    run = finished_run(tmp_path / "w", {"path": str(tmp_path / "data/saved"), "split": "test"})
-    export(run, tmp_path / "out", keep="selected")
-    written = datasets.load_from_disk(str(tmp_path / "out/saved"))
-    assert list(written) == ["test"]
-    assert written["test"]["text"] == [TEXTS[i] for i in rows_kept(len(TEXTS), "selected")]
+    datasets.DatasetDict({"train": whole.select(range(5)), "test": whole}).save_to_disk(tmp_path / "data/splits")
+    run = finished_run(tmp_path / "v", {"path": str(tmp_path / "data/splits"), "split": "test"})
+    export(run, tmp_path / "one", keep="selected")
+    splits = datasets.load_from_disk(str(tmp_path / "one/splits"))
+    assert {name: split["text"] for name, split in splits.items()} == {
+        "test": [TEXTS[i] for i in rows_kept(len(TEXTS), "selected")]
+    }
 
 
 def test_text_files_of_folders_keep_their_names(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
-from pipeline.training.loss import batch_loss
-from pipeline.training.memory import passes_of
+from pipeline.training.memory import batch_loss, passes_of
 from pipeline.training.train import (
     RECORD,
     FinetuneConfig,

@@ -48,7 +48,7 @@ BUDGETS = {
     "pipeline.corpus": 5_317,
     "pipeline.store": 1_866,
     "pipeline.models": 2_556,
-    "pipeline.training": 1_408,
+    "pipeline.training": 1_399,
     "pipeline.endpoint": 756,
     "pipeline.passes": 3_081,
     "pipeline.detectors": 2_203,

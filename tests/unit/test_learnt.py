@@ -25,7 +25,7 @@ from pipeline.detectors.learnt import Learnt, beginning_key, learnt_of, learnt_t
 from pipeline.detectors.registry import DetectorChoice
 from pipeline.errors import UserError
 from pipeline.passes.forward import TokenStatistics
-from pipeline.selection.in_memory import Scores
+from pipeline.selection.engine import Scores
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store

@@ -21,8 +21,7 @@ from commands import ended, here
 from marked_runs import write_audit
 
 from pipeline.errors import UserError
-from pipeline.mark.mark import Marked, MarkRequest, check_private, check_scored, mark_documents, shown_edits
-from pipeline.mark.versions import derived
+from pipeline.mark.mark import Marked, MarkRequest, check_private, check_scored, derived, mark_documents, shown_edits
 
 TEXT = (
     'The color of it was not known. Although they often ran, {n} people said "the color is red" and `color` on '

@@ -8,6 +8,7 @@ import unicodedata
 
 import pytest
 
+from pipeline.mark.mark import FEWEST_SITES, drawn_index, versions_of
 from pipeline.mark.rules import (
     RULES,
     Family,
@@ -21,7 +22,6 @@ from pipeline.mark.rules import (
     spelling_lines,
     with_forms,
 )
-from pipeline.mark.versions import FEWEST_SITES, drawn_index, versions_of
 
 ENGLISH = rules_of("en")
 BEFORE, AFTER = "He saw what we", "green apples of theirs"

@@ -13,7 +13,7 @@ from examples.trials import run
 from examples.trials.negative_control import VERDICT, count_alarms, exact_size
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
-from pipeline.selection.in_memory import Scores
+from pipeline.selection.engine import Scores
 from pipeline.selection.shares import clopper_pearson
 
 BH = [SelectionConfig(name="bh", detectors=["loss"], procedure="bh", alpha=0.1, confidence=0.9)]

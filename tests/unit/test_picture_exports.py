@@ -20,7 +20,7 @@ from pipeline.corpus.formats.picture import PICTURE
 from pipeline.corpus.formats.webdataset import WEBDATASET
 from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.export.place import ExportFolder
-from pipeline.export.verdicts import RowMarks
+from pipeline.export.request import RowMarks
 from pipeline.store.files import Store
 
 PICTURES = [encoded(picture) for picture in random_pictures([(20, 20)] * 5)]

@@ -25,9 +25,9 @@ from pipeline.detectors.plugins import Plugin, imported, load_plugins, read_plug
 from pipeline.detectors.registry import parse_detectors, plugin_code
 from pipeline.errors import UserError
 from pipeline.passes.forward import TokenStatistics
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.trial.config import audit_of, build_trial
 
 GOOD = """

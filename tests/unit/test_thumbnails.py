@@ -18,8 +18,7 @@ from rich.console import Console
 from test_picture_runs import settings, write
 
 from pipeline.audit.description import build_config
-from pipeline.audit.evidence import read_thumbnails, thumbnails_file
-from pipeline.audit.top_documents import SIDE, thumbnail_of
+from pipeline.audit.top_documents import SIDE, read_thumbnails, thumbnail_of, thumbnails_file
 from pipeline.corpus.pictures import open_picture
 from pipeline.report.page import write_report
 from pipeline.store.files import Store

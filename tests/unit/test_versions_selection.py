@@ -16,22 +16,20 @@ from scipy.special import polygamma
 from scipy.stats import chisquare
 
 from pipeline.errors import UserError
-from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.step_up import step_up
 from pipeline.selection.versions import (
+    BETS,
     VersionScores,
     fewest_versions,
     gap_statistic,
+    log_e_values,
     mirrored_list,
     preference_residuals,
     rank_step_up,
-    version_ranks,
-)
-from pipeline.selection.versions_collection import (
-    BETS,
-    log_e_values,
     redraw_p_value,
     uniformity_p_value,
+    version_ranks,
 )
 
 HALF, TENTH = Fraction(1, 2), Fraction(1, 10)
