@@ -45,7 +45,7 @@ ROOMS = (
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
 BUDGETS = {
     "pipeline.config": 1_746,
-    "pipeline.corpus": 5_317,
+    "pipeline.corpus": 5_307,
     "pipeline.store": 1_866,
     "pipeline.models": 2_556,
     "pipeline.training": 1_399,
