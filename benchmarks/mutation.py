@@ -64,7 +64,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "64 -> 65",
     ): "pictures that are prepared at a time: descriptions depend on the shard alone",
     (
-        "pipeline/selection/envelope.py",
+        "pipeline/selection/bounds.py",
         "if high - low <= PRECISION * high:",
         "- -> +",
     ): "the search goes on to its last round: the height is as valid, and closer",

@@ -131,7 +131,7 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
         lines += problems
         tried = shape if held and isinstance(config.model, ModelConfig) else None
         inspection = replace(inspection, shape=tried)
-        nodes = answers_of_cluster(inspection) if on_cluster else [answers_of_machine(inspection)]
+        nodes = _answers_of_cluster(inspection) if on_cluster else [answers_of_machine(inspection)]
     # On this machine all threads share one set of weights.
     most = config.resources.actors_between(held, held)[1] if on_cluster else 1
     models = [model for model in config.models if isinstance(model, ModelConfig)]
@@ -140,7 +140,7 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
     return [*lines, *judge_nodes(nodes, expected)]
 
 
-def answers_of_cluster(inspection: Inspection) -> list[NodeReport]:
+def _answers_of_cluster(inspection: Inspection) -> list[NodeReport]:
     """What the nodes of the cluster that this process is connected to answer."""
     nodes, seconds = alive_nodes(), inspection.seconds
     versions = ask_nodes(versions_here, nodes, seconds)

@@ -13,20 +13,25 @@ from pathlib import Path
 
 from pipeline.audit.against import reconciled_judged
 from pipeline.audit.allocation import allocation_record, write_document_keys
-from pipeline.audit.answers import damaged_answers
 from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_types
 from pipeline.audit.evaluation import Evaluation, evaluate_scores
-from pipeline.audit.finished import FinishedRecord, forget_finished, note_finished, read_finished
 from pipeline.audit.machine import LocalMachine, actor_shape
 from pipeline.audit.manifest import read_run
 from pipeline.audit.plan import Plan, make_plan, pending
-from pipeline.audit.reconcile import check_inputs_since, note_gradient, reconcile
+from pipeline.audit.reconcile import (
+    FinishedRecord,
+    check_inputs_since,
+    forget_finished,
+    note_finished,
+    note_gradient,
+    read_finished,
+    reconcile,
+)
 from pipeline.audit.records import KEYS_FILE
-from pipeline.audit.repair import withdraw_damaged
-from pipeline.audit.retry import check_reasons, count_refused, withdraw_refused
+from pipeline.audit.repair import check_reasons, count_refused, withdraw_damaged, withdraw_refused
 from pipeline.audit.review import read_review
 from pipeline.audit.scored import Scored, check_budget, note_review, read_scored, without_reviewed
-from pipeline.audit.select import Answering, Each, select_all
+from pipeline.audit.select import Answering, Each, damaged_answers, select_all
 from pipeline.audit.status import Counts, Status, StatusFile, ending, read_status
 from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.audit.top_documents import Reread
@@ -43,7 +48,7 @@ from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.page import write_report
 from pipeline.report.wording.evaluation import worded
 from pipeline.series.claims import check_ledger, claim_of, file_result
-from pipeline.series.earlier import begin_against
+from pipeline.series.scans import begin_against
 from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
@@ -200,7 +205,7 @@ def retry_run(run: str, reasons: Sequence[str], reporter: Reporter, texts: bool 
     store = Store(run)
     manifest, _ = read_run(store)
     status = read_status(store)
-    if status is not None and status.state == "complete" and not count_refused(store, SCORING, tried):
+    if status is not None and status.state == "complete" and not count_refused(store, tried):
         reporter.say(f"no document of {run} is in quarantine for {' or '.join(tried)}: nothing to try again")
         return None
     config = manifest.config.model_copy(update={"run": store.url})

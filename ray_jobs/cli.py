@@ -71,13 +71,13 @@ def plan(
     """Show what a run would do, and how few documents alpha allows to select. Nothing is written."""
     planned = _planned(config, set_, limit)
     from pipeline.audit.allocation import check_adapters
-    from pipeline.audit.apart import write_matched
     from pipeline.audit.arithmetic import with_types
     from pipeline.audit.forecast import forecast
+    from pipeline.audit.matching import write_matched
     from pipeline.audit.plan import describe_model
     from pipeline.audit.preflight import plan_checks
     from pipeline.series.claims import planned_scan
-    from pipeline.series.earlier import planned_against
+    from pipeline.series.scans import planned_against
     from pipeline.stages.registry import check_stages
     from ray_jobs.cluster import cluster_warning
     from ray_jobs.start import planned_types
@@ -174,7 +174,7 @@ def trial(
     from pipeline.audit.machine import may_need_cluster
     from pipeline.trial.config import load_trial
     from pipeline.trial.documents import check_inputs
-    from pipeline.trial.shift import check_shifts
+    from pipeline.trial.splits import check_shifts
 
     described, points = load_trial(config, set_ or ())
     if learn is not None:

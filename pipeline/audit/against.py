@@ -19,8 +19,7 @@ from pydantic import Field
 
 from pipeline.audit.history import read_history
 from pipeline.audit.manifest import read_run
-from pipeline.audit.records import JUDGED_RECORD, VersionedRecord, read_record, write_record
-from pipeline.audit.score_shards import DUPLICATES
+from pipeline.audit.records import DUPLICATES, JUDGED_RECORD, VersionedRecord, read_record, write_record
 from pipeline.audit.status import read_status
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import OF_A_SHARD, Shard

@@ -190,7 +190,7 @@ def _rows_of_role(shard: Shard, watch: Watch) -> Iterator[Row]:
     """The rows whose label gives them the shard's role; one without a label counts as unseen, and is refused."""
     rows = format_named(shard.format).rows(replace(shard, max_rows=None), watch)
     for row, text, identity, group, label, caption in rows:
-        role = role_of_label(label, shard.name)
+        role = _role_of_label(label, shard.name)
         if role == shard.role:
             yield row, text, identity, group, label, caption
         elif role is None and shard.role == "unseen":
@@ -472,7 +472,7 @@ _LISTED = 5
 _CHARACTERS = 30
 
 
-def role_of_label(label: Any, source: str) -> Role | None:
+def _role_of_label(label: Any, source: str) -> Role | None:
     """The role that a label gives a document; None where there is no label (null, NaN or nothing but white space).
 
     Args:

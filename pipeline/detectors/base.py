@@ -233,7 +233,7 @@ def detector(
 
     def register(function: Score) -> Score:
         bound = {argument for values in (also or {}).values() for argument in values}
-        arguments = arguments_of(function, checks or {}, bound)
+        arguments = _arguments_of(function, checks or {}, bound)
         for name, values in {function.__name__: {}, **(also or {})}.items():
             if not name.isidentifier():
                 raise UserError(f"a detector is named by its function, which cannot be {name}")
@@ -422,7 +422,7 @@ class Argument:
     check: Check
 
 
-def arguments_of(
+def _arguments_of(
     function: Callable[..., Any], checks: Mapping[str, Check], bound: Collection[str] = ()
 ) -> dict[str, Argument]:
     """The arguments of a detector's function behind the evidence.

@@ -33,7 +33,7 @@ def picture_prompt(lm: LanguageModel, picture: Image) -> PicturePrompt:
         picture: RGB.
     """
     processor: Any = lm.processor
-    inputs = processor(images=[picture], text=[prompt_text(processor)], return_tensors="pt")
+    inputs = processor(images=[picture], text=[_prompt_text(processor)], return_tensors="pt")
     ids = inputs.pop("input_ids")[0].tolist()
     inputs.pop("attention_mask", None)
     along = {name: value for name, value in inputs.items() if value.dim() == 2 and value.shape == (1, len(ids))}
@@ -49,7 +49,7 @@ def caption_ids(lm: LanguageModel, caption: str) -> list[int]:
         lm: From `open_picture_model`.
         caption: of a picture.
     """
-    prompt = prompt_text(lm.processor)
+    prompt = _prompt_text(lm.processor)
     blank = "" if prompt[-1:].isspace() else " "
     before, both, alone = lm.tokenizer(
         [prompt, f"{prompt}{blank}{caption.lstrip()}", f"{blank}{caption.lstrip()}"], add_special_tokens=False
@@ -119,13 +119,13 @@ def load_processor(config: ModelConfig, source: Checkpoint, loaded: Any) -> Any:
     # By Pillow, so that a picture becomes the same numbers whether or not torchvision is installed.
     with in_one_line(config, "processor"):
         processor.image_processor = AutoImageProcessor.from_pretrained(source.folder, backend="pil", **trusted)
-        blank = processor(images=[Image.new("RGB", (64, 64))], text=[prompt_text(processor)], return_tensors="np")
+        blank = processor(images=[Image.new("RGB", (64, 64))], text=[_prompt_text(processor)], return_tensors="np")
     if picture_token(loaded) not in blank["input_ids"][0]:
         raise UserError(f"model {config.shown}: its processor writes no token that stands for a picture")
     return processor
 
 
-def prompt_text(processor: Any) -> str:
+def _prompt_text(processor: Any) -> str:
     """`INSTRUCTION` behind the mark of a picture, as a turn of a conversation where the processor knows turns."""
     if getattr(processor, "chat_template", None):
         content = [{"type": "image"}, {"type": "text", "text": INSTRUCTION}]

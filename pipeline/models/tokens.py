@@ -77,7 +77,7 @@ def tokenize(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
     tokens = encode([text[:length] for text in texts])
     for index, text in enumerate(texts):
         if len(text) > length:
-            tokens[index] = settled(encode, vocabulary_of(tokenizer), text, tokens[index], max_tokens)
+            tokens[index] = _settled(encode, vocabulary_of(tokenizer), text, tokens[index], max_tokens)
     return tokens
 
 
@@ -233,7 +233,7 @@ def _beginnings(text: str, tokens: int) -> Iterator[str]:
     length = min(len(text), first_length(tokens))
     yield text[:length]
     while length < len(text):
-        length = next_length(text, length)
+        length = _next_length(text, length)
         yield text[:length]
 
 
@@ -305,12 +305,12 @@ def first_length(max_tokens: int) -> int:
     return CHARACTERS_A_TOKEN * max_tokens
 
 
-def next_length(text: str, length: int) -> int:
+def _next_length(text: str, length: int) -> int:
     """Characters that a text is cut to next, where the beginning of this length proves nothing."""
     return length * _LONGER if len(text) > WHOLE_CHARACTERS else len(text)
 
 
-def settled(
+def _settled(
     encode: Callable[[list[str]], list[Tokens]], vocabulary: Vocabulary, text: str, tokens: Tokens, max_tokens: int
 ) -> Tokens:
     """The kept tokens of a long text.
@@ -330,7 +330,7 @@ def settled(
             agreement = vocabulary.bounds_tokens and len(text) > WHOLE_CHARACTERS
             if agreement and _all_agree(encode, vocabulary.longest, text, tokens, length):
                 return tokens
-        length = next_length(text, length)
+        length = _next_length(text, length)
         (tokens,) = encode([text[:length]])
     return tokens
 

@@ -232,7 +232,7 @@ def _sweep_batch(tail: Tail, table: nn.Module, sweep: _Sweep) -> None:
         head: Any = tail.head
         with torch.no_grad():
             tied = head.weight is table.weight
-            of_head = head_gradient(head, tail.factor, hidden.detach(), sweep.padded, sweep.shares, tied)
+            of_head = _head_gradient(head, tail.factor, hidden.detach(), sweep.padded, sweep.shares, tied)
             sweep.add((head.weight,), of_head.weight)
             if of_head.bias is not None:
                 sweep.add((head.bias,), of_head.bias)
@@ -336,12 +336,12 @@ class _Sweep:
         group.waiting -= 1
         if _differentiable(module.weight) and group.inputs is not None:
             inputs = self._rows(group.inputs.detach()).to(out.device)
-            if gram_is_cheaper(out.shape[1], inputs.shape[2], group.out_features):
+            if _gram_is_cheaper(out.shape[1], inputs.shape[2], group.out_features):
                 product = gram(out)
                 group.outer = product if group.outer is None else group.outer.add_(product.to(group.outer.device))
                 group.weights.append(module.weight)
             else:
-                self.add((module.weight,), product_squares(inputs, out))
+                self.add((module.weight,), _product_squares(inputs, out))
         if group.waiting == 0:
             self._close(group)
 
@@ -390,7 +390,7 @@ PRODUCT_ELEMENTS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
-class HeadGradient:
+class _HeadGradient:
     """Gradients of a batch at the head."""
 
     hidden: Tensor  # gradient by the hidden states, (documents, tokens, hidden), in their dtype
@@ -399,9 +399,9 @@ class HeadGradient:
     by_token: Tensor | None  # rows of the weight's gradient for the documents' tokens, (documents, tokens, hidden)
 
 
-def head_gradient(
+def _head_gradient(
     head: nn.Linear, factor: float, hidden: Tensor, tokens: Tensor, shares: Tensor, tied: bool
-) -> HeadGradient:
+) -> _HeadGradient:
     """Gradients of each document's mean cross-entropy by what its logits head(hidden) * factor are made of.
 
     Args:
@@ -420,7 +420,7 @@ def head_gradient(
         _part_of_batch(head, factor, *some, tied, budget)
         for some in zip(rows.split(together), tokens.split(together), shares.split(together), strict=True)
     ]
-    return HeadGradient(
+    return _HeadGradient(
         functional.pad(torch.cat([part.hidden for part in parts]), (0, 0, 0, 1)).to(hidden.device),
         torch.cat([part.weight for part in parts]),
         torch.cat([part.bias for part in parts if part.bias is not None]) if head.bias is not None else None,
@@ -430,10 +430,10 @@ def head_gradient(
 
 def _part_of_batch(
     head: nn.Linear, factor: float, rows: Tensor, tokens: Tensor, shares: Tensor, tied: bool, budget: int
-) -> HeadGradient:
-    """As `head_gradient`, for a few documents; `rows` are their hidden states without the last position."""
+) -> _HeadGradient:
+    """As `_head_gradient`, for a few documents; `rows` are their hidden states without the last position."""
     positions, features = rows.shape[1:]
-    by_gram = gram_is_cheaper(positions, features, len(head.weight))
+    by_gram = _gram_is_cheaper(positions, features, len(head.weight))
     weighted = rows.float() * shares[..., None]
     hidden = torch.zeros_like(rows, dtype=torch.float32)
     by_token = torch.zeros(*tokens.shape, features, device=rows.device) if tied else None
@@ -445,7 +445,7 @@ def _part_of_batch(
         if by_gram:
             outer = gram(p) if outer is None else outer.add_(gram(p))
         else:
-            products += product_squares(weighted, p)
+            products += _product_squares(weighted, p)
         if head.bias is not None:
             bias += square(torch.bmm(shares[:, None], p.float()).squeeze(1))
         if by_token is not None:
@@ -454,7 +454,7 @@ def _part_of_batch(
             by_token += torch.bmm(p.gather(2, columns).float().mT, weighted).where(inside[..., None], 0.0)
     if outer is not None:
         products = inner(outer, gram(weighted))
-    return HeadGradient((hidden * shares[..., None]).to(rows.dtype), products, bias, by_token)
+    return _HeadGradient((hidden * shares[..., None]).to(rows.dtype), products, bias, by_token)
 
 
 def _differences(
@@ -510,12 +510,12 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left.float(), right.float())
 
 
-def gram_is_cheaper(rows: int, inputs: int, outputs: int) -> bool:
+def _gram_is_cheaper(rows: int, inputs: int, outputs: int) -> bool:
     """Whether two Gram matrices of `rows` rows cost less than the product (outputs, inputs) of each document."""
     return rows * (inputs + outputs) < inputs * outputs
 
 
-def product_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
+def _product_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
     """Squared norm of outputs' inputs for each document: (documents, rows, *) twice -> (documents,) float64.
 
     A large product is computed one band at a time; on a CPU so is each document, whose product stays in its cache.

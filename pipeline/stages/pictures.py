@@ -124,7 +124,7 @@ KIND = StageKind("describe", "descriptions", _serves, _stages)
 
 
 @dataclass(frozen=True, slots=True)
-class ShownPicture:
+class _ShownPicture:
     """A picture, decoded, and what a model is given of it."""
 
     document: Document
@@ -132,7 +132,7 @@ class ShownPicture:
     prompt: PicturePrompt
 
 
-def shown_pictures(lm: LanguageModel, documents: list[Document], output: Output) -> Iterator[ShownPicture]:
+def shown_pictures(lm: LanguageModel, documents: list[Document], output: Output) -> Iterator[_ShownPicture]:
     """Decode the pictures of documents; those that cannot be, or that leave a model no room for a word, are refused.
 
     One picture at a time: whoever keeps none of them holds the pixels of one.
@@ -154,7 +154,7 @@ def shown_pictures(lm: LanguageModel, documents: list[Document], output: Output)
             room = f"the picture and the instruction are {len(prompt.ids)} tokens, and the model has {lm.max_tokens}"
             output.refuse(document, "too_large", f"{room} positions")
             continue
-        yield ShownPicture(document, picture, prompt)
+        yield _ShownPicture(document, picture, prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class PictureScorer:
         scores = self._scores([entry.work for entry in batch])
         file_scores(self.detectors, batch, scores, output)
 
-    def _words(self, shown: ShownPicture, descriptions: Rows) -> tuple[dict[str, list[int]], bool]:
+    def _words(self, shown: _ShownPicture, descriptions: Rows) -> tuple[dict[str, list[int]], bool]:
         """The token ids of a picture's description, by whose they are, and whether the caption was cut."""
         words: dict[str, list[int]] = {}
         most, truncated = self.max_tokens, False

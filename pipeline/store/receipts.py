@@ -28,7 +28,6 @@ REMADE = "seenset run makes it again"
 COMPACTED = 500
 """Receipts of one compaction, at most."""
 
-LEAST = 2
 AT_ONCE = 256
 """Receipts that are read side by side; memory holds no more of them."""
 
@@ -124,15 +123,16 @@ _KEYS = frozenset(entry.name for entry in fields(Receipt))  # others were writte
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """A record of plain values, with a digest of itself as the last."""
-    return {**value, DIGEST: _digest(value)}
+    return {**value, DIGEST: json_digest(value)}
 
 
 def is_sealed(value: Mapping[str, Any]) -> bool:
     """Whether a record is as `sealed` left it."""
-    return value.get(DIGEST) == _digest({key: value[key] for key in value if key != DIGEST})
+    return value.get(DIGEST) == json_digest({key: value[key] for key in value if key != DIGEST})
 
 
-def _digest(value: Mapping[str, Any]) -> str:
+def json_digest(value: Any) -> str:
+    """SHA-256 of a value as JSON with sorted keys, hexadecimal."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -246,7 +246,7 @@ def compact_receipts(store: Store, stage: str) -> None:
         if name not in places.values():
             store.remove(name)
     single = sorted(marks.keys() - places.keys())
-    if len(single) < LEAST:
+    if len(single) < 2:
         return
     for start in range(0, len(single), COMPACTED):
         group = single[start : start + COMPACTED]

@@ -59,7 +59,7 @@ class ProcessGroup:
 ALONE = ProcessGroup()
 
 
-def trained_weights(model: Any) -> dict[str, Tensor]:
+def _trained_weights(model: Any) -> dict[str, Tensor]:
     """The weights that take gradients, by name."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
@@ -71,7 +71,7 @@ class Updates:
         """`adalora` is peft's AdaLoRA model, which lowers the ranks of its updates by their gradients."""
         self.model = model
         self.processes = processes
-        self.weights = trained_weights(model)
+        self.weights = _trained_weights(model)
         self.writes = processes.rank == 0  # whether this process writes a part of a checkpoint
         self._optimizer = torch.optim.AdamW(self.weights.values(), lr=rate, weight_decay=0.0, fused=True)
         self._adalora = adalora
@@ -101,7 +101,7 @@ class Updates:
         """Write the weights, the optimizer's state and `record` to one file, whole or not at all."""
         state = {
             **record,
-            **random_state(self.model.device),
+            **_random_state(self.model.device),
             "weights": {name: weight.detach() for name, weight in self.weights.items()},
             "optimizer": self._optimizer.state_dict(),
         }
@@ -135,7 +135,7 @@ class Updates:
             importance = [{n: value.to(device) for n, value in part.items()} for part in state["importance"]]
             allocator.ipt, allocator.exp_avg_ipt, allocator.exp_avg_unc = importance
             allocator.peft_config.rank_pattern = state["rank_pattern"]
-        set_random_state(state, self.model.device)
+        _set_random_state(state, self.model.device)
         return state
 
     def _add_up_gradients(self) -> None:
@@ -155,7 +155,7 @@ class Updates:
                 gradient.copy_(total.view_as(gradient))
 
 
-def random_state(device: torch.device) -> dict[str, Tensor]:
+def _random_state(device: torch.device) -> dict[str, Tensor]:
     """The state of the random number generators that a training draws from."""
     state = {"rng": torch.get_rng_state()}
     if device.type == "cuda":
@@ -163,8 +163,8 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
     return state
 
 
-def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Restore the generators to a state from `random_state`."""
+def _set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Restore the generators to a state from `_random_state`."""
     torch.set_rng_state(state["rng"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda_rng"], device)
@@ -250,7 +250,7 @@ class ZeroUpdates:
         if not torch.cuda.is_available():  # its communication of CPUs needs a minute of compiling; gloo needs none
             deepspeed.ops.__compatible_ops__ = {}
         self.processes = processes
-        self.weights = trained_weights(model)
+        self.weights = _trained_weights(model)
         self.writes = True
         self._stage = zero_stage(settings)
         self._shared = {"ranks": processes.size, "stage": self._stage}  # a checkpoint fits only the same two
@@ -291,7 +291,7 @@ class ZeroUpdates:
     def write(self, path: Path, record: Mapping[str, Any]) -> None:
         """Write the part of every process to a folder, then the pointer that makes the checkpoint valid."""
         tag = f"step-{len(record['losses'])}"
-        state = {**record, **random_state(self.model.device)}
+        state = {**record, **_random_state(self.model.device)}
         with whole(path / tag):
             self.model.save_checkpoint(
                 str(path), tag=tag, client_state={"said": state}, save_latest=False, exclude_frozen_parameters=True
@@ -316,5 +316,5 @@ class ZeroUpdates:
             return None
         _, client_state = self.model.load_checkpoint(str(path), tag=last["tag"], load_module_strict=False)
         state: dict[str, Any] = client_state["said"]
-        set_random_state(state, self.model.device)
+        _set_random_state(state, self.model.device)
         return state

@@ -11,16 +11,15 @@ from signed import sign
 from test_trial import facts_of, swept_rows
 
 from pipeline.audit.detection import Estimate
-from pipeline.audit.drawn import AlphaCurve, GroupCounts
 from pipeline.audit.evaluation import BLIND, ComparedDocuments, DetectorEvaluation, Evaluated, Evaluation
 from pipeline.audit.manifest import read_run, write_manifest
+from pipeline.audit.selected import AlphaCurve, GroupCounts
 from pipeline.config.models import ModelConfig
 from pipeline.report.evaluation_page import roc_figures, write_evaluation
 from pipeline.report.page import write_report
 from pipeline.store.files import Store
-from pipeline.trial.figures import selection_figures
+from pipeline.trial.page import selection_figures, trial_page
 from pipeline.trial.table import selection_table
-from pipeline.trial.trial import trial_page
 
 CALL = "document.documentElement.dataset.ran='{}';alert('{}')"
 CURVE = (np.linspace(0, 1, 101), np.linspace(0, 1, 101) ** 0.5)

@@ -15,7 +15,7 @@ from PIL import Image
 from visits import PHONE, Visit, serious_violations
 
 import seenset
-from pipeline.report.svg import LONGEST_LABEL
+from pipeline.report.templates import LONGEST_LABEL
 
 MOST_WORDS = 300
 KINDS = ("run", "trial", "evaluation")

@@ -31,11 +31,10 @@ from pipeline.compare.items import clean_items
 from pipeline.errors import UserError
 from pipeline.export.export import write_export
 from pipeline.export.request import ExportRequest
+from pipeline.report.contents import Folders
 from pipeline.report.facts import read_facts
-from pipeline.report.names import Folders
-from pipeline.report.page import write_report
-from pipeline.report.rows import read_listings
-from pipeline.series.course import read_course
+from pipeline.report.page import read_listings, write_report
+from pipeline.series.summary import read_course
 from pipeline.store.files import Store
 from ray_jobs.audit import run_evaluation
 from ray_jobs.progress import Reporter

@@ -19,8 +19,8 @@ from bounded_memory import run_within
 from datasets import Dataset
 
 from pipeline.audit.description import build_config
+from pipeline.audit.manifest import reconciled_shards, write_shards
 from pipeline.audit.plan import make_plan
-from pipeline.audit.shard_table import reconciled_shards, write_shards
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import LIMITS
 from pipeline.corpus.documents import Document, read_shard

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.audit.manifest import read_run
-from pipeline.audit.retry import withdraw_refused
+from pipeline.audit.repair import withdraw_refused
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import spent_before
 from pipeline.errors import ExitCode, StopError, UserError

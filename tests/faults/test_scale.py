@@ -23,10 +23,11 @@ import pytest
 from made_up import sentence
 
 from pipeline.audit.description import build_config, load_config
+from pipeline.audit.manifest import read_shards, reconciled_shards, write_shards
+from pipeline.audit.overlap import repeated_ids
 from pipeline.audit.plan import make_plan
-from pipeline.audit.repeated_ids import repeated_ids
+from pipeline.audit.records import SHARDS_FILE
 from pipeline.audit.selected import ORDER, STRENGTH, write_selected
-from pipeline.audit.shard_table import SHARDS_FILE, read_shards, reconciled_shards, write_shards
 from pipeline.corpus.near_copies import (
     BLOCK,
     SKETCH,

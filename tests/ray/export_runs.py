@@ -15,12 +15,11 @@ from made_up import sentence
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.description import build_config
 from pipeline.audit.diagnostics import blind_file
-from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest
+from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest, write_shards
 from pipeline.audit.plan import make_plan
 from pipeline.audit.records import write_part
 from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
-from pipeline.audit.shard_table import write_shards
 from pipeline.corpus.documents import ContentDigest, Document, id_key, read_shard, text_key
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.near_copies import sketch

@@ -17,12 +17,12 @@ from rich.console import Console
 from signed import sign
 
 from pipeline.audit.description import build_config, load_config
-from pipeline.audit.evidence import DocumentEvidence, evidence_file, read_evidence
 from pipeline.audit.machine import LocalMachine
 from pipeline.audit.manifest import read_run
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import each_in_turn, read_scored
 from pipeline.audit.select import Answering, select_all
+from pipeline.audit.top_documents import DocumentEvidence, evidence_file, read_evidence
 from pipeline.stages import tokens
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt

@@ -16,7 +16,7 @@ from commands import ended
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
-from pipeline.audit.versions_verdict import version_part
+from pipeline.audit.judge import version_part
 from pipeline.selection.versions import VersionScores, joined_versions
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts

@@ -27,7 +27,7 @@ from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.passes.gradient import gradient_norms
 from pipeline.training.adapter import linear_modules
-from pipeline.training.loss import batch_loss
+from pipeline.training.memory import batch_loss
 from pipeline.training.steps import ProcessGroup, read_zero_settings, zero_stage
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, encode, train
 
@@ -87,8 +87,6 @@ def test_deepspeed_settings_have_a_name_or_a_path(tmp_path: Path) -> None:
     assert read_zero_settings(str(path)) == read_zero_settings("zero2")
     with pytest.raises(UserError, match=r"did you mean 'zero3'\? known names: zero2, zero3, or the path"):
         read_zero_settings("zero4")
-    with pytest.raises(UserError, match=r"cannot read DeepSpeed settings none\.json: No such"):
-        read_zero_settings("none.json")
 
 
 @pytest.mark.parametrize("method", ["lora", "adalora", "ia3"])
@@ -136,11 +134,9 @@ def test_target_modules_are_the_ones_that_are_trained(method: str, opened: Langu
 
 
 def test_target_modules_that_do_not_exist_are_refused_with_those_that_do(opened: LanguageModel, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^target_modules: no linear layer 'q_prj' in the model; did you mean 'q_proj'\? "
-        r"known: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$",
-    ):
+    known = "known: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    line = rf"^target_modules: no linear layer 'q_prj' in the model; did you mean 'q_proj'\? {known}$"
+    with pytest.raises(UserError, match=line):
         train(opened.model, opened.tokenizer, TEXTS, config_of(target_modules=["v_proj", "q_prj"]), tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValidationError, match="target_modules is for adapters"):

@@ -13,8 +13,8 @@ from commands import user_error
 from test_preflight_checks import planned
 from test_weighted import texts
 
-from pipeline.audit.apart import telling_words, write_matched
 from pipeline.audit.description import build_config
+from pipeline.audit.matching import telling_words, write_matched
 from pipeline.audit.plan import make_plan
 from pipeline.audit.preflight import check_before_scoring, plan_checks
 from pipeline.report.wording.blind import telling_words_phrase

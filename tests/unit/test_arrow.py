@@ -28,7 +28,7 @@ from pipeline.corpus.formats.base import ExportSource, kept_rows
 from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.export.verdicts import RowMarks
+from pipeline.export.request import RowMarks
 
 TEXTS = [f"Document {number} tells of the number {number * number} at some length." for number in range(60)]
 KINDS = [(kind, codec) for kind in ("stream", "file") for codec in (None, "lz4", "zstd")]

@@ -15,11 +15,10 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.report.wording.bounds import bound_clause, bound_sentence, bound_text, bounds_not_covered
 from pipeline.report.wording.conclusion import CONTRADICTED
-from pipeline.selection import envelope
-from pipeline.selection.bounds import bounds_of_lists, fewest_in_list, wrong_in_list
-from pipeline.selection.envelope import Envelope, probability_of_keeping
+from pipeline.selection import bounds
+from pipeline.selection.bounds import Envelope, bounds_of_lists, fewest_in_list, probability_of_keeping, wrong_in_list
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures import why_unbounded
-from pipeline.selection.rank_counts import RankCounts
 from ray_jobs.terminal import print_summaries
 
 SURE = Fraction(95, 100)
@@ -173,7 +172,7 @@ def test_a_bound_does_not_depend_on_what_was_asked_before() -> None:
     counts, _ = random_counts(np.random.default_rng(5), 3_000, 1_500, 500)  # simulated
     first = wrong_in_list(counts, 100, SURE)
     wrong_in_list(counts, 100, Fraction(9, 10))
-    for cached in (envelope._height, envelope._chances, envelope._levels):
+    for cached in (bounds._height, bounds._chances, bounds._levels):
         cached.cache_clear()
     assert wrong_in_list(counts, 100, SURE) == first
 

@@ -110,37 +110,22 @@ def counted_peak(config: Any, dtype: torch.dtype) -> float:
         return alive.peak / (BATCH * LENGTH)
 
 
-Counted = Callable[[str], tuple[float, float]]
-
-
-@pytest.fixture(scope="module")
-def counted() -> Counted:
-    """Bytes a token that a gradient pass keeps and a forward pass needs, in bfloat16."""
-
-    @cache
-    def of(name: str) -> tuple[float, float]:
-        config = SHAPES[name]
-        few, more = (counted_kept(config, torch.bfloat16, layers) for layers in (2, 4))
-        return few + (config.num_hidden_layers - 2) * (more - few) / 2, counted_peak(config, torch.bfloat16)
-
-    return of
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_arithmetic_of_both_passes_is_what_is_counted_on_meta(name: str, dtype: torch.dtype) -> None:
+@cache
+def counted(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[float, float]:
+    """Bytes a token that a gradient pass keeps and a forward pass needs."""
     config = SHAPES[name]
-    shape = shape_of(config, str(dtype).removeprefix("torch."))
-    few, more = counted_kept(config, dtype, 2), counted_kept(config, dtype, 4)
-    counted = few + (shape.layers - 2) * (more - few) / 2
-    peak = counted_peak(config, dtype)
-    assert budget.kept_bytes(shape, LENGTH) == pytest.approx(counted, rel=0.15)
-    assert budget.forward_bytes(shape, LENGTH) == pytest.approx(peak, rel=0.15)
+    few, more = (counted_kept(config, dtype, layers) for layers in (2, 4))
+    return few + (config.num_hidden_layers - 2) * (more - few) / 2, counted_peak(config, dtype)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_bytes_of_weights_and_of_a_cache_are_those_of_the_model(name: str) -> None:
+def test_the_arithmetic_of_passes_weights_and_a_cache_is_what_is_counted_on_meta(name: str) -> None:
     config = SHAPES[name]
+    for dtype in (torch.bfloat16, torch.float32):
+        shape = shape_of(config, str(dtype).removeprefix("torch."))
+        kept, peak = counted(name, dtype)
+        assert budget.kept_bytes(shape, LENGTH) == pytest.approx(kept, rel=0.15)
+        assert budget.forward_bytes(shape, LENGTH) == pytest.approx(peak, rel=0.15)
     model = on_meta(config, torch.bfloat16, 2)
     cache = transformers.DynamicCache(config=model.config)
     ids = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta")
@@ -149,14 +134,14 @@ def test_the_bytes_of_weights_and_of_a_cache_are_those_of_the_model(name: str) -
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) / (BATCH * LENGTH)
     two = shape_of(model.config, "bfloat16")
     assert budget.cache_bytes(two) == held
-    counted = sum(parameter.numel() for parameter in model.parameters())
-    assert two.weights == pytest.approx(2 * counted, rel=0.01)
-    assert shape_of(model.config, "bfloat16", counted).weights == pytest.approx(2 * counted, rel=1e-6)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    assert two.weights == pytest.approx(2 * numbers, rel=0.01)
+    assert shape_of(model.config, "bfloat16", numbers).weights == pytest.approx(2 * numbers, rel=1e-6)
 
 
 @pytest.mark.parametrize("memory", CARDS)
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_batch_of_the_budget_fits_the_card_and_fills_it(name: str, memory: int, counted: Counted) -> None:
+def test_a_batch_of_the_budget_fits_the_card_and_fills_it(name: str, memory: int) -> None:
     """By what is counted on meta, with weights and the head: at most the card, and no less than half of what is left,
     unless a batch is as large as any needs to be."""
     config = SHAPES[name]
@@ -174,17 +159,13 @@ def test_a_batch_of_the_budget_fits_the_card_and_fills_it(name: str, memory: int
     assert found.gradient <= found.forward <= budget.MOST_TOKENS
 
 
-def test_parts_of_a_card_and_several_cards_divide_the_memory() -> None:
+def test_parts_of_a_card_and_several_cards_divide_the_memory_that_all_drivers_state_alike() -> None:
     shape, large = (shape_of(SHAPES[name], "bfloat16") for name in ("Llama-3-8B", "Llama-3-70B"))
     whole, half, two = (budget_of(shape, Card(80 * GIB, gpus), 1024) for gpus in (1.0, 0.5, 2.0))
     assert half.gradient < whole.gradient < two.gradient
     assert budget_of(large, Card(80 * GIB), 1024) == Budget(0, 0, 0)
     assert budget_of(large, Card(80 * GIB, 4), 1024).gradient > 1024
     assert 0 < budget_of(shape, Card(80 * GIB), 1024, [shape]).gradient < whole.gradient
-
-
-def test_a_little_more_or_less_memory_of_the_same_card_gives_the_same_budget() -> None:
-    shape = shape_of(SHAPES["Llama-3.2-1B"], "bfloat16")
     totals = [85_049_802_752, 85_100_000_000, 84_900_000_000]  # an H100 of 80 GB by several drivers
     assert len({budget_of(shape, Card(nominal_memory(total)), 1024) for total in totals}) == 1
     assert nominal_memory(3 * GIB + 5) == 3 * GIB

@@ -92,6 +92,9 @@ def test_the_joint_list_holds_what_both_models_speak_for(runs: Runs, ask: Ask, t
     largest = np.maximum(table["p_value_1"].to_numpy(), table["p_value_2"].to_numpy())
     assert table["largest_p"].to_pylist() == largest.tolist() == sorted(largest)
     assert [line.split(": ")[1].split(".")[0].split(":")[0] for line in report["warnings"]] == ["Inconclusive"] * 2
+    text, _ = ask("joint", runs["a"], runs["b"], "--alpha", "0.005")
+    assert "Nothing can be selected at alpha 0.005, whatever the scores: that takes alpha of at least 0.01" in text
+    assert not selected_in(tmp_path / "out/selected.parquet")
     for folder in ("out", "again"):
         ask("joint", runs["a"], runs["b"], folder=folder)
     for name in ("joint.json", "selected.parquet", "largest_p.parquet"):
@@ -106,12 +109,6 @@ def test_runs_of_different_documents_share_so_many_and_answer_for_those_if_told(
     _, report = ask("joint", runs["a"], runs["c"], "--shared")
     assert (report["n_audit"], report["documents"]["n_other_text"]) == (39, 1)
     assert any("share 39" in line for line in report["warnings"])
-
-
-def test_where_nothing_can_be_selected_the_answer_says_what_it_would_take(runs: Runs, ask: Ask, tmp_path: Path) -> None:
-    text, _ = ask("joint", runs["a"], runs["b"], "--alpha", "0.005")
-    assert "Nothing can be selected at alpha 0.005, whatever the scores: that takes alpha of at least 0.01" in text
-    assert not selected_in(tmp_path / "out/selected.parquet")
 
 
 def test_the_same_model_twice_and_a_run_that_a_check_contradicts_are_told(runs: Runs, ask: Ask, tmp_path: Path) -> None:

@@ -50,7 +50,10 @@ def jsonl(texts: list[str], **extra: Any) -> bytes:
     return "".join(json.dumps({"text": text, "n": i, **extra}) + "\n" for i, text in enumerate(texts)).encode()
 
 
-def write_every_format(folder: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def every_format(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The same texts in every format, by name."""
+    folder = tmp_path_factory.mktemp("formats")
     (folder / "a.jsonl").write_bytes(jsonl(TEXTS))
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(jsonl(TEXTS)))
     (folder / "c.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(jsonl(TEXTS)))
@@ -66,8 +69,10 @@ def write_every_format(folder: Path) -> dict[str, str]:
     return {p: str(folder / p) for p in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.csv", "e.parquet", "f", "g")}
 
 
-def test_every_format_gives_the_same_documents_in_order(tmp_path: Path) -> None:
-    for name, path in write_every_format(tmp_path).items():
+def test_every_format_gives_the_same_documents_in_order_and_a_limit_the_first_of_them(
+    every_format: dict[str, str],
+) -> None:
+    for name, path in every_format.items():
         shards, documents = read(path)
         assert [d.text for d in documents] == TEXTS, name
         assert [d.row for d in documents] == list(range(300)), name
@@ -75,11 +80,12 @@ def test_every_format_gives_the_same_documents_in_order(tmp_path: Path) -> None:
         assert all(d.problem is None for d in documents)
         if name in ("a.jsonl", "e.parquet", "f", "g"):
             assert len(shards) > 5, f"{name} should be split"
+        for limit in (1, 7, 50, 300, 1000):
+            assert [d.text for d in read(path, limit=limit)[1]] == TEXTS[:limit]
 
 
-def test_ids_default_to_file_and_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_every_format(tmp_path)
-    monkeypatch.chdir(tmp_path)
+def test_ids_default_to_file_and_row(every_format: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(every_format["f"]).parent)
     assert [d.doc_id for d in read("a.jsonl")[1][:2]] == ["a.jsonl#0", "a.jsonl#1"]
     assert read("e.parquet")[1][299].doc_id == "e.parquet#299"
     assert read("f")[1][3].doc_id == "f/0003.txt#0"
@@ -95,12 +101,6 @@ def test_the_cut_into_shards_never_changes_the_rows(tmp_path: Path) -> None:
         assert documents == whole
         assert [document.text for document in documents] == texts
         assert len(shards) > 2
-
-
-@pytest.mark.parametrize("limit", [1, 7, 50, 300, 1000])
-def test_limit_keeps_the_first_documents_of_every_format(tmp_path: Path, limit: int) -> None:
-    for path in write_every_format(tmp_path).values():
-        assert [d.text for d in read(path, limit=limit)[1]] == TEXTS[:limit]
 
 
 def test_globs_lists_and_urls_name_files(tmp_path: Path) -> None:
@@ -124,13 +124,12 @@ def test_planning_reads_no_parquet_text(tmp_path: Path) -> None:
     assert sum(s.stop - s.start for s in shards_of(str(path)) if s.stop) == len(TEXTS) * 50
 
 
-def test_a_wrong_column_names_the_columns(tmp_path: Path) -> None:
-    paths = write_every_format(tmp_path)
+def test_a_wrong_column_names_the_columns(every_format: dict[str, str]) -> None:
     for name in ("a.jsonl", "b.jsonl.gz", "d.csv", "e.parquet", "g"):
-        text = refusal(paths[name], text="txt")
+        text = refusal(every_format[name], text="txt")
         assert "no column 'txt'" in text
         assert "did you mean 'text'" in text
-    assert "no column 'uid'" in refusal(paths["a.jsonl"], id="uid")
+    assert "no column 'uid'" in refusal(every_format["a.jsonl"], id="uid")
 
 
 def test_files_without_documents_or_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
@@ -236,11 +235,10 @@ def test_a_dataset_that_the_hub_does_not_give_is_one_line(monkeypatch: pytest.Mo
     assert "cannot open dataset no/such-set" in user_error(find_inputs, corpus)
 
 
-def test_excerpts_come_from_their_rows(tmp_path: Path) -> None:
-    paths = write_every_format(tmp_path)
+def test_excerpts_come_from_their_rows(every_format: dict[str, str]) -> None:
     for name in ("a.jsonl", "e.parquet", "b.jsonl.gz"):
-        shards = read(paths[name])[0]
-        wanted = [(paths[name], row) for row in (0, 17, 299)]
+        shards = read(every_format[name])[0]
+        wanted = [(every_format[name], row) for row in (0, 17, 299)]
         assert fetch_texts(shards, wanted) == {key: TEXTS[key[1]] for key in wanted}
 
 

@@ -13,16 +13,16 @@ from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
 from report_run import build_run
 from signed import sign
 
-from pipeline.audit.answers import write_answer
 from pipeline.audit.digests import scores_digest
+from pipeline.audit.select import write_answer
 from pipeline.audit.summary import Summary, read_summary, series_place
 from pipeline.corpus.documents import text_key
 from pipeline.selection.bounds import Bound
 from pipeline.series import claims
 from pipeline.series.claims import claim_slots, file_result
-from pipeline.series.course import Course, SelectionCourse, read_course
 from pipeline.series.page import check_page_place, write_course
 from pipeline.series.scans import Claim, read_schedule
+from pipeline.series.summary import Course, SelectionCourse, read_course
 from pipeline.store.files import Store
 from pipeline.store.ledger import entry_file
 
@@ -283,8 +283,7 @@ def test_a_ledger_and_runs_by_any_way_of_writing_their_paths_are_the_same(
     monkeypatch.chdir(tmp_path / "w")
     for written in ("../ledger", f"{tmp_path}/w/../ledger", f"{tmp_path}/w/./v/../../ledger", "../link"):
         course = read_course(written)
-        assert course.ledger == str(ledger)
-        assert [(one.n_new, one.notes) for one in course.new] == [(1, [])]
+        assert (course.ledger, [(one.n_new, one.notes) for one in course.new]) == (str(ledger), [(1, [])])
     assert Store("../run1").url == str(tmp_path / "run1")
     claim = read_schedule(Store(str(ledger))).scans[0].claim  # type: ignore[union-attr]
     earlier = Claim.model_validate({**claim.plain(), "run": f"{tmp_path}/w/../run1"})

@@ -23,10 +23,11 @@ from ray_jobs.start import device_of_run
 
 GIB = 1 << 30
 H100 = Device(1.0, 76 * GIB)
+Stages = Callable[..., tuple[Stage, ...]]
 
 
 @pytest.fixture
-def stages(tiny_model_folder: Path) -> Callable[..., tuple[Stage, ...]]:
+def stages(tiny_model_folder: Path) -> Stages:
     """(device, resources) -> the stages of an audit that samples and takes gradients."""
 
     def make(device: Device = CPU, **resources: Any) -> tuple[Stage, ...]:
@@ -46,9 +47,7 @@ def differing(one: Stage, other: Stage) -> set[str]:
     return {key for key in one.fingerprint if one.fingerprint[key] != other.fingerprint.get(key)} - {"reads"}
 
 
-def test_device_and_budget_are_in_the_fingerprint_the_budget_as_a_number(
-    stages: Callable[..., tuple[Stage, ...]],
-) -> None:
+def test_device_and_budget_are_in_the_fingerprint_the_budget_as_a_number(stages: Stages) -> None:
     for here, there in zip(stages(), stages(H100), strict=True):
         assert "device" in differing(here, there)
     scoring = stages()[-1]
@@ -60,9 +59,7 @@ def test_device_and_budget_are_in_the_fingerprint_the_budget_as_a_number(
     assert stages(H100)[-1].fingerprint == stages(H100)[-1].fingerprint
 
 
-def test_weights_that_leave_nothing_and_a_worker_on_another_device_are_refused(
-    stages: Callable[..., tuple[Stage, ...]],
-) -> None:
+def test_weights_that_leave_nothing_and_a_worker_on_another_device_are_refused(stages: Stages) -> None:
     with pytest.raises(UserError, match=r"leave no room for a batch on 1 GPUs of 1 GiB an actor; raise resources"):
         stages(Device(1.0, GIB))
     for stage in stages(H100):
@@ -70,7 +67,7 @@ def test_weights_that_leave_nothing_and_a_worker_on_another_device_are_refused(
             stage.make(stage, Placement())
 
 
-def test_deterministic_runs_are_held_to_one_model_of_gpu(stages: Callable[..., tuple[Stage, ...]]) -> None:
+def test_deterministic_runs_are_held_to_one_model_of_gpu(stages: Stages) -> None:
     one, other = (replace(H100, deterministic=True, name=name) for name in ("H100", "A100"))
     assert differing(stages(one)[-1], stages(other)[-1]) == {"device"}
     assert differing(stages(one)[-1], stages(H100)[-1]) == {"device"}

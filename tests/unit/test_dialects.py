@@ -26,7 +26,7 @@ from pipeline.corpus.formats import extent_of
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.shard import Shard, shard_fingerprint
-from pipeline.export.verdicts import RowMarks
+from pipeline.export.request import RowMarks
 
 TEXTS = [f"{number} cafés à l\u2019hôtel d'été, en forêt; ¡voilà!" for number in range(60)]
 SETTINGS = {"utf-16": "utf-16", "utf-16-be": "utf-16-be", "cp1252": "windows-1252", "iso8859-1": "latin1"}

@@ -16,7 +16,6 @@ from rich.console import Console
 from sklearn.metrics import roc_auc_score
 from test_report import Page
 
-from pipeline.audit import evaluated_documents
 from pipeline.audit import evaluation as numbers
 from pipeline.audit.blind import sample_documents
 from pipeline.audit.description import build_evaluation
@@ -123,7 +122,7 @@ def test_words_that_are_alike_leave_it_open_or_are_not_called_proof(
     sentence = about_words(first.model_copy(update={"auc": Estimate(0.5, 0.46, 0.54)}))
     assert "hardly tells seen from unseen documents by their words" in sentence
     assert "it does not prove that they differ in membership alone" in sentence
-    monkeypatch.setattr(evaluated_documents, "sample_documents", lambda shards: sample_documents(shards, 30))
+    monkeypatch.setattr(numbers, "sample_documents", lambda shards: sample_documents(shards, 30))
     some = evaluate_scores(config, scored, None).evaluation
     n_seen, n_unseen = some.rows[0].n_seen, some.rows[0].n_unseen
     assert 30 <= n_seen < 80

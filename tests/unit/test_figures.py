@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 from report_run import SCRIPT, amend, build_run
 
-from pipeline.audit.drawn import MOST_GROUPS, AlphaCurve, GroupCounts, GroupTally, alpha_curve
+from pipeline.audit.selected import MOST_GROUPS, AlphaCurve, GroupCounts, GroupTally, alpha_curve
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.evaluation_page import roc_figures
 from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import draw_figures
-from pipeline.report.svg import LONGEST_LABEL, FigureImage, draw, label
+from pipeline.report.templates import LONGEST_LABEL, FigureImage, draw, label
 from pipeline.selection.bounds import Bound
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Batch, together

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from benchmarks.selection import run_passes
 from pipeline.errors import UserError
-from pipeline.selection.calibrations import simes_grid
-from pipeline.selection.conformal import Sample, calibrate, halves, ranks, shuffled, tie_draws
-from pipeline.selection.fusion import find_threshold, fuse, rounded_up, statistic, symmetric_weights, weights
-from pipeline.selection.groups import calibrate_by_group, ranks_by_group
-from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.calibrations import calibrate_by_group, ranks_by_group, simes_grid
+from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, ranks, shuffled, tie_draws
+from pipeline.selection.procedures.td4eval import find_fused_threshold as find_threshold
+from pipeline.selection.procedures.td4eval import fuse, rounded_up, statistic, symmetric_weights
+from pipeline.selection.procedures.td4eval import fusion_weights as weights
 from pipeline.selection.ranked import ROUNDED_UP
 from pipeline.selection.thresholds import Threshold
 
@@ -193,6 +193,10 @@ def test_a_sample_does_not_depend_on_shards(size: int, shards: int) -> None:
 # ---------------------------------------------------------------- calibration-conditional p-values
 
 
+def test_simes_p_values_of_many_calibration_documents_stay_sharp() -> None:
+    assert float(simes_grid(100_000, TENTH).p(1)) == pytest.approx(-math.expm1(math.log(0.1) / 50_000), rel=1e-12)
+
+
 @given(st.integers(1, 80), st.fractions(Fraction(1, 1000), Fraction(999, 1000)))
 @example(1, Fraction(91907, 92000))  # near 1 a logarithm of the rounded delta is too far off
 def test_simes_p_values_are_the_formula_rounded_up(n: int, delta: Fraction) -> None:
@@ -204,12 +208,6 @@ def test_simes_p_values_are_the_formula_rounded_up(n: int, delta: Fraction) -> N
         if ratio:
             assert float(grid.p(k)) == pytest.approx(1 - float(ratio) ** (1 / s), rel=1e-9)
     assert grid.p(n + 1) == 1
-
-
-def test_simes_p_values_of_a_hundred_thousand_calibration_documents_stay_sharp() -> None:
-    grid = simes_grid(100_000, TENTH)
-    assert float(grid.p(1)) == pytest.approx(-math.expm1(math.log(0.1) / 50_000), rel=1e-12)
-    assert grid.n == 100_000
 
 
 # ---------------------------------------------------------------- by group

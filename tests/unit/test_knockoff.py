@@ -20,7 +20,7 @@ from pipeline.detectors.base import Evidence
 from pipeline.detectors.knockoff import compete, knockoff_spread, simultaneous_draws, spread_column
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
-from pipeline.selection.in_memory import Scores, answer_all
+from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.knockoff import (
     Scale,
     fewest,

@@ -8,6 +8,7 @@ import unicodedata
 
 import pytest
 
+from pipeline.mark.mark import FEWEST_SITES, drawn_index, versions_of
 from pipeline.mark.rules import (
     RULES,
     Family,
@@ -21,7 +22,6 @@ from pipeline.mark.rules import (
     spelling_lines,
     with_forms,
 )
-from pipeline.mark.versions import FEWEST_SITES, drawn_index, versions_of
 
 ENGLISH = rules_of("en")
 BEFORE, AFTER = "He saw what we", "green apples of theirs"
@@ -221,16 +221,6 @@ def test_versions_are_distinct_and_lead_back_to_their_index(k: int) -> None:
     for number, text in enumerate(drawn.texts):
         assert drawn.texts.index(text) == number
         assert bytes(site.form for site in find_sites(text, ENGLISH)) == drawn.choices[number]
-
-
-def test_versions_and_indices_follow_from_seed_and_id() -> None:
-    drawn = [
-        versions_of(PASSAGE, doc_id, 20, seed, ENGLISH) for doc_id, seed in (("a", 1), ("a", 1), ("b", 1), ("a", 2))
-    ]
-    assert drawn[0] == drawn[1]
-    assert drawn[0] not in drawn[2:]
-    indices = [[drawn_index(seed, str(doc_id), 20) for doc_id in range(100)] for seed in (1, 1, 2)]
-    assert indices[0] == indices[1] != indices[2]
 
 
 def test_few_sites_and_few_versions_are_reasons() -> None:

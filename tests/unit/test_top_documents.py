@@ -79,5 +79,5 @@ def test_the_near_copies_of_a_document_are_the_first_others_of_its_family(tmp_pa
 
 
 def test_whoever_shows_evidence_waits_for_no_model_library() -> None:
-    code = "import sys, pipeline.audit.evidence; sys.exit('torch' in sys.modules)"
+    code = "import sys, pipeline.audit.top_documents; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -23,18 +23,16 @@ from pipeline.corpus.near_copies import draw_families
 from pipeline.errors import UserError
 from pipeline.report.tables import as_text, labels, page_table, readable
 from pipeline.report.wording.trial import verification
-from pipeline.selection.in_memory import Scores
+from pipeline.selection.conformal import RankCounts
+from pipeline.selection.engine import Scores
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
-from pipeline.trial import figures
 from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
 from pipeline.trial.documents import read_documents
-from pipeline.trial.intervals import mean_interval
+from pipeline.trial.page import selection_figures, trial_page
 from pipeline.trial.ranking import ranking_rows, read_results
-from pipeline.trial.repeats import Pool, measure, repeats
+from pipeline.trial.repeats import Pool, mean_interval, measure, repeats
 from pipeline.trial.splits import Drawable, Split, choose_trained, draw_split
 from pipeline.trial.table import audit_row, audit_table, selection_rows, selection_table, to_arrow
-from pipeline.trial.trial import trial_page
 
 
 def trial(**settings: Any) -> dict[str, Any]:
@@ -362,7 +360,7 @@ def test_every_kind_of_sweep_is_drawn() -> None:
     swept = {"selections.0.alpha": [0.05, 0.2], "selections.0.procedure": ["bh", "storey"]}
     rows = measured(build_trial(trial(repeats=5, sweep=swept))[1])
     for settings_ in (list(swept), list(swept)[::-1], []):
-        fdr, power = figures.selection_figures(rows, settings_)
+        fdr, power = selection_figures(rows, settings_)
         assert f"{rows[0]['fdr']:.3f} [{rows[0]['fdr_low']:.3f}, {rows[0]['fdr_high']:.3f}] (target 0.05)" in fdr.alt
         assert f"{rows[0]['power']:.3f} [{rows[0]['power_low']:.3f}" in power.alt
         assert b"<svg " in fdr.svg
@@ -432,7 +430,7 @@ def test_a_share_of_wrong_documents_that_is_not_defined_verifies_nothing() -> No
 def test_the_page_of_a_trial_holds_its_tables_and_figures_and_loads_and_runs_nothing() -> None:
     config, rows, paths = swept_rows()
     config = config.model_copy(update={"model": ModelConfig(path=f"models/{SCRIPT}")})
-    images = figures.selection_figures(rows, paths)
+    images = selection_figures(rows, paths)
     tables = [selection_table(rows, paths)]
     report = f"runs/{SCRIPT}/report.html"
     source = trial_page(config, facts_of(rows, config), paths, tables, images, [report])

@@ -14,8 +14,8 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import as_text
 from pipeline.report.wording.trial import verification
 from pipeline.selection.bounds import Bound
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.trial.config import build_trial
 from pipeline.trial.repeats import ROWS_SCHEMA, measure
 from pipeline.trial.table import audit_row, audit_table, selection_rows, selection_table

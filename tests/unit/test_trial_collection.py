@@ -11,7 +11,7 @@ from test_trial import trial
 
 from pipeline.audit.detection import CONFIDENCE
 from pipeline.errors import UserError
-from pipeline.selection.in_memory import Scores
+from pipeline.selection.engine import Scores
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import TrialConfig, build_trial
 from pipeline.trial.repeats import Pool

@@ -13,9 +13,8 @@ from rich.console import Console
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.wording.trial import detector_title, interval_scope, verification
-from pipeline.trial.figures import selection_figures
-from pipeline.trial.intervals import mean_exceeds, mean_interval, models_interval
-from pipeline.trial.repeats import ROWS_SCHEMA
+from pipeline.trial.page import selection_figures
+from pipeline.trial.repeats import ROWS_SCHEMA, mean_exceeds, mean_interval, models_interval
 from pipeline.trial.table import (
     model_rows,
     model_table,

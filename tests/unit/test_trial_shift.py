@@ -15,12 +15,11 @@ from test_weighted import texts
 from pipeline.corpus.near_copies import draw_families
 from pipeline.errors import UserError
 from pipeline.report.wording.trial import verification
-from pipeline.selection.in_memory import Scores
+from pipeline.selection.engine import Scores
 from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
 from pipeline.trial.documents import read_documents
 from pipeline.trial.repeats import Pool, known_of_documents, measure
-from pipeline.trial.shift import check_shifts, positions
-from pipeline.trial.splits import Drawable, draw_split
+from pipeline.trial.splits import Drawable, check_shifts, draw_split, positions
 from pipeline.trial.table import selection_rows, selection_table
 
 PROCEDURES = ("bh", "storey")

@@ -27,8 +27,7 @@ from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats.base import check_columns
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.selection.versions import preference_residuals, version_ranks
-from pipeline.selection.versions_collection import log_e_values, redraw_p_value
+from pipeline.selection.versions import log_e_values, preference_residuals, redraw_p_value, version_ranks
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from seenset import read_versions, score, select_versions

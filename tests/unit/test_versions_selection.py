@@ -16,22 +16,21 @@ from scipy.special import polygamma
 from scipy.stats import chisquare
 
 from pipeline.errors import UserError
-from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.step_up import step_up
 from pipeline.selection.versions import (
+    BETS,
+    EXPECTED,
     VersionScores,
     fewest_versions,
     gap_statistic,
+    log_e_values,
     mirrored_list,
     preference_residuals,
     rank_step_up,
-    version_ranks,
-)
-from pipeline.selection.versions_collection import (
-    BETS,
-    log_e_values,
     redraw_p_value,
     uniformity_p_value,
+    version_ranks,
 )
 
 HALF, TENTH = Fraction(1, 2), Fraction(1, 10)
@@ -383,3 +382,9 @@ def test_uniformity_is_the_chi_squared_test_of_ranks() -> None:
     mixed = uniformity_p_value(np.concatenate([ranks, few]), np.repeat([5, 20], [200, 40]))
     assert 0 < mixed <= 1
     assert uniformity_p_value(np.ones(100, dtype=np.int64), np.full(100, 5)) < 1e-10
+
+
+def test_what_one_may_expect_rises_with_copies() -> None:
+    assert [row.copies for row in EXPECTED] == [1, 4, 16, 64]
+    assert all(a.auc <= b.auc and a.most <= b.most for a, b in itertools.pairwise(EXPECTED))
+    assert all(one.least <= one.most for one in EXPECTED)
