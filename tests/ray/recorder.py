@@ -131,7 +131,8 @@ def shards_of(folder: Path, *texts: list[Any]) -> tuple[list[Shard], Store]:
         rows = [line if isinstance(line, bytes) else json.dumps({"text": line}).encode() for line in some]
         Path(path).write_bytes(b"".join(row + b"\n" for row in rows))
     corpus = {"audit": {"path": paths}}
-    config = build_config({"run": str(folder / "run"), "model": {"path": "none"}, "corpus": corpus})
+    described = {"run": str(folder / "run"), "model": {"path": "none"}, "corpus": corpus}
+    config = build_config({**described, "resources": {"shard_bytes": 1 << 30}})
     shards = make_plan(config).shards
     assert len(shards) == len(texts)
     return list(shards), Store(config.run)
