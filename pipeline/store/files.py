@@ -487,4 +487,5 @@ def _check_local_folder(path: str) -> None:
     if not os.path.exists(place):
         raise UserError(f"run directory {path}: {place} is a link to nothing")
     if not os.path.isdir(place):
-        raise UserError(f"run directory {path}: {place} is a file, not a folder")
+        named = "; give the folder that its setting run names" if place.endswith((".yaml", ".yml")) else ""
+        raise UserError(f"run directory {path}: {place} is a file, not a folder{named}")

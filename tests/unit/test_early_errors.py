@@ -58,6 +58,8 @@ COMMANDS = {
         f"{name}: no file": ([name, "none.yaml"], "cannot read config none.yaml")
         for name in ("plan", "run", "evaluate", "trial")
     },
+    "a setting without --set": (["plan", "audit.yaml", "seed=2"], "(seed=2); a setting is changed by --set A.B=C"),
+    "a configuration for a run": (["report", "audit.yaml"], "not a folder; give the folder that its setting run names"),
     **{
         f"{name}: no run": ([name, "nowhere"], "is not a run directory")
         for name in ("status", "select", "report", "verdict", "retry")
