@@ -59,6 +59,7 @@ COMMANDS = {
         for name in ("plan", "run", "evaluate", "trial")
     },
     "a setting without --set": (["plan", "audit.yaml", "seed=2"], "(seed=2); a setting is changed by --set A.B=C"),
+    "a run for a bundle": (["verify", "whole"], "whole is a folder; seenset verify reads the file that seenset pack"),
     "a configuration for a run": (["report", "audit.yaml"], "not a folder; give the folder that its setting run names"),
     **{
         f"{name}: no run": ([name, "nowhere"], "is not a run directory")
