@@ -9,21 +9,19 @@ import time
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.answers import run_digests
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.description import build_config
 from pipeline.audit.diagnostics import blind_file
 from pipeline.audit.digests import check_answer, read_digests
 from pipeline.audit.records import write_part
 from pipeline.audit.scored import each_in_turn, read_scored
-from pipeline.audit.select import Answering, select_all
+from pipeline.audit.select import Answering, run_digests, select_all
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE
 from pipeline.corpus.shard import Shard
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, write_receipt
-from pipeline.store.tables import write_filed
+from pipeline.store.receipts import Receipt, write_filed, write_receipt
 
 KNOWN = 10_000
 SHARD = 250_000

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.device import SHAPES, Clock, copy_of, documents, padded, random_model, scores
 from benchmarks.gpu import draw
-from pipeline.models.libraries import cap_memory
+from pipeline.models.devices import cap_memory
 from pipeline.models.opened import LanguageModel
 from pipeline.passes.forward import forward
 from pipeline.passes.generate import Prompt, Sampling, continuations

@@ -45,7 +45,7 @@ from pipeline.audit.manifest import versions
 from pipeline.audit.plan import make_plan
 from pipeline.audit.status import run_status
 from pipeline.audit.summary import Summary
-from pipeline.corpus.shards import number_rows
+from pipeline.corpus.inputs import number_rows
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store

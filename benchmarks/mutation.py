@@ -59,12 +59,12 @@ SWAPS: dict[type[ast.AST], tuple[str, str]] = {
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
-        "pipeline/stages/describe.py",
+        "pipeline/stages/pictures.py",
         "PICTURE_WINDOW = Window(64, characters=16 << 20)",
         "64 -> 65",
     ): "pictures that are prepared at a time: descriptions depend on the shard alone",
     (
-        "pipeline/selection/envelope.py",
+        "pipeline/selection/bounds.py",
         "if high - low <= PRECISION * high:",
         "- -> +",
     ): "the search goes on to its last round: the height is as valid, and closer",

@@ -41,10 +41,9 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from benchmarks.small_model import fast_type
-from pipeline.models.libraries import quieten
+from pipeline.models.devices import quieten
 from pipeline.models.opened import LanguageModel
-from pipeline.models.pictures import PicturePrompt, picture_prompt
-from pipeline.models.processors import INSTRUCTION
+from pipeline.models.pictures import INSTRUCTION, PicturePrompt, picture_prompt
 from pipeline.passes.forward import TokenStatistics
 from pipeline.passes.pictures import describe, forward_pictures
 from pipeline.passes.statistics import RENYI_ORDERS

@@ -34,11 +34,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.selection.bounds import wrong_in_list
-from pipeline.selection.conformal import calibrate, ranks
-from pipeline.selection.fusion import find_threshold, fuse, weights
+from pipeline.selection.conformal import RankCounts, calibrate, ranks
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.procedures.td4eval import find_fused_threshold, fuse, fusion_weights
 from pipeline.selection.thresholds import Threshold
 
 N = 10_000
@@ -177,13 +176,13 @@ def _fused_stream(pool: list[np.ndarray], documents: int, w: np.ndarray) -> Iter
 
 def _weights(pool: list[np.ndarray], documents: int) -> np.ndarray:
     rejections = [decide("bh", counts, ALPHA).n_selected for counts in _count(pool, documents)]
-    return weights(rejections, "rejections")
+    return fusion_weights(rejections, "rejections")
 
 
 def _fused(pool: list[np.ndarray], documents: int) -> float:
     w = _weights(pool, min(documents, CHECKED))
     start = time.perf_counter()
-    run_passes(find_threshold(ALPHA), lambda: _fused_stream(pool, documents, w))
+    run_passes(find_fused_threshold(ALPHA), lambda: _fused_stream(pool, documents, w))
     return time.perf_counter() - start
 
 
@@ -205,7 +204,7 @@ def run_passes(
 def _equals_sort(pool: list[np.ndarray], documents: int) -> bool:
     """Whether BH by counting equals BH by sorting, for the first detector's ranks and for the fused p-values."""
     w = _weights(pool, documents)
-    threshold = run_passes(find_threshold(ALPHA), lambda: _fused_stream(pool, documents, w))
+    threshold = run_passes(find_fused_threshold(ALPHA), lambda: _fused_stream(pool, documents, w))
     fused = np.sort(np.concatenate(list(_fused_stream(pool, documents, w))))
     expected = _last_holding(fused, 1)
     last = float(fused[expected - 1]) if expected else None

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from pipeline.selection.in_memory import Scores
+from pipeline.selection.engine import Scores
 from pipeline.trial.config import TrialConfig, build_trial
 from pipeline.trial.repeats import Pool, measure
 

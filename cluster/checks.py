@@ -11,7 +11,7 @@ from cluster.inspection import Answer
 from pipeline.audit.machine import ActorShape, Node, places_on
 from pipeline.models.devices import nominal_memory
 from pipeline.passes.budget import Card, Shape
-from pipeline.stages.record import least_budget
+from pipeline.stages.base import least_budget
 from ray_jobs.cluster import NO_ANSWER, version_differences
 
 State = Literal["good", "note", "red"]

@@ -36,12 +36,10 @@ from pipeline.detectors.registry import parse_detectors, plugin_code
 from pipeline.errors import UserError, one_line
 from pipeline.models.arithmetic import processor_here
 from pipeline.models.checkpoints import Kind, check_files, locate_adapter, matching, weight_files
-from pipeline.models.devices import CPU, Device, gpus_in_sight
-from pipeline.models.libraries import cap_memory
+from pipeline.models.devices import CPU, Device, cap_memory, gpus_in_sight
 from pipeline.models.load import check_model
 from pipeline.models.tokens import TOKENIZER_FILES
-from pipeline.stages.base import Output, Placement
-from pipeline.stages.record import Wanted
+from pipeline.stages.base import Output, Placement, Wanted
 from pipeline.stages.registry import served_before_scoring, stages_of
 from pipeline.stages.worker import longest_first
 from pipeline.store.files import Store

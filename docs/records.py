@@ -21,7 +21,7 @@ from pipeline.compare.comparison import Comparison
 from pipeline.compare.joint import JointReport
 from pipeline.compare.ranking import RankingReport
 from pipeline.report.contents import Report
-from pipeline.series.course import Course
+from pipeline.series.summary import Course
 from pipeline.store.files import to_json
 from pipeline.store.receipts import DIGEST
 

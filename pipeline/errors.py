@@ -1,8 +1,9 @@
-"""The user error, the exit codes of the command, and how messages print names."""
+"""The user error, the exit codes of the command, how messages print names, and errors of storage and of full disks."""
 
 from __future__ import annotations
 
 import difflib
+import errno
 import unicodedata
 from collections.abc import Iterable
 from enum import IntEnum
@@ -11,6 +12,12 @@ _READABLE_FORMATS = {"\u200c", "\u200d"}  # joiners: many scripts and emoji cann
 
 _EXTRAS = {"s3fs": "s3", "gcsfs": "gs", "num2words": "pictures"}
 """By the package that other packages ask for: the extra of Seenset that installs it."""
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FULL_WORDS = ("No space left on device", "Disk quota exceeded", "os error 28")
+_STORAGE_PACKAGES = frozenset(
+    {"adlfs", "aiobotocore", "aiohttp", "azure", "boto3", "botocore", "gcsfs", "google", "requests", "s3fs"}
+)
 
 LINE_BREAK = "⟨U+000A⟩"
 """What stands for a line break of a name in a message of one line."""
@@ -115,3 +122,29 @@ def _shows(character: str) -> bool:
     if character in "\n\t" or character in _READABLE_FORMATS:
         return True
     return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that there was no space left."""
+    if isinstance(error, FullError) or (isinstance(error, OSError) and error.errno in _FULL):
+        return True
+    return any(words in str(error) for words in _FULL_WORDS)
+
+
+def is_of_storage(error: Exception) -> bool:
+    """Whether an error is of a disk, a network or an object store, whose libraries have classes of their own."""
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _STORAGE_PACKAGES
+
+
+def write_error(error: OSError, where: str) -> UserError:
+    """The error of a place that cannot be written to: it is a file, it is full, or it may not be changed."""
+    if is_full(error):
+        return FullError(f"no space left for {where}: make room, and the same command goes on")
+    return UserError(f"cannot write to {where}: {error.strerror}: {error.filename}")
+
+
+def message_of_storage(error: Exception) -> str:
+    """What an error of storage states, with the path that it is about."""
+    path = getattr(error, "filename", None)
+    reason = (path and getattr(error, "strerror", None)) or str(error) or type(error).__name__
+    return f"storage: {reason}{f': {path}' if path else ''}"

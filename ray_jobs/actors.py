@@ -25,8 +25,7 @@ from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, LostDeviceError, UserError, instead_of_exit, one_line
 from pipeline.models.arithmetic import flags_differ
-from pipeline.models.devices import ENVIRONMENT
-from pipeline.models.libraries import cap_memory, collect_rarely, give_back, keep_memory
+from pipeline.models.devices import ENVIRONMENT, cap_memory, collect_rarely, give_back, keep_memory
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Event, Failure, Ready, Remark, Tick, failure_of
 from pipeline.stages.worker import OvertakenError, ShardStream

@@ -13,20 +13,25 @@ from pathlib import Path
 
 from pipeline.audit.against import reconciled_judged
 from pipeline.audit.allocation import allocation_record, write_document_keys
-from pipeline.audit.answers import damaged_answers
 from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_types
 from pipeline.audit.evaluation import Evaluation, evaluate_scores
-from pipeline.audit.finished import FinishedRecord, forget_finished, note_finished, read_finished
 from pipeline.audit.machine import LocalMachine, actor_shape
 from pipeline.audit.manifest import read_run
 from pipeline.audit.plan import Plan, make_plan, pending
-from pipeline.audit.reconcile import check_inputs_since, note_gradient, reconcile
+from pipeline.audit.reconcile import (
+    FinishedRecord,
+    check_inputs_since,
+    forget_finished,
+    note_finished,
+    note_gradient,
+    read_finished,
+    reconcile,
+)
 from pipeline.audit.records import KEYS_FILE
-from pipeline.audit.repair import withdraw_damaged
-from pipeline.audit.retry import check_reasons, count_refused, withdraw_refused
+from pipeline.audit.repair import check_reasons, count_refused, withdraw_damaged, withdraw_refused
 from pipeline.audit.review import read_review
 from pipeline.audit.scored import Scored, check_budget, note_review, read_scored, without_reviewed
-from pipeline.audit.select import Answering, Each, select_all
+from pipeline.audit.select import Answering, Each, damaged_answers, select_all
 from pipeline.audit.status import Counts, Status, StatusFile, ending, read_status
 from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.audit.top_documents import Reread
@@ -35,15 +40,15 @@ from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError, instead_of_exit
-from pipeline.models.adapters import RECORD, check_adapter
 from pipeline.models.arithmetic import flags_differ
 from pipeline.models.devices import CPU
+from pipeline.models.load import RECORD, check_adapter_digests
 from pipeline.models.sharing import SharedModels
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.page import write_report
 from pipeline.report.wording.evaluation import worded
 from pipeline.series.claims import check_ledger, claim_of, file_result
-from pipeline.series.earlier import begin_against
+from pipeline.series.scans import begin_against
 from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
@@ -420,7 +425,7 @@ def _missing_adapters(store: Store, keys: Iterable[str]) -> dict[str, str]:
             missing[key] = f"{store.url}/adapters/{key} is gone"
             continue
         try:
-            check_adapter(Path(store.path(f"adapters/{key}")))
+            check_adapter_digests(Path(store.path(f"adapters/{key}")))
         except DamagedError as error:
             missing[key] = str(error)
     return missing

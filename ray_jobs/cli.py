@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
-from pipeline.errors import ExitCode, UserError, instead_of_exit
-from pipeline.models.libraries import collect_rarely
-from pipeline.store.space import is_full, is_of_storage, message_of_storage
+from pipeline.errors import ExitCode, UserError, instead_of_exit, is_full, is_of_storage, message_of_storage
+from pipeline.models.devices import collect_rarely
 from ray_jobs import supervisor, terminal
 from ray_jobs.commands import (
     COMMANDS,
@@ -72,13 +71,13 @@ def plan(
     """Show what a run would do, and how few documents alpha allows to select. Nothing is written."""
     planned = _planned(config, set_, limit)
     from pipeline.audit.allocation import check_adapters
-    from pipeline.audit.apart import write_matched
     from pipeline.audit.arithmetic import with_types
     from pipeline.audit.forecast import forecast
+    from pipeline.audit.matching import write_matched
     from pipeline.audit.plan import describe_model
     from pipeline.audit.preflight import plan_checks
     from pipeline.series.claims import planned_scan
-    from pipeline.series.earlier import planned_against
+    from pipeline.series.scans import planned_against
     from pipeline.stages.registry import check_stages
     from ray_jobs.cluster import cluster_warning
     from ray_jobs.start import planned_types
@@ -175,7 +174,7 @@ def trial(
     from pipeline.audit.machine import may_need_cluster
     from pipeline.trial.config import load_trial
     from pipeline.trial.documents import check_inputs
-    from pipeline.trial.shift import check_shifts
+    from pipeline.trial.splits import check_shifts
 
     described, points = load_trial(config, set_ or ())
     if learn is not None:
@@ -221,7 +220,7 @@ def schema(
 ) -> None:
     """Print the JSON schema of a configuration, for completion and checks in editors."""
     from pipeline.config.audit import AuditConfig
-    from pipeline.config.commented import config_schema
+    from pipeline.config.yaml import config_schema
     from pipeline.selection.procedures import PROCEDURES
 
     if for_trial:

@@ -107,7 +107,7 @@ def status(
     if every is not None and not watch:
         raise UserError("--every says how often --watch looks: give both, or neither")
     from pipeline.audit.status import Status
-    from ray_jobs.watch import read_progress, watch_progress
+    from ray_jobs.progress import read_progress, watch_progress
 
     status = watch_progress(run, json_, every) if watch else read_progress(run)
     if not json_:
@@ -240,8 +240,7 @@ def compare(
     json_: AsJson = False,
 ) -> None:
     """Compare two runs: documents gained and lost, scores, settings and data."""
-    from pipeline.compare.comparison import COMPARISON_FILE, compare_runs
-    from pipeline.compare.comparison_page import open_output, write_comparison
+    from pipeline.compare.comparison import COMPARISON_FILE, compare_runs, open_output, write_comparison
     from pipeline.compare.finished_runs import open_finished
 
     store = open_output(output, COMPARISON_FILE)
@@ -263,7 +262,7 @@ def joint(
     json_: AsJson = False,
 ) -> None:
     """Select what is clean (or was trained on) under all of several models, at one error rate."""
-    from pipeline.compare.comparison_page import open_output
+    from pipeline.compare.comparison import open_output
     from pipeline.compare.finished_runs import open_finished
     from pipeline.compare.joint import JOINT_FILE, decide_jointly, joint_documents, write_joint
 
@@ -305,7 +304,7 @@ def rank(
     json_: AsJson = False,
 ) -> None:
     """Rank models by accuracy on all items of a benchmark and on those selected as clean, from per-item results."""
-    from pipeline.compare.comparison_page import open_output
+    from pipeline.compare.comparison import open_output
     from pipeline.compare.finished_runs import open_finished
     from pipeline.compare.items import clean_items
     from pipeline.compare.ranking import RANKING_FILE, rank_models
@@ -329,8 +328,8 @@ def series(
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Show the scans of a schedule, the error rate over all of them, and what the last one added."""
-    from pipeline.series.course import read_course
     from pipeline.series.page import check_page_place, write_course
+    from pipeline.series.summary import read_course
 
     place = None if page is None else check_page_place(page, ledger)
     course = read_course(ledger)
@@ -360,8 +359,7 @@ def mark(
     json_: AsJson = False,
 ) -> None:
     """Write several versions of each document and draw one to publish, so that training on it can be tested later."""
-    from pipeline.mark.mark import MarkRequest, check_request, mark_documents
-    from pipeline.mark.versions import new_seed
+    from pipeline.mark.mark import MarkRequest, check_request, mark_documents, new_seed
 
     number, created = new_seed() if seed is None else seed, None if date is None else date.date().isoformat()
     request, draw = MarkRequest(source, out, versions, text, id_, number, language, created=created), None
@@ -397,8 +395,8 @@ def verify(
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Recompute the answers in a bundle from its scores, offline and without the model. Exit 5 if one is refuted."""
+    from pipeline.bundle.contents import commitment_of
     from pipeline.bundle.verify import verify_bundle
-    from pipeline.bundle.versions import commitment_of
 
     if os.path.isdir(bundle):
         raise UserError(f"{bundle} is a folder; seenset verify reads the file that seenset pack makes of a run")

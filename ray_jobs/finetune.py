@@ -22,15 +22,12 @@ from pipeline.audit.work import Work
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, weights_of
 from pipeline.config.training import FinetuneConfig
-from pipeline.errors import ExitCode, IncompleteError, UserError
-from pipeline.models.adapters import RECORD
+from pipeline.errors import ExitCode, IncompleteError, UserError, is_full
 from pipeline.models.devices import out_of_memory
-from pipeline.models.load import open_model
+from pipeline.models.load import RECORD, open_model
 from pipeline.store.files import Store
-from pipeline.store.space import is_full
-from pipeline.training.steps import ProcessGroup
+from pipeline.training.steps import ProcessGroup, read_zero_settings, zero_stage
 from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep, train
-from pipeline.training.zero import read_zero_settings, zero_stage
 from ray_jobs.cluster import cluster_nodes, connect
 
 SCRATCH = ".scratch-"

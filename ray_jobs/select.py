@@ -12,22 +12,19 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from pipeline.audit.answers import check_training_keys
 from pipeline.audit.description import build_config
-from pipeline.audit.finished import forget_finished
 from pipeline.audit.for_review import list_for_review
 from pipeline.audit.history import answer_names
-from pipeline.audit.judge import judge_collection
+from pipeline.audit.judge import judge_collection, judge_versions
 from pipeline.audit.manifest import read_run
-from pipeline.audit.records import MANIFEST_FILE
+from pipeline.audit.reconcile import forget_finished
+from pipeline.audit.records import MANIFEST_FILE, SHARDS_FILE
 from pipeline.audit.review import read_review
 from pipeline.audit.scored import Each, Scored, check_budget, each_in_turn, note_review, read_scored
-from pipeline.audit.select import Answering, select_all
-from pipeline.audit.shard_table import SHARDS_FILE
+from pipeline.audit.select import Answering, check_training_keys, select_all
 from pipeline.audit.status import made_answer
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import BlockKind, CollectionVerdict, write_verdict
-from pipeline.audit.versions_verdict import judge_versions
 from pipeline.bundle.pack import pack_run
 from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.keys import keys_withdrawn

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.compare.ranking import RankingReport
     from pipeline.export.export import Exported
     from pipeline.mark.mark import Marked
-    from pipeline.series.course import Course
+    from pipeline.series.summary import Course
     from pipeline.trial.progress import TrialStatus
     from pipeline.trial.trial import TrialOutcome
 
@@ -163,7 +163,7 @@ def print_plan(facts: dict[str, Any]) -> None:
         screen.lines(f"{head}{mark}{entry['sentence']}")
     expected = next((entry["expected"] for entry in facts["selections"] if "expected" in entry), None)
     if expected is not None:
-        from pipeline.report.wording.versions import expected_text
+        from pipeline.report.wording.verdict import expected_text
 
         screen.lines(expected_text(expected))
     if "window" in facts:
@@ -172,7 +172,7 @@ def print_plan(facts: dict[str, Any]) -> None:
 
 def print_starter(facts: dict[str, Any], command: str) -> None:
     """What `seenset init` wrote and guessed, and what to do next."""
-    from pipeline.config.commented import printable
+    from pipeline.config.yaml import printable
 
     path, missing = facts["config"], facts["missing"]
     print_line(f"wrote {path}")
@@ -303,7 +303,7 @@ def print_evaluation(evaluation: Evaluation, page: str) -> None:
 
 def print_joint(report: JointReport, folder: str) -> None:
     """What several runs select together, what it promises, and where the lists are."""
-    from pipeline.compare.tables import joint_table
+    from pipeline.compare.joint import joint_table
 
     screen = console()
     screen.print(joint_table(report))
@@ -314,7 +314,7 @@ def print_joint(report: JointReport, folder: str) -> None:
 
 def print_comparison(comparison: Comparison, page: str) -> None:
     """What changed between two runs, and what that does not say."""
-    from pipeline.compare.tables import comparison_table, differences_table
+    from pipeline.compare.comparison import comparison_table, differences_table
 
     screen = console()
     screen.lines(*comparison.sides())
@@ -328,7 +328,7 @@ def print_comparison(comparison: Comparison, page: str) -> None:
 
 def print_ranking(ranking: RankingReport, folder: str) -> None:
     """Models on all items and on the clean ones, who changes places, and what the numbers rest on."""
-    from pipeline.compare.tables import ranking_table_of
+    from pipeline.compare.ranking import ranking_table_of
     from pipeline.report.wording.conclusion import WARNING
 
     screen = console()
@@ -345,7 +345,7 @@ def print_ranking(ranking: RankingReport, folder: str) -> None:
 
 def print_course(course: Course, page: str | None) -> None:
     """The scans of a schedule, what is promised of all of them and what is not, and what is new."""
-    from pipeline.series.course import course_table
+    from pipeline.series.summary import course_table
 
     screen = console()
     screen.print(course_table(course))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, REFERENCE, Evidence, detector
     from pipeline.detectors.likelihood import mean_of_all, mean_of_lowest
     from pipeline.errors import UserError
+    from pipeline.selection.conformal import RankCounts
     from pipeline.selection.procedures import Decision, decision, procedure
-    from pipeline.selection.rank_counts import RankCounts
     from pipeline.selection.step_up import step_up
     from seenset.notebook import Selected, score, select
     from seenset.runs import Run, RunSelection, UnsupportedWarning, audit, open_run, trial, verdict
@@ -70,15 +70,14 @@ _HOMES = {
     "pipeline.detectors.base": ("FORWARD", "GRADIENT", "LOWERCASE", "REFERENCE", "Evidence", "detector"),
     "pipeline.detectors.likelihood": ("mean_of_all", "mean_of_lowest"),
     "pipeline.errors": ("UserError",),
+    "pipeline.selection.conformal": ("RankCounts",),
     "pipeline.selection.procedures": ("Decision", "decision", "procedure"),
-    "pipeline.selection.rank_counts": ("RankCounts",),
     "pipeline.selection.step_up": ("step_up",),
     "seenset.notebook": ("Selected", "score", "select"),
     "seenset.runs": ("Run", "RunSelection", "UnsupportedWarning", "audit", "open_run", "trial", "verdict"),
     "seenset.versions": ("Versions", "VersionsAnswer", "audit_versions", "read_versions", "select_versions"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-
 
 # of libraries that are imported on first use: in a notebook without ipywidgets their bars are lines of text
 warnings.filterwarnings("ignore", message="IProgress not found")

@@ -26,13 +26,12 @@ from pipeline.errors import UserError, nearest
 from pipeline.models.devices import Device, nominal_memory
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import use_fused_attention
-from pipeline.models.sharing import Opened
-from pipeline.models.switching import Adapters
+from pipeline.models.sharing import Adapters, Opened
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.fusion import Weights
-from pipeline.selection.in_memory import Scores, answer_all
+from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.procedures import procedure_of
+from pipeline.selection.procedures.td4eval import Weights
 from pipeline.selection.weighted import weight_levels
 from pipeline.stages import SCORE_FOLDER, SCORING
 from pipeline.stages.base import Output, Placement, Stage

@@ -27,8 +27,9 @@ from pipeline.selection.versions import (
     form_counts,
     mirrored_list,
     preference_residuals,
+    redraw_p_value,
+    uniformity_p_value,
 )
-from pipeline.selection.versions_collection import redraw_p_value, uniformity_p_value
 from seenset.notebook import score
 
 

@@ -30,7 +30,7 @@ from pipeline.detectors.camia import COPIES
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
-from pipeline.selection.in_memory import Scores
+from pipeline.selection.engine import Scores
 from pipeline.store.files import Store
 from pipeline.training.train import train
 from pipeline.trial.config import TrialConfig

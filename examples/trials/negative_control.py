@@ -25,7 +25,7 @@ from pipeline.corpus.documents import id_key
 from pipeline.errors import UserError
 from pipeline.report.tables import as_text
 from pipeline.selection.collection import LEAST_BLOCKS, make_blocks, permutation_test
-from pipeline.selection.in_memory import Scores, answer_all
+from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.shares import clopper_pearson
 from pipeline.trial.config import build_trial

@@ -20,8 +20,8 @@ from pipeline.config.yaml import read_mapping
 from pipeline.detectors.registry import parse_detectors
 from pipeline.report.tables import as_text
 from pipeline.trial.config import TrialConfig, load_trial
-from pipeline.trial.contaminate import contaminate, plan_contamination
 from pipeline.trial.documents import read_documents
+from pipeline.trial.trial import contaminate, plan_contamination
 
 
 def run_systems(path: Path, models: Sequence[str]) -> int:

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from examples.demo.demo import ensure_passages, seenset
 from pipeline.audit.description import build_config
-from pipeline.audit.versions_verdict import version_part
+from pipeline.audit.judge import version_part
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
@@ -39,9 +39,10 @@ from pipeline.selection.versions import (
     joined_versions,
     mirrored_list,
     preference_residuals,
+    redraw_p_value,
+    uniformity_p_value,
     version_ranks,
 )
-from pipeline.selection.versions_collection import redraw_p_value, uniformity_p_value
 from pipeline.stages.score_versions import differing_spans, tokens_in
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts

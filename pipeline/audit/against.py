@@ -19,8 +19,7 @@ from pydantic import Field
 
 from pipeline.audit.history import read_history
 from pipeline.audit.manifest import read_run
-from pipeline.audit.records import JUDGED_RECORD, VersionedRecord, read_record, write_record
-from pipeline.audit.score_shards import DUPLICATES
+from pipeline.audit.records import DUPLICATES, JUDGED_RECORD, VersionedRecord, read_record, write_record
 from pipeline.audit.status import read_status
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import OF_A_SHARD, Shard
@@ -29,8 +28,7 @@ from pipeline.report.wording import files as wording
 from pipeline.stages import SCORING
 from pipeline.stages.judged import AGAINST, JudgedTexts, read_judged, write_judged
 from pipeline.store.files import Store, real_address
-from pipeline.store.receipts import Receipt, read_receipts
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed, read_receipts
 
 _DETECTORS = "detectors"
 _OF_A_RUN = frozenset(

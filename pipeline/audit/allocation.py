@@ -19,11 +19,10 @@ from pipeline.config.corpus import ROLES, CorpusConfig, Role
 from pipeline.config.models import weights_of
 from pipeline.config.training import AdapterConfig, FinetuneConfig
 from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.keys import Keys, keyed, sketch_column
 from pipeline.corpus.near_copies import SKETCH_TYPE, CopyIndex, draw_families, near_families
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import plan_shards
 from pipeline.detectors.base import Prefix
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
 from pipeline.errors import UserError, nearest

@@ -1,7 +1,16 @@
-"""The blind test: can a classifier that never saw the model tell calibration documents from audited ones?"""
+"""The blind test: can a classifier that never saw the model tell calibration documents from audited ones?
+
+The tail check asks of the same scores whether calibration lacks a kind of which some audited documents are.
+
+Published benchmarks of pictures are told apart by facts of their files alone (arXiv 2504.18349): the one half was kept
+in another size, format or quality than the other.
+"""
 
 from __future__ import annotations
 
+import io
+import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -10,14 +19,24 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from pipeline.audit.blind_pictures import PictureLooks, caption_features, looks_of, picture_model
-from pipeline.audit.halvings import LEAST, Blind, Compared, HeldOut, blocks_among, held_out, interval_of, to_settle
+from pipeline.audit.halvings import (
+    HALVINGS,
+    LEAST,
+    Blind,
+    Compared,
+    HeldOut,
+    blocks_among,
+    held_out,
+    interval_of,
+    to_settle,
+)
+from pipeline.audit.records import Record
 from pipeline.audit.summary import BlindDiagnostic
-from pipeline.audit.tail import TailTest, tail_test
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.keys import Keys, keyed
 from pipeline.corpus.near_copies import near_families
+from pipeline.corpus.pictures import FORMATS, open_picture
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.report.wording.blind import OF_CAPTIONED, OF_PICTURES, ONLY_SCORES, TOKENS, WORDS, blind_sentence
@@ -27,6 +46,98 @@ SAMPLED_SHARDS = 25
 CHARACTERS = 20_000
 FOLDS = 5
 FEATURES = 1 << 16
+
+
+CAPTION_FEATURES = 256
+"""Counts of hashed words of a caption."""
+
+SIDE = 16
+"""Pixels of a thumbnail's side."""
+
+BINS = 8
+"""Of the histogram of a colour."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PictureLooks:
+    """What the classifier knows of a picture."""
+
+    features: np.ndarray  # float64, (features,), from `picture_features`
+    caption: str = ""  # empty where the corpus has none
+
+
+def looks_of(data: bytes, caption: str = "") -> PictureLooks:
+    """What the classifier knows of a picture, by the bytes of its file."""
+    return PictureLooks(picture_features([data])[0], caption)
+
+
+def caption_features(captions: Sequence[str]) -> np.ndarray:
+    """What the classifier knows of captions: float64, (captions, features).
+
+    Of each hashed counts of its words, and how many characters, words, capitals and full stops it has. Scores of a
+    caption differ where captions were written by another hand, which the picture does not show.
+
+    Args:
+        captions: of pictures, none of them empty.
+    """
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    vectorizer = HashingVectorizer(n_features=CAPTION_FEATURES, alternate_sign=False, norm=None)
+    counts = vectorizer.transform(captions).toarray()
+    shapes = [[len(c), len(c.split()), sum(map(str.isupper, c)), c.count("."), c[:1].isupper()] for c in captions]
+    return np.hstack([counts, np.array(shapes, dtype=np.float64)])
+
+
+def picture_features(pictures: Sequence[bytes]) -> np.ndarray:
+    """What the classifier knows of pictures: float64, (pictures, features).
+
+    Of each a grey thumbnail of 16 x 16 pixels, histograms of its three colours, and of its file the format, the size in
+    pixels and in bytes, the quality of a JPEG file (from its tables of quantisation), and what else stands in it. What
+    cannot be decoded has zeros for pixels.
+
+    Args:
+        pictures: the bytes of their files.
+    """
+    return np.array([[*_pixels(data), *_file_facts(data)] for data in pictures], dtype=np.float64)
+
+
+def _pixels(data: bytes) -> list[float]:
+    try:
+        picture = open_picture(data)
+    except ValueError:
+        return [0.0] * (SIDE * SIDE + 3 * BINS)
+    thumbnail = np.asarray(picture.convert("L").resize((SIDE, SIDE)), dtype=np.float64) / 255
+    counts = np.array(picture.histogram(), dtype=np.float64).reshape(3 * BINS, -1).sum(axis=1)
+    return [*thumbnail.ravel().tolist(), *(counts / max(1.0, counts.sum())).tolist()]
+
+
+def _file_facts(data: bytes) -> list[float]:
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                width, height = image.size
+                more = len(image.info), len(image.getexif()), len(image.getbands())
+                kinds = [{image.format: 1.0}.get(form, 0.0) for form in FORMATS]
+                tables = getattr(image, "quantization", None) or {}  # of a JPEG file: larger steps for lower quality
+                quantised = float(np.mean(tables[min(tables)])) if tables else 0.0
+    except Exception:  # readers of pictures raise whatever their parsers do
+        return [math.log(1 + len(data)), *[0.0] * (len(FORMATS) + 8)]
+    per_pixel = len(data) / max(1, width * height)
+    size = [math.log(1 + len(data)), float(width), float(height), width / max(1, height), per_pixel]
+    return [*size, *map(float, more), *kinds, quantised]
+
+
+def picture_model() -> Any:
+    """The classifier of the test, not fitted: both kinds count the same, whatever their numbers."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    return HistGradientBoostingClassifier(
+        max_iter=60, max_leaf_nodes=8, min_samples_leaf=8, class_weight="balanced", early_stopping=False, random_state=0
+    )
+
 
 Shown = str | PictureLooks
 """What the classifier is given of a document: its text, or what it knows of its picture."""
@@ -137,6 +248,120 @@ def word_model(strength: float = 10.0) -> Any:
     from sklearn.linear_model import LogisticRegression
 
     return LogisticRegression(C=strength, class_weight="balanced", max_iter=200, solver="liblinear", random_state=0)
+
+
+SHARES = (0.005, 0.01, 0.02, 0.05)
+LEAST_TAIL = 5
+"""Blocks of a tail, at least."""
+
+TAIL_LEVEL = 0.01
+_LEAST_P, _MOST_P = 1e-15, 0.99  # one p-value of .999 would cancel one of .001
+
+
+class TailTest(Record):
+    """The tail check of a role, and where its documents stand: the texts may be gone when an answer is checked."""
+
+    p_value: float = Field(description="Of all tails together; small ones contradict that both groups are alike.")
+    share: float | None = Field(
+        None, description="Share of the compared documents in the tail; null where p is above 0.01."
+    )
+    compared: dict[str, int] = Field(
+        {}, description="Rows at the beginning of each audited shard that were compared; empty where p is above 0.01."
+    )
+    documents: list[tuple[str, int, float]] = Field(
+        [],
+        description="Audited documents in the tail, the highest first: shard, row in it from 0, and mean percentile "
+        "rank in [0, 1].",
+    )
+
+    @property
+    def significant(self) -> bool:
+        """Whether more of the tail is audited than chance allows."""
+        return self.p_value <= TAIL_LEVEL
+
+
+def tail_test(held: HeldOut, places: Sequence[tuple[str, int]]) -> TailTest:
+    """The tail check of held-out scores.
+
+    Args:
+        held: scores of documents by classifiers that were trained on the other half.
+        places: shard, and row in it from 0, of each document.
+    """
+    p_value, tail, ranks = blind_tail(held)
+    if p_value > TAIL_LEVEL:
+        return TailTest(p_value=p_value)
+    compared: dict[str, int] = {}
+    for place in np.flatnonzero(held.compared.audited).tolist():
+        shard, row = places[place]
+        compared[shard] = max(compared.get(shard, 0), row + 1)
+    inside = np.flatnonzero(tail & held.compared.audited)
+    order = inside[np.argsort(-ranks[inside], kind="stable")].tolist()
+    return TailTest(
+        p_value=p_value,
+        share=float(tail.mean()),
+        compared=compared,
+        documents=[(*places[place], round(float(ranks[place]), 6)) for place in order],
+    )
+
+
+def blind_tail(held: HeldOut) -> tuple[float, np.ndarray, np.ndarray]:
+    """Test the tails of held-out scores: the documents that look most like audited ones.
+
+    In each half blocks are ordered by their mean score. If the roles are exchangeable, the number of audited blocks at
+    the top is hypergeometric. The p-values of the top 0.5, 1, 2 and 5% of all halves make one by Cauchy combination.
+
+    Args:
+        held: scores of documents by classifiers that were trained on the other half.
+
+    Returns:
+        the p-value of all tails together; bool, (documents,), which are in the tail with the least p-value; float64,
+        (documents,), the means of their held-out percentile ranks, in [0, 1].
+    """
+    halves = [_tails(held, places, scores) for places, scores in held.halves()]
+    distinct = [p for sizes, p_values, _ in halves for p in dict(zip(sizes, p_values, strict=True)).values()]
+    together = [cauchy([p_values[place] for _, p_values, _ in halves]) for place in range(len(SHARES))]
+    fewest = float(np.mean([LEAST_TAIL / blocks for *_, blocks in halves]))
+    share = min(1.0, max(SHARES[int(np.argmin(together))], fewest))
+    ranks = _ranks(held)
+    least = np.sort(ranks)[::-1][max(1, round(share * ranks.size)) - 1]
+    return cauchy(distinct), ranks >= least, ranks
+
+
+def _tails(held: HeldOut, places: np.ndarray, scores: np.ndarray) -> tuple[list[int], list[float], int]:
+    """Blocks and p-value of the top of one half, ties included, for each of SHARES, and the blocks of the half.
+
+    Blocks of both roles are left out.
+    """
+    from scipy.stats import hypergeom
+
+    kinds = held.compared.kinds
+    block = held.compared.block[places]
+    sums, counts = np.bincount(block, scores, kinds.size), np.bincount(block, minlength=kinds.size)
+    inside = np.flatnonzero((counts > 0) & (kinds != 3))
+    means, audited = sums[inside] / counts[inside], kinds[inside] == 2
+    ordered, number = np.sort(means)[::-1], inside.size
+    tops = [means >= ordered[min(max(LEAST_TAIL, round(share * number)), number) - 1] for share in SHARES]
+    sizes, n_audited = ([int(np.count_nonzero(top & of)) for top in tops] for of in (True, audited))
+    total = int(np.count_nonzero(audited))
+    p_values = [float(hypergeom.sf(k - 1, number, total, size)) for k, size in zip(n_audited, sizes, strict=True)]
+    return sizes, p_values, number
+
+
+def cauchy(p_values: Sequence[float]) -> float:
+    """The Cauchy combination of p-values, each clipped to [1e-15, 0.99] before (Liu & Xie 2020)."""
+    clipped = np.clip(np.asarray(p_values, dtype=np.float64), _LEAST_P, _MOST_P)
+    statistic = np.mean(1 / np.tan(np.pi * clipped))
+    return float(np.arctan2(1.0, statistic) / np.pi)
+
+
+def _ranks(held: HeldOut) -> np.ndarray:
+    """The mean, over the halvings, of the percentile rank of each document in its half; ties have their middle."""
+    from scipy.stats import rankdata
+
+    total = np.zeros(held.compared.audited.size)
+    for places, scores in held.halves():
+        total[places] += (rankdata(scores) - 0.5) / scores.size
+    return total / HALVINGS
 
 
 def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDiagnostic:

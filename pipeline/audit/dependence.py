@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.copies import DEPENDENCE, NearCopies, near_copies_among
 from pipeline.audit.scored import PLACES, Each, RoleRows, Scored
-from pipeline.audit.summary import Diagnostic, NearCopiesDiagnostic
+from pipeline.audit.summary import CopyFamily, Diagnostic, NearCopies, NearCopiesDiagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction
 from pipeline.corpus.keys import Keys
-from pipeline.corpus.near_copies import SKETCH, Sketches, SketchFile
+from pipeline.corpus.near_copies import SKETCH, Sketches, SketchFile, near_families
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.documents import grouped
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.promises import beside
 from pipeline.store.receipts import Receipt
+
+DEPENDENCE = 1.05
+"""Documents over the independent ones that near-duplicates or groups leave: the most with which a bound is stated.
+
+A bound assumes the spread of independent counts; this many more widen it by a fortieth.
+"""
+
+NAMED_FAMILIES = 10
+NAMED_COPIES = 5
+LARGE = 5
+"""Documents of a family, at least, for a test of whether it has documents in one role only."""
 
 MOST_GROUPS = 1_000
 """Groups whose documents are counted: those with the smallest keys, which are drawn at random by the hash."""
@@ -39,6 +50,43 @@ INFLATION = 1.1
 """The most that the p-values may be too small by, as a factor, before the promise counts as contradicted."""
 
 _FAMILIES = PLACES.append(pa.field("family", pa.int64()))
+
+
+def near_copies_among(
+    sketches: Sketches, threshold: float, whole: bool, ids_of: Callable[[Sequence[int]], Sequence[str]]
+) -> tuple[NearCopies, np.ndarray]:
+    """Find near-duplicates among documents.
+
+    Args:
+        sketches: of the documents.
+        threshold: the share of common runs from which documents are near-duplicates.
+        whole: whether these are all documents of the role.
+        ids_of: ids of documents by their places, ascending.
+
+    Returns:
+        The record, and the family of each document: int64, (documents,).
+    """
+    family = near_families(sketches, threshold)
+    sizes = np.bincount(family)
+    several = np.flatnonzero(sizes > 1)
+    largest = several[np.argsort(-sizes[several], kind="stable")][:NAMED_FAMILIES]
+    members = {int(name): np.flatnonzero(family == name)[:NAMED_COPIES] for name in largest}
+    places = sorted({int(place) for some in members.values() for place in some})
+    ids = dict(zip(places, ids_of(places), strict=True))
+    record = NearCopies(
+        n_documents=family.size,
+        whole=whole,
+        n_copies=int(sizes[several].sum()),
+        n_families=several.size,
+        largest=int(sizes.max(initial=0)),
+        n_distinct=sizes.size,
+        effective=round(family.size**2 / max(1, int(np.dot(sizes, sizes))), 1),
+        families=[
+            CopyFamily(size=int(sizes[name]), ids=[ids[int(place)] for place in some]) for name, some in members.items()
+        ],
+        n_large=int(np.count_nonzero(sizes >= LARGE)),
+    )
+    return record, family
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import Field
-from scipy.special import betainc, expit, logit, stdtrit
 
 from pipeline.audit.halvings import LEAST_BLOCKS, Compared, auc_with_error
 from pipeline.selection.shares import clopper_pearson, hoeffding_limit
@@ -153,6 +152,8 @@ def threshold_places(count: int, rate: float, tail: float) -> tuple[int, int]:
     Returns:
         the largest k of the first kind, 0 if there is none; the smallest of the second, count + 1 if there is none.
     """
+    from scipy.special import betainc  # slow to import, and tables of other results do not need it
+
     k = np.arange(1, count + 1)
     at_most = betainc(k, count - k + 1, rate)  # P(Beta(k, count - k + 1) <= rate), falls with k
     return int(np.count_nonzero(at_most >= 1 - tail)), 1 + int(np.count_nonzero(at_most > tail))
@@ -194,6 +195,8 @@ def area_interval(areas: Sequence[Area]) -> tuple[float | None, float | None]:
 
     None where a kind has fewer than `LEAST_BLOCKS` independent documents.
     """
+    from scipy.special import expit, logit, stdtrit
+
     count = min(area.blocks for area in areas)
     if count < LEAST_BLOCKS:
         return None, None

@@ -18,15 +18,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from pipeline.audit.records import JUDGED_RECORD, KEYS_FILE, MANIFEST_FILE, VersionedRecord, read_record, write_record
+from pipeline.audit.records import (
+    DUPLICATES,
+    JUDGED_RECORD,
+    KEYS_FILE,
+    MANIFEST_FILE,
+    SHARDS_FILE,
+    VersionedRecord,
+    read_record,
+    write_record,
+)
 from pipeline.audit.review import REVIEWED_FILE
-from pipeline.audit.score_shards import DUPLICATES
-from pipeline.audit.shard_table import SHARDS_FILE
 from pipeline.config.selection import HISTORY
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording.files import PUT_BACK, REWRITTEN, answered_by, not_as_written
 from pipeline.store.files import SIDE_BY_SIDE, Store
-from pipeline.store.receipts import DIGEST, Receipt
+from pipeline.store.receipts import DIGEST, Receipt, json_digest
 
 HISTORY_FILE = f"selection/{HISTORY}"
 """What a run was asked: a line each time."""
@@ -91,7 +98,7 @@ def scores_digest(receipts: Iterable[Receipt]) -> str:
         receipt.shard: [receipt.files[name].sha256 for name in (receipt.data, receipt.quarantine) if name is not None]
         for receipt in receipts
     }
-    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+    return json_digest(digests)
 
 
 def digests_of(store: Store, names: Iterable[str]) -> dict[str, str]:
@@ -265,7 +272,7 @@ def _digest(store: Store, name: str) -> str | None:
         kept = [{key: one[key] for key in one if key not in _OF_A_TIME} for one in entries]
     except (ValueError, TypeError):
         return "no digest"
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return json_digest(kept)
 
 
 _OF_A_TIME = ("when", "command", DIGEST)

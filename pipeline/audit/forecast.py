@@ -20,7 +20,7 @@ from pipeline.detectors.registry import parse_detectors, prefixes_of
 from pipeline.endpoint.client import Usage
 from pipeline.passes.budget import CPU_BUDGET
 from pipeline.report.wording.starter import MATRIX_PRODUCT
-from pipeline.report.wording.versions import rows_that_fit
+from pipeline.report.wording.verdict import rows_that_fit
 from pipeline.stages.prefixes import reading_of, room_for
 from pipeline.stages.registry import forward_passes, questions_of
 

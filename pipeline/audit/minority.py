@@ -10,19 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.audit.blind import BlindTest
-from pipeline.audit.copies import LARGE, NearCopies
-from pipeline.audit.dependence import copies_file
+from pipeline.audit.blind import TAIL_LEVEL, BlindTest, TailTest
+from pipeline.audit.dependence import LARGE, copies_file
 from pipeline.audit.overlap import KnownTexts
 from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.scored import Overlap, Scored
-from pipeline.audit.summary import FamiliesDiagnostic, TailDiagnostic
-from pipeline.audit.tail import LEVEL, TailTest
+from pipeline.audit.summary import FamiliesDiagnostic, NearCopies, TailDiagnostic
 from pipeline.config.corpus import Role
 from pipeline.corpus.keys import Keys
-from pipeline.report.wording import minority as wording
-from pipeline.report.wording.documents import short_id
-from pipeline.report.wording.minority import NAMED
+from pipeline.report.wording import documents as wording
+from pipeline.report.wording.documents import NAMED, short_id
 from pipeline.store.pieces import SortedRows
 
 LEAST_SELECTED = 2
@@ -123,10 +120,10 @@ def families_diagnostic(copies: Mapping[Role, NearCopies], listed: Listed) -> Fa
     families = copies["audit"].n_large + copies[role].n_large
     largest = max(copies["audit"].largest, copies[role].largest)
     p_value = one_role_p(largest, *counts, families) if largest >= LARGE else None
-    if p_value is not None and p_value <= LEVEL:
+    if p_value is not None and p_value <= TAIL_LEVEL:
         candidate = _largest_of_one_role(listed)
         p_value = None if candidate is None else one_role_p(len(candidate[1]), *counts, families)
-        if candidate is not None and p_value is not None and p_value <= LEVEL:
+        if candidate is not None and p_value is not None and p_value <= TAIL_LEVEL:
             return _found_family(*candidate, p_value, listed)
     sentence = wording.no_family(role, p_value)
     return FamiliesDiagnostic(ok=True, sentence=sentence, p_value=p_value)

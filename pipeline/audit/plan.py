@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from bisect import bisect_left
 from collections import Counter
@@ -18,9 +16,8 @@ from pipeline.config.corpus import Role
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
 from pipeline.config.paths import check_run_folder, irregular_kind, written
 from pipeline.corpus.formats import by_bytes, extent_of, format_named
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.corpus.shards import plan_shards
 from pipeline.detectors.base import Pass, plan_passes
 from pipeline.detectors.registry import parse_detectors, sampled_of
 from pipeline.endpoint.client import check_endpoint
@@ -29,7 +26,7 @@ from pipeline.models.checkpoints import check_files
 from pipeline.models.load import check_model
 from pipeline.report.wording.starter import RUN_OR_LEDGER, pictures_with
 from pipeline.store.files import Store
-from pipeline.store.receipts import is_sealed
+from pipeline.store.receipts import is_sealed, json_digest
 
 BYTES_PER_TOKEN = 4.0
 """Of English text, about."""
@@ -217,4 +214,4 @@ def _read_finished(config: AuditConfig) -> tuple[dict[str, Any] | None, dict[tup
 def digest_of_sources(config: AuditConfig) -> str:
     """A digest of where the documents of an audit come from, and of the limits."""
     described = [config.corpus.model_dump(mode="json"), config.limits.model_dump(mode="json")]
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    return json_digest(described)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,25 +13,24 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from pipeline.audit.apart import advice, calibrating
 from pipeline.audit.blind import SAMPLED_TEXTS, BlindTest, blind_test
-from pipeline.audit.copies import NearCopies, near_copies_among
+from pipeline.audit.dependence import near_copies_among
 from pipeline.audit.halvings import LEAST
-from pipeline.audit.overlap import KnownTexts, check_calibration_left, find_shared, shared_error
+from pipeline.audit.matching import advice, calibrating
+from pipeline.audit.overlap import KnownTexts, check_calibration_left, find_shared, repeated_ids, shared_error
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import Record, VersionedRecord, read_record, write_record
-from pipeline.audit.repeated_ids import repeated_ids
 from pipeline.audit.resolution import outlooks
-from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostic, OverlapDiagnostic
+from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostic, NearCopies, OverlapDiagnostic
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE
 from pipeline.corpus.dialects import suggested_encoding
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import format_named
+from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.keys import Keys, content_size, keyed
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import number_rows
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.blind import to_be_weighted
@@ -41,6 +38,7 @@ from pipeline.report.wording.documents import checked_before
 from pipeline.report.wording.files import checked_after, made_again_note, other_encoding
 from pipeline.selection.calibrations import calibration_of
 from pipeline.store.files import Store
+from pipeline.store.receipts import json_digest
 
 _LEAST = 3  # documents that are not of the encoding, before a run stops for it
 
@@ -313,7 +311,7 @@ def stored_preflight(store: Store, shards: Sequence[Shard], seed: int) -> Prefli
 def _file(shards: Sequence[Shard], seed: int) -> str:
     """The name says what was read and by which form of the checks, so a corpus that was repaired is read again."""
     content = [replace(shard, name="", path="", first_row=0).to_dict() for shard in shards]
-    digest = hashlib.sha256(json.dumps([_FORM, seed, content], sort_keys=True).encode()).hexdigest()
+    digest = json_digest([_FORM, seed, content])
     return f"diagnostics/documents-{digest[:12]}.json"
 
 

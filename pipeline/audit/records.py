@@ -15,6 +15,7 @@ from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import DIGEST, is_sealed, sealed
 
 MANIFEST_FILE = "manifest.json"
+SHARDS_FILE = "shards.json"
 VERDICT_FILE = "verdict.json"
 
 JUDGED_RECORD = "judged.json"
@@ -22,6 +23,9 @@ JUDGED_RECORD = "judged.json"
 
 KEYS_FILE = "adapters/documents.parquet"
 """The keys of the documents that adapters were trained on."""
+
+DUPLICATES = "quarantine/duplicate_id.parquet"
+"""Of a run directory: the documents whose id stands in an earlier shard, which only all shards together tell."""
 
 
 class Record(BaseModel):

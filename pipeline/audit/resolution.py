@@ -19,7 +19,7 @@ from pipeline.selection.passes import PLAIN, Basis
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import Rule, applied_to
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
-from pipeline.selection.versions_collection import EXPECTED
+from pipeline.selection.versions import EXPECTED
 
 HALF = Fraction(1, 2)
 Allocated = tuple[list[dict[str, Any]], dict[str, int]]  # adapters, and known documents that calibrate by role

@@ -12,11 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.audit.allocation import KEYS_SCHEMA
-from pipeline.audit.overlap import KnownTexts, SharedTexts, find_shared, shared_error
-from pipeline.audit.records import KEYS_FILE, read_record, write_record
-from pipeline.audit.repeated_ids import repeated_ids
+from pipeline.audit.overlap import KnownTexts, SharedTexts, find_shared, repeated_ids, shared_error
+from pipeline.audit.records import DUPLICATES, KEYS_FILE, read_record, write_record
 from pipeline.audit.review import REVIEWED_FILE, Reviewed
-from pipeline.audit.score_shards import DUPLICATES, Span, scores_of, span_of
 from pipeline.audit.summary import OverlapDiagnostic
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import NEAR_COPIES, ROLES, Role
@@ -34,8 +32,9 @@ from pipeline.selection.procedures import procedure_of
 from pipeline.stages import SCORING
 from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, read_receipts
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed, read_receipts
+
+HISTOGRAM_BINS = 60
 
 
 def check_budget(config: AuditConfig, scored: Scored) -> None:
@@ -412,3 +411,45 @@ def find_span(scored: Scored, roles: Iterable[str], columns: Sequence[str], each
     for part in each(receipts, lambda receipt: span_of(scored.table(receipt, columns), columns, receipt.data)):
         span = span + part
     return span
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Smallest and largest score of each detector column seen so far; empty columns are absent. Spans add up."""
+
+    low: dict[str, float]
+    high: dict[str, float]
+
+    def __add__(self, other: Span) -> Span:
+        """The span of both."""
+        low = {c: min(self.low.get(c, np.inf), other.low.get(c, np.inf)) for c in {*self.low, *other.low}}
+        high = {c: max(self.high.get(c, -np.inf), other.high.get(c, -np.inf)) for c in {*self.high, *other.high}}
+        return Span(low, high)
+
+    def edges(self, column: str) -> np.ndarray:
+        """Edges of equal bins over the column's span, float64, HISTOGRAM_BINS + 1."""
+        low, high = self.low.get(column, 0.0), self.high.get(column, 1.0)
+        if high <= low:
+            low, high = low - 0.5, high + 0.5
+        return np.linspace(low, high, HISTOGRAM_BINS + 1)
+
+
+def scores_of(table: pa.Table, column: str, name: str) -> np.ndarray:
+    """One detector's scores, float64, (documents,).
+
+    Raises:
+        UserError: the column holds something that is not a finite number.
+    """
+    values = table[column].to_numpy()
+    if values.size and not np.isfinite(values).all():
+        raise UserError(
+            f"{name}: column {column!r} holds {np.count_nonzero(~np.isfinite(values))} scores that are no number"
+        )
+    return np.asarray(values, dtype=np.float64)
+
+
+def span_of(table: pa.Table, columns: Iterable[str], name: str) -> Span:
+    """The span of a shard's scores."""
+    values = {column: scores_of(table, column, name) for column in columns}
+    filled = {column: v for column, v in values.items() if v.size}
+    return Span({c: float(v.min()) for c, v in filled.items()}, {c: float(v.max()) for c, v in filled.items()})

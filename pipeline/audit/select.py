@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.answers import damaged_answers, run_digests, write_answer
 from pipeline.audit.blind import BlindTest
-from pipeline.audit.copies import NearCopies
-from pipeline.audit.density_weights import weighting_diagnostic
+from pipeline.audit.density_weights import RunWeights, weigh_run, weighting_diagnostic, weights_record_file
 from pipeline.audit.dependence import (
     GroupSizes,
     breaks_bounds,
@@ -21,27 +19,54 @@ from pipeline.audit.dependence import (
     near_copies_diagnostic,
     read_sketches,
 )
-from pipeline.audit.diagnostics import diagnose, run_blind_test, without_texts
-from pipeline.audit.digests import digests_file, scores_digest, verdicts_file
-from pipeline.audit.drawn import GroupTally, alpha_curve
-from pipeline.audit.history import Command, note_answers
+from pipeline.audit.diagnostics import blind_file, diagnose, run_blind_test, without_texts
+from pipeline.audit.digests import (
+    changed_file,
+    check_answer,
+    digests_file,
+    digests_of,
+    read_digests,
+    scores_digest,
+    verdicts_file,
+    write_digests,
+)
+from pipeline.audit.history import HISTORY_FILE, Command, note_answers
+from pipeline.audit.judge import NO_BLIND_TEST, NO_OVERLAP, version_part
 from pipeline.audit.minority import Listed, families_diagnostic, tail_diagnostic
-from pipeline.audit.records import VERDICT_FILE
-from pipeline.audit.score_shards import ScoreHistogram, Span, documents_schema, histogram
-from pipeline.audit.scored import Each, Overlap, Scored, batch_of, find_overlaps, find_span
-from pipeline.audit.selected import STRENGTH, Judged, Total, with_excerpts, with_strength, write_selected
-from pipeline.audit.summary import Diagnostic, Summary, make_summary, series_place
+from pipeline.audit.records import (
+    DUPLICATES,
+    JUDGED_RECORD,
+    KEYS_FILE,
+    MANIFEST_FILE,
+    SHARDS_FILE,
+    VERDICT_FILE,
+    write_record,
+)
+from pipeline.audit.review import REVIEWED_FILE
+from pipeline.audit.scored import Each, Overlap, Scored, Span, batch_of, find_overlaps, find_span
+from pipeline.audit.selected import (
+    STRENGTH,
+    GroupTally,
+    Judged,
+    ScoreHistogram,
+    Total,
+    alpha_curve,
+    histogram,
+    with_excerpts,
+    with_strength,
+    write_selected,
+)
+from pipeline.audit.summary import Diagnostic, NearCopies, Summary, make_summary, series_place, summary_file
 from pipeline.audit.top_documents import MOST_THUMBNAILS as THUMBNAILS
 from pipeline.audit.top_documents import Reread, kept_tokens, top_documents_of, write_evidence, write_thumbnails
-from pipeline.audit.versions_verdict import NO_BLIND_TEST, NO_OVERLAP, version_part
-from pipeline.audit.weight_shards import RunWeights, weigh_run
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import Role
+from pipeline.config.corpus import ROLES, Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
-from pipeline.models.libraries import give_back
+from pipeline.errors import DamagedError, UserError
+from pipeline.models.devices import give_back
 from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
-from pipeline.report.wording.files import judged_before_note
+from pipeline.report.wording.files import answered_by, judged_before_note, made_again_note
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, together
@@ -49,12 +74,25 @@ from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.versions import answer_versions
 from pipeline.selection.schedule import Slot
 from pipeline.stages.events import VERSIONS
-from pipeline.store.receipts import Receipt
-from pipeline.store.tables import read_filed
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt, read_filed
 
 Claiming = Callable[[Mapping[str, np.ndarray]], Mapping[str, Slot]]
 """Takes the place of a scan in its schedule: from keys of the texts that calibrate each selection, int64, (documents,),
 by its name, to what it may spend."""
+
+_OF_RUN = (
+    MANIFEST_FILE,
+    SHARDS_FILE,
+    HISTORY_FILE,
+    JUDGED_RECORD,
+    KEYS_FILE,
+    DUPLICATES,
+    REVIEWED_FILE,
+    *(blind_file(role) for role in ROLES if role != "audit"),
+    *(weights_record_file(role) for role in ROLES if role != "audit"),
+)
+"""Files of the whole run that state a part of every answer, where they are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +311,10 @@ class _Question:
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the documents' verdicts."""
-        return documents_schema(self.selection.detectors)
+        """Columns of `selection/NAME/documents/*.parquet`: verdict, scores that the selection read, and place."""
+        verdict = [("doc_id", pa.string()), ("p_value", pa.float64()), ("selected", pa.bool_())]
+        scores = [(detector, pa.float64()) for detector in self.selection.detectors]
+        return pa.schema([*verdict, *scores, ("source", pa.string()), ("row", pa.int64())])
 
     @property
     def grouped(self) -> bool:
@@ -430,3 +470,57 @@ class _Question:
         for field in fields:  # null: the scores
             rows = rows.append_column(field, pa.array([given.get(field.name)] * len(rows), field.type))
         return rows.select(self.schema.names)
+
+
+def run_digests(store: Store) -> dict[str, str]:
+    """SHA-256 of the files of a run that state a part of every answer, by name."""
+    return digests_of(store, _OF_RUN)
+
+
+def write_answer(store: Store, summary: Summary, files: Mapping[str, str], scores: str) -> None:
+    """Write the summary of a selection and the digests of its answer, by which it counts as answered.
+
+    Args:
+        store: the run directory.
+        summary: of the selection.
+        files: SHA-256 of all other files of the answer, by name in the run directory, with `run_digests`.
+        scores: from `scores_digest`, of the scores that the answer was made from.
+    """
+    name = summary_file(summary.name)
+    write_digests(store, summary.name, {**files, name: write_record(store, name, summary)}, scores)
+
+
+def check_training_keys(store: Store) -> None:
+    """Check that the keys of the documents that adapters were trained on are those of the earlier answers.
+
+    Raises:
+        DamagedError: they are not: these documents would calibrate.
+    """
+    now = store.digest(KEYS_FILE)
+    for selection in (name for name in store.names("selection") if name != HISTORY):
+        try:
+            digests = read_digests(store, selection)
+        except UserError:  # damaged, or of another version
+            continue
+        if digests is not None and digests.files.get(KEYS_FILE) != now:
+            raise changed_file(store, KEYS_FILE, missing=now is None)
+
+
+def damaged_answers(store: Store, selections: Sequence[str], whole: bool = False, shared: bool = True) -> list[str]:
+    """What is wrong with the answers of a run, a line for each that is not as this version writes it.
+
+    Args:
+        store: the run directory.
+        selections: their names; one that was never answered is passed over.
+        whole: whether the verdicts on all documents are checked too.
+        shared: whether files of the run are checked too, as in `check_answer`.
+    """
+    problems = []
+    for selection in selections:
+        try:
+            check_answer(store, selection, whole, shared)
+        except DamagedError as error:
+            problems.append(str(error).rpartition("; ")[0])
+        except UserError as error:  # of another version
+            problems.append(str(error).removesuffix(f": {answered_by(store.url)}"))
+    return [made_again_note(problem, "the answer is") + " from the scores" for problem in problems]

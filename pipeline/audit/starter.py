@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from pipeline.config.audit import AuditConfig
-from pipeline.config.commented import Written, comment, commented, config_schema
 from pipeline.config.corpus import ROLES, Role, SourceConfig
 from pipeline.config.selection import NULL_ROLE, Direction, SelectionConfig
+from pipeline.config.yaml import Written, comment, commented, config_schema
 from pipeline.corpus.discovery import (
     DEPTH,
     MOST_ENTRIES,
@@ -30,8 +30,7 @@ from pipeline.errors import UserError
 from pipeline.report.wording import starter as wording
 from pipeline.report.wording.starter import add_role
 from pipeline.selection.procedures import PROCEDURES
-from pipeline.store.files import to_json
-from pipeline.store.space import whole
+from pipeline.store.files import to_json, whole
 
 SCHEMA_FOLDER = ".seenset"
 HUB_MODEL = "HuggingFaceTB/SmolLM2-135M"

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from pipeline.audit.conclusion import Bounded, Conclusion, bound_condition, conclude, supported_of
-from pipeline.audit.copies import NearCopies
 from pipeline.audit.digests import check_answer, no_digests
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.audit.review import Review
@@ -90,6 +89,31 @@ class ResolutionDiagnostic(Diagnostic):
         description="Known documents of the role that calibrates which it takes to select as few as 1% of the audited "
         "ones; null where their number does not matter."
     )
+
+
+class CopyFamily(Record):
+    """Documents that are near-duplicates of one another, directly or through others."""
+
+    size: int = Field(description="Documents of the family.")
+    ids: list[str] = Field(description="Ids of the first of them.")
+
+
+class NearCopies(Record):
+    """Near-duplicates among the documents of one role."""
+
+    n_documents: int = Field(description="Documents that were compared.")
+    whole: bool = Field(description="Whether these are all; else a sample that keeps near-duplicates together.")
+    n_copies: int = Field(description="Of these, those that have a near-duplicate among the others.")
+    n_families: int = Field(description="Families of near-duplicates, of two documents or more.")
+    largest: int = Field(
+        description="Documents of the largest family; 1 where there are no near-duplicates, 0 for none."
+    )
+    n_distinct: int = Field(description="Documents that remain if one of each family is kept.")
+    effective: float = Field(
+        description="Independent documents that a mean over all of them is worth: (sum of sizes)^2 / sum of sizes^2."
+    )
+    families: list[CopyFamily] = Field(description="The largest families.")
+    n_large: int = Field(0, description="Families of at least 5 documents.")
 
 
 class CopyPair(Record):

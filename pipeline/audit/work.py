@@ -15,9 +15,8 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError
 from pipeline.models.devices import CPU, Device
 from pipeline.report.wording.files import written_again
-from pipeline.stages.base import Stage, model_digests
+from pipeline.stages.base import Stage, Wanted, model_digests
 from pipeline.stages.judged import JudgedTexts
-from pipeline.stages.record import Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import DIGEST, sealed

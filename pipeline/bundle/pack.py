@@ -12,17 +12,19 @@ import pyarrow.parquet as pq
 
 from pipeline import __version__
 from pipeline.audit.collection import Collection, read_collection
+from pipeline.audit.density_weights import RunWeights, weigh_run
 from pipeline.audit.digests import VerdictTables
 from pipeline.audit.history import answered_selections, read_history, several_questions
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE
 from pipeline.audit.scored import Each, Scored, find_overlaps
 from pipeline.audit.summary import read_summary, summary_file
 from pipeline.audit.verdict import read_verdict
-from pipeline.audit.weight_shards import RunWeights, weigh_run
 from pipeline.bundle.container import RefutedError, pack_members
 from pipeline.bundle.contents import (
     DOCUMENTS,
+    TEXTS,
     VERDICTS,
+    Committed,
     bundled_schema,
     score_column,
     summary_member,
@@ -30,7 +32,6 @@ from pipeline.bundle.contents import (
     weight_column,
 )
 from pipeline.bundle.verify import verify_bundle
-from pipeline.bundle.versions import TEXTS, Committed
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
@@ -40,8 +41,7 @@ from pipeline.errors import IncompleteError, UserError
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
 from pipeline.stages.events import VERSIONS
-from pipeline.store.receipts import Receipt
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed
 
 
 def pack_run(config: AuditConfig, scored: Scored, each: Each, texts: bool = False) -> bytes:

@@ -18,16 +18,16 @@ import pyarrow.parquet as pq
 from pipeline.audit.collection import MOST_DOCUMENTS, Collection, depends
 from pipeline.audit.density_weights import weighting_diagnostic
 from pipeline.audit.diagnostics import diagnose_scores
-from pipeline.audit.judge import Setting, audited_model, judge_scores
+from pipeline.audit.judge import Setting, audited_model, judge_parts, judge_scores
 from pipeline.audit.manifest import Manifest
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE, opened
 from pipeline.audit.review import Review
 from pipeline.audit.summary import BlindDiagnostic, Diagnostics, Summary, make_summary, series_place
-from pipeline.audit.versions_verdict import judge_parts
 from pipeline.bundle.container import INDEX, BundleIndex, RefutedError, unpack
 from pipeline.bundle.contents import (
     DOCUMENTS,
     VERDICTS,
+    BundledVersions,
     bundled_schema,
     check_values,
     member_names,
@@ -36,7 +36,6 @@ from pipeline.bundle.contents import (
     verdicts_member,
     weight_column,
 )
-from pipeline.bundle.versions import BundledVersions
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.config.yaml import build
@@ -45,8 +44,7 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.report.wording.conclusion import elsewhere_assumption
 from pipeline.selection.collection import joined_blocks
-from pipeline.selection.engine import LATE
-from pipeline.selection.in_memory import Scores, Verdict, answer_all
+from pipeline.selection.engine import LATE, Scores, Verdict, answer_all
 from pipeline.selection.procedures import check_known
 from pipeline.selection.schedule import Slot, share_of
 

@@ -11,14 +11,26 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 from pydantic import Field
+from rich.table import Table
+from rich.text import Text
 
 from pipeline.audit.conclusion import Concluded
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.summary import Summary
-from pipeline.compare.finished_runs import FinishedRun, RunRecord, chosen_selection, run_record, same_models
-from pipeline.compare.joining import JoinedRuns, Shared, joined_runs, refuse_different
+from pipeline.compare.finished_runs import (
+    FinishedRun,
+    JoinedRuns,
+    RunRecord,
+    Shared,
+    chosen_selection,
+    joined_runs,
+    refuse_different,
+    run_record,
+    same_models,
+)
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
+from pipeline.report.tables import of_numbers
 from pipeline.report.wording import comparison as wording
 from pipeline.report.wording.conclusion import NO_JOINT, WARNING
 from pipeline.selection.calibrations import calibration_of
@@ -330,3 +342,22 @@ def write_joint(store: Store, answer: JointAnswer, rows: JoinedRuns) -> None:
 def _schema(models: int) -> pa.Schema:
     numbers = ["e_value", "largest_p", *(f"p_value_{index + 1}" for index in range(models))]
     return pa.schema([("doc_id", pa.string()), *((name, pa.float64()) for name in numbers)])
+
+
+def joint_table(report: JointReport) -> Table:
+    """The runs of a joint selection, and what each selects alone."""
+    figures = of_numbers("alpha", "audited", "calibrated on", "selected alone")
+    title = f"Selection {report.selection} ({report.direction})"
+    table = Table("", "run", "model", "procedure", *figures, title=title)
+    for number, model in enumerate(report.models, 1):
+        table.add_row(
+            str(number),
+            Text(model.run),
+            Text(model.model),
+            model.procedure,
+            f"{model.alpha:g}",
+            f"{model.n_audit:,}",
+            f"{model.n_calibration:,}",
+            f"{model.n_selected:,}",
+        )
+    return table

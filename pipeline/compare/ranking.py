@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pydantic import Field
+from rich.table import Table
+from rich.text import Text
 from scipy.stats import rankdata
 
 from pipeline.audit.records import Record, VersionedRecord
@@ -16,6 +18,7 @@ from pipeline.compare.finished_runs import FinishedRun
 from pipeline.compare.items import CleanItems, Item, items_of
 from pipeline.compare.results import ItemResults
 from pipeline.errors import UserError
+from pipeline.report.tables import of_numbers
 from pipeline.report.wording import comparison as wording
 from pipeline.selection.shares import CONFIDENCE_OF_SHARES, difference_to_all, paired_difference, share_interval
 from pipeline.store.files import Store
@@ -275,3 +278,28 @@ def _table(task: str, model: str, items: Sequence[Item], values: np.ndarray) -> 
         pa.array(values),
     ]
     return pa.table(columns, schema=ITEMS_SCHEMA)
+
+
+def ranking_table_of(task: TaskRanking) -> Table:
+    """The models on one task: accuracy with its interval and rank, on all items and on the clean ones."""
+    figures = of_numbers("all items", "rank", "clean items", "rank", "clean less all")
+    title = wording.ranking_title(task.task, task.metric, task.n_items, task.n_clean)
+    table = Table("model", *figures, title=title)
+    for one in task.models:
+        table.add_row(
+            Text(one.model),
+            _with_ends(one.accuracy_all, one.accuracy_all_low, one.accuracy_all_high),
+            _with_ranks(one.rank_all, one.rank_all_low, one.rank_all_high),
+            _with_ends(one.accuracy_clean, one.accuracy_clean_low, one.accuracy_clean_high),
+            _with_ranks(one.rank_clean, one.rank_clean_low, one.rank_clean_high),
+            _with_ends(one.difference, one.difference_low, one.difference_high),
+        )
+    return table
+
+
+def _with_ends(value: float | None, low: float | None, high: float | None) -> str:
+    return "-" if value is None or low is None or high is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _with_ranks(rank: float | None, low: int | None, high: int | None) -> str:
+    return "-" if rank is None else f"{rank:g} [{low}, {high}]"

@@ -1,16 +1,128 @@
-"""Where documents come from, in which role, and how their text is changed."""
+"""Where documents come from, in which role, and how their text is encoded and changed."""
 
 from __future__ import annotations
 
+import codecs
+import difflib
+import json
 import string
+import sys
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from encodings.aliases import aliases
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ByteSize, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from pipeline.config.dialect import PLAIN, Dialect, checked_delimiter, checked_encoding
 from pipeline.config.paths import Place
 from pipeline.config.yaml import Section, Size
+
+_ASCII = "".join(map(chr, range(128)))
+_WIDE = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
+_EXAMPLES = "utf-8, utf-16, cp1252, latin-1, shift_jis, gb18030"
+_NAMES = sorted({*aliases, *aliases.values()} - {"ansi", "dbcs", "mbcs"})
+_DELIMITERS = {"tab": "\t", "\\t": "\t", "semicolon": ";", "comma": ",", "pipe": "|", "bar": "|", "space": " "}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a text file is to be decoded and, if it is CSV, split into fields."""
+
+    encoding: str = "utf-8"  # as `codecs` names it
+    delimiter: str = ","
+
+    def differing(self) -> dict[str, str]:
+        """The fields that differ from the defaults, which were all that earlier versions knew."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(PLAIN, name)}
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a character takes two bytes or more, so that line ends are no single bytes."""
+        return self.encoding in _WIDE
+
+    @property
+    def codec(self) -> str:
+        """The codec that decodes a whole file: a byte order mark at its beginning is left out."""
+        return "utf-8-sig" if self.encoding == "utf-8" else self.encoding
+
+    @property
+    def errors(self) -> str:
+        """How bytes that are not of the encoding are decoded: to surrogates, which are refused in a text."""
+        return "surrogatepass" if self.is_wide else "surrogateescape"
+
+    def reversible(self, mark: bytes) -> Dialect:
+        """A dialect of the same line ends and delimiters that decodes any bytes and encodes them as they were.
+
+        Args:
+            mark: byte order mark at the beginning of the file; empty where it has none.
+        """
+        if not self.is_wide:  # of an extension of ASCII, Latin-1 shows the same marks and keeps every byte
+            return self if self.encoding == "utf-8" else Dialect("iso8859-1", self.delimiter)
+        big = mark in (codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE) if mark else sys.byteorder == "big"
+        explicit = self.encoding.endswith(("-le", "-be"))
+        return self if explicit else Dialect(f"{self.encoding}-{'be' if big else 'le'}", self.delimiter)
+
+    @property
+    def label(self) -> str:
+        """The encoding for messages."""
+        return self.encoding.upper() if self.encoding.startswith("utf") else self.encoding
+
+
+PLAIN = Dialect()
+
+MARKS = (
+    ("utf-32", codecs.BOM_UTF32_LE),  # before that of UTF-16, with which it begins
+    ("utf-32", codecs.BOM_UTF32_BE),
+    ("utf-8", codecs.BOM_UTF8),
+    ("utf-16", codecs.BOM_UTF16_LE),
+    ("utf-16", codecs.BOM_UTF16_BE),
+)
+"""Encodings and the byte order marks with which their files begin."""
+
+
+def mark_of(head: bytes) -> tuple[str, bytes] | None:
+    """The encoding and the byte order mark at the beginning of a file; None where it has no mark."""
+    return next(((encoding, mark) for encoding, mark in MARKS if head.startswith(mark)), None)
+
+
+def checked_encoding(value: str) -> str:
+    """The name of an encoding as `codecs` has it; UTF-8 with a byte order mark is UTF-8.
+
+    Raises:
+        ValueError: an unknown encoding, or one that is neither an extension of ASCII nor UTF-16 or UTF-32.
+    """
+    try:
+        name = codecs.lookup(value).name
+    except (LookupError, ValueError):  # ValueError: a null character
+        plain = value.lower().replace("-", "_")
+        near = ["cp1252"] if plain == "ansi" else difflib.get_close_matches(plain, _NAMES, n=1)
+        guess = f"did you mean {near[0].replace('_', '-')!r}? " if near else ""
+        raise ValueError(f"unknown encoding, got {value!r}; {guess}examples: {_EXAMPLES}") from None
+    name = "utf-8" if name == "utf-8-sig" else name
+    if name not in _WIDE and not _keeps_ascii(name):
+        raise ValueError(f"must be an extension of ASCII, or UTF-16 or UTF-32, got {value!r}")
+    return name
+
+
+def _keeps_ascii(name: str) -> bool:
+    try:
+        return not name.startswith("iso2022") and _ASCII.encode("ascii").decode(name) == _ASCII
+    except (LookupError, ValueError):  # LookupError: no encoding of text
+        return False
+
+
+def checked_delimiter(value: str) -> str:
+    """One character that may separate fields.
+
+    Raises:
+        ValueError: another value.
+    """
+    if len(value) == 1 and value not in '"\r\n\0':
+        return value
+    near = _DELIMITERS.get(value.lower())
+    guess = "" if near is None else f"; did you mean {json.dumps(near)}?"
+    raise ValueError(f"must be one character, and no quotation mark or line end, got {value!r}{guess}")
+
 
 Role = Literal["audit", "unseen", "seen"]
 ROLES: tuple[Role, ...] = ("audit", "unseen", "seen")

@@ -7,8 +7,7 @@ import io
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
-from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.config.dialect import PLAIN, Dialect, mark_of
+from pipeline.config.corpus import PLAIN, Dialect, LimitsConfig, SourceConfig, mark_of
 from pipeline.corpus.files import open_plain
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.errors import UserError

@@ -8,18 +8,17 @@ import itertools
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Container, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
 
-from pipeline.config.corpus import LM_EVAL, LM_EVAL_TARGET, TransformConfig
+from pipeline.config.corpus import LM_EVAL, LM_EVAL_TARGET, Role, TransformConfig
+from pipeline.corpus.files import Overlong
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, overlong, unwatched
-from pipeline.corpus.labels import role_of_label
-from pipeline.corpus.lines import Overlong
 from pipeline.corpus.options import orders_of, window_orders
 from pipeline.corpus.pictures import picture_bytes, picture_problem
 from pipeline.corpus.shard import Shard
@@ -191,7 +190,7 @@ def _rows_of_role(shard: Shard, watch: Watch) -> Iterator[Row]:
     """The rows whose label gives them the shard's role; one without a label counts as unseen, and is refused."""
     rows = format_named(shard.format).rows(replace(shard, max_rows=None), watch)
     for row, text, identity, group, label, caption in rows:
-        role = role_of_label(label, shard.name)
+        role = _role_of_label(label, shard.name)
         if role == shard.role:
             yield row, text, identity, group, label, caption
         elif role is None and shard.role == "unseen":
@@ -456,3 +455,80 @@ def transform(text: str, config: TransformConfig) -> str:
     for gap, closed in _GAPS:
         removed = gap.sub(closed, removed)
     return removed.strip(" \t")
+
+
+SPELLINGS: dict[Role, tuple[str, ...]] = {
+    "seen": ("1", "true", "member", "seen"),
+    "unseen": ("0", "false", "nonmember", "unseen"),
+}
+"""What a label may be, by the role that it gives a document; 1.0, True and non-member are other ways to write these."""
+
+_ROLE_OF: dict[str, Role] = {spelling: role for role, spellings in SPELLINGS.items() for spelling in spellings}
+_ACCEPTED = " and ".join(
+    f"{', '.join(spellings[:-1])} or {spellings[-1]} for {kind}"
+    for kind, spellings in (("members", SPELLINGS["seen"]), ("nonmembers", SPELLINGS["unseen"]))
+)
+_LISTED = 5
+_CHARACTERS = 30
+
+
+def _role_of_label(label: Any, source: str) -> Role | None:
+    """The role that a label gives a document; None where there is no label (null, NaN or nothing but white space).
+
+    Args:
+        label: as it is written in the row.
+        source: the input's name, for errors.
+
+    Raises:
+        UserError: it is none of `SPELLINGS`.
+    """
+    spelling = _spelling(label)
+    if spelling is not None and spelling not in _ROLE_OF:
+        raise UserError(f"label {_shortened(label)} in {source} is unknown; labels are {_ACCEPTED}")
+    return None if spelling is None else _ROLE_OF[spelling]
+
+
+def check_labels(labels: Iterable[Any], column: str, source: str) -> None:
+    """Check that a column holds two values, one for members and one for nonmembers; rows may lack a label.
+
+    Args:
+        labels: of every row, as written.
+        column: that holds them.
+        source: the inputs' names, for errors.
+
+    Raises:
+        UserError: it holds others, or one alone: names them.
+    """
+    values: dict[str, str] = {}
+    for label in labels:
+        spelling = _spelling(label)
+        if spelling is not None and spelling not in values:
+            values[spelling] = _shortened(label)
+            if len(values) > _LISTED:
+                break
+    where = f"column {column!r} in {source}"
+    if not values:
+        raise UserError(f"{where} holds no label; labels are {_ACCEPTED}")
+    known = {_ROLE_OF.get(spelling) for spelling in values}
+    if len(values) > 2 or None in known:
+        count = f"more than {_LISTED}" if len(values) > _LISTED else str(len(values))
+        shown = ", ".join(list(values.values())[:_LISTED])
+        noun = "value" if len(values) == 1 else "values"
+        raise UserError(f"{where} holds {count} {noun}: {shown}; it takes two: {_ACCEPTED}")
+    if len(known) == 1:
+        missing = "nonmembers" if "seen" in known else "members"
+        raise UserError(f"{where} holds no label of {missing}, only {' and '.join(values.values())}; {_ACCEPTED}")
+
+
+def _spelling(label: Any) -> str | None:
+    """A label as it is compared; None where there is none."""
+    if label is None or (isinstance(label, float) and math.isnan(label)):
+        return None
+    text = str(label).strip().casefold()
+    text = text.removesuffix(".0") if text in ("0.0", "1.0") else text
+    return {"non-member": "nonmember", "non_member": "nonmember", "": None}.get(text, text)
+
+
+def _shortened(label: Any) -> str:
+    text = " ".join(str(label).split())
+    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}..."

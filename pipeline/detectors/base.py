@@ -5,18 +5,20 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 
 from pipeline.config.paths import written
-from pipeline.detectors.arguments import Argument, Check, arguments_of
 from pipeline.detectors.plugins import Registry, display_module
 from pipeline.errors import UserError, nearest
 from pipeline.passes.statistics import GIVEN, STATISTICS
 
-if TYPE_CHECKING:  # torch costs seconds, and a configuration is checked in one
+if TYPE_CHECKING:
     from torch import Tensor
 
     from pipeline.passes.forward import TokenStatistics
@@ -231,7 +233,7 @@ def detector(
 
     def register(function: Score) -> Score:
         bound = {argument for values in (also or {}).values() for argument in values}
-        arguments = arguments_of(function, checks or {}, bound)
+        arguments = _arguments_of(function, checks or {}, bound)
         for name, values in {function.__name__: {}, **(also or {})}.items():
             if not name.isidentifier():
                 raise UserError(f"a detector is named by its function, which cannot be {name}")
@@ -401,3 +403,108 @@ def _broken(name: str, what: str, error: BaseException, tail: str = "") -> UserE
     text = " ".join(str(error).split())
     where = display_module(_registry.modules[name])
     return UserError(f"detector {name} ({where}): {what} raised {type(error).__name__}: {text}{tail}")
+
+
+Check = Callable[[Any], Any]
+"""Returns the value to use, or raises ValueError with the limit: `must be a number in (0, 1]`."""
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument: its value where the configuration does not say, and the check of what it says."""
+
+    default: Any
+    check: Check
+
+
+def _arguments_of(
+    function: Callable[..., Any], checks: Mapping[str, Check], bound: Collection[str] = ()
+) -> dict[str, Argument]:
+    """The arguments of a detector's function behind the evidence.
+
+    An argument without a check takes its check from its annotation, or from the type of its default where it has none.
+    As in a configuration, True is no number, a float may be written as an int, and a float is finite.
+
+    Args:
+        function: Of the evidence and of arguments that all have defaults.
+        checks: Those that are written by hand, by argument.
+        bound: Arguments that no configuration sets.
+
+    Raises:
+        UserError: an argument without a default, a check of no argument, an annotation that cannot be checked, or a
+            default that its own check refuses.
+    """
+    who = f"detector {function.__name__}"
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        raise UserError(f"{who} must take the evidence as its first argument")
+    for parameter in parameters[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise UserError(f"{who}: a configuration cannot name the arguments of {parameter}")
+        if parameter.default is parameter.empty:
+            raise UserError(f"{who}: argument {parameter.name} has no default, and a configuration may leave it out")
+    settable = {parameter.name: parameter for parameter in parameters[1:] if parameter.name not in bound}
+    if unknown := sorted(set(checks) - set(settable)):
+        raise UserError(f"{who}: there is a check of {unknown[0]}, which is no argument")
+    arguments = {}
+    for name, parameter in settable.items():
+        if name in checks:
+            arguments[name] = Argument(parameter.default, checks[name])
+            continue
+        try:
+            check = _check_of_type(_type_of(function, parameter))
+            arguments[name] = Argument(check(parameter.default), check)
+        except (NameError, PydanticUserError):
+            kind = str(parameter.annotation)
+            raise UserError(f"{who}: argument {name} of type {kind} needs a check: checks={{{name!r}: ...}}") from None
+        except ValueError as error:
+            raise UserError(f"{who}: the default of {name} {error}, got {parameter.default!r}") from None
+    return arguments
+
+
+def _type_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    if parameter.annotation is parameter.empty:
+        return Any if parameter.default is None else type(parameter.default)
+    holder = type("Annotated", (), {"__annotations__": {"it": parameter.annotation}})
+    return get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)["it"]
+
+
+def _check_of_type(kind: Any) -> Check:
+    adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+    limit = f"must be {_in_words(adapter.json_schema())}"
+
+    def check(value: Any) -> Any:
+        try:
+            return adapter.validate_python(value)
+        except ValidationError:
+            raise ValueError(limit) from None
+
+    return check
+
+
+def _in_words(schema: Mapping[str, Any]) -> str:
+    """What a JSON schema allows: its description, or a few words: `a number in (0, 1]`."""
+    if "description" in schema:
+        return str(schema["description"])
+    if "anyOf" in schema:
+        return " or ".join(map(_in_words, schema["anyOf"]))
+    if "enum" in schema or "const" in schema:
+        return f"one of {', '.join(map(str, schema.get('enum', [schema.get('const')])))}"
+    nouns = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
+    noun = nouns.get(schema.get("type", ""), schema.get("type", "anything"))
+    if schema.get("type") not in ("integer", "number"):
+        return noun + (f" that matches {schema['pattern']}" if "pattern" in schema else "")
+    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    if (low, above) != (None, None) and (high, below) != (None, None):
+        start = f"({above:g}" if low is None else f"[{low:g}"
+        return f"{noun} in {start}, " + (f"{below:g})" if high is None else f"{high:g}]")
+    for limit, words in ((low, "of at least"), (above, "above"), (high, "of at most"), (below, "below")):
+        if limit is not None:
+            return f"{noun} {words} {limit:g}"
+    return "a finite number" if schema["type"] == "number" else noun

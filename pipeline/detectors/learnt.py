@@ -8,7 +8,6 @@ The assumption: no document of the run was learnt from. Those that were, by the 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from pipeline.corpus.documents import text_key
 from pipeline.detectors.base import FORWARD, REFERENCE, Detector, Evidence, Needs, detector, parse, plan_passes
 from pipeline.detectors.pairs import token_differences
 from pipeline.errors import UserError
+from pipeline.store.receipts import json_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,7 +121,7 @@ def learnt_text(content: Mapping[str, Any]) -> str:
 
 def _fingerprint(content: Mapping[str, Any]) -> str:
     kept = {name: value for name, value in content.items() if name != "fingerprint"}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return json_digest(kept)
 
 
 def learnt_of(value: Any) -> Learnt:

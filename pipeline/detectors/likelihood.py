@@ -14,8 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipeline.detectors.arguments import Count, NonNegative, Positive, Share
-from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, Prefix, WrittenNeeds, detector
+from pipeline.detectors.base import (
+    FORWARD,
+    LOWERCASE,
+    REFERENCE,
+    Count,
+    Evidence,
+    NonNegative,
+    Pass,
+    Positive,
+    Prefix,
+    Share,
+    WrittenNeeds,
+    detector,
+)
 from pipeline.passes.statistics import RENYI_ORDERS, SWAPPED, Part
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipeline.detectors.arguments import Count, Share
-from pipeline.detectors.base import Continued, Evidence, Pass, WrittenNeeds, detector
+from pipeline.detectors.base import Continued, Count, Evidence, Pass, Share, WrittenNeeds, detector
 
 if TYPE_CHECKING:
     from torch import Tensor

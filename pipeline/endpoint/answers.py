@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import uuid
@@ -12,7 +11,7 @@ from typing import Any
 
 from pipeline.endpoint.client import Usage
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, intact_receipts, is_sealed, receipt_name, sealed
+from pipeline.store.receipts import Receipt, intact_receipts, is_sealed, json_digest, receipt_name, sealed
 
 
 class Answers:
@@ -31,7 +30,7 @@ class Answers:
         self.store = store
         self.name = f"{folder}/{shard}.jsonl"
         self.stage = stage
-        self.made_of = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+        self.made_of = json_digest(made_of)[:16]
         self.spent = Usage()
         self._session, self._numbers = uuid.uuid4().hex[:8], itertools.count()
         self._lines = list(_lines(store, self.name))

@@ -9,8 +9,7 @@ import torch
 from pipeline.config.models import ParaphraserConfig
 from pipeline.config.yaml import build, read_mapping
 from pipeline.corpus.documents import id_key
-from pipeline.mark.mark import Drawer
-from pipeline.mark.versions import Versions, derived
+from pipeline.mark.mark import Drawer, Versions, derived
 from pipeline.models.load import check_model, open_paraphraser
 from pipeline.passes.paraphrase import Draws, draw_paraphrases
 from pipeline.stages.paraphrase import drawing

@@ -18,8 +18,7 @@ import psutil
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
-from pipeline.models.checkpoints import check_files, weight_files
-from pipeline.models.fit import TYPES, refuse_integers, stored_weights
+from pipeline.models.checkpoints import TYPES, check_files, refuse_integers, stored_weights, weight_files
 
 FLAGS_VARIABLE = "SEENSET_CPU_FLAGS"
 """Environment variable whose words replace the flags of the processor, for a machine that hides or overstates them."""

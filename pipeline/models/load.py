@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
-from pipeline.errors import UserError
-from pipeline.models.adapters import check_base, load_adapter
+from pipeline.errors import DamagedError, UserError
 from pipeline.models.arithmetic import choose_model, processor_here, stored_bytes
 from pipeline.models.checkpoints import (
     ADAPTER_CONFIG,
@@ -23,21 +25,25 @@ from pipeline.models.checkpoints import (
     check_weights,
     digest,
     dtype_name,
+    file_digest,
     in_one_line,
     locate,
     locate_adapter,
     matching,
     max_positions,
     model_family,
+    other_shapes,
     read_model_config,
+    refuse_integers,
+    refuse_misfit,
     weight_files,
 )
-from pipeline.models.fit import other_shapes, refuse_integers, refuse_misfit
-from pipeline.models.libraries import BUILDING, quieten
+from pipeline.models.devices import BUILDING, quieten
 from pipeline.models.opened import LanguageModel, Seq2SeqModel, use_fused_attention
-from pipeline.models.processors import load_processor
+from pipeline.models.pictures import load_processor
 from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer
 from pipeline.models.unpacked import Opened, is_small, unpacked, unpacked_settings
+from pipeline.store.receipts import DIGEST, is_sealed, sealed
 
 _KINDS = {None: "none", "8bit": "8bit", "4bit": "4bit nf4"}  # of quantised weights, as a fingerprint names them
 
@@ -332,3 +338,93 @@ def _merge_adapter(config: ModelConfig, model: Any, task: str) -> Any:
     folder = check_adapter(config, task)
     with in_one_line(config, f"adapter {config.adapter_shown}"):
         return load_adapter(model, folder, config.shown).merge_and_unload()
+
+
+RECORD = "training.json"
+"""File beside an adapter's weights: settings, versions, base model, loss of every step."""
+
+
+def adapter_record(folder: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of an adapter that was just trained, with digests of its files and of itself."""
+    return sealed({**json.loads(json.dumps(record)), "files": _digests(folder)})
+
+
+def check_adapter_digests(folder: Path) -> None:
+    """Refuse an adapter that is not as it was trained, where its record has digests: other software writes none.
+
+    Raises:
+        DamagedError: names the file.
+    """
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+    except FileNotFoundError:
+        return
+    except ValueError:
+        raise DamagedError(f"adapter {folder} is damaged: {RECORD} is not JSON") from None
+    if not isinstance(record, dict) or not {"files", DIGEST} & record.keys():
+        return
+    if not is_sealed(record):
+        raise DamagedError(f"adapter {folder} is damaged: {RECORD} is not what was written")
+    digests = _digests(folder)
+    for name, sha256 in record["files"].items():
+        if digests.get(name) != sha256:
+            raise DamagedError(
+                f"adapter {folder} is damaged: {name} is {'not what was trained' if name in digests else 'gone'}"
+            )
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of an adapter beside its record, by name."""
+    files = (path for path in sorted(folder.iterdir()) if path.is_file() and path.name != RECORD)
+    return {path.name: file_digest(path) for path in files}
+
+
+def check_base(folder: Path, base: str, model_path: str) -> None:
+    """Refuse an adapter that was trained on another base model, where its record says on which.
+
+    Args:
+        folder: of the adapter.
+        base: SHA-256 of the base model that it is to be used with, as `fingerprint_model` gives it.
+        model_path: of that model, for the error.
+
+    Raises:
+        UserError: the adapter was trained on another one.
+    """
+    try:
+        base_record = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("base") or {}
+    except (OSError, ValueError, AttributeError):
+        return  # written by other software: a misfit shows when it is loaded
+    trained_on = base_record.get("model", base)
+    if trained_on != base:
+        raise UserError(
+            f"adapter {folder} is for another base model: trained on weights {trained_on[:12]}, "
+            f"model {model_path} has {base[:12]}"
+        )
+
+
+def load_adapter(model: Any, folder: Path, model_path: str) -> Any:
+    """The model with an adapter over it: the weights of the file are those that its settings give it, one for one.
+
+    Raises:
+        UserError: the adapter is for another base model, or its file lacks weights or has others.
+    """
+    import peft
+
+    problem = f"adapter {folder} is for another base model than {model_path}"
+    try:
+        with BUILDING:
+            # Its device is said: peft would open a GPU wherever torch sees one, also for a model on the CPU.
+            adapted = peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu")
+    except (RuntimeError, ValueError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if "size mismatch" in str(error) or "not found in the base model" in str(error):
+            raise UserError(f"{problem}: {lines[-1]}") from None
+        raise
+    written = peft.load_peft_weights(str(folder), device="cpu").keys()
+    # Never "auto", which would ask the hub whether the vocabulary has grown.
+    least, most = (
+        peft.get_peft_model_state_dict(adapted, save_embedding_layers=with_embedding).keys()
+        for with_embedding in (False, True)
+    )
+    refuse_misfit(f"{problem}, or is not whole", least - written, written - most)
+    return adapted

@@ -1,4 +1,4 @@
-"""What a model that reads pictures with text is given: the picture, an instruction, and what is written of it."""
+"""What a model that reads pictures with text is given: the picture as its processor writes it, and an instruction."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
+from pipeline.config.models import ModelConfig
+from pipeline.errors import UserError
+from pipeline.models.checkpoints import Checkpoint, in_one_line
 from pipeline.models.opened import LanguageModel
-from pipeline.models.processors import picture_token, prompt_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def picture_prompt(lm: LanguageModel, picture: Image) -> PicturePrompt:
         picture: RGB.
     """
     processor: Any = lm.processor
-    inputs = processor(images=[picture], text=[prompt_text(processor)], return_tensors="pt")
+    inputs = processor(images=[picture], text=[_prompt_text(processor)], return_tensors="pt")
     ids = inputs.pop("input_ids")[0].tolist()
     inputs.pop("attention_mask", None)
     along = {name: value for name, value in inputs.items() if value.dim() == 2 and value.shape == (1, len(ids))}
@@ -49,7 +49,7 @@ def caption_ids(lm: LanguageModel, caption: str) -> list[int]:
         lm: From `open_picture_model`.
         caption: of a picture.
     """
-    prompt = prompt_text(lm.processor)
+    prompt = _prompt_text(lm.processor)
     blank = "" if prompt[-1:].isspace() else " "
     before, both, alone = lm.tokenizer(
         [prompt, f"{prompt}{blank}{caption.lstrip()}", f"{blank}{caption.lstrip()}"], add_special_tokens=False
@@ -64,6 +64,8 @@ def padded_prompts(
     lm: LanguageModel, prompts: Sequence[PicturePrompt], descriptions: Sequence[Sequence[int]]
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The arguments of the model for a batch, padded on the right, and its attention mask."""
+    import torch
+
     lengths = [len(p.ids) + len(d) for p, d in zip(prompts, descriptions, strict=True)]
     longest = max(lengths)
     rows = [[*p.ids, *d] for p, d in zip(prompts, descriptions, strict=True)]
@@ -81,8 +83,92 @@ def padded_prompts(
 
 def _stacked(numbers: Sequence[Tensor]) -> Tensor:
     """Numbers of pictures behind one another. Where they are cut into tiles, empty ones fill up the smaller."""
+    import torch
+
     if numbers[0].dim() < 4:
         return torch.cat(list(numbers))
     tiles = max(value.shape[1] for value in numbers)
     padding = [0] * (2 * (numbers[0].dim() - 2))
     return torch.cat([torch.nn.functional.pad(value, (*padding, 0, tiles - value.shape[1])) for value in numbers])
+
+
+INSTRUCTION = "Describe this image concisely."
+
+
+def load_processor(config: ModelConfig, source: Checkpoint, loaded: Any) -> Any:
+    """Load the processor of a checkpoint.
+
+    Args:
+        config: of the model.
+        source: of its files.
+        loaded: its configuration.
+
+    Raises:
+        UserError: a file is missing or damaged, or no token stands for a picture.
+    """
+    from PIL import Image
+    from transformers import AutoImageProcessor, AutoProcessor
+
+    trusted = {"trust_remote_code": config.trust_remote_code}
+    with in_one_line(config, "processor"):
+        processor = (_without_videos(type(loaded)) or AutoProcessor).from_pretrained(source.folder, **trusted)
+    if not hasattr(processor, "tokenizer") or not hasattr(processor, "image_processor"):
+        raise UserError(f"model {config.shown}: its processor takes no pictures with text: {type(processor).__name__}")
+    if picture_token(loaded) is None:
+        raise UserError(f"model {config.shown}: no token stands for a picture: its configuration has no image_token_id")
+    # By Pillow, so that a picture becomes the same numbers whether or not torchvision is installed.
+    with in_one_line(config, "processor"):
+        processor.image_processor = AutoImageProcessor.from_pretrained(source.folder, backend="pil", **trusted)
+        blank = processor(images=[Image.new("RGB", (64, 64))], text=[_prompt_text(processor)], return_tensors="np")
+    if picture_token(loaded) not in blank["input_ids"][0]:
+        raise UserError(f"model {config.shown}: its processor writes no token that stands for a picture")
+    return processor
+
+
+def _prompt_text(processor: Any) -> str:
+    """`INSTRUCTION` behind the mark of a picture, as a turn of a conversation where the processor knows turns."""
+    if getattr(processor, "chat_template", None):
+        content = [{"type": "image"}, {"type": "text", "text": INSTRUCTION}]
+        text: str = processor.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
+        return text
+    return f"USER: {processor.image_token}\n{INSTRUCTION} ASSISTANT:"
+
+
+def _without_videos(kind: type) -> Any | None:
+    """A model's class of processors without that of videos, which no picture needs and which takes torchvision.
+
+    Args:
+        kind: the class of the model's configuration.
+
+    Returns:
+        None where transformers knows no class, or one that reads no videos.
+    """
+    from transformers import ProcessorMixin
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    whole: Any = PROCESSOR_MAPPING.get(kind, None)
+    if whole is None or "video_processor" not in whole.get_attributes():
+        return None
+
+    class Pictures(whole):
+        apply_chat_template = ProcessorMixin.apply_chat_template  # others look at the settings of videos
+
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return [name for name in super().get_attributes() if name != "video_processor"]
+
+        @classmethod
+        def from_args_and_dict(cls, args: Any, processor_dict: dict[str, Any], **settings: Any) -> Any:
+            return super().from_args_and_dict(args, {**processor_dict, "video_processor": None}, **settings)
+
+    Pictures.__name__ = Pictures.__qualname__ = whole.__name__  # which a saved processor is opened by
+    return Pictures
+
+
+def picture_token(loaded: Any) -> int | None:
+    """The id of the token that stands for a part of a picture; None where a configuration names none."""
+    value = getattr(loaded, "image_token_id", None)
+    value = getattr(loaded, "image_token_index", None) if value is None else value
+    return None if value is None else int(value)

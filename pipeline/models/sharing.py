@@ -1,19 +1,22 @@
-"""One set of weights for several threads: each has layers and a tokenizer of its own over the same tensors."""
+"""One set of weights for several threads and several adapters: each has layers of its own over the same tensors."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from pipeline.config.models import ModelConfig
-from pipeline.models.libraries import import_package
-from pipeline.models.load import LanguageModel, Seq2SeqModel
+from pipeline.models.devices import import_package
+from pipeline.models.load import LanguageModel, Seq2SeqModel, check_adapter_digests, check_base, load_adapter
 
 Opened = TypeVar("Opened", bound=LanguageModel | Seq2SeqModel)
 
@@ -79,3 +82,97 @@ def own_layers(lm: Opened) -> Opened:
         processor = copy.deepcopy(lm.processor)
         return replace(lm, model=model, tokenizer=processor.tokenizer, processor=processor)
     return replace(lm, model=model, tokenizer=copy.deepcopy(lm.tokenizer))
+
+
+class Adapters:
+    """The adapters of one model. Inside `with adapters.on(name)` one of them is on, elsewhere none.
+
+    Each adapter is a set of layers that hold the adapter's weights and share the model's. Adapters of different kinds
+    and targets can be mixed. With none on, the model is exactly the base model.
+    """
+
+    def __init__(self, lm: LanguageModel | None, folders: Mapping[str, Path], base: str, model_path: str) -> None:
+        """Load the adapters.
+
+        Args:
+            lm: the model, which stays as it is; None, without adapters, where nothing reads its weights.
+            folders: name -> folder of an adapter that belongs to the model.
+            base: SHA-256 of the model's weights, as `fingerprint_model` gives it.
+            model_path: of the model, for errors.
+
+        Raises:
+            UserError: an adapter for another base model, or one that is damaged.
+        """
+        self._model: Any = lm.model if lm is not None else None
+        self._plain: dict[str, nn.Module] = dict(lm.model.named_modules()) if lm is not None else {}
+        self._layers: dict[str, dict[str, nn.Module]] = {}
+        for name, folder in folders.items():
+            check_adapter_digests(folder)
+            check_base(folder, base, model_path)
+            self._layers[name] = self._load(folder, model_path)
+
+    @contextmanager
+    def on(self, name: str) -> Iterator[None]:
+        """Switch an adapter on for the length of the block; "" switches none on."""
+        layers = self._layers[name] if name else {}
+        self._replace_layers(layers)
+        try:
+            yield
+        finally:
+            self._replace_layers({place: self._plain[place] for place in layers})
+
+    def _load(self, folder: Path, model_path: str) -> dict[str, nn.Module]:
+        """The layers by which an adapter replaces the model's. The model's own layers are restored."""
+        try:
+            load_adapter(self._model, folder, model_path).eval().requires_grad_(False)
+        finally:
+            modules = dict(self._model.named_modules())
+            layers = {
+                place: _low_rank(modules[place])
+                for place, plain in self._plain.items()
+                if modules.get(place, plain) is not plain
+            }
+            self._replace_layers({place: self._plain[place] for place in layers})
+            if hasattr(self._model, "peft_config"):  # peft's mark of a model that it has changed
+                del self._model.peft_config
+        return layers
+
+    def _replace_layers(self, layers: Mapping[str, nn.Module]) -> None:
+        for place, layer in layers.items():
+            parent, _, child = place.rpartition(".")
+            setattr(self._plain[parent], child, layer)
+
+
+class LowRank(nn.Module):
+    """A linear layer with a LoRA update added in place: x W' + (x A') B', which peft computes in several passes."""
+
+    def __init__(self, base: nn.Linear, down: Tensor, up: Tensor) -> None:
+        """Share the layer.
+
+        Args:
+            base: the model's layer.
+            down: A, (rank, inputs).
+            up: B with its scale, (outputs, rank).
+        """
+        super().__init__()
+        self.base = base
+        self.down = nn.Parameter(down.to(base.weight.dtype), requires_grad=False)
+        self.up = nn.Parameter(up.to(base.weight.dtype), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output, (..., outputs)."""
+        out: Tensor = self.base(x)
+        low = torch.mm(x.reshape(-1, x.shape[-1]), self.down.t())
+        return out.view(-1, out.shape[-1]).addmm_(low, self.up.t()).view_as(out)
+
+
+def _low_rank(layer: nn.Module) -> nn.Module:
+    """A plain LoRA layer of peft as `LowRank`; a layer of another kind is returned unchanged."""
+    from peft.tuners.lora import Linear as LoraLinear
+
+    if type(layer) is not LoraLinear or type(layer.get_base_layer()) is not nn.Linear:
+        return layer
+    adapted: Any = layer
+    (name,) = adapted.active_adapters
+    down, up = adapted.lora_A[name].weight, adapted.lora_B[name].weight
+    return LowRank(adapted.get_base_layer(), down.detach(), up.detach() * adapted.scaling[name])

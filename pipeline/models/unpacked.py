@@ -22,7 +22,7 @@ from typing import Any
 import xxhash
 from filelock import FileLock
 
-from pipeline.models.checkpoints import Checkpoint
+from pipeline.models.checkpoints import Checkpoint, file_digest
 
 _log = logging.getLogger(__name__)
 
@@ -252,8 +252,7 @@ def _entry_folder(source: Checkpoint, dtype: str) -> Path:
 @functools.lru_cache(maxsize=64)
 def _content(path: str, size: int, modified: int) -> str:
     """SHA-256 of a file, read once a process as long as its size and time of change stay the same."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_digest(Path(path))
 
 
 def _file(source: Checkpoint) -> Path:

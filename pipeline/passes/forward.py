@@ -1,13 +1,21 @@
 """The forward pass: statistics of every token of a batch, from one sweep over the vocabulary in chunks.
 
 The model runs to its hidden states; padding and last positions are dropped; only then is the head applied, a few
-hundred positions at a time, so that the logits of a batch never exist as a whole.
+hundred positions at a time, so that the logits of a batch never exist as a whole. On a GPU a Triton kernel sweeps over
+them, once it has proved itself there.
+
+The CPU and the device do not wait for each other: one copy goes there before a batch, one comes back after it. The CPU
+knows the lengths of a batch, so it knows which positions count; a boolean mask on the device would make the CPU wait
+until everything before is computed, to learn how many there are.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -16,9 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.opened import LanguageModel, Tail, agree, stated_tail
-from pipeline.passes.copying import PaddedBatch, pad, to_device
 from pipeline.passes.statistics import GIVEN, MODIFIED_ORDERS, RENYI_ORDERS, STATISTICS
-from pipeline.passes.sweep_kernel import proven_kernel
 
 HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits that exist at a time
 TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # of these, logits swept at a time: on a CPU they stay in its cache
@@ -399,3 +405,163 @@ def multiplies_into_float32(device: torch.device, dtype: torch.dtype) -> bool:
     except (RuntimeError, TypeError):  # a torch that has no such argument, or a card that has no such product
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedBatch:
+    """A padded batch of documents on a device, and which of its positions predict a token; all int64 but `mask`."""
+
+    ids: Tensor  # (documents, tokens), 0 on padding
+    targets: Tensor  # (rows,): the tokens that are predicted, document by document
+    positions: Tensor  # (rows,): where they are predicted, in ids.flatten()
+    cells: Tensor  # (rows,): their places in mask.flatten()
+    mask: Tensor  # (documents, tokens - 1) bool, False on padding
+    counts: tuple[int, ...]  # predicted tokens of each document, known on the CPU
+
+
+def pad(ids: Sequence[Sequence[int]], device: torch.device) -> PaddedBatch:
+    """Pad tokenised documents on the right, and copy them to a device at once.
+
+    Args:
+        ids: of each document.
+        device: of the result.
+    """
+    longest = max([1, *map(len, ids)])
+    padded = torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in ids])
+    counts = torch.tensor([max(0, len(sequence) - 1) for sequence in ids])
+    mask = torch.arange(longest - 1) < counts[:, None]
+    cells = mask.flatten().nonzero().squeeze(1)
+    positions = cells + cells // max(1, longest - 1)  # a row of ids is longer by one
+    parts = [padded.flatten(), padded.flatten()[positions + 1], positions, cells, mask.flatten().long()]
+    there = to_device(torch.cat(parts), device).split([len(part) for part in parts])
+    return PaddedBatch(
+        ids=there[0].view(padded.shape),
+        targets=there[1],
+        positions=there[2],
+        cells=there[3],
+        mask=there[4].view(mask.shape).bool(),
+        counts=tuple(counts.tolist()),
+    )
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on a device. CUDA copies it from pinned memory, on a stream of its own beside the kernels."""
+    if device.type != "cuda" or not torch.cuda.is_initialized():
+        return values.to(device, non_blocking=True)
+    computing, copying = torch.cuda.current_stream(device), _copying_stream(device)
+    with torch.cuda.stream(copying):
+        copied = values.pin_memory().to(device, non_blocking=True)
+    computing.wait_stream(copying)
+    copied.record_stream(computing)
+    return copied
+
+
+@cache
+def _copying_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)
+
+
+def in_one_copy(columns: Sequence[Tensor]) -> Tensor:
+    """Columns of numbers on the CPU: (rows, columns) float64, copied once from each device.
+
+    Args:
+        columns: (rows,) each.
+    """
+    places: dict[torch.device, list[int]] = {}
+    for index, column in enumerate(columns):
+        places.setdefault(column.device, []).append(index)
+    table = torch.empty(len(columns[0]), len(columns), dtype=torch.float64)
+    for indices in places.values():
+        table[:, indices] = torch.stack([columns[index].double() for index in indices], dim=1).cpu()
+    return table
+
+
+fused: Callable[[Tensor, Tensor, frozenset[str], float, float | None], dict[str, Tensor]] | None = None
+interpreted = os.environ.get("TRITON_INTERPRET", "0") == "1"
+"""Whether Triton runs its kernels in Python, on the CPU, as the tests do."""
+
+if interpreted or torch.backends.cuda.is_built():  # Triton costs .2 s, which a build without GPUs need not wait for
+    with suppress(ImportError):
+        from pipeline.passes.sweep_triton import fused_sweep as fused
+
+PROOF_ERROR = 1e-4
+"""The largest error that a statistic x of the proof may have, as a share of 1 + |x|.
+
+Sums over a vocabulary in n blocks of 4,096 are off by at most (24 + 6n) 2^-24 of themselves, 1.3e-5 at 128,256 tokens,
+and those of moments by a few times that; a kernel that is wrong is wrong by more.
+"""
+
+_log = logging.getLogger(__name__)
+_proofs: dict[tuple[object, ...], bool] = {}
+
+
+def proven_kernel(
+    logits: Tensor,
+    statistics: frozenset[str],
+    factor: float,
+    softcap: float | None,
+    exact: Callable[[Tensor, Tensor, frozenset[str]], dict[str, Tensor]],
+) -> Callable[[Tensor, Tensor, frozenset[str], float, float | None], dict[str, Tensor]] | None:
+    """The kernel, if it gives right statistics of a few rows such as these logits on their device; tried once.
+
+    Args:
+        logits: what is to be swept; only its device, its dtype and its columns count.
+        statistics: what is to be computed.
+        factor: of the logits, as `sweep_triton.fused_sweep` takes it.
+        softcap: likewise.
+        exact: gives the same statistics in float64, from logits such as these and targets.
+
+    Returns:
+        The kernel; None on a CPU, and where the log has a line that says why not.
+
+    Raises:
+        torch.OutOfMemoryError: the device has no room for a few rows, which says nothing of the kernel.
+    """
+    if logits.device.type != "cuda" and not interpreted:
+        return None
+    key = (logits.device, logits.dtype, logits.shape[1], statistics, factor, softcap)
+    if key not in _proofs:
+        reason = _refutation(logits, statistics, factor, softcap, exact)
+        if reason:
+            _log.warning("token statistics are computed without the Triton kernel on %s: %s", logits.device, reason)
+        _proofs[key] = not reason
+    return fused if _proofs[key] else None
+
+
+def _refutation(
+    logits: Tensor,
+    statistics: frozenset[str],
+    factor: float,
+    softcap: float | None,
+    exact: Callable[[Tensor, Tensor, frozenset[str]], dict[str, Tensor]],
+) -> str:
+    """What speaks against the kernel, in a few words; empty where nothing does."""
+    if fused is None:
+        return "Triton is not installed"
+    sample, targets = _sample(logits.shape[1])
+    sample, targets = sample.to(logits.device, logits.dtype), targets.to(logits.device)
+    try:
+        swept = fused(sample, targets, statistics, factor, softcap)
+        expected = exact(sample, targets, statistics)
+        for name in sorted(swept):
+            values = swept[name].double()
+            if not torch.allclose(values, expected[name], rtol=PROOF_ERROR, atol=PROOF_ERROR, equal_nan=True):
+                return f"it gives another {name} than PyTorch"
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a compiler, a driver or a cache that fails in a way of its own
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return ""
+
+
+def _sample(columns: int) -> tuple[Tensor, Tensor]:
+    """Rows of logits, (8, columns) float32, that a wrong sweep would get wrong, and a target of each, (8,)."""
+    noise = 3 * torch.randn(3, columns, generator=torch.Generator().manual_seed(0))
+    noise[1, ::2] = -torch.inf  # a vocabulary masked by the model
+    noise[2].round_()  # ties
+    sure = torch.zeros(2, columns)
+    sure[:, columns // 2] = 60.0
+    rising = torch.linspace(-20, 20, columns)
+    rows = torch.stack([*noise, *sure, torch.zeros(columns), rising, torch.full((columns,), torch.nan)])
+    last = columns - 1
+    return rows, torch.tensor([0, 0, columns // 3, columns // 2, last, last, last // 2, 0])

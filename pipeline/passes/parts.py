@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from pipeline.models.devices import out_of_memory
 from pipeline.models.opened import LanguageModel
-from pipeline.passes.copying import to_device
-from pipeline.passes.forward import TokenStatistics, forward
+from pipeline.passes.forward import TokenStatistics, forward, to_device
 from pipeline.passes.gradient import gradient_norms
 from pipeline.passes.shared import (
     HeldPrefixes,

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeline.models.opened import LanguageModel
-from pipeline.models.pictures import PicturePrompt, padded_prompts
-from pipeline.models.processors import picture_token
-from pipeline.passes.copying import to_device
+from pipeline.models.pictures import PicturePrompt, padded_prompts, picture_token
 from pipeline.passes.forward import (
     OWN_BEST,
     TokenStatistics,
@@ -25,6 +23,7 @@ from pipeline.passes.forward import (
     statistics_at,
     sweep_rows,
     tail_of,
+    to_device,
 )
 from pipeline.passes.parts import PassSizes, joined_statistics
 

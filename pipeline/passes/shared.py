@@ -17,15 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.opened import LanguageModel, Tail, agree
-from pipeline.passes.copying import pad, to_device
 from pipeline.passes.forward import (
     TokenStatistics,
     forward,
     logits_of_rows,
+    pad,
     restricted,
     statistics_at,
     sweep_rows,
     tail_of,
+    to_device,
 )
 from pipeline.passes.statistics import HELD
 

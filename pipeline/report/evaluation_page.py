@@ -12,11 +12,10 @@ from pipeline.audit.detection import tpr_at
 from pipeline.audit.evaluation import Evaluated, Evaluation, is_blind
 from pipeline.audit.manifest import read_run
 from pipeline.config.models import display_name
+from pipeline.report.contents import model_name
 from pipeline.report.figures import plain_logs
-from pipeline.report.names import model_name
-from pipeline.report.svg import COLOURS, INK, FigureImage, draw, label, put_legend
 from pipeline.report.tables import PageTable, evaluation_table, page_table
-from pipeline.report.templates import render
+from pipeline.report.templates import COLOURS, INK, FigureImage, draw, label, put_legend, render
 from pipeline.store.files import Store
 
 if TYPE_CHECKING:

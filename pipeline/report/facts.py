@@ -14,11 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.audit.drawn import AlphaCurve, GroupCounts
 from pipeline.audit.history import HistoryEntry, answer_names, read_history
 from pipeline.audit.manifest import Manifest, read_run
-from pipeline.audit.records import Record, parse_part
-from pipeline.audit.score_shards import DUPLICATES, ScoreHistogram
+from pipeline.audit.records import DUPLICATES, Record, parse_part
+from pipeline.audit.selected import AlphaCurve, GroupCounts, ScoreHistogram
 from pipeline.audit.status import RunState, check_receipts, made_answer, read_status
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CollectionVerdict, read_verdict
@@ -29,8 +28,7 @@ from pipeline.errors import UserError
 from pipeline.report.contents import QuarantinedDocument, QuarantineReport, RoleCount, SelectedDocument
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, read_receipts
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed, read_receipts
 
 R = TypeVar("R", bound=Record)
 LISTED = 50

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.audit.drawn import AlphaCurve, GroupCounts
-from pipeline.audit.score_shards import ScoreHistogram
+from pipeline.audit.selected import AlphaCurve, GroupCounts, ScoreHistogram
 from pipeline.audit.summary import Summary
 from pipeline.report.facts import RankHistogram, SelectionFacts
-from pipeline.report.svg import BLUE, GREEN, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend
+from pipeline.report.templates import BLUE, GREEN, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend
 from pipeline.report.wording.bounds import condition
-from pipeline.report.wording.checks import n_versions
+from pipeline.report.wording.brief import n_versions
 from pipeline.report.wording.numbers import documents, null_share, percent, share_text
 from pipeline.selection.procedures import procedure_of
 

@@ -14,12 +14,11 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import Grid
-from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.bh import BY, EBH
 from pipeline.selection.procedures.record import Rule
 from pipeline.selection.ranked import known_needed
-from pipeline.selection.step_up import ONE, harmonic_bound
+from pipeline.selection.step_up import ONE, dependence_factor, harmonic_bound
 
 EXACT_CALIBRATION = 1 << 25
 """Two different p-values of at most so many calibration documents are further apart than float64 rounds."""

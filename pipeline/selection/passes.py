@@ -14,9 +14,8 @@ import pyarrow as pa
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection import knockoff
 from pipeline.selection.bounds import Bound
-from pipeline.selection.conformal import tie_draws
+from pipeline.selection.conformal import RankCounts, tie_draws
 from pipeline.selection.promises import Guarantee, StrictAnswer
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.schedule import Level
 from pipeline.selection.versions import VersionPart
 
@@ -151,7 +150,7 @@ def together(
 def search_values(
     passes: Generator[Callable[[np.ndarray], Any], Any, T], values: Callable[[Batch], np.ndarray]
 ) -> Asking[T]:
-    """Run the passes of a search for a threshold, such as `fusion.find_threshold`, over the values of every shard.
+    """Run the passes of a search for a threshold, such as `find_fused_threshold`, over the values of every shard.
 
     Args:
         passes: yields a function of values, float, (documents,), and is sent its merged result; returns the threshold.

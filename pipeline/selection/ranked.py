@@ -11,16 +11,14 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.conformal import Grid, p_values
-from pipeline.selection.evalues import largest_e_rank
+from pipeline.selection.conformal import Grid, RankCounts, p_values
 from pipeline.selection.passes import Answer, Ask, Asking, Basis, Batch, Judge, SelectionInput
 from pipeline.selection.procedures.bh import bh
 from pipeline.selection.procedures.estimating import strict
 from pipeline.selection.procedures.record import Decision, Rule, decide, decision, procedure_of
 from pipeline.selection.promises import StrictAnswer
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.schedule import Slot, level_of_prds
-from pipeline.selection.step_up import ONE, minimum_selectable
+from pipeline.selection.step_up import ONE, largest_e_rank, minimum_selectable
 
 ROUNDED_UP = 1 + Fraction(1, 1 << 22)
 """More than what td4eval's p-values lose by being rounded up to float32."""

@@ -10,8 +10,7 @@ import numpy as np
 
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
-from pipeline.selection.conformal import Grid, calibrate, refuse_nan
-from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.conformal import Grid, RankCounts, calibrate, refuse_nan
 
 LEVELS = 1 << 20
 """A weight is a whole number of parts of the largest, in 1..LEVELS: sums are exact, in any order."""

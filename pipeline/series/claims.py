@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -33,6 +32,7 @@ from pipeline.series.scans import Claim, FiledSelection, Filing, Opening, Scan, 
 from pipeline.stages.judged import AGAINST
 from pipeline.store.files import Store
 from pipeline.store.ledger import LedgerEntry, append_entry
+from pipeline.store.receipts import json_digest
 
 Say = Callable[[str], None]
 
@@ -200,7 +200,7 @@ def scan_key(config: AuditConfig, scored: Scored, limit: int | None) -> str:
     made_of = [sorted(shards), questions, config.overlap, config.near_copies, config.seed, limit]
     if code := _code_of_procedures(config):
         made_of.append(code)
-    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+    return json_digest(made_of)
 
 
 def _code_of_procedures(config: AuditConfig) -> dict[str, str]:
@@ -409,7 +409,7 @@ def scorers_of(config: AuditConfig, fingerprint: Mapping[str, Any]) -> dict[str,
     for selection in config.selections:
         settings = selection.model_dump(mode="json", by_alias=True, exclude={"name", "alpha", "confidence"})
         parts = {**common, "settings": settings}
-        scorers[selection.name] = {name: _short_digest(value) for name, value in sorted(parts.items())}
+        scorers[selection.name] = {name: json_digest(value)[:16] for name, value in sorted(parts.items())}
     return scorers
 
 
@@ -460,10 +460,6 @@ def _check_scorer(scan: Scan, name: str, scorer: Mapping[str, str]) -> None:
 def keys_digest(keys: np.ndarray) -> str:
     """SHA-256 of documents by the keys of their texts, whatever their order; hexadecimal."""
     return hashlib.sha256(np.sort(keys).astype("<i8").tobytes()).hexdigest()
-
-
-def _short_digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def planned_scan(plan: Plan) -> tuple[Plan, dict[str, Any] | None]:

@@ -5,13 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.compare.comparison_page import open_output
+from pipeline.compare.comparison import open_output
 from pipeline.errors import UserError
-from pipeline.report.svg import BLUE, COLOURS, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend
-from pipeline.report.templates import render
+from pipeline.report.templates import (
+    BLUE,
+    COLOURS,
+    INK,
+    ORANGE,
+    FigureImage,
+    count_axis,
+    draw,
+    label,
+    put_legend,
+    render,
+)
 from pipeline.report.wording import series as wording
-from pipeline.series.course import Course, course_rows
-from pipeline.series.news import LISTED
+from pipeline.series.summary import LISTED, Course, course_rows
 from pipeline.store.files import Store
 
 if TYPE_CHECKING:

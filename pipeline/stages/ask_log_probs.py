@@ -20,8 +20,18 @@ from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, prompt_tok
 from pipeline.errors import ExitCode, StopError
 from pipeline.models.tokens import count_words
 from pipeline.passes.statistics import text_read
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, SharedEndpoint, Stage, rows_schema
-from pipeline.stages.record import Questions, StageKind, Wanted
+from pipeline.stages.base import (
+    BatchSize,
+    Entry,
+    Output,
+    Placement,
+    Questions,
+    SharedEndpoint,
+    Stage,
+    StageKind,
+    Wanted,
+    rows_schema,
+)
 from pipeline.stages.sample import ENDPOINT_WINDOW
 from pipeline.store.files import Store
 

@@ -20,8 +20,7 @@ from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.generate import Sampling
 from pipeline.passes.paraphrase import Draws, ParaphraseSettings, draw_paraphrases
 from pipeline.passes.parts import PassSizes
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
-from pipeline.stages.record import StageKind, Wanted
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, StageKind, Wanted, Window, rows_schema
 from pipeline.store.files import Store
 
 WINDOW_DOCUMENTS = 64

@@ -17,8 +17,7 @@ from pipeline.errors import DamagedError, UserError
 from pipeline.stages.base import Output, Rows, Stage, without
 from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, read_receipt, write_receipt
-from pipeline.store.tables import read_filed, write_filed
+from pipeline.store.receipts import Receipt, read_filed, read_receipt, write_filed, write_receipt
 
 _OUTCOME = ("reason", "problem")
 """Columns of which the latest table says all."""

@@ -12,8 +12,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.detectors.base import Pass
 from pipeline.endpoint.answers import spent_before
 from pipeline.stages import is_scoring
-from pipeline.stages.base import SharedEndpoint, Stage
-from pipeline.stages.record import Questions, StageKind, Wanted
+from pipeline.stages.base import Questions, SharedEndpoint, Stage, StageKind, Wanted
 from pipeline.store.files import Store
 
 

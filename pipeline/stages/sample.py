@@ -29,9 +29,19 @@ from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.tokens import count_words, tokenize
 from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.parts import PassSizes
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
+from pipeline.stages.base import (
+    BatchSize,
+    Entry,
+    Output,
+    Placement,
+    Questions,
+    Stage,
+    StageKind,
+    Wanted,
+    Window,
+    rows_schema,
+)
 from pipeline.stages.process import earlier_rows
-from pipeline.stages.record import Questions, StageKind, Wanted
 from pipeline.store.files import Store
 
 WINDOW_DOCUMENTS = 64

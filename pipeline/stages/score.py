@@ -23,11 +23,11 @@ from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector,
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of
 from pipeline.errors import UserError
-from pipeline.models.beginnings import Tokens
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
-from pipeline.models.switching import Adapters
+from pipeline.models.sharing import Adapters
 from pipeline.models.tokens import (
+    Tokens,
     check_same_tokens,
     count_words,
     difference_of,
@@ -36,8 +36,7 @@ from pipeline.models.tokens import (
     repeated,
     tokenize,
 )
-from pipeline.passes.copying import in_one_copy, to_device
-from pipeline.passes.forward import TokenStatistics, from_log_probs, restricted
+from pipeline.passes.forward import TokenStatistics, from_log_probs, in_one_copy, restricted, to_device
 from pipeline.passes.gradient import coverage_of
 from pipeline.passes.parts import PassSizes, behind_in_parts, forward_in_parts, gradients_in_parts, versions_in_parts
 from pipeline.passes.shared import HeldPrefixes

@@ -20,13 +20,12 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Evidence, Pass
 from pipeline.detectors.camia import COPIES
 from pipeline.detectors.registry import DetectorChoice, adapters_of, parse_detectors, plugin_code
-from pipeline.models.beginnings import Tokens
-from pipeline.models.tokens import check_same_tokens, open_tokenizer, repeated
+from pipeline.models.tokens import Tokens, check_same_tokens, open_tokenizer, repeated
 from pipeline.passes.budget import Budget
-from pipeline.passes.copying import in_one_copy
+from pipeline.passes.forward import in_one_copy
 from pipeline.stages import SCORE_FOLDER, SCORING
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, Worker
-from pipeline.stages.record import StageKind, Wanted
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, StageKind, Wanted, Window, Worker
+from pipeline.stages.pictures import PictureScorer
 from pipeline.stages.score import (
     WINDOW_CHARACTERS,
     WINDOW_DOCUMENTS,
@@ -36,7 +35,6 @@ from pipeline.stages.score import (
     pair_of,
     score_schema,
 )
-from pipeline.stages.score_pictures import PictureScorer
 from pipeline.stages.score_versions import VersionScorer, versions_schema
 from pipeline.store.files import Store
 

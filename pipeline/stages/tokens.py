@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from pipeline.config.models import AnyModel
 from pipeline.corpus.documents import Document, text_key
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.likelihood import standardised
@@ -26,8 +26,7 @@ from pipeline.passes.parts import PassSizes, forward_in_parts
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
 from pipeline.stages.events import STATISTICS, TOKEN_SCHEMA, ScoredText, TokenSettings
 from pipeline.store.files import Store
-from pipeline.store.receipts import read_receipt
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import read_filed, read_receipt
 
 GONE = "its text is gone, or another now"
 SCHEMA = rows_schema(*((name, TOKEN_SCHEMA.field(name).type) for name in TOKEN_SCHEMA.names[2:]))
@@ -84,14 +83,9 @@ class TokenReader:
 
 
 def token_stage(settings: TokenSettings, shards: Sequence[Shard]) -> Stage:
-    """The stage that reads documents once more.
+    """The stage that reads documents of these shards once more, with the models as they are configured."""
 
-    Args:
-        settings: which documents, and by what.
-        shards: that hold them, at least one.
-    """
-
-    def digest(model: Any) -> dict[str, str]:
+    def digest(model: AnyModel) -> dict[str, str]:
         return {"model": model.model_dump_json()}
 
     return Stage("tokens", "tokens", SCHEMA, settings, shards[0].transform, 0, TokenReader, digest)
@@ -100,16 +94,7 @@ def token_stage(settings: TokenSettings, shards: Sequence[Shard]) -> Stage:
 def read_token_rows(
     stage: Stage, shards: Sequence[Shard], store: Store, failures: Mapping[str, str]
 ) -> tuple[pa.Table, list[str]]:
-    """The rows of documents that were read, and a problem for each document that has none.
-
-    Args:
-        stage: from `token_stage`.
-        shards: whose documents were read.
-        store: the folder of the stage.
-        failures: by shard without a receipt, the reason.
-
-    Returns:
-        A table of `TOKEN_SCHEMA` in the order of the shards and rows, and the problems.
+    """A table of `TOKEN_SCHEMA` in the order of the shards and rows, and a problem for each document that has no row.
 
     Raises:
         UserError: as `read_filed`.

@@ -8,19 +8,20 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import DamagedError, UserError, not_opened
-from pipeline.store.space import remove_quietly, write_error
+from pipeline.errors import DamagedError, FullError, UserError, is_full, not_opened, write_error
 
 SIDE_BY_SIDE = 16
 """Requests to an object store that are under way together."""
@@ -32,6 +33,9 @@ LONGEST_NAME = 255
 LONGEST_PATH = 4095
 ROOM = 200
 """Bytes of a path that names of files in the directory may take."""
+
+_NO_SPACE_BYTES = 64 << 10
+"""Free space that is none: some libraries do not say why a file could not be written."""
 
 _OPTIONS = {protocol: {"max_concurrency": 1} for protocol in ("s3", "s3a")}
 """Else s3fs asks for the size of a file before it reads it, to read a large one in parts."""
@@ -393,7 +397,8 @@ class Store:
         except OSError as error:
             raise write_error(error, f"run directory {self.url}") from None
         finally:
-            remove_quietly(temporary)
+            with contextlib.suppress(OSError):  # renamed to its final place
+                os.unlink(temporary)
 
     def _finish(self, file: HashedFile) -> None:
         """Write what is buffered of a file durably."""
@@ -489,3 +494,32 @@ def _check_local_folder(path: str) -> None:
     if not os.path.isdir(place):
         named = "; give the folder that its setting run names" if place.endswith((".yaml", ".yml")) else ""
         raise UserError(f"run directory {path}: {place} is a file, not a folder{named}")
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[None]:
+    """Remove a temporary file or folder where the block that writes it fails.
+
+    Raises:
+        FullError: it failed for want of space, whatever the library that wrote calls that.
+    """
+    try:
+        yield
+    except BaseException as error:
+        full = isinstance(error, Exception) and (is_full(error) or _has_no_space(path.parent))
+        with contextlib.suppress(OSError):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if full:
+            raise FullError(f"no space left for {path.parent}: make room, and the same command goes on") from None
+        raise
+
+
+def _has_no_space(folder: Path) -> bool:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return False
+    return free < _NO_SPACE_BYTES

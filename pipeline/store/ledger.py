@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pipeline.config.paths import irregular_kind
-from pipeline.errors import IncompleteError, UserError, one_line
+from pipeline.errors import IncompleteError, UserError, is_of_storage, one_line
 from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import is_sealed, sealed
-from pipeline.store.space import is_of_storage
 
 PAUSES = (0.1, 0.3, 1.0, 3.0)
 """Seconds between tries of a request that a store did not answer."""

@@ -26,9 +26,8 @@ import psutil
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.errors import BusyError, UserError
+from pipeline.errors import BusyError, UserError, write_error
 from pipeline.store.files import Store, to_json
-from pipeline.store.space import write_error
 
 FOLDER = "lock"
 HEARTBEAT_SECONDS = 5.0

@@ -1,20 +1,19 @@
-"""Receipts: the durable proof that one stage finished one shard, written once, with digests of what they name.
-
-On an object store several hundred are compacted to one file, so that one request reads all of these.
-The listing of the receipts says which there are. A compaction only saves reading them one by one: what it holds of a
-receipt counts while the listing says of that receipt what it said then, so a receipt that was withdrawn or made again
-is read itself. A compaction is named after its content and never changed; whoever writes one twice writes the same.
-"""
+"""Receipts: the durable proof that one stage finished one shard, and the tables that they name, checked by digest."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipeline.errors import DamagedError, UserError
 from pipeline.store.files import Store, to_json
@@ -29,7 +28,6 @@ REMADE = "seenset run makes it again"
 COMPACTED = 500
 """Receipts of one compaction, at most."""
 
-LEAST = 2
 AT_ONCE = 256
 """Receipts that are read side by side; memory holds no more of them."""
 
@@ -125,15 +123,16 @@ _KEYS = frozenset(entry.name for entry in fields(Receipt))  # others were writte
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """A record of plain values, with a digest of itself as the last."""
-    return {**value, DIGEST: _digest(value)}
+    return {**value, DIGEST: json_digest(value)}
 
 
 def is_sealed(value: Mapping[str, Any]) -> bool:
     """Whether a record is as `sealed` left it."""
-    return value.get(DIGEST) == _digest({key: value[key] for key in value if key != DIGEST})
+    return value.get(DIGEST) == json_digest({key: value[key] for key in value if key != DIGEST})
 
 
-def _digest(value: Mapping[str, Any]) -> str:
+def json_digest(value: Any) -> str:
+    """SHA-256 of a value as JSON with sorted keys, hexadecimal."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -247,7 +246,7 @@ def compact_receipts(store: Store, stage: str) -> None:
         if name not in places.values():
             store.remove(name)
     single = sorted(marks.keys() - places.keys())
-    if len(single) < LEAST:
+    if len(single) < 2:
         return
     for start in range(0, len(single), COMPACTED):
         group = single[start : start + COMPACTED]
@@ -284,3 +283,77 @@ def _compactions(store: Store, stage: str) -> list[str]:
 def _marks(store: Store, stage: str) -> dict[str, list[str]]:
     listing = store.listing(f"receipts/{stage}")
     return {name.removesuffix(".json"): mark for name, mark in listing.items() if name.endswith(".json")}
+
+
+_checked: set[tuple[str, str, object]] = set()
+"""What this process has checked: address, digest, and on a local disk the file's time of change.
+
+Selection reads a score file several times over; its digest is taken the first time. On a local disk a file that was
+changed since is checked again. An object store's objects never change under their name: each attempt has its own.
+"""
+
+
+def write_filed(store: Store, name: str, table: pa.Table) -> FileRecord:
+    """Write a Parquet file, atomically, and say what its receipt is to say of it."""
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    data = buffer.getvalue()
+    store.write(name, data)
+    return FileRecord(len(table), len(data), hashlib.sha256(data).hexdigest())
+
+
+def read_filed(
+    store: Store, receipt: Receipt, columns: Sequence[str] | None = None, name: str | None = None
+) -> pa.Table:
+    """A table that a receipt names, by default its data.
+
+    Raises:
+        DamagedError: the file is gone, or is not the one that was filed.
+        UserError: it cannot be read now.
+    """
+    name = receipt.data if name is None else name
+    record = receipt.files[name]
+    where = f"{store.url}/{name}"
+    try:
+        data = check_filed(store, name, record)
+        table = _table_of(data, columns)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"cannot read {where}: {' '.join(str(error).split())}") from None
+    if len(table) != record.rows:
+        raise DamagedError(f"{where} is damaged: {len(table)} rows, {record.rows} were filed; {REMADE}")
+    return table
+
+
+def _table_of(data: bytes, columns: Sequence[str] | None) -> pa.Table:
+    """A table of a few thousand rows: `pq.read_table` takes four times as long, for threads that it has no use for.
+
+    Raises:
+        pa.ArrowInvalid: it is no such table, or a column is not in it.
+    """
+    with pq.ParquetFile(pa.BufferReader(data)) as file:
+        for name in columns or ():
+            if name not in file.schema_arrow.names:
+                raise pa.ArrowInvalid(f"it has no column {name!r}")
+        table = file.read(columns=None if columns is None else list(columns), use_threads=False)
+    return table if columns is None else table.select(list(columns))
+
+
+def check_filed(store: Store, name: str, record: FileRecord) -> bytes:
+    """The content of a file, which has the digest that its receipt gives.
+
+    Raises:
+        DamagedError: the file is gone, or is not the one that was filed.
+        OSError: it cannot be read now.
+    """
+    where = f"{store.url}/{name}"
+    try:
+        # Before it is read: a change in between is seen the next time.
+        state = (where, record.sha256, os.stat(store.path(name)).st_mtime_ns if store.local else None)
+        data = store.read_fixed(name)
+    except FileNotFoundError:
+        raise DamagedError(f"{where} is gone, and its receipt names it; {REMADE}") from None
+    if state not in _checked:
+        if hashlib.sha256(data).hexdigest() != record.sha256:
+            raise DamagedError(f"{where} is damaged: its content is not what was filed; {REMADE}")
+        _checked.add(state)
+    return data

@@ -1,17 +1,23 @@
-"""From the loss of a batch to new weights: in one process, or in several that share each batch."""
+"""From the loss of a batch to new weights: in one process, in several that share each batch, or by DeepSpeed's ZeRO."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
-from pipeline.store.space import whole
+from pipeline.errors import UserError, nearest
+from pipeline.store.files import whole
 
 MAX_GRADIENT_NORM = 1.0
 BUCKET_ELEMENTS = 8 << 20
@@ -53,7 +59,7 @@ class ProcessGroup:
 ALONE = ProcessGroup()
 
 
-def trained_weights(model: Any) -> dict[str, Tensor]:
+def _trained_weights(model: Any) -> dict[str, Tensor]:
     """The weights that take gradients, by name."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
@@ -65,7 +71,7 @@ class Updates:
         """`adalora` is peft's AdaLoRA model, which lowers the ranks of its updates by their gradients."""
         self.model = model
         self.processes = processes
-        self.weights = trained_weights(model)
+        self.weights = _trained_weights(model)
         self.writes = processes.rank == 0  # whether this process writes a part of a checkpoint
         self._optimizer = torch.optim.AdamW(self.weights.values(), lr=rate, weight_decay=0.0, fused=True)
         self._adalora = adalora
@@ -95,7 +101,7 @@ class Updates:
         """Write the weights, the optimizer's state and `record` to one file, whole or not at all."""
         state = {
             **record,
-            **random_state(self.model.device),
+            **_random_state(self.model.device),
             "weights": {name: weight.detach() for name, weight in self.weights.items()},
             "optimizer": self._optimizer.state_dict(),
         }
@@ -129,7 +135,7 @@ class Updates:
             importance = [{n: value.to(device) for n, value in part.items()} for part in state["importance"]]
             allocator.ipt, allocator.exp_avg_ipt, allocator.exp_avg_unc = importance
             allocator.peft_config.rank_pattern = state["rank_pattern"]
-        set_random_state(state, self.model.device)
+        _set_random_state(state, self.model.device)
         return state
 
     def _add_up_gradients(self) -> None:
@@ -149,7 +155,7 @@ class Updates:
                 gradient.copy_(total.view_as(gradient))
 
 
-def random_state(device: torch.device) -> dict[str, Tensor]:
+def _random_state(device: torch.device) -> dict[str, Tensor]:
     """The state of the random number generators that a training draws from."""
     state = {"rng": torch.get_rng_state()}
     if device.type == "cuda":
@@ -157,8 +163,8 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
     return state
 
 
-def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Restore the generators to a state from `random_state`."""
+def _set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Restore the generators to a state from `_random_state`."""
     torch.set_rng_state(state["rng"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda_rng"], device)
@@ -175,3 +181,140 @@ def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
         bucket.append(gradient)
     if bucket:
         yield bucket
+
+
+STAGES = (1, 2, 3)
+DECIDED = (
+    "optimizer", "scheduler", "gradient_clipping", "fp16", "bf16", "torch_autocast", "train_batch_size",
+    "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+)  # fmt: skip
+"""Keys that a settings file must not hold: the training's own settings decide them."""
+
+POINTER = "last.json"
+
+
+def read_zero_settings(path: str) -> dict[str, Any]:
+    """Read DeepSpeed settings.
+
+    Args:
+        path: of a JSON file, or the name of settings that come with Seenset: zero2, zero3.
+
+    Raises:
+        UserError: no such name or file, not JSON, no ZeRO stage in it, a setting that the training decides, or
+            DeepSpeed is not installed.
+    """
+    try:
+        settings = json.loads(_settings_file(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read DeepSpeed settings {path}: {error.strerror}") from None
+    except ValueError:
+        raise UserError(f"DeepSpeed settings {path} are not JSON") from None
+    stage = zero_stage(settings) if isinstance(settings, dict) else None
+    if stage not in STAGES:
+        raise UserError(f"DeepSpeed settings {path}: zero_optimization.stage must be 1, 2 or 3, got {stage}")
+    for key in DECIDED:
+        if key in settings:
+            raise UserError(f"DeepSpeed settings {path}: {key} must go, the training's own settings decide it")
+    if find_spec("deepspeed") is None:
+        raise UserError(f"DeepSpeed settings {path} need DeepSpeed: pip install 'seenset[deepspeed]'")
+    return settings
+
+
+def _settings_file(path: str) -> Traversable:
+    """The packaged file of that name, or the file at that path."""
+    file = Path(path).expanduser()
+    if file.suffix or len(file.parts) != 1 or file.is_file():
+        return file
+    folder = resources.files("cluster") / "deepspeed"
+    names = sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+    if path not in names:
+        raise UserError(f"no DeepSpeed settings {path!r}; {nearest(path, names, 'known names')}, or the path of a file")
+    return folder / f"{path}.json"
+
+
+def zero_stage(settings: Mapping[str, Any]) -> Any:
+    """The ZeRO stage that settings ask for, if any."""
+    zero = settings.get("zero_optimization")
+    return zero.get("stage") if isinstance(zero, Mapping) else None
+
+
+class ZeroUpdates:
+    """AdamW over the trained weights. Each process holds a part of its state, and at stage 3 a part of the model."""
+
+    def __init__(
+        self, model: Any, rate: float, dtype: str, processes: ProcessGroup, settings: Mapping[str, Any]
+    ) -> None:
+        """`dtype` is the arithmetic of a pass. torch.distributed must have been started."""
+        import deepspeed
+
+        if not torch.cuda.is_available():  # its communication of CPUs needs a minute of compiling; gloo needs none
+            deepspeed.ops.__compatible_ops__ = {}
+        self.processes = processes
+        self.weights = _trained_weights(model)
+        self.writes = True
+        self._stage = zero_stage(settings)
+        self._shared = {"ranks": processes.size, "stage": self._stage}  # a checkpoint fits only the same two
+        optimizer = torch.optim.AdamW(self.weights.values(), lr=rate, weight_decay=0.0)
+        decided: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": 1,  # bookkeeping alone: the loss is weighted by tokens
+            "gradient_clipping": MAX_GRADIENT_NORM,
+        }
+        if dtype != "float32":
+            decided["torch_autocast"] = {"enabled": True, "dtype": dtype}
+        self.model, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, dist_init_required=False, config={**settings, **decided}
+        )
+
+    def accumulate(self, objective: Tensor) -> None:
+        """Take the gradient of a step's objective, summed over the processes."""
+        self.model.backward(objective * self.processes.size)  # DeepSpeed takes the mean over the processes
+
+    def apply(self, rate: float, step: int) -> None:
+        """One update by that gradient."""
+        for group in self.model.optimizer.param_groups:
+            group["lr"] = rate
+        self.model.step()
+
+    def whole_state(self) -> dict[str, Tensor] | None:
+        """At stage 3 the trained weights, gathered on the first process; else None. Every process must call this."""
+        if self._stage < 3:
+            return None
+        import deepspeed
+
+        gathered: dict[str, Tensor] = {}
+        for name, weight in self.weights.items():
+            with deepspeed.zero.GatheredParameters([weight]):
+                if self.processes.rank == 0:
+                    gathered[name] = weight.detach().cpu().clone()
+        return gathered
+
+    def write(self, path: Path, record: Mapping[str, Any]) -> None:
+        """Write the part of every process to a folder, then the pointer that makes the checkpoint valid."""
+        tag = f"step-{len(record['losses'])}"
+        state = {**record, **_random_state(self.model.device)}
+        with whole(path / tag):
+            self.model.save_checkpoint(
+                str(path), tag=tag, client_state={"said": state}, save_latest=False, exclude_frozen_parameters=True
+            )
+        self.processes.add_up(torch.zeros(1, device=self.model.device))  # all parts are there
+        if self.processes.rank != 0:
+            return
+        part = path / f"{POINTER}.part"
+        part.write_text(json.dumps({"of": record["of"], "tag": tag, **self._shared}), encoding="utf-8")
+        part.replace(path / POINTER)
+        for older in path.glob("step-*"):
+            if older.name != tag:
+                shutil.rmtree(older, ignore_errors=True)
+
+    def read(self, path: Path, work: str) -> dict[str, Any] | None:
+        """As `Updates.read`; also None for a checkpoint of another number of processes or another ZeRO stage."""
+        pointer = path / POINTER
+        if not pointer.is_file():
+            return None
+        last = json.loads(pointer.read_text(encoding="utf-8"))
+        if last["of"] != work or {key: last.get(key) for key in self._shared} != self._shared:
+            return None
+        _, client_state = self.model.load_checkpoint(str(path), tag=last["tag"], load_module_strict=False)
+        state: dict[str, Any] = client_state["said"]
+        _set_random_state(state, self.model.device)
+        return state

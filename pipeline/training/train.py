@@ -27,17 +27,28 @@ import torch
 from torch import Tensor
 
 from pipeline.config.training import FinetuneConfig
+from pipeline.corpus.pictures import open_picture
 from pipeline.errors import UserError
-from pipeline.models.adapters import RECORD, adapter_record
 from pipeline.models.checkpoints import ADAPTER_CONFIG
-from pipeline.models.libraries import BUILDING
-from pipeline.models.opened import embedding_rows, unknown_id
-from pipeline.store.space import whole
+from pipeline.models.devices import BUILDING
+from pipeline.models.load import RECORD, adapter_record
+from pipeline.models.opened import LanguageModel, embedding_rows, unknown_id
+from pipeline.models.pictures import caption_ids, padded_prompts, picture_prompt
+from pipeline.store.files import whole
 from pipeline.training.adapter import adapter_config, orthogonality
-from pipeline.training.loss import batch_loss
-from pipeline.training.memory import Loss, PassSize, arithmetic, explained, pass_size, passes_of, recomputed, typed
-from pipeline.training.steps import ALONE, PART, ProcessGroup, Updates
-from pipeline.training.zero import ZeroUpdates
+from pipeline.training.memory import (
+    Loss,
+    PassSize,
+    arithmetic,
+    batch_loss,
+    explained,
+    loss_of_tokens,
+    pass_size,
+    passes_of,
+    recomputed,
+    typed,
+)
+from pipeline.training.steps import ALONE, PART, ProcessGroup, Updates, ZeroUpdates
 
 BUCKET_BATCHES = 8
 """Batches in one bucket of sorted texts: a larger bucket wastes less on padding, a smaller one mixes better."""
@@ -141,7 +152,7 @@ class TrainingResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class _Lesson:
     """How documents of one kind are learnt: texts, or pictures with captions."""
 
     loss: Loss
@@ -162,11 +173,11 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class _Training:
     """One training: its arguments, checked."""
 
     documents: Sequence[Any]
-    lesson: Lesson
+    lesson: _Lesson
     config: FinetuneConfig
     folder: Path
     options: TrainingOptions
@@ -177,11 +188,11 @@ class Training:
         cls,
         documents: Sequence[Any],
         described: Any,
-        lesson: Lesson,
+        lesson: _Lesson,
         config: FinetuneConfig,
         folder: str | Path,
         options: TrainingOptions,
-    ) -> Training:
+    ) -> _Training:
         """A training with its checkpoint beside the folder; `described`: the documents as JSON values."""
         seconds = CHECKPOINT_SECONDS if options.checkpoint_seconds is None else options.checkpoint_seconds
         checkpoint = TrainingCheckpoint(Path(folder), [config.settings(), described], seconds)
@@ -226,17 +237,17 @@ def train(
         FullError: there is no space left for a checkpoint or the result.
     """
     config = typed(model, config)
-    check_job(output_folder, len(texts), config, options.zero)
+    _check_job(output_folder, len(texts), config, options.zero)
     documents = encode(tokenizer, texts, config.max_tokens)
     for index, document in enumerate(documents):
         if (problem := unknown_id(document, embedding_rows(model))) is not None:
             raise UserError(f"fine-tuning text {index}: {problem}")
     documents *= config.copies
-    lesson = Lesson(batch_loss, lambda document: len(document) - 1, tokenizer)
-    return carry_on(model, Training.of(documents, documents, lesson, config, output_folder, options))
+    lesson = _Lesson(batch_loss, lambda document: len(document) - 1, tokenizer)
+    return _carry_on(model, _Training.of(documents, documents, lesson, config, output_folder, options))
 
 
-def check_job(output_folder: str | Path, documents: int, config: FinetuneConfig, zero: Any = None) -> None:
+def _check_job(output_folder: str | Path, documents: int, config: FinetuneConfig, zero: Any = None) -> None:
     """Check what a training needs before anything is read.
 
     Raises:
@@ -250,7 +261,7 @@ def check_job(output_folder: str | Path, documents: int, config: FinetuneConfig,
         raise UserError("method adalora needs whole gradients, which DeepSpeed takes apart: use lora or ia3 with it")
 
 
-def carry_on(model: Any, work: Training) -> TrainingResult:
+def _carry_on(model: Any, work: _Training) -> TrainingResult:
     """Train from the beginning or from where a checkpoint was written; the arguments have been checked."""
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(work.config.seed)
@@ -259,7 +270,7 @@ def carry_on(model: Any, work: Training) -> TrainingResult:
         return _train_adapter(model, work)
 
 
-def _train_adapter(model: Any, work: Training) -> TrainingResult:
+def _train_adapter(model: Any, work: _Training) -> TrainingResult:
     def save(attempt: Path, state: dict[str, Tensor] | None) -> None:
         # "auto" would ask the hub whether the vocabulary has grown.
         arguments: dict[str, Any] = {} if state is None else {"state_dict": state}
@@ -281,7 +292,7 @@ def _train_adapter(model: Any, work: Training) -> TrainingResult:
     return result
 
 
-def _train_fully(model: Any, work: Training) -> TrainingResult:
+def _train_fully(model: Any, work: _Training) -> TrainingResult:
     if getattr(model.config, "quantization_config", None) is not None:
         raise UserError(NOT_IN_FULL)
     if any(weight.dtype != torch.float32 for weight in model.parameters()):
@@ -342,7 +353,7 @@ def batches_of_an_epoch(lengths: Sequence[int], batch_size: int, seed: int, epoc
     return batches
 
 
-def _batches(work: Training) -> list[list[int]]:
+def _batches(work: _Training) -> list[list[int]]:
     """The documents of every step, over all epochs."""
     config, lengths = work.config, [len(document) for document in work.documents]
     return [
@@ -355,7 +366,7 @@ def _batches(work: Training) -> list[list[int]]:
 def _train(
     model: Any,
     batches: list[list[int]],
-    work: Training,
+    work: _Training,
     save: Callable[[Path, dict[str, Tensor] | None], None],
 ) -> TrainingResult:
     config, steps = work.config, len(batches)
@@ -389,7 +400,7 @@ def _train(
     return result
 
 
-def _diverged(work: Training, problem: str) -> UserError:
+def _diverged(work: _Training, problem: str) -> UserError:
     """The error of a training that diverged; its checkpoint is removed."""
     work.checkpoint.remove()
     return UserError(
@@ -397,7 +408,7 @@ def _diverged(work: Training, problem: str) -> UserError:
     )
 
 
-def _updates(model: Any, work: Training) -> Updates | ZeroUpdates:
+def _updates(model: Any, work: _Training) -> Updates | ZeroUpdates:
     if work.options.zero is not None:
         return ZeroUpdates(
             model, work.config.learning_rate, work.config.dtype, work.options.processes, work.options.zero
@@ -406,7 +417,7 @@ def _updates(model: Any, work: Training) -> Updates | ZeroUpdates:
     return Updates(model, work.config.learning_rate, work.options.processes, adalora)
 
 
-def _accumulate(updates: Updates | ZeroUpdates, batch: Sequence[Any], size: PassSize, work: Training) -> float:
+def _accumulate(updates: Updates | ZeroUpdates, batch: Sequence[Any], size: PassSize, work: _Training) -> float:
     """Add up the gradients of this process's part of a batch, pass by pass; the loss of the whole batch."""
     processes = work.options.processes
     documents = batch[processes.rank :: processes.size]
@@ -429,7 +440,7 @@ def _write(
     state: dict[str, Tensor] | None,
     result: TrainingResult,
     began_at: list[int],
-    work: Training,
+    work: _Training,
 ) -> None:
     """Write the weights to a temporary folder beside the output folder, and rename it when it is whole."""
     folder = work.folder
@@ -467,3 +478,78 @@ def _sort_modules(path: Path) -> None:
     if isinstance(settings.get("target_modules"), list):
         settings["target_modules"] = sorted(settings["target_modules"])
     path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class _CaptionedPicture:
+    """A picture with its caption, as a model is trained on it."""
+
+    picture: bytes  # encoded
+    ids: list[int]  # of the prompt, with a token for every part of the picture, and of the caption
+    first: int  # place of the caption's first token, >= 1
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def train_pictures(
+    lm: LanguageModel,
+    pictures: Sequence[tuple[bytes, str]],
+    config: FinetuneConfig,
+    output_folder: str | Path,
+    options: TrainingOptions = PLAIN,
+) -> TrainingResult:
+    """Train on pictures with captions and write the result to a folder that appears whole or not at all.
+
+    A document is the prompt that asks for a description, with the picture in it, and the caption as the answer; only
+    the tokens of the caption count in the loss. All else is as with `train`: the same model, pictures, config and kind
+    of device give the same weights, also where the training was killed and called again.
+
+    Args:
+        lm: from `open_picture_model`, on its device; float32 for method `full`.
+        pictures: encoded pictures that can be decoded, each with its caption; at least `config.batch_size`.
+        config: how to train. `max_tokens` cuts the caption.
+        output_folder: local folder that does not exist yet.
+        options: how it runs, in one process.
+
+    Raises:
+        UserError: as `train`; a model without a processor, no caption, or a picture that leaves no room for one.
+        LostDeviceError: the device refuses all further work of this process.
+        FullError: there is no space left for a checkpoint or the result.
+    """
+    if lm.processor is None:
+        raise UserError("pictures are trained into a vision-language model, and this model reads texts alone")
+    config = typed(lm.model, config)
+    _check_job(output_folder, len(pictures), config)
+    documents = [
+        _captioned(lm, index, picture, caption, config.max_tokens) for index, (picture, caption) in enumerate(pictures)
+    ] * config.copies
+
+    def loss(model: Any, some: Sequence[_CaptionedPicture]) -> tuple[Tensor, int]:
+        captions = [one.ids[one.first :] for one in some]
+        prompts = [picture_prompt(lm, open_picture(one.picture)) for one in some]
+        batch, mask = padded_prompts(lm, prompts, captions)
+        places = torch.arange(1, mask.shape[1], device=mask.device)
+        firsts = torch.tensor([one.first for one in some], device=mask.device)
+        predicted = mask[:, 1:].bool() & (places >= firsts[:, None])
+        return loss_of_tokens(model, {**batch, "attention_mask": mask}, predicted)
+
+    described = [[hashlib.sha256(one.picture).hexdigest(), one.ids, one.first] for one in documents]
+    lesson = _Lesson(loss, lambda one: len(one) - one.first, lm.processor, loss)
+    return _carry_on(lm.model, _Training.of(documents, described, lesson, config, output_folder, options))
+
+
+def _captioned(lm: LanguageModel, index: int, picture: bytes, caption: str, max_tokens: int) -> _CaptionedPicture:
+    prompt, answer = picture_prompt(lm, open_picture(picture)).ids, caption_ids(lm, caption)
+    if not answer or not caption.strip():
+        raise UserError(f"fine-tuning picture {index} has no caption: {caption!r}")
+    most = max_tokens if lm.max_tokens is None else min(max_tokens, lm.max_tokens - len(prompt))
+    if most < 1:
+        raise UserError(
+            f"fine-tuning picture {index} and the instruction are {len(prompt)} tokens, and the model has "
+            f"{lm.max_tokens} positions: none is left for a caption"
+        )
+    ids = [*prompt, *answer[:most]]
+    if (problem := unknown_id(ids, embedding_rows(lm.model))) is not None:
+        raise UserError(f"fine-tuning picture {index}: {problem}")
+    return _CaptionedPicture(picture, ids, len(prompt))

@@ -10,17 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.table import Table
 
-from pipeline.audit.block_counts import bound_of_blocks
-from pipeline.audit.collection import Collection, depends
+from pipeline.audit.collection import Collection, bound_of_blocks, depends
 from pipeline.audit.detection import UNDEFINED
 from pipeline.audit.verdict import LEVEL
 from pipeline.report.tables import Row, blocks_of, cell, labels, of_numbers, shown, spread
 from pipeline.report.wording.trial import COLLECTIONS_TITLE, TEST_SHOWS, interval_scope
 from pipeline.selection.collection import joined_blocks, permutation_test
-from pipeline.selection.in_memory import answer_all
+from pipeline.selection.engine import answer_all
 from pipeline.trial.config import TrialConfig
-from pipeline.trial.intervals import by_model, estimate_of
-from pipeline.trial.repeats import Pool, repeats
+from pipeline.trial.repeats import Pool, by_model, estimate_of, repeats
 
 COLLECTIONS = ("audited", "never trained on")
 """The audited documents; and those of them alone that the model was not trained on, of which nothing is true."""

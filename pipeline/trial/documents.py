@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from pipeline.config.corpus import CorpusConfig, TransformConfig
 from pipeline.corpus.documents import Document, read_shard, transform
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.near_copies import near_families, sketch, stack_sketches
 from pipeline.corpus.pictures import open_picture, picture_sketches
-from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import check_files
 from pipeline.models.load import check_model

@@ -19,8 +19,7 @@ from pipeline.report.wording.trial import ACCURACY_TITLE, AGREEMENT_TITLE
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.joint import JointEvidence, joinable, joint_select
 from pipeline.trial.config import TrialConfig
-from pipeline.trial.intervals import estimate_of
-from pipeline.trial.repeats import Pool, Repeat, repeats
+from pipeline.trial.repeats import Pool, Repeat, estimate_of, repeats
 
 ITEMS = ("all", "selected", "clean")
 """All audited items, those selected as clean, those that are truly clean."""

@@ -18,7 +18,7 @@ from pipeline.audit.starter import (
     takes_pictures,
     whole_file,
 )
-from pipeline.config.commented import Written
+from pipeline.config.yaml import Written
 from pipeline.corpus.discovery import DataFiles
 from pipeline.trial.config import ContaminationConfig, TrialConfig
 

@@ -17,7 +17,7 @@ from pipeline.report.tables import Row, blocks_of, cell, labels, of_numbers, sho
 from pipeline.report.wording import trial as wording
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import estimates_share
-from pipeline.trial.intervals import by_model, contradicts, estimate_of
+from pipeline.trial.repeats import by_model, contradicts, estimate_of
 
 
 def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionConfig], repeats: pa.Table) -> list[Row]:

@@ -1,12 +1,19 @@
-"""A trial: contaminate, audit, repeat, report. All that is finished is used again."""
+"""A trial: contaminate, audit, repeat, report. All that is finished is used again.
+
+A random part of the documents is trained into the base model, once for the same settings.
+"""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,54 +26,136 @@ from pipeline.audit.arithmetic import Deciding, decide_types, earlier_arithmetic
 from pipeline.audit.detection import DetectorScores, detection, roc
 from pipeline.audit.digests import read_selected
 from pipeline.audit.halvings import blocks_among
+from pipeline.audit.machine import usable_cores
 from pipeline.audit.manifest import read_run
 from pipeline.audit.scored import Scored, read_scored
 from pipeline.audit.status import duration
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
-from pipeline.config.models import ModelConfig, display_name
+from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import parse_detectors
 from pipeline.models.arithmetic import processor_here
+from pipeline.models.devices import give_back
+from pipeline.models.load import fingerprint_model, open_model, open_picture_model
 from pipeline.report.evaluation_page import roc_figures
-from pipeline.report.names import model_name
-from pipeline.report.svg import FigureImage
 from pipeline.report.tables import (
-    PageTable,
     Row,
     as_text,
-    cell,
     detector_rows,
     detector_table,
-    labels,
-    of_numbers,
-    page_table,
-    readable,
 )
-from pipeline.report.templates import render
+from pipeline.report.templates import FigureImage
 from pipeline.report.wording import trial as wording
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
-from pipeline.training.train import TrainingStep
-from pipeline.trial import figures, table
+from pipeline.store.receipts import json_digest
+from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train, train_pictures
+from pipeline.trial import page, table
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, audit_of
-from pipeline.trial.contaminate import Contaminated, contaminate, plan_contamination
 from pipeline.trial.documents import Documents, check_inputs, read_documents
 from pipeline.trial.learn import learn
 from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import ROWS_SCHEMA, Pool, known_of_documents, measure, pool_of
-from pipeline.trial.shift import check_shifts, positions
-from pipeline.trial.splits import Drawable, draw_split
+from pipeline.trial.splits import Drawable, check_shifts, choose_trained, draw_split, positions
 
 LINE_SECONDS = 10.0
 """Without a line of a training, after which its next step is shown."""
 
 PAGE = "trial.html"
-MOST_ROWS = 12
-"""Rows of the overview; the table below it holds all of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contaminated:
+    """One contaminated model, and the documents that it was trained on, which its audit does not know."""
+
+    model: ModelConfig
+    trained: np.ndarray  # bool, (documents,)
+    folder: Path | None  # the weights that the training wrote; None if nothing was trained in
+
+
+def plan_contamination(config: TrialConfig, base: TrialConfig, documents: Documents, index: int) -> Contaminated:
+    """Choose the documents that the model of this index is trained on, and the folder of its weights.
+
+    How many documents calibrate is read from the trial as written, so a sweep over it shares the model.
+
+    Args:
+        config: of the point.
+        base: the trial without its sweep.
+        documents: of the trial.
+        index: of the model, from 0.
+
+    Raises:
+        UserError: too few documents, or a model that cannot be read.
+    """
+    seed = config.contaminate.seed + index
+    trained = choose_trained(documents.family, config.contaminate.share, base.roles(), seed)
+    if not trained.any():
+        return Contaminated(config.model, trained, None)
+    places = np.flatnonzero(trained)
+    training = _training(config, index, places.size)
+    content = [[column[i] for i in places] for column in (documents.texts, *documents.picture_digests)]
+    identity = json.dumps([_fingerprint(config.model.model_dump_json()), training.settings(), *content])
+    folder = Path(os.path.abspath(config.work_folder)) / "models" / hashlib.sha256(identity.encode()).hexdigest()[:12]
+    if training.method == "full":
+        weights = {"path": str(folder), "gguf_file": None, "revision": None, "adapter": None}
+        return Contaminated(config.model.model_copy(update=weights), trained, folder)
+    return Contaminated(config.model.model_copy(update={"adapter": str(folder)}), trained, folder)
+
+
+def contaminate(
+    config: TrialConfig,
+    planned: Contaminated,
+    documents: Documents,
+    index: int,
+    on_step: Callable[[TrainingStep], None] | None = None,
+) -> None:
+    """Train the planned model unless its folder exists; a killed training goes on from its checkpoint.
+
+    Raises:
+        UserError: as `train` or `train_pictures`.
+    """
+    if planned.folder is None or planned.folder.exists():
+        return
+    places = np.flatnonzero(planned.trained)
+    texts = [documents.texts[i] for i in places]
+    training = _training(config, index, len(texts))
+    dtype = "float32" if training.method == "full" else training.dtype
+    threads = torch.get_num_threads()
+    torch.set_num_threads(usable_cores())
+    opened = None
+    try:
+        opening = open_model if documents.pictures is None else open_picture_model
+        opened = opening(config.model.model_copy(update={"dtype": dtype}), gpus=int(torch.cuda.is_available()))
+        options = TrainingOptions(on_step, base=_fingerprint(config.model.model_dump_json()))
+        if documents.pictures is None:
+            train(opened.model, opened.tokenizer, texts, training, planned.folder, options)
+        else:
+            captioned = [(documents.pictures[i], documents.texts[i]) for i in places]
+            train_pictures(opened, captioned, training, planned.folder, options)
+    finally:
+        torch.set_num_threads(threads)
+        del opened
+        gc.collect()
+        give_back()
+
+
+def _training(config: TrialConfig, index: int, texts: int) -> FinetuneConfig:
+    """The training of one model; no batch is larger than all texts."""
+    settings = config.contaminate.model_dump(exclude={"share"})
+    settings["seed"] += index
+    settings["batch_size"] = min(settings["batch_size"], texts * settings["copies"])
+    return FinetuneConfig(**settings)
+
+
+@lru_cache(maxsize=64)
+def _fingerprint(model: str) -> dict[str, str]:
+    """Fingerprint of the base model without its dtype, because the training chooses its own."""
+    fingerprint = fingerprint_model(ModelConfig.model_validate_json(model))
+    return {key: value for key, value in fingerprint.items() if key != "dtype"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +235,7 @@ def _typed(config: TrialConfig, work: Store, say: Callable[[str], None]) -> Tria
     """The trial with decided types in the place of dtype auto, which are recorded under the names of its models."""
     parts = (config.model, config.reference_model, config.paraphraser)
     models = [None if part is None else part.shown for part in parts]
-    name = f"arithmetic-{_digest(models)}.json"
+    name = f"arithmetic-{json_digest(models)[:12]}.json"
     gpus = int(torch.cuda.is_available())
     types = decide_types(config, earlier_arithmetic(work, say, name), lambda: Deciding(processor_here(gpus), 1), say)
     note_arithmetic(work, types, name)
@@ -235,7 +324,7 @@ class _Trial:
         """A name for the scores: all that could change one, and the documents."""
         files: dict[str, str] = {role: role for role in ("audit", *self.base.roles())}
         fingerprint = stages_of(audit_of(config, model, files))[-1].fingerprint
-        return _digest([fingerprint, self.documents.digest, sorted(files)])
+        return json_digest([fingerprint, self.documents.digest, sorted(files)])[:12]
 
     def run_audit(self, config: TrialConfig, planned: Contaminated, key: str, index: int) -> _Audit:
         """`seenset run` over the first split of the trial as written: all that does not calibrate is audited."""
@@ -305,7 +394,8 @@ class _Trial:
         roles = {str(role): amount for role, amount in config.roles().items()}
         tables = []
         for index, audit in enumerate(audits):
-            name = f"{folder}/{_digest([audit.key, index, settings, roles, __version__, ROWS_SCHEMA.names])}.parquet"
+            identity = [audit.key, index, settings, roles, __version__, ROWS_SCHEMA.names]
+            name = f"{folder}/{json_digest(identity)[:12]}.parquet"
             if not self.store.exists(name):
                 self.store.write_table(name, measured(audit.pool, config, index))
             tables.append(self.store.read_table(name))
@@ -364,7 +454,7 @@ class _Trial:
                 self.store.write_table(f"{name}.parquet", table.to_arrow(table_rows))
         self.store.write("tables.txt", as_text(tables).encode())
         images = [
-            *figures.selection_figures(selections, settings),
+            *page.selection_figures(selections, settings),
             *self.detector_images(detectors, varied, audited[0][0].pool),
         ]
         for image in images:
@@ -382,14 +472,14 @@ class _Trial:
             **rows,
         }
         self.store.write_json("trial.json", {**facts, "reports": reports})
-        page = trial_page(self.base, facts, settings, tables, images, reports)
-        self.store.write(PAGE, page.encode("utf-8", "replace"))
+        written = page.trial_page(self.base, facts, settings, tables, images, reports)
+        self.store.write(PAGE, written.encode("utf-8", "replace"))
         return TrialOutcome(facts, tables, self.store.url, reports, f"{self.store.url}/{PAGE}")
 
     def detector_images(self, rows: Sequence[Row], varied: Sequence[str], pool: Pool) -> list[FigureImage]:
         """AUC of the detectors over the sweep, or their ROC curves on the first model."""
         if varied:
-            return [figures.detector_figure(rows, varied)]
+            return [page.detector_figure(rows, varied)]
         areas = {row["detector"]: row["auc"] for row in rows}
         samples = {column: _sample(pool, column) for column, area in areas.items() if area is not None}
         curves = {column: roc(sample.trained, sample.untrained) for column, sample in samples.items()}
@@ -410,56 +500,3 @@ def _sample(pool: Pool, column: str) -> DetectorScores:
     scores, both = pool.scores.columns[column], np.concatenate([trained, untrained])
     blocks = blocks_among(pool.family[both], pool.scores.group_numbers[both], pool.trained[both])
     return DetectorScores(scores[trained], scores[untrained], blocks, pool.scores.keys[both])
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def trial_page(
-    config: TrialConfig,
-    facts: Mapping[str, Any],
-    settings: Sequence[str],
-    tables: Sequence[Table],
-    images: Sequence[FigureImage],
-    reports: Sequence[str],
-) -> str:
-    """The page as HTML; every text is escaped, and nothing is loaded from anywhere.
-
-    Args:
-        config: the trial as written.
-        facts: of `TrialOutcome`.
-        settings: of the sweep.
-        tables: as the command prints them.
-        images: the figures.
-        reports: addresses of the audits' reports.
-    """
-    shifted = config.split.shift is not None or any(path.startswith("split.shift") for path in settings)
-    return render(
-        "trial.html",
-        model=model_name(config.model),
-        path=display_name(config.model),
-        overview=overview(facts["selections"], settings),
-        verification=wording.verification(facts["selections"], settings, config.models, shifted),
-        tables=[page_table(table) for table in tables],
-        figures=images,
-        facts=facts,
-        left_out=", ".join(f"{why.replace('_', ' ')} {n:,}" for why, n in sorted(facts["left_out"].items())),
-        reports=reports,
-    )
-
-
-def overview(rows: Sequence[Row], settings: Sequence[str]) -> PageTable:
-    """The selections at a glance; of more than MOST_ROWS those that the repeats contradict come first."""
-    shown = list(readable(rows, settings))
-    short = len(shown) > MOST_ROWS
-    if short:
-        shown.sort(key=lambda row: not (row["contradicted"] or row.get("bound_contradicted")))
-    caption = wording.overview_caption(MOST_ROWS, len(shown)) if short else None
-    figures, title = of_numbers("target", "FDR", "power"), wording.OVERVIEW_TITLE
-    columns = [*labels(settings), "selection", "procedure"]
-    table = Table(*columns, *figures, "the repeats", title=title, caption=caption)
-    for row in shown[:MOST_ROWS]:
-        cells = f"{row['target']:g}", cell(row, "fdr"), cell(row, "power"), wording.outcome(row)
-        table.add_row(*(str(row[setting]) for setting in settings), row["selection"], row["procedure"], *cells)
-    return page_table(table)

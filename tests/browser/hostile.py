@@ -8,23 +8,21 @@ import numpy as np
 import pyarrow as pa
 from report_run import build_run
 from signed import sign
+from test_trial import facts_of, swept_rows
 
 from pipeline.audit.detection import Estimate
-from pipeline.audit.drawn import AlphaCurve, GroupCounts
 from pipeline.audit.evaluation import BLIND, ComparedDocuments, DetectorEvaluation, Evaluated, Evaluation
 from pipeline.audit.manifest import read_run, write_manifest
+from pipeline.audit.selected import AlphaCurve, GroupCounts
 from pipeline.config.models import ModelConfig
 from pipeline.report.evaluation_page import roc_figures, write_evaluation
 from pipeline.report.page import write_report
-from pipeline.selection.in_memory import Scores
 from pipeline.store.files import Store
-from pipeline.trial.config import build_trial
-from pipeline.trial.figures import selection_figures
-from pipeline.trial.repeats import Pool, measure
-from pipeline.trial.table import selection_rows, selection_table
-from pipeline.trial.trial import trial_page
+from pipeline.trial.page import selection_figures, trial_page
+from pipeline.trial.table import selection_table
 
 CALL = "document.documentElement.dataset.ran='{}';alert('{}')"
+CURVE = (np.linspace(0, 1, 101), np.linspace(0, 1, 101) ** 0.5)
 
 
 def script(place: str) -> str:
@@ -63,45 +61,19 @@ def hostile_run(folder: Path) -> Store:
 
 
 def write_run_page(folder: Path) -> Path:
-    """The page of a run."""
     return Path(write_report(hostile_run(folder)))
 
 
 def write_trial_page(folder: Path) -> Path:
-    """The page of a trial over two values of alpha."""
     folder.mkdir(parents=True)
-    generator = np.random.default_rng(0)
-    trained = np.arange(300) < 100
-    columns = {name: generator.normal(size=300) + 2.5 * trained for name in ("loss", "min_k")}
-    scores = Scores(columns, generator.integers(-(2**62), 2**62, 300), pa.nulls(300, pa.string()))
-    pool = Pool([f"d{i}" for i in range(300)], np.arange(300), trained, np.ones(300, dtype=bool), scores)
-    config, points = build_trial(
-        {
-            "run": str(folder),
-            "model": {"path": f"models/{script('model')}"},
-            "documents": {"path": f"{script('file')}.jsonl"},
-            "detectors": ["loss", "min_k"],
-            "selections": [{"name": "members", "detectors": ["loss"], "alpha": 0.2}],
-            "repeats": 20,
-            "sweep": {"selections.0.alpha": [0.1, 0.2]},
-        }
-    )
-    settings = ["selections.0.alpha"]
-    rows = []
-    for point in points:
-        rows += selection_rows(point.settings, point.config.selections, measure(pool, point.config, 0))
-    facts = {
-        "documents": 300,
-        "left_out": {"too_short": 2},
-        "config": config.model_dump(mode="json"),
-        "version": "0",
-        "models": [{"path": script("model")}],
-        "selections": rows,
-    }
-    curve = (np.linspace(0, 1, 101), np.linspace(0, 1, 101) ** 0.5)
+    config, rows, settings = swept_rows()
+    changes = {"model": ModelConfig(path=f"models/{script('model')}")}
+    changes["documents"] = config.documents.model_copy(update={"path": f"{script('file')}.jsonl"})
+    config = config.model_copy(update=changes)
+    facts = facts_of(rows, config, script("model"))
     images = [
         *selection_figures(rows, settings),
-        *roc_figures({"loss": curve}, {"loss": 2 / 3}, ("trained", "untrained")),
+        *roc_figures({"loss": CURVE}, {"loss": 2 / 3}, ("trained", "untrained")),
     ]
     page = trial_page(config, facts, settings, [selection_table(rows, settings)], images, [script("report")])
     path = folder / "trial.html"
@@ -110,7 +82,6 @@ def write_trial_page(folder: Path) -> Path:
 
 
 def write_evaluation_page(folder: Path) -> Path:
-    """The page of an evaluation in two groups."""
     store = hostile_run(folder)
     rows = [
         DetectorEvaluation(
@@ -141,6 +112,5 @@ def write_evaluation_page(folder: Path) -> Path:
         notices=[f"A notice that quotes {script('notice')}."],
         rows=rows,
     )
-    curve = (np.linspace(0, 1, 101), np.linspace(0, 1, 101) ** 0.5)
-    curves = {BLIND: curve, "loss": curve, "min_k(k=0.1)": curve}
+    curves = dict.fromkeys((BLIND, "loss", "min_k(k=0.1)"), CURVE)
     return Path(write_evaluation(store, Evaluated(evaluation, curves, {"seen": 60, "unseen": 60}, 60, True, 0)))

@@ -1,6 +1,6 @@
 """Rounds in which eight processes take over the lock of a dead one; prints how many rounds had so many winners.
 
-python contend.py FOLDER ROUNDS MOUNT, where MOUNT is local (the kernel locks a file) or network.
+python contend.py FOLDER MOUNT, where MOUNT is local (the kernel locks a file) or network.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 
 CONTENDERS = 8
-AT_ONCE = 5
-"""Rounds: most of the time of one goes by in waiting for the dead."""
+ROUNDS = 5
+"""At once: most of the time of one goes by in waiting for the winner's heart."""
 
 
 def leave(url: str) -> None:
@@ -41,32 +41,29 @@ def contend(url: str, start: Any, winners: Any, end: Any) -> None:
     os._exit(0)
 
 
-def main(folder: str, rounds: int) -> None:
+def main(folder: str) -> None:
     """Print the count of rounds by their number of winners."""
     fork = multiprocessing.get_context("fork")
-    counts: Counter[int] = Counter()
-    for first in range(0, rounds, AT_ONCE):
-        begun = []
-        for number in range(first, min(first + AT_ONCE, rounds)):
-            url = f"{folder}/{number}"
-            dead = fork.Process(target=leave, args=(url,))
-            dead.start()
-            dead.join()
-            start, end, winners = fork.Barrier(CONTENDERS), fork.Event(), fork.SimpleQueue()
-            processes = [fork.Process(target=contend, args=(url, start, winners, end)) for _ in range(CONTENDERS)]
-            for process in processes:
-                process.start()
-            begun.append((processes, winners, end))
-        for processes, winners, _ in begun:
-            counts[sum(winners.get() is not None for _ in processes)] += 1
-        for processes, _, end in begun:
-            end.set()
-            for process in processes:
-                process.join()
-    print(json.dumps(counts))
+    begun = []
+    for number in range(ROUNDS):
+        url = f"{folder}/{number}"
+        dead = fork.Process(target=leave, args=(url,))
+        dead.start()
+        dead.join()
+        start, end, winners = fork.Barrier(CONTENDERS), fork.Event(), fork.SimpleQueue()
+        processes = [fork.Process(target=contend, args=(url, start, winners, end)) for _ in range(CONTENDERS)]
+        for process in processes:
+            process.start()
+        begun.append((processes, winners, end))
+    print(json.dumps(Counter(sum(winners.get() is not None for _ in processes) for processes, winners, _ in begun)))
+    for processes, _, end in begun:
+        end.set()
+        for process in processes:
+            process.join()
 
 
 if __name__ == "__main__":
-    if sys.argv[3] == "network":
+    if sys.argv[2] == "network":
         lock_module.LOCAL_FILE_SYSTEMS = frozenset()
-    main(sys.argv[1], int(sys.argv[2]))
+    lock_module.HEARTBEAT_SECONDS = 1.0
+    main(sys.argv[1])

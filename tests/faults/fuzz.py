@@ -22,7 +22,7 @@ with atheris.instrument_imports(include=["pipeline"]):
     from oracles import READERS, parquet_file, parquet_footer
 
     import pipeline.config.yaml
-    import pipeline.corpus.shards  # noqa: F401
+    import pipeline.corpus.inputs  # noqa: F401
 
 
 CONFIGURATION = b"""run: r

@@ -20,9 +20,8 @@ from pipeline.config.corpus import CorpusConfig, LimitsConfig, SourceConfig
 from pipeline.config.yaml import build, read_mapping
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import extent_of
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import number_rows, plan_shards
 from pipeline.errors import UserError
 
 LIMITS = LimitsConfig(document_bytes=300, shard_documents=200, unpacked_bytes=100_000)

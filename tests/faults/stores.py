@@ -20,6 +20,21 @@ ROOT = Path(__file__).parents[2]
 Fault = Literal["refused", "lost"] | None  # not done; done, and the answer does not come
 
 
+RUBBISH = {
+    "nothing": b"",
+    "half": b'{"state": "run',
+    "list": b"[1]",
+    "null": b"null",
+    "bytes": b"\xff\x00",
+    "types": b'{"schema": 1, "state": 3, "owner": 3, "pid": "many", "driver": [], "starts": "9", "deaths": 1, "at": 0}',
+    "deaths": b'{"driver": "local", "starts": 1, "deaths": {"0+1": "two"}, "at": null}',
+    "brackets": b"[" * 20_000,
+    "digits": b'{"starts": ' + b"9" * 5_000 + b"}",
+    "version": b'{"schema": 99}',
+}
+"""What may stand in a JSON file of a run directory in place of its content."""
+
+
 class ObjectStore(AbstractFileSystem):
     """Objects in memory, each request whole: creations only where the name is absent, listings that miss nothing."""
 

@@ -14,10 +14,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.small_model import WORDS
-from pipeline.models import beginnings, tokens
-from pipeline.models.beginnings import Vocabulary, first_length, vocabulary_of
+from pipeline.models import tokens
 from pipeline.models.load import LanguageModel
-from pipeline.models.tokens import tokenize
+from pipeline.models.tokens import Vocabulary, first_length, tokenize, vocabulary_of
 
 WORDS_AND_SIGNS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
 CL100K = WORDS_AND_SIGNS + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -88,8 +87,8 @@ def test_kept_tokens_are_those_of_the_whole_text(kind: str, texts: list[str], ma
     tokenizer = tokenizer_of(kind)
     whole = tokens._encode(tokenizer, max_tokens, texts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beginnings, "CHARACTERS_A_TOKEN", 2)
-        patch.setattr(beginnings, "WHOLE_CHARACTERS", 0)
+        patch.setattr(tokens, "CHARACTERS_A_TOKEN", 2)
+        patch.setattr(tokens, "WHOLE_CHARACTERS", 0)
         assert tokenize(tokenizer, texts, max_tokens) == whole
     assert tokenize(tokenizer, texts, max_tokens) == whole
 
@@ -99,7 +98,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     lengths: list[int] = []
     encode = tokens._encode
 
-    def count(tokenizer: object, max_tokens: int, texts: list[str]) -> list[beginnings.Tokens]:
+    def count(tokenizer: object, max_tokens: int, texts: list[str]) -> list[tokens.Tokens]:
         lengths.extend(map(len, texts))
         return encode(tokenizer, max_tokens, texts)
 
@@ -140,7 +139,7 @@ def test_the_end_of_a_text_may_decide_its_first_token() -> None:
     assert len(set(firsts)) > 1
     for count in (3000, 3001, 3002):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(beginnings, "WHOLE_CHARACTERS", 0)
+            patch.setattr(tokens, "WHOLE_CHARACTERS", 0)
             kept = tokenize(tokenizer, ["7" * count], 4)
         assert kept == tokens._encode(tokenizer, 4, ["7" * count])
 

@@ -19,8 +19,7 @@ from pipeline.audit.plan import make_plan
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.inputs import find_inputs, stamp_of
-from pipeline.corpus.shards import plan_shards
+from pipeline.corpus.inputs import find_inputs, plan_shards, stamp_of
 from pipeline.errors import UserError
 from pipeline.stages import worker
 from pipeline.stages.base import Placement
@@ -54,25 +53,6 @@ def long_audit(folder: Path, model: Path, **settings: Any) -> Path:
     """An audit of one large file, so that an edit in its middle shows at neither end."""
     texts = [sentence(i, 2000) for i in range(20)]
     return write_audit(folder, model, texts, max_tokens=16, resources={"shard_bytes": 60_000}, **settings)
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "shards.json"])
-def test_a_deleted_or_damaged_manifest_is_noticed_and_written_again(
-    tmp_path: Path, tiny_model_folder: Path, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    path = long_audit(tmp_path, tiny_model_folder)
-    run(path)
-    file, summary = tmp_path / "run" / name, tmp_path / "run/selection/members/summary.json"
-    whole, answer = file.read_bytes(), summary.read_bytes()
-    file.unlink()
-    run(path)
-    assert f"{name} is missing" in caplog.text
-    assert (file.read_bytes(), summary.read_bytes()) == (whole, answer)
-    caplog.clear()
-    file.write_bytes(whole.replace(b'"audit', b'"audiT', 1))
-    run(path)
-    assert f"{name} is damaged: its content is not what was written" in caplog.text
-    assert (file.read_bytes(), summary.read_bytes()) == (whole, answer)
 
 
 def test_a_deleted_manifest_hides_no_change_of_an_input(
@@ -118,6 +98,9 @@ def test_an_input_that_was_edited_between_two_stages_is_seen(tmp_path: Path, tin
     assert not list(read_receipts(store, "score"))
 
 
+# --- Parquet footers
+
+
 @pytest.mark.slow
 def test_an_input_that_is_edited_while_a_run_reads_it_gives_no_answer(
     tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,9 +119,6 @@ def test_an_input_that_is_edited_while_a_run_reads_it_gives_no_answer(
     with pytest.raises(UserError, match=r"audit\.jsonl changed since stage score read it \(shard audit-000000\)"):
         run(path)
     assert not (tmp_path / "run/selection").exists()
-
-
-# --- Parquet footers
 
 
 def footer_counts(path: Path) -> Iterator[int]:

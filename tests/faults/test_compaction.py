@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -79,30 +78,18 @@ def test_a_late_attempt_at_a_compacted_shard_gets_the_receipt_that_counts(store:
     assert list(read_receipts(store, "score"))[3] == late
 
 
-def _cut(data: bytes) -> bytes:
-    return data[: len(data) // 2]
-
-
-def _nothing(data: bytes) -> bytes:
-    return b""
-
-
-def _flipped(data: bytes) -> bytes:
-    return data[:-20] + bytes([data[-20] ^ 1]) + data[-19:]
-
-
-@pytest.mark.parametrize("damage", [_cut, _nothing, _flipped])
-def test_a_damaged_compaction_is_passed_over_and_replaced(store: Store, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_compaction_is_passed_over_and_replaced(store: Store) -> None:
     compact_receipts(store, "score")
     (name,) = names(store)
     whole = store.read(f"compacted/score/{name}")
-    store.write(f"compacted/score/{name}", damage(whole))
-    store.begin()
-    assert shards_of(store) == SHARDS
-    compact_receipts(store, "score")
-    store.begin()
-    assert store.read(f"compacted/score/{name}") == whole
-    assert shards_of(store) == SHARDS
+    for damaged in (whole[: len(whole) // 2], b"", whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:]):
+        store.write(f"compacted/score/{name}", damaged)
+        store.begin()
+        assert shards_of(store) == SHARDS
+        compact_receipts(store, "score")
+        store.begin()
+        assert store.read(f"compacted/score/{name}") == whole
+        assert shards_of(store) == SHARDS
 
 
 def test_a_damaged_receipt_is_named_whether_it_was_compacted_before_or_after(store: Store) -> None:

@@ -19,8 +19,7 @@ from pipeline.audit.description import load_config
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats.parquet import check_chunks, text_bytes_of
-from pipeline.corpus.inputs import find_inputs
-from pipeline.corpus.shards import plan_shards
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.errors import UserError
 
 HERE = Path(__file__).parent

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +16,6 @@ from made_up import sentence
 from rich.console import Console
 
 from pipeline.audit.description import load_config
-from pipeline.audit.status import run_status
 from pipeline.config.models import ModelConfig
 from pipeline.errors import ExitCode, FullError, UserError
 from pipeline.models.load import open_model
@@ -75,12 +74,6 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         pytest.skip(f"this user may not mount a small disk: {done.stderr.strip()}")
     yield SmallDisk(folder)
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def rows(folder: Path) -> dict[str, list[dict[str, object]]]:
-    """The rows that the receipts name, by shard."""
-    receipts = {path.stem: json.loads(path.read_text()) for path in (folder / "receipts/score").glob("*.json")}
-    return {shard: pq.read_table(folder / receipt["data"]).to_pylist() for shard, receipt in receipts.items()}
 
 
 def check_nothing_is_half_written(disk: SmallDisk) -> None:
@@ -155,30 +148,6 @@ def test_an_attempt_that_a_full_disk_ended_counts_as_no_death_of_its_worker(disk
     assert AttemptLog(store, "score/one", "one", "driver").record.deaths == {}
 
 
-@pytest.mark.parametrize(
-    "left",
-    [pytest.param(4_096, marks=pytest.mark.slow), pytest.param(40_960, marks=pytest.mark.slow), 81_920],
-    ids="{} bytes left".format,
-)
-def test_a_run_on_a_full_disk_ends_with_3_and_goes_on_when_there_is_space(
-    make_audit: MakeAudit, disk: SmallDisk, tmp_path: Path, left: int
-) -> None:
-    path = make_audit([sentence(i) for i in range(30)], run=str(disk.folder / "run"))
-    disk.fill(left)
-    reporter = Reporter(Console(quiet=True))
-    with pytest.raises(FullError, match="no space left for run directory") as caught:
-        run_audit(load_config(str(path)), reporter)
-    assert caught.value.exit_code == 3
-    check_nothing_is_half_written(disk)
-    if (disk.folder / "run/manifest.json").exists() and (disk.folder / "run/shards.json").exists():
-        assert run_status(str(disk.folder / "run")).state == "incomplete"
-    disk.empty()
-    assert run_audit(load_config(str(path)), reporter).exit_code == 0
-    elsewhere = run_audit(load_config(str(path), [f"run={tmp_path / 'elsewhere'}"]), reporter)
-    assert rows(disk.folder / "run") == rows(tmp_path / "elsewhere")
-    assert elsewhere.selections[0].n_selected == run_status(str(disk.folder / "run")).selections[0].n_selected
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("left", [40_960, 81_920], ids="{} bytes left".format)
@@ -194,18 +163,6 @@ def test_actors_on_a_full_disk_leave_nothing_half_written(make_audit: MakeAudit,
     assert run_audit(load_config(str(path)), reporter).exit_code == 0
 
 
-@pytest.mark.slow
-def test_the_command_on_a_full_disk_says_one_line_and_ends_with_3(make_audit: MakeAudit, disk: SmallDisk) -> None:
-    path = make_audit(run=str(disk.folder / "run"))
-    disk.fill()
-    command = [sys.executable, "-m", "ray_jobs.cli", "run", str(path), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 3
-    assert done.stderr.splitlines()[-1].startswith("seenset: no space left for run directory")
-    assert "Traceback" not in done.stderr
-    assert disk.files() == []
-
-
 TRAINING = FinetuneConfig(epochs=2, batch_size=4, learning_rate=1e-3, dtype="float32", rank=4, seed=1)
 
 
@@ -214,28 +171,14 @@ def test_a_training_on_a_full_disk_leaves_no_half_of_a_checkpoint_or_an_adapter(
     tiny_model_folder: Path, disk: SmallDisk, left: int
 ) -> None:
     opened = open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
-    texts = [sentence(i) for i in range(12)]
+    texts, options = [sentence(i) for i in range(12)], TrainingOptions(checkpoint_seconds=0.0)
+    training = partial(train, opened.model, opened.tokenizer, texts, TRAINING, disk.folder / "adapter", options)
     disk.fill(left)
     with pytest.raises(FullError, match="no space left for"):
-        train(
-            opened.model,
-            opened.tokenizer,
-            texts,
-            TRAINING,
-            disk.folder / "adapter",
-            TrainingOptions(checkpoint_seconds=0.0),
-        )
+        training()
     assert all(name == ".adapter.checkpoint" for name in disk.files())
     disk.empty()
-    result = train(
-        opened.model,
-        opened.tokenizer,
-        texts,
-        TRAINING,
-        disk.folder / "adapter",
-        TrainingOptions(checkpoint_seconds=0.0),
-    )
-    assert result.steps == 6
+    assert training().steps == 6
     assert all(name.startswith("adapter/") for name in disk.files())
 
 

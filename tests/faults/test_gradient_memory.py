@@ -17,7 +17,7 @@ from pipeline.models.load import LanguageModel
 from pipeline.passes.gradient import coverage_of, gradient_norms
 
 IDS = [list(range(1, 120)), list(range(3, 90))]
-PASSES = 6
+PASSES = 3
 
 
 class Memory(TorchDispatchMode):

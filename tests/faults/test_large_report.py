@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from report_run import amend, build_run
 
-from pipeline.audit.score_shards import ScoreHistogram
+from pipeline.audit.selected import ScoreHistogram
 from pipeline.store.files import Store
 from pipeline.store.pieces import write_pieces
 from pipeline.store.receipts import FileRecord, Receipt, read_receipts, write_receipt

@@ -19,13 +19,13 @@ from bounded_memory import run_within
 from datasets import Dataset
 
 from pipeline.audit.description import build_config
+from pipeline.audit.manifest import reconciled_shards, write_shards
 from pipeline.audit.plan import make_plan
-from pipeline.audit.shard_table import reconciled_shards, write_shards
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import LIMITS
 from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard, shard_fingerprint
-from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 
@@ -68,9 +68,6 @@ IMPORTS = """
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.corpus.documents import read_shard
-from pipeline.config.corpus import SourceConfig
-from pipeline.corpus.formats import format_of
-from pipeline.corpus.shard import InputFile, whole_shard
 from pipeline.errors import UserError
 """
 
@@ -88,23 +85,13 @@ def test_a_line_of_400_mebibytes_costs_its_document_and_no_memory(long_line: Pat
     assert lines[0] == ("0 ('too_large', '419,430,413 bytes, more than limits.document_bytes, which is 67,108,864')")
 
 
-@pytest.mark.slow
 def test_files_that_are_one_line_are_refused_with_the_figure(tmp_path: Path) -> None:
-    write_packed(tmp_path / "one.jsonl.zst", [(b'{"text": "', 1), (MEBIBYTE, 200)])
-    (tmp_path / "one.csv.gz").write_bytes(gzip.compress(MEBIBYTE * 80, 1))
-    code = f"""
-    for name in ("one.jsonl.zst", "one.csv.gz"):
-        try:
-            entry = InputFile("audit", name, {str(tmp_path)!r} + "/" + name, format_of(name).name, 0, None, "")
-            format_of(name).columns(whole_shard(entry, SourceConfig(path=name)))
-        except UserError as error:
-            print(error)
-    """
-    assert run_within(700, IMPORTS, code).splitlines() == [
-        "one.jsonl.zst: its first line has more bytes than limits.document_bytes, which is 67,108,864",
-        "one.csv.gz is not a readable CSV file: its first record has more than 67,108,864 characters "
-        "(limits.document_bytes)",
-    ]
+    (tmp_path / "one.jsonl").write_bytes(b'{"text": "' + MEBIBYTE)
+    (tmp_path / "one.csv.gz").write_bytes(gzip.compress(MEBIBYTE, 1))
+    with pytest.raises(UserError, match=r"its first line has more bytes than limits.document_bytes, which is 1,000"):
+        planned(tmp_path / "one.jsonl", document_bytes=1000)
+    with pytest.raises(UserError, match=r"its first record has more than 1,000 characters \(limits.document_bytes\)"):
+        planned(tmp_path / "one.csv.gz", document_bytes=1000)
 
 
 def test_more_documents_than_a_shard_may_have_fail_it_with_the_figure(tmp_path: Path) -> None:

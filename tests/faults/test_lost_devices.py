@@ -3,130 +3,57 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
 from made_up import sentence
+from recorder import Recorder, shards_of, stage_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.plain_loop import process
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
-from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.shard import Shard
+from pipeline.corpus.documents import read_shard
 from pipeline.errors import ExitCode, LostDeviceError
 from pipeline.models.devices import check_lost
 from pipeline.models.load import open_model, open_paraphraser
 from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.paraphrase import Draws, ParaphraseFailure, ParaphraseSettings, draw_paraphrases
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, model_digests, rows_schema
+from pipeline.stages.base import Entry, Output, Placement, model_digests
 from pipeline.stages.local import finish_shards
 from pipeline.stages.process import read_rows
 from pipeline.stages.registry import stages_of
-from pipeline.store.attempts import LOCAL_DRIVER
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt
 
 ASSERT = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`"
-PLUGIN = '''
-import torch
-from pipeline.detectors.base import FORWARD, detector
-
-lost = False
-
-@detector(needs={FORWARD: ["log_prob"]})
-def sticky(evidence):
-    """A device that a text breaks, for as long as the process lives."""
-    global lost
-    lost = lost or any("assertion" in text for text in evidence.texts)
-    if lost:
-        raise RuntimeError("CUDA error: device-side assert triggered")
-    return evidence[FORWARD].log_prob.sum(1)
-'''
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Of the stage of these tests: none."""
+class OnDevice(Recorder):
+    """Works on a device that a text may break; it then refuses every text, as CUDA does."""
 
-
-class OnDevice:
-    """Counts characters on a device that a text may break; it then refuses every text, as CUDA does."""
-
-    def __init__(self, stage: Stage, placement: Placement) -> None:
-        self.window = Window(8)
-        self.batch_size: BatchSize | None = BatchSize(40)
-        self.lost = False
-
-    def open(self, shard: Shard, store: Store, output: Output) -> None:
-        """Nothing is read."""
-
-    def prepare(self, documents: list[Document], inputs: None, output: Output) -> list[Entry]:
-        return [Entry(document, len(document.text), document.text) for document in documents]
+    lost = False
 
     def work(self, batch: list[Entry], output: Output) -> None:
         self.lost = self.lost or any("assertion" in entry.work for entry in batch)
         if self.lost:
             raise torch.AcceleratorError(ASSERT)
-        for entry in batch:
-            output.keep(entry.document, length=len(entry.work))
-
-
-def stage_and_shards(tmp_path: Path, texts: list[str], shard_bytes: int = 1 << 30) -> tuple[Stage, list[Shard], Store]:
-    path = tmp_path / "audit.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    settings = {
-        "run": str(tmp_path / "run"),
-        "model": {"path": "none"},
-        "corpus": {"audit": {"path": str(path)}},
-        "resources": {"shard_bytes": shard_bytes},
-    }
-    config = build_config(settings)
-    schema = rows_schema(("length", pa.int64()))
-    stage = Stage("lengths", "lengths", schema, Settings(), None, 0, OnDevice, model_digests())
-    return stage, list(make_plan(config).shards), Store(config.run)
-
-
-def filed(stage: Stage, shard: Shard, store: Store, driver: str) -> Receipt | None:
-    """The receipt of a shard, or None where a new process must go on."""
-    try:
-        return process(stage, OnDevice(stage, Placement()), shard, store, driver)
-    except LostDeviceError:
-        return None
-
-
-@pytest.mark.parametrize("driver", ["some", LOCAL_DRIVER])
-def test_a_document_that_loses_the_device_is_the_only_one_without_a_result(driver: str, tmp_path: Path) -> None:
-    texts = [f"document {number}" for number in range(20)]
-    texts[7] = "an assertion"
-    stage, (shard,), store = stage_and_shards(tmp_path, texts)
-    attempts = 1
-    while (receipt := filed(stage, shard, store, driver)) is None:
-        attempts += 1
-    assert attempts <= 5
-    assert (receipt.n_scored, receipt.reasons) == (19, {"model_error": 1})
-    assert "its worker was killed" in read_rows(stage, shard, store)[7]["problem"]
+        super().work(batch, output)
 
 
 @pytest.mark.parametrize("delay", [0, 0.5])
 def test_without_a_cluster_the_run_ends_in_one_line_and_its_log_names_what_was_in_flight(
     delay: float, tmp_path: Path
 ) -> None:
-    texts = [f"document {number}" for number in range(20)]
-    texts[7] = "an assertion"
-    stage, shards, store = stage_and_shards(tmp_path, texts, shard_bytes=60)
-    assert len(shards) > 4
+    texts = [[f"document {4 * shard + row}" for row in range(4)] for shard in range(5)]
+    texts[1][3] = "an assertion"
+    shards, store = shards_of(tmp_path, *texts)
+    stage = replace(stage_of(), make=OnDevice, digest=model_digests())
     events = finish_shards(stage, shards, store, workers=1)
     with pytest.raises(LostDeviceError) as raised:  # a driver that is slow to hear of it: no other shard is begun
         deque((time.sleep(delay) for _ in events), maxlen=0)
@@ -135,8 +62,8 @@ def test_without_a_cluster_the_run_ends_in_one_line_and_its_log_names_what_was_i
     assert "device-side assert triggered" in line
     assert "the same command goes on" in line
     assert "\n" not in line
-    (name,) = store.names("attempts/lengths", ".json")
-    log = store.read_json(f"attempts/lengths/{name}")
+    (name,) = store.names("attempts/turns", ".json")
+    log = store.read_json(f"attempts/turns/{name}")
     rows = {int(entry.removeprefix("work ")) for entry in log["at"] if entry.startswith("work ")}
     (shard,) = [shard for shard in shards if f"{shard.id}.json" == name]
     in_flight = [document.text for document in read_shard(shard) if document.row in rows]
@@ -147,7 +74,7 @@ def test_without_a_cluster_the_run_ends_in_one_line_and_its_log_names_what_was_i
         except LostDeviceError:
             continue
         break
-    receipts = [store.read_json(f"receipts/lengths/{shard.id}.json") for shard in shards]
+    receipts = [store.read_json(f"receipts/turns/{shard.id}.json") for shard in shards]
     assert sum(receipt["n_scored"] for receipt in receipts) == 19
 
 
@@ -174,37 +101,6 @@ def test_only_an_error_after_which_the_device_answers_no_more_loses_it(monkeypat
     monkeypatch.setattr(torch.cuda, "synchronize", refuse)
     with pytest.raises(LostDeviceError):
         check_lost(RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["local", "ray"])
-def test_a_sticky_error_costs_a_run_one_document(cluster: str, make_audit: Callable[..., Path], tmp_path: Path) -> None:
-    plugin = tmp_path / "sticky_device.py"
-    plugin.write_text(PLUGIN)
-    texts = [sentence(number) for number in range(60)]
-    texts[31] += " assertion"
-    resources = {"cluster": cluster, "shard_bytes": 1500, "actors": 1, "batch_tokens": 128}
-    path = make_audit(
-        texts, detectors=["loss", "sticky"], resources=resources, error_budget=0.5, **{"import": [str(plugin)]}
-    )
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "COLUMNS": "400"}
-    codes = []
-    for _ in range(5):
-        command = [sys.executable, "-m", "ray_jobs.cli", "run", str(path)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-        codes.append(ended.returncode)
-        if ended.returncode == ExitCode.DONE:
-            break
-        assert ended.returncode == ExitCode.INCOMPLETE, ended.stderr
-        (line,) = [line for line in ended.stderr.splitlines() if "device" in line]
-        assert "the same command goes on" in line
-    assert codes[-1] == ExitCode.DONE
-    assert len(codes) == 1 if cluster == "ray" else 2 <= len(codes) <= 4
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert status["state"] == "complete"
-    reasons = [json.loads(file.read_text()) for file in (tmp_path / "run" / "receipts" / "score").glob("*.json")]
-    assert sum(receipt["n_quarantined"] for receipt in reasons) == 1
-    assert sum(receipt["n_in"] for receipt in reasons) == 100
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from claimed_device import ClaimedDevices, ClaimedTensor, real
 
-from pipeline.passes.gradient_head import gram
+from pipeline.passes.gradient import gram
 
 
 @pytest.mark.parametrize("names", [["default", "out", "dtype", "dtype_out"], ["default", "out"]], ids=["2.8", "2.6"])

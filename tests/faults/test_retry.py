@@ -16,7 +16,7 @@ from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.audit.manifest import read_run
-from pipeline.audit.retry import withdraw_refused
+from pipeline.audit.repair import withdraw_refused
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import spent_before
 from pipeline.errors import ExitCode, StopError, UserError
@@ -112,7 +112,9 @@ def test_draws_that_a_document_had_before_its_fault_are_kept(tmp_path: Path, tin
     assert again == never
 
 
-def test_log_probabilities_that_failed_are_asked_again(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_log_probabilities_that_failed_are_asked_again(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = True
 
     def behave(prompt: str, attempt: int) -> str:
@@ -128,7 +130,9 @@ def test_log_probabilities_that_failed_are_asked_again(tmp_path: Path, tiny_mode
         folder = tmp_path / "run"
         assert len(rows(folder)) == 31
         broken, before = False, len(server.bodies)
-        retry(folder)
+        monkeypatch.chdir(tmp_path)
+        retry(Path("run"))
+        assert json.loads((folder / "manifest.json").read_text())["config"]["run"] == str(folder)
         assert len(rows(folder)) == 34
         assert len(server.bodies) == before + len(FAILING) + 1, "and the way in which it tells them is tried"
         run(path, f"run={tmp_path / 'never failed'}")
@@ -158,38 +162,6 @@ def test_a_retry_that_is_stopped_at_any_step_goes_on_as_the_run_does(tmp_path: P
         run(path)
         assert len(server.bodies) == before + 2 * len(FAILING)
         run(path, f"run={tmp_path / 'never failed'}")
-    assert content(folder) == content(tmp_path / "never failed")
-
-
-FLAKY = '''
-from pathlib import Path
-from seenset import FORWARD, detector
-
-@detector(needs={FORWARD: ["log_prob"]})
-def flaky(evidence):
-    """As loss, while nothing is wrong with the machine."""
-    if Path(FLAG).exists() and any(" 3 " in text for text in evidence.texts):
-        raise RuntimeError("the machine is ill")
-    return (evidence[FORWARD].log_prob * evidence[FORWARD].mask).sum(1) / evidence[FORWARD].mask.sum(1)
-'''
-
-
-def test_documents_that_failed_at_scoring_are_scored_again_to_the_same_bytes(
-    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flag = tmp_path / "ill"
-    (tmp_path / "flaky.py").write_text(FLAKY.replace("FLAG", repr(str(flag))))
-    settings = {"import": [str(tmp_path / "flaky.py")], "detectors": ["loss", "flaky"], "error_budget": 0.5}
-    path = write_audit(tmp_path, tiny_model_folder, AUDIT, UNSEEN, selections=SELECTIONS, **settings)
-    flag.touch()
-    run(path)
-    folder = tmp_path / "run"
-    assert rows(folder).keys() == {*(f"audit-{i}" for i in range(20) if i != 3), *(f"unseen-{i}" for i in range(14))}
-    flag.unlink()
-    monkeypatch.chdir(tmp_path)
-    retry(Path("run"))
-    assert json.loads((folder / "manifest.json").read_text())["config"]["run"] == str(folder)
-    run(path, f"run={tmp_path / 'never failed'}")
     assert content(folder) == content(tmp_path / "never failed")
 
 

@@ -15,9 +15,8 @@ from made_up import sentence
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
 
 

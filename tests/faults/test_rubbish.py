@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,25 +11,13 @@ from pathlib import Path
 import pytest
 from commands import ended
 from made_up import sentence, write_audit
+from stores import RUBBISH
 
 from pipeline.errors import UserError
 from pipeline.store.attempts import AttemptLog, interrupted_work
 from pipeline.store.files import Store
 
 MakeAudit = Callable[..., Path]
-
-RUBBISH = {
-    "nothing": b"",
-    "half": b'{"state": "run',
-    "list": b"[1]",
-    "null": b"null",
-    "bytes": b"\xff\x00",
-    "types": b'{"schema": 1, "state": 3, "driver": [], "starts": "many", "deaths": 1, "at": {}}',
-    "deaths": b'{"driver": "local", "starts": 1, "deaths": {"0+1": "two"}, "at": null}',
-    "brackets": b"[" * 20_000,
-    "digits": b'{"starts": ' + b"9" * 5_000 + b"}",
-    "version": b'{"schema": 99}',
-}
 
 
 @pytest.fixture(scope="module")
@@ -69,26 +58,23 @@ def test_rubbish_in_a_file_of_a_run_is_one_line_that_names_it(
     assert (name in errors) or absent
 
 
-@pytest.mark.parametrize("name", ["status.json", "manifest.json", "shards.json", "attempts/score/audit-000000.json"])
-def test_a_run_heals_rubbish_and_states_what_it_writes_again(
-    finished: Path,
-    tmp_path: Path,
-    name: str,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished.parent / "run", run)
-    place = run / name
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(b"[" * 20_000)
-    code = ended("run", str(finished), "--set", f"run={run}")
-    errors = capsys.readouterr().err
-    assert code == 0, errors
-    assert json.loads((run / "status.json").read_bytes())["state"] == "complete"
-    if name in ("manifest.json", "shards.json"):
-        assert f"{run}/{name} is damaged" in caplog.text
-        assert "it is written again" in caplog.text
+def test_a_run_heals_rubbish_and_states_what_it_writes_again(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = finished.parent / "run"
+    (run / "attempts/score").mkdir(parents=True, exist_ok=True)
+    kept = {
+        run / name: (run / name).read_bytes()
+        for name in ("manifest.json", "shards.json", "selection/members/summary.json")
+    }
+    for name, *others in (("manifest.json", "status.json", "attempts/score/audit-000000.json"), ("shards.json",)):
+        for rubbish in (name, *others):
+            (run / rubbish).write_bytes(b"[" * 20_000)
+        assert ended("run", str(finished)) == 0
+        assert json.loads((run / "status.json").read_bytes())["state"] == "complete"
+        assert re.search(rf"{run}/{name} is damaged: .*[:;] it is written again", caplog.text)
+    (run / "shards.json").unlink()
+    assert ended("run", str(finished)) == 0
+    assert "shards.json is missing" in caplog.text
+    assert {path: path.read_bytes() for path in kept} == kept
 
 
 def test_a_folder_in_place_of_a_file_is_one_line(tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ import pytest
 from made_up import sentence
 
 from pipeline.audit.description import build_config, load_config
+from pipeline.audit.manifest import read_shards, reconciled_shards, write_shards
+from pipeline.audit.overlap import repeated_ids
 from pipeline.audit.plan import make_plan
-from pipeline.audit.repeated_ids import repeated_ids
+from pipeline.audit.records import SHARDS_FILE
 from pipeline.audit.selected import ORDER, STRENGTH, write_selected
-from pipeline.audit.shard_table import SHARDS_FILE, read_shards, reconciled_shards, write_shards
 from pipeline.corpus.near_copies import (
     BLOCK,
     SKETCH,
@@ -46,6 +47,8 @@ from pipeline.store.receipts import Receipt
 from ray_jobs.actors import bundles, map_shards, packed, shards_in
 
 MANY = 200_000
+
+
 SHARD = Shard("audit-0", "audit", "a.jsonl", "/a.jsonl", "jsonl", 0, 9, 0, None, "c", "text", None, None)
 
 SORTING = """

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ended
+from commands import here
 from made_up import sentence
 from pydantic import ValidationError
 from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.audit.summary import Summary
-from pipeline.errors import ExitCode, UserError
+from pipeline.errors import UserError
 from pipeline.series.scans import Schedule, read_schedule
 from pipeline.store.files import Store
 from pipeline.store.ledger import append_entry
@@ -62,10 +62,15 @@ def answers_in(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_run_takes_a_place_selects_at_its_level_and_files_its_answer(
-    scan: Callable[..., Path], tmp_path: Path
+def test_a_run_takes_the_place_that_its_plan_says_selects_at_its_level_and_files_its_answer(
+    scan: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = scan()
+    text, _ = here(capsys, "plan", path)
+    assert "series: this would be scan 1 of 4, at level 0.05 of alpha 0.2 (spend)" in text
+    assert f"series: it would open ledger {tmp_path / 'ledger'}" in text
+    assert "selection members (bh, members, alpha 0.05)" in text
+    assert not (tmp_path / "ledger").exists()
     (summary,), text = run(path)
     assert "series: scan 1 of 4, at level 0.05 (spend)" in text
     assert summary.alpha == 0.05
@@ -81,6 +86,14 @@ def test_a_run_takes_a_place_selects_at_its_level_and_files_its_answer(
     assert one.filing is not None
     assert [answer.name for answer in one.filing.selections] == ["members"]
     assert "nothing has changed since" in run(path)[1]
+    text, _ = here(capsys, "plan", path, "--limit", "5")
+    for part in ("this would be scan 2 of 4", "this run has place 1 already", "a sample is a scan too"):
+        assert part in text
+    folder = str(tmp_path / "run")
+    for name in ("00000002.json", "00000001.json"):
+        (tmp_path / "ledger" / name).unlink()
+    with pytest.raises(UserError, match=r"this run was scan 1 of ledger .*, in which 0 places are taken"):
+        select_again(folder, [])
 
 
 @pytest.mark.slow
@@ -222,28 +235,6 @@ def test_an_evaluation_is_no_scan(scan: Callable[..., Path], tmp_path: Path, set
         load_config(str(path), overrides, labelled=True)
 
 
-@pytest.mark.slow
-def test_plan_says_which_place_a_scan_would_get_and_what_could_be_selected_there(
-    scan: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = scan()
-    assert ended("plan", str(path)) == ExitCode.DONE
-    text = capsys.readouterr().out
-    assert "series: this would be scan 1 of 4, at level 0.05 of alpha 0.2 (spend)" in text
-    assert f"series: it would open ledger {tmp_path / 'ledger'}" in text
-    assert "selection members (bh, members, alpha 0.05)" in text
-    assert not (tmp_path / "ledger").exists()
-    run(path)
-    assert ended("plan", str(path), "--limit", "5") == ExitCode.DONE
-    text = capsys.readouterr().out
-    assert "this would be scan 2 of 4" in text
-    assert "this run has place 1 already" in text
-    assert "a sample is a scan too" in text
-    (tmp_path / "ledger" / "00000001.json").unlink()
-    assert ended("plan", str(path)) == ExitCode.USER_ERROR
-    assert "entry 1 is missing" in capsys.readouterr().err
-
-
 def test_a_ledger_in_the_working_directory_alone_is_not_opened_anew_elsewhere(
     scan: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,18 +244,6 @@ def test_a_ledger_in_the_working_directory_alone_is_not_opened_anew_elsewhere(
     monkeypatch.chdir(elsewhere)
     with pytest.raises(UserError, match=r"series\.ledger: weekly is in the working directory and not beside"):
         load_config(str(scan(ledger="weekly")))
-
-
-@pytest.mark.slow
-def test_a_ledger_that_has_forgotten_the_place_of_an_answer_is_refused(
-    scan: Callable[..., Path], tmp_path: Path
-) -> None:
-    path = scan()
-    run(path)
-    for name in ("00000002.json", "00000001.json"):
-        (tmp_path / "ledger" / name).unlink()
-    with pytest.raises(UserError, match=r"this run was scan 1 of ledger .*, in which 0 places are taken"):
-        select_again(str(tmp_path / "run"), [])
 
 
 @pytest.mark.parametrize("setting", ["series", "against"])

@@ -90,53 +90,6 @@ ray.shutdown()
 cluster.shutdown()
 """
 
-LOSE_ALL = """
-import json, os, signal, subprocess, sys, time
-from pathlib import Path
-from ray.cluster_utils import Cluster
-
-audit, folder = sys.argv[1], Path(sys.argv[2])
-
-def new_cluster():
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.add_node(num_cpus=1)
-    cluster.wait_for_nodes()
-    return cluster
-
-def begin(cluster):
-    command = [sys.executable, "-m", "ray_jobs.cli", "run", audit, "--set", f"run={folder}",
-               "--set", "resources.cluster=ray"]
-    environment = {**os.environ, "RAY_ADDRESS": cluster.address, "NODE_OF_TEST": "any"}
-    return subprocess.Popen(command, env=environment, start_new_session=True, text=True,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-def wait_for(more, process):
-    folder_of_receipts = folder / "receipts" / "score"
-    end = len(list(folder_of_receipts.glob("*.json"))) + more
-    while len(list(folder_of_receipts.glob("*.json"))) < end and process.poll() is None:
-        time.sleep(0.05)
-    return process.poll()
-
-os.environ["NODE_OF_TEST"] = "any"
-cluster = new_cluster()
-codes = []
-killed = begin(cluster)
-codes.append(wait_for(3, killed))
-os.killpg(killed.pid, signal.SIGKILL)
-killed.wait()
-lost = begin(cluster)
-codes.append(wait_for(3, lost))
-for node in [cluster.head_node, *cluster.worker_nodes]:
-    cluster.remove_node(node, allow_graceful=False)
-_, errors = lost.communicate()
-codes.append(lost.returncode)
-cluster = new_cluster()
-last = begin(cluster)
-_, others = last.communicate()
-codes.append(last.returncode)
-print(json.dumps({"codes": codes, "error": errors.splitlines()[-1:], "last": others[-500:]}))
-cluster.shutdown()
-"""
 
 ONLY_HERE = """
 import json, os, sys
@@ -232,13 +185,6 @@ def test_a_late_node_is_used_a_lost_one_is_not_missed_and_the_slowest_is_not_wai
     receipts = list(read_receipts(Store(str(tmp_path / "there")), "score"))
     assert sum(receipt.n_scored for receipt in receipts) == 150
     assert not any(receipt.n_quarantined for receipt in receipts)
-
-
-def test_a_killed_driver_and_then_a_lost_head_cost_nothing_but_time(audit: Path, tmp_path: Path) -> None:
-    outcome = outcome_of(LOSE_ALL, audit, tmp_path / "there")
-    assert outcome["codes"] == [None, None, 3, 0], outcome
-    assert "is lost" in str(outcome["error"])
-    assert digests(tmp_path / "there") == digests(tmp_path / "here")
 
 
 def test_a_model_that_one_node_lacks_is_one_line_with_the_node_and_the_mend(

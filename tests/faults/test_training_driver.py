@@ -15,7 +15,7 @@ from stores import ROOT
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import BusyError
-from pipeline.models.adapters import RECORD
+from pipeline.models.load import RECORD
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig
 from ray_jobs import finetune
@@ -109,7 +109,7 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 from pipeline.config.models import ModelConfig
-from pipeline.models.adapters import RECORD
+from pipeline.models.load import RECORD
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig
 from ray_jobs import finetune

@@ -19,11 +19,18 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import ExitCode, IncompleteError, LostDeviceError, UserError
 from pipeline.models.load import fingerprint_model, open_model
-from pipeline.models.switching import Adapters
-from pipeline.training import loss as loss_module
+from pipeline.models.sharing import Adapters
 from pipeline.training import memory as memory_module
-from pipeline.training.loss import batch_loss, hidden_states
-from pipeline.training.memory import PassSize, bytes_of_token, explained, layers_of, pass_size, recomputed
+from pipeline.training.memory import (
+    PassSize,
+    batch_loss,
+    bytes_of_token,
+    explained,
+    hidden_states,
+    layers_of,
+    pass_size,
+    recomputed,
+)
 from pipeline.training.steps import ProcessGroup
 from pipeline.training.train import TrainingOptions, train
 
@@ -75,7 +82,7 @@ class Largest(TorchDispatchMode):
 
 def gradients(model: Any, elements: int, monkeypatch: pytest.MonkeyPatch) -> tuple[float, dict[str, torch.Tensor], int]:
     """The loss of the documents, the gradients, and the elements of the largest tensor, with so many logits at once."""
-    monkeypatch.setitem(loss_module.PIECE_ELEMENTS, "cpu", elements)
+    monkeypatch.setitem(memory_module.PIECE_ELEMENTS, "cpu", elements)
     model.zero_grad(set_to_none=True)
     with Largest() as largest:
         loss, count = batch_loss(model, DOCUMENTS)
@@ -128,7 +135,7 @@ def test_a_model_with_another_tail_is_trained_from_its_own_logits(monkeypatch: p
 
     model.get_base_model().register_forward_hook(sharpen)
     whole_loss, whole, _ = gradients_of_all(model)
-    monkeypatch.setitem(loss_module.PIECE_ELEMENTS, "cpu", 400)
+    monkeypatch.setitem(memory_module.PIECE_ELEMENTS, "cpu", 400)
     loss, parts, _ = gradients_of_all(model)
     assert (loss, parts.keys()) == (whole_loss, whole.keys())
 
@@ -180,8 +187,8 @@ def kept_bytes(model: Any) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_what_a_token_keeps_is_foretold_within_15_percent(recomputes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(loss_module.PIECE_ELEMENTS, "cpu", 100 * 4000)
-    monkeypatch.setattr(loss_module, "SHORT_TOKENS", 0)  # attention as on a GPU: no whole matrix of it is kept
+    monkeypatch.setitem(memory_module.PIECE_ELEMENTS, "cpu", 100 * 4000)
+    monkeypatch.setattr(memory_module, "SHORT_TOKENS", 0)  # attention as on a GPU: no whole matrix of it is kept
     model = adapted(llama(4000, hidden_size=64, intermediate_size=192, num_hidden_layers=4))
     foretold = bytes_of_token(model, CONFIG, recomputes)
     documents = [[place % 4000 for place in range(256)]] * 4

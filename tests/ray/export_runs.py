@@ -9,26 +9,27 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from commands import user_error
 from made_up import sentence
 
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.description import build_config
 from pipeline.audit.diagnostics import blind_file
-from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest
+from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest, write_shards
 from pipeline.audit.plan import make_plan
 from pipeline.audit.records import write_part
 from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
-from pipeline.audit.shard_table import write_shards
 from pipeline.corpus.documents import ContentDigest, Document, id_key, read_shard, text_key
+from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.near_copies import sketch
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import number_rows
+from pipeline.export.export import Exported, write_export
+from pipeline.export.request import ExportRequest
 from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.stages.score import score_schema
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, write_receipt
-from pipeline.store.tables import write_filed
+from pipeline.store.receipts import Receipt, write_filed, write_receipt
 
 KNOWN = 15
 """Documents that calibrate."""
@@ -81,7 +82,7 @@ def finished_run(
     sign = 1 if direction == "members" else -1
     for shard in shards:
         far = 50.0 * sign if shard.role == "audit" else 0.0
-        _score(store, shard, lambda document, far=far: far if chosen(document) else -far)
+        file_scores(store, shard, lambda document, far=far: far if chosen(document) else -far)
     manifest = Manifest(
         config=config,
         limit=limit,
@@ -99,7 +100,24 @@ def finished_run(
     return config.run
 
 
-def _score(store: Store, shard: Shard, raised: Callable[[Document], float]) -> None:
+def export(run: str, out: object = None, **request: Any) -> Exported:
+    """Export a run into a folder or to a URL."""
+    return write_export(ExportRequest(run, None if out is None else str(out), **request))
+
+
+def refusal(run: str, out: object = None, **request: Any) -> str:
+    """The one line of an export that is refused."""
+    return user_error(export, run, out, **request)
+
+
+def whole_shard(path: Path, form: str) -> Shard:
+    """A shard of all of a file."""
+    values = {"start": 0, "stop": None, "first_row": 0, "max_rows": None, "content": "", "text": "text"}
+    columns = {"id_column": None, "group_column": None}
+    return Shard(id="a", role="audit", name=path.name, path=str(path), format=form, **columns, **values)
+
+
+def file_scores(store: Store, shard: Shard, raised: Callable[[Document], float], column: str = "loss") -> None:
     """File made-up scores of a shard, as scoring would: documents that cannot be read go to quarantine."""
     content, rows, refused, ids = ContentDigest(), [], [], set[str]()
     for document in read_shard(shard, content):
@@ -120,11 +138,11 @@ def _score(store: Store, shard: Shard, raised: Callable[[Document], float]) -> N
                 "truncated": False,
                 "text_key": text_key(document.text),
                 "sketch": sketch(document.text),
-                "loss": noise + raised(document),
+                column: noise + raised(document),
             }
         )
     data, quarantine = f"scores/{shard.id}-a.parquet", f"quarantine/{shard.id}-a.parquet"
-    files = {data: write_filed(store, data, pa.Table.from_pylist(rows, schema=score_schema(["loss"])))}
+    files = {data: write_filed(store, data, pa.Table.from_pylist(rows, schema=score_schema([column])))}
     if refused:
         files[quarantine] = write_filed(store, quarantine, pa.Table.from_pylist(refused, schema=QUARANTINE_SCHEMA))
     reasons = [entry["reason"] for entry in refused]

@@ -21,8 +21,7 @@ from pipeline.stages.base import Placement
 from pipeline.stages.process import filed_rows
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
-from pipeline.store.tables import write_filed
+from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_filed, write_receipt
 from pipeline.trial.config import Point, TrialConfig
 from pipeline.trial.trial import TrialOutcome, carry_out
 from ray_jobs.audit import Outcome, run_audit, run_plan

@@ -17,16 +17,15 @@ from rich.console import Console
 from signed import sign
 
 from pipeline.audit.description import build_config, load_config
-from pipeline.audit.evidence import DocumentEvidence, evidence_file, read_evidence
 from pipeline.audit.machine import LocalMachine
 from pipeline.audit.manifest import read_run
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import each_in_turn, read_scored
 from pipeline.audit.select import Answering, select_all
+from pipeline.audit.top_documents import DocumentEvidence, evidence_file, read_evidence
 from pipeline.stages import tokens
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt
-from pipeline.trial.config import TrialConfig, audit_of
 from ray_jobs.audit import run_plan
 from ray_jobs.evidence import token_reader
 from ray_jobs.progress import Reporter
@@ -173,7 +172,9 @@ def test_selecting_again_keeps_what_was_read_and_asks_no_model(copied: Path, ope
     assert all(one.pieces == shown[doc_id].pieces for doc_id, one in seen.items())
     assert opened == []
     lines = answer(copied)
+    count = len(evidence(copied, "fused") | evidence(copied))
     assert lines[0].startswith("evidence: reading ")
+    assert lines[-1] == f"evidence: {count} of {count} documents have it"
     assert files(copied) == before, "a run makes it as it was"
 
 
@@ -245,29 +246,6 @@ def test_a_model_behind_an_endpoint_gives_none(copied: Path) -> None:
     sign(Store(str(copied)))
     answer(copied)
     assert files(copied) == {}
-
-
-def test_a_trial_reads_no_document_once_more(tiny_model_folder: Path) -> None:
-    source = {"path": "documents.jsonl"}
-    trial = TrialConfig.model_validate(
-        {
-            "run": "r",
-            "model": {"path": str(tiny_model_folder)},
-            "documents": source,
-            "detectors": ["loss"],
-            "selections": [{"name": "members", "detectors": ["loss"]}],
-        }
-    )
-    assert audit_of(trial, trial.model, dict.fromkeys(("audit", "unseen", "seen"), "a.parquet")).evidence == 0
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_a_cluster_and_threads_come_to_the_same_bytes(once: Path, tmp_path: Path) -> None:
-    wanted = files(once / "run")
-    for name, *place in (("threads", "resources.actors=3"), ("cluster", "resources.cluster=ray", "resources.actors=2")):
-        run(once / "audit.yaml", f"run={tmp_path / name}", *place)
-        assert files(tmp_path / name) == wanted, name
 
 
 @pytest.mark.slow

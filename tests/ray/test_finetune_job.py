@@ -15,12 +15,11 @@ from safetensors.torch import load_file
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
-from pipeline.models.adapters import RECORD
-from pipeline.models.load import fingerprint_model, open_model
+from pipeline.models.load import RECORD, fingerprint_model, open_model
 from pipeline.store.files import Store
 from pipeline.training.adapter import adapter_key
+from pipeline.training.steps import read_zero_settings
 from pipeline.training.train import FinetuneConfig, train
-from pipeline.training.zero import read_zero_settings
 from ray_jobs import finetune
 from ray_jobs.finetune import AdapterJob, train_adapters, zero_for
 

@@ -17,8 +17,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.documents import text_key
 from pipeline.errors import UserError
-from pipeline.models.adapters import RECORD
-from pipeline.models.load import open_model
+from pipeline.models.load import RECORD, open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.trial.config import build_trial

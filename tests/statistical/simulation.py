@@ -11,13 +11,11 @@ import numpy as np
 from scipy.special import ndtr
 
 from pipeline.config.selection import Direction
-from pipeline.selection.conformal import Grid, calibrate, ranks
-from pipeline.selection.evalues import dependence_factor
-from pipeline.selection.fusion import statistic
+from pipeline.selection.conformal import Grid, RankCounts, calibrate, ranks
 from pipeline.selection.procedures.estimating import default_lambda
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
-from pipeline.selection.step_up import harmonic_bound
+from pipeline.selection.procedures.td4eval import statistic
+from pipeline.selection.step_up import dependence_factor, harmonic_bound
 
 Percentiles = Callable[[np.random.Generator, int], np.ndarray]
 

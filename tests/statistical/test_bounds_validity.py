@@ -11,9 +11,8 @@ from simulation import MODEL_A, Setting, beta, draw
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.bounds import bounds_of_lists, wrong_in_list
-from pipeline.selection.conformal import calibrate, ranks
-from pipeline.selection.in_memory import Scores, answer_all
-from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.conformal import RankCounts, calibrate, ranks
+from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.step_up import step_up
 
 SURE = Fraction(95, 100)

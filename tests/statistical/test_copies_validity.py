@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from simulation import Estimate
 
-from pipeline.audit.copies import NearCopies
 from pipeline.audit.dependence import breaks_bounds, inflation, is_unsafe
+from pipeline.audit.summary import NearCopies
 from pipeline.selection.bounds import bounds_of_lists
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 
 ALPHA = Fraction(1, 10)
 SURE = Fraction(95, 100)

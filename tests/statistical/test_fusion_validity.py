@@ -17,18 +17,21 @@ from simulation import Estimate, leave_one_out, reconformal
 
 from benchmarks.selection import run_passes
 from pipeline.selection import knockoff as knockoffs
-from pipeline.selection.conformal import Sample, calibrate, halves, ranks
-from pipeline.selection.fusion import (
+from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, ranks
+from pipeline.selection.procedures import PROCEDURES
+from pipeline.selection.procedures.adadetect import fit_score
+from pipeline.selection.procedures.td4eval import (
     Weights,
-    find_threshold,
     fuse,
     statistic,
     symmetric_weights,
-    weights,
 )
-from pipeline.selection.procedures import PROCEDURES
-from pipeline.selection.procedures.adadetect import fit_score
-from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.procedures.td4eval import (
+    find_fused_threshold as find_threshold,
+)
+from pipeline.selection.procedures.td4eval import (
+    fusion_weights as weights,
+)
 from pipeline.selection.step_up import step_up
 
 TABLE_SE = 0.002

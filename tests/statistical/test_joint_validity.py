@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from simulation import Estimate
 
-from pipeline.selection.conformal import calibrate, ranks
+from pipeline.selection.conformal import RankCounts, calibrate, ranks
 from pipeline.selection.joint import JointEvidence, joint_select
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 
 ALPHA = Fraction(1, 10)
 MODELS = 3

@@ -16,13 +16,12 @@ from simulation import Estimate, Setting, draw, gaussian
 from test_fusion_validity import TABLE_SE, Detectors, against
 
 from pipeline.selection.calibrations import simes_grid
-from pipeline.selection.conformal import Grid, calibrate, ranks
-from pipeline.selection.fusion import statistic, symmetric_weights
+from pipeline.selection.conformal import Grid, RankCounts, calibrate, ranks
 from pipeline.selection.procedures.adadetect import fit_discriminant, fit_score
 from pipeline.selection.procedures.estimating import default_lambda
 from pipeline.selection.procedures.known import decide_by_scores, known_scores
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.procedures.td4eval import statistic, symmetric_weights
 from pipeline.selection.thresholds import Moments
 
 ALPHA = Fraction(1, 10)

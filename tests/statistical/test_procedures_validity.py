@@ -16,12 +16,10 @@ import pytest
 from simulation import Estimate, Setting, beta, draw, gaussian, last_ranks, simulate
 from test_validity import ALPHA, HARD, tolerance
 
-from pipeline.selection.calibrations import simes_grid
-from pipeline.selection.conformal import Grid, calibrate, ranks, tie_draws
-from pipeline.selection.groups import calibrate_by_group, pool, ranks_by_group
+from pipeline.selection.calibrations import calibrate_by_group, pool, ranks_by_group, simes_grid
+from pipeline.selection.conformal import Grid, RankCounts, calibrate, ranks, tie_draws
 from pipeline.selection.procedures.estimating import jkbb
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 
 # ---------------------------------------------------------------- estimators of the null proportion
 

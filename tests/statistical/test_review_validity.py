@@ -9,7 +9,7 @@ import pytest
 from simulation import Estimate
 
 from pipeline.config.selection import SelectionConfig
-from pipeline.selection.in_memory import Scores, answer_all
+from pipeline.selection.engine import Scores, answer_all
 
 ALPHA, N, M, MEMBERS, LISTED, RUNS = 0.1, 400, 200, 40, 40, 1_500
 NULLS = (M - MEMBERS) / M

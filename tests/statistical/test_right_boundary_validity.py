@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from simulation import Estimate, Setting, simulate
 
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 
 ALPHA = Fraction(1, 10)
 CELLS = 2_000  # equally likely p-values of a null; every lambda is one of them

@@ -16,13 +16,12 @@ from simulation import Estimate
 from pipeline.config.selection import Rule, SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.bounds import wrong_in_list
-from pipeline.selection.conformal import Grid
+from pipeline.selection.conformal import Grid, RankCounts
 from pipeline.selection.engine import refuse_uncovered
-from pipeline.selection.evalues import dependence_factor, largest_e_rank
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import decide_in_slot
 from pipeline.selection.schedule import ZETA, Level, Slot, fewest_in_slot, known_in_slot, share_of
+from pipeline.selection.step_up import dependence_factor, largest_e_rank
 
 ALPHA = Fraction(1, 10)
 SCANS, M, N = 12, 80, 9_599  # alpha (N + 1) / (SCANS M) is 1: the error of spend without members is all of alpha

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from simulation import Estimate
 
-from pipeline.selection.conformal import calibrate, ranks
+from pipeline.selection.conformal import RankCounts, calibrate, ranks
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 
 PAGE_SE = 0.002
 

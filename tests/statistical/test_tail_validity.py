@@ -7,9 +7,9 @@ import pytest
 from scipy.stats import binom
 from test_blind_validity import Means
 
-from pipeline.audit.blind import blind_of, word_counts, word_model
+from pipeline.audit.blind import TAIL_LEVEL as LEVEL
+from pipeline.audit.blind import blind_of, blind_tail, cauchy, word_counts, word_model
 from pipeline.audit.halvings import Compared, HeldOut, held_out
-from pipeline.audit.tail import LEVEL, blind_tail, cauchy
 
 RUNS = 200
 FEATURES = 20

@@ -16,11 +16,10 @@ from simulation import Estimate, Percentiles, Setting, beta, draw, gaussian, las
 
 from benchmarks.selection import count_procedures
 from pipeline.config.selection import Direction
-from pipeline.selection.conformal import calibrate, ranks
+from pipeline.selection.conformal import RankCounts, calibrate, ranks
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.estimating import strict
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 
 ALPHA = Fraction(1, 10)
 TABLE_SE = 0.002

@@ -22,12 +22,14 @@ from pipeline.selection.versions import (
     MIRROR,
     MaskedOrder,
     VersionScores,
+    log_e_values,
     mirrored_list,
     preference_residuals,
     rank_step_up,
+    redraw_p_value,
+    uniformity_p_value,
     version_ranks,
 )
-from pipeline.selection.versions_collection import log_e_values, redraw_p_value, uniformity_p_value
 
 TENTH, HALF = Fraction(1, 10), Fraction(1, 2)
 TABLE = 0.02

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from simulation import Estimate
 
-from pipeline.selection.conformal import calibrate, ranks
+from pipeline.selection.conformal import RankCounts, calibrate, ranks
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.weighted import (
     calibrate_weighted,
     least_ranks,

@@ -20,7 +20,6 @@ from transformers import (
 from pipeline.models.load import LanguageModel
 from pipeline.models.opened import Tail
 from pipeline.passes import forward as module
-from pipeline.passes import sweep_kernel
 from pipeline.passes.forward import forward
 from pipeline.passes.statistics import MODIFIED_ORDERS, STATISTICS
 from pipeline.passes.sweep_triton import BLOCK, fused_sweep
@@ -201,13 +200,13 @@ def test_a_forward_pass_with_the_kernel_is_that_without_it(kind, monkeypatch, ca
     lm = LanguageModel(model, None, torch.device("cpu"), None)
     ids = [torch.randint(0, VOCABULARY, (length,)).tolist() for length in (4, 2, 1)]
     calls = []
-    kernel = sweep_kernel.fused
-    monkeypatch.setattr(sweep_kernel, "_proofs", {})
-    monkeypatch.setattr(sweep_kernel, "fused", lambda *given: calls.append(given) or kernel(*given))
+    kernel = module.fused
+    monkeypatch.setattr(module, "_proofs", {})
+    monkeypatch.setattr(module, "fused", lambda *given: calls.append(given) or kernel(*given))
     fused = forward(lm, ids, STATISTICS)
     assert len(calls) >= 2  # the proof, and the pass
     assert not caplog.records
-    monkeypatch.setattr(sweep_kernel, "interpreted", False)
+    monkeypatch.setattr(module, "interpreted", False)
     plain = forward(lm, ids, STATISTICS)
     for name in ("log_prob", "mean", "variance", "m_entropy"):
         torch.testing.assert_close(getattr(fused, name), getattr(plain, name), rtol=1e-5, atol=1e-5)
@@ -219,7 +218,7 @@ def test_a_forward_pass_with_the_kernel_is_that_without_it(kind, monkeypatch, ca
 
 @pytest.mark.parametrize("fault", ["wrong by .1%", "fails", "is not there", "has no memory"])
 def test_a_kernel_that_does_not_prove_itself_is_left_out_with_a_line_in_the_log(fault, monkeypatch, caplog):
-    kernel = sweep_kernel.fused
+    kernel = module.fused
 
     def faulty(*given):
         if fault == "wrong by .1%":
@@ -228,17 +227,17 @@ def test_a_kernel_that_does_not_prove_itself_is_left_out_with_a_line_in_the_log(
             torch.OutOfMemoryError("CUDA out of memory") if fault == "has no memory" else RuntimeError("no compiler\n")
         )
 
-    monkeypatch.setattr(sweep_kernel, "fused", None if fault == "is not there" else faulty)
-    monkeypatch.setattr(sweep_kernel, "_proofs", {})
+    monkeypatch.setattr(module, "fused", None if fault == "is not there" else faulty)
+    monkeypatch.setattr(module, "_proofs", {})
     torch.manual_seed(0)
     lm = LanguageModel(LlamaForCausalLM(LlamaConfig(**LLAMA)).eval(), None, torch.device("cpu"), None)
     if fault == "has no memory":
         with pytest.raises(torch.OutOfMemoryError):
             forward(lm, [[1, 2, 3]], STATISTICS)
-        assert sweep_kernel._proofs == {}
+        assert module._proofs == {}
         return
     statistics = [forward(lm, [[1, 2, 3]], STATISTICS) for _ in range(2)]
-    monkeypatch.setattr(sweep_kernel, "interpreted", False)
+    monkeypatch.setattr(module, "interpreted", False)
     plain = forward(lm, [[1, 2, 3]], STATISTICS)
     assert all(torch.equal(each.variance, plain.variance) for each in statistics)
     expected = {

@@ -10,18 +10,8 @@ from typing import Any
 import jsonpatch
 import yaml
 
-KNOWN = {
-    "apiVersion",
-    "kind",
-    "namespace",
-    "resources",
-    "patches",
-    "configMapGenerator",
-    "generatorOptions",
-    "images",
-    "replacements",
-}
-CLUSTER_WIDE = {"Namespace"}
+KNOWN = {"apiVersion", "kind", "namespace", "resources", "patches", "configMapGenerator", "generatorOptions", "images"}
+KNOWN |= {"replacements"}
 LOCAL = "config.kubernetes.io/local-config"
 Object = dict[str, Any]
 
@@ -34,60 +24,34 @@ def render(folder: Path) -> list[Object]:
     """The objects of a kustomization, in no order that means anything."""
     (plan,) = read_all(folder / "kustomization.yaml")
     assert set(plan) <= KNOWN, f"{folder}: {sorted(set(plan) - KNOWN)} is not rendered here"
-    assert plan["kind"] == "Kustomization"
     objects: list[Object] = []
     for entry in plan["resources"]:
-        place = folder / entry
-        objects += render(place) if place.is_dir() else read_all(place)
-    objects += [_config_map(folder, entry, plan) for entry in plan.get("configMapGenerator", [])]
+        objects += render(folder / entry) if (folder / entry).is_dir() else read_all(folder / entry)
+    for entry in plan.get("configMapGenerator", []):
+        data = {name: (folder / name).read_text(encoding="utf-8") for name in entry["files"]}
+        objects.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": entry["name"]}, "data": data})
     for patch in plan.get("patches", []):
-        assert set(patch) in ({"target", "patch"}, {"target", "path"}), patch
         text = patch.get("patch") or (folder / patch["path"]).read_text(encoding="utf-8")
-        _patch(objects, patch["target"], yaml.safe_load(text))
+        one = _chosen(objects, patch["target"])
+        one.update(jsonpatch.apply_patch(one, yaml.safe_load(text)))
     for one in objects:
-        if "namespace" in plan and one["kind"] not in CLUSTER_WIDE:
+        if "namespace" in plan and one["kind"] != "Namespace":
             one["metadata"]["namespace"] = plan["namespace"]
+    for holder in containers(objects):
         for image in plan.get("images", []):
-            _rename(one, image)
-    for replacement in plan.get("replacements", []):
-        _replace(objects, replacement)
+            if holder["image"] == image["name"]:
+                holder["image"] = f"{image['newName']}:{image['newTag']}"
+    for replacement in plan.get("replacements", []):  # of the template of a job by the whole of another
+        for target in replacement["targets"]:
+            assert (replacement["source"]["fieldPath"], target["fieldPaths"]) == ("spec", ["spec.jobTemplate"])
+            job = copy.deepcopy(_chosen(objects, replacement["source"])["spec"])
+            _chosen(objects, target["select"])["spec"]["jobTemplate"] = job
     return [one for one in objects if LOCAL not in one["metadata"].get("annotations", {})]
 
 
-def _config_map(folder: Path, entry: Object, plan: Object) -> Object:
-    assert set(entry) == {"name", "files"}
-    assert plan["generatorOptions"] == {"disableNameSuffixHash": True}
-    data = {name: (folder / name).read_text(encoding="utf-8") for name in entry["files"]}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": entry["name"]}, "data": data}
-
-
 def _chosen(objects: list[Object], target: Object) -> Object:
-    assert set(target) == {"kind", "name"}
     (one,) = (x for x in objects if x["kind"] == target["kind"] and x["metadata"]["name"] == target["name"])
     return one
-
-
-def _patch(objects: list[Object], target: Object, operations: Any) -> None:
-    assert isinstance(operations, list), "only JSON 6902 patches are rendered here"
-    assert all(operation["op"] in ("add", "replace", "remove") for operation in operations)
-    one = _chosen(objects, target)
-    one.update(jsonpatch.apply_patch(one, operations))
-
-
-def _replace(objects: list[Object], replacement: Object) -> None:
-    assert set(replacement) == {"source", "targets"}
-    source = dict(replacement["source"])
-    assert source.pop("fieldPath") == "spec"
-    for target in replacement["targets"]:
-        assert set(target) == {"select", "fieldPaths"}
-        assert target["fieldPaths"] == ["spec.jobTemplate"]
-        _chosen(objects, target["select"])["spec"]["jobTemplate"] = copy.deepcopy(_chosen(objects, source)["spec"])
-
-
-def _rename(node: Any, image: Object) -> None:
-    for holder in containers(node):
-        if holder["image"] == image["name"]:
-            holder["image"] = f"{image['newName']}:{image['newTag']}"
 
 
 def containers(node: Any) -> Iterator[Object]:

@@ -27,20 +27,17 @@ from pipeline.audit.summary import (
 )
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SelectionConfig
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.keys import excerpt_of
-from pipeline.corpus.shards import number_rows, plan_shards
-from pipeline.selection.conformal import calibrate, ranks
+from pipeline.selection.conformal import RankCounts, calibrate, ranks
 from pipeline.selection.passes import PLAIN
 from pipeline.selection.procedures import Decision
 from pipeline.selection.procedures.estimating import strict
 from pipeline.selection.procedures.record import decide
 from pipeline.selection.promises import StrictAnswer
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import minimum_selectable
 from pipeline.store.files import Store
-from pipeline.store.receipts import FileRecord, Receipt, write_receipt
-from pipeline.store.tables import write_filed
+from pipeline.store.receipts import FileRecord, Receipt, write_filed, write_receipt
 
 SCRIPT = "<script>alert('selected')</script><img src=http://evil.example/x onerror=alert(1)>"
 SECRET = "Harvest of the unlikely orchard"

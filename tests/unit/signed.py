@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.audit.answers import run_digests
 from pipeline.audit.diagnostics import blind_file
 from pipeline.audit.digests import digests_file, digests_of, scores_digest, write_digests
-from pipeline.audit.records import MANIFEST_FILE, write_part
-from pipeline.audit.shard_table import SHARDS_FILE
+from pipeline.audit.records import MANIFEST_FILE, SHARDS_FILE, write_part
+from pipeline.audit.select import run_digests
 from pipeline.audit.status import STATUS_FILE
 from pipeline.audit.summary import BlindDiagnostic
 from pipeline.config.selection import HISTORY

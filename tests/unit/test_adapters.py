@@ -1,4 +1,4 @@
-"""The kinds of adapters, and trainings that several ranks share."""
+"""The kinds of adapters, trainings that several ranks share, and FSD, which switches adapters over one model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.small_model import WORDS, save_small_model
 from pipeline.config.models import ModelConfig
+from pipeline.detectors.base import FORWARD, LOWERCASE, Evidence, Pass, plan_passes
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
-from pipeline.models.adapters import RECORD
-from pipeline.models.load import LanguageModel, fingerprint_model, open_model
+from pipeline.models.load import RECORD, LanguageModel, fingerprint_model, open_model
+from pipeline.models.sharing import Adapters
+from pipeline.models.tokens import tokenize
+from pipeline.passes.forward import forward
+from pipeline.passes.gradient import gradient_norms
 from pipeline.training.adapter import linear_modules
-from pipeline.training.loss import batch_loss
-from pipeline.training.steps import ProcessGroup
+from pipeline.training.memory import batch_loss
+from pipeline.training.steps import ProcessGroup, read_zero_settings, zero_stage
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, encode, train
-from pipeline.training.zero import read_zero_settings, zero_stage
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % len(WORDS)] for j in range(5 + i % 9)) for i in range(22)]
 CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=5e-3, dtype="float32", rank=4, seed=3)
@@ -95,9 +99,11 @@ def test_every_kind_learns_and_is_the_same_once_loaded_or_merged(
     config = config_of(method=method, epochs=6, learning_rate=2e-2)
     result = train(opened.model, opened.tokenizer, TEXTS, config, tmp_path / "a")
     assert mean_loss(opened.model, opened.tokenizer) == before  # the base is as it was
-    assert {weight.dtype for weight in load_file(tmp_path / "a" / "adapter_model.safetensors").values()} == {
-        torch.float32
-    }
+    weights = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
+    if method == "ia3":  # inputs of the output of the feed-forward layer are scaled, and outputs of the others
+        for name, weight in weights.items():
+            assert weight.shape == ((1, 64) if "down_proj" in name else (weight.shape[0], 1)), name
     adapted = peft.PeftModel.from_pretrained(opened.model, str(tmp_path / "a"))
     loaded = mean_loss(adapted, opened.tokenizer)
     assert loaded < before - (0.01 if method == "ia3" else 0.05)  # a random model has little for IA3 to scale
@@ -105,28 +111,6 @@ def test_every_kind_learns_and_is_the_same_once_loaded_or_merged(
     adapted.unload()
     merged = open_model(ModelConfig(path=str(tiny_model_folder), adapter=str(tmp_path / "a"), dtype="float32"))
     assert mean_loss(merged.model, merged.tokenizer) == pytest.approx(loaded, abs=1e-4)
-
-
-@pytest.mark.parametrize("method", ["adalora", "ia3"])
-def test_a_killed_training_of_every_kind_ends_with_the_same_bytes(
-    method: str, opened: LanguageModel, tmp_path: Path
-) -> None:
-    config = config_of(method=method)
-
-    def kill(step: TrainingStep) -> None:
-        if step.step == 8:
-            raise KeyboardInterrupt
-
-    train(opened.model, opened.tokenizer, TEXTS, config, tmp_path / "whole")
-    arguments = (opened.model, opened.tokenizer, TEXTS, config, tmp_path / "cut")
-    with pytest.raises(KeyboardInterrupt):
-        train(*arguments, TrainingOptions(kill, checkpoint_seconds=0.0))
-    seen: list[TrainingStep] = []
-    train(*arguments, TrainingOptions(seen.append, checkpoint_seconds=0.0))
-    assert seen[0].step == 9
-    assert json.loads((tmp_path / "cut" / RECORD).read_text())["began_at"] == [0, 8]
-    for name in ("adapter_model.safetensors", "adapter_config.json"):
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_adalora_ends_with_the_mean_rank_that_was_asked_for(opened: LanguageModel, tmp_path: Path) -> None:
@@ -141,40 +125,26 @@ def test_adalora_ends_with_the_mean_rank_that_was_asked_for(opened: LanguageMode
         train(opened.model, opened.tokenizer, TEXTS, one_step, tmp_path / "b")
 
 
-def test_ia3_scales_the_inputs_of_the_feed_forward_output_and_the_outputs_of_the_others(
-    opened: LanguageModel, tmp_path: Path
-) -> None:
-    train(opened.model, opened.tokenizer, TEXTS, config_of(method="ia3"), tmp_path / "a")
-    for name, weight in load_file(tmp_path / "a" / "adapter_model.safetensors").items():
-        assert weight.shape == ((1, 64) if "down_proj" in name else (weight.shape[0], 1)), name
-
-
 @pytest.mark.parametrize("method", ["lora", "adalora", "ia3"])
 def test_target_modules_are_the_ones_that_are_trained(method: str, opened: LanguageModel, tmp_path: Path) -> None:
     config = config_of(method=method, target_modules=["q_proj", "layers.1.mlp.down_proj"])
     train(opened.model, opened.tokenizer, TEXTS, config, tmp_path / "a")
-    names = {
-        name.rsplit(".lora", 1)[0].rsplit(".ia3", 1)[0] for name in load_file(tmp_path / "a/adapter_model.safetensors")
-    }
+    files = load_file(tmp_path / "a/adapter_model.safetensors")
+    names = {name.rsplit(".lora", 1)[0].rsplit(".ia3", 1)[0] for name in files}
     ends = sorted(name.split("layers.")[1] for name in names)
     assert ends == ["0.self_attn.q_proj", "1.mlp.down_proj", "1.self_attn.q_proj"]
 
 
 def test_target_modules_that_do_not_exist_are_refused_with_those_that_do(opened: LanguageModel, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^target_modules: no linear layer 'q_prj' in the model; did you mean 'q_proj'\? "
-        r"known: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$",
-    ):
+    known = "known: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    line = rf"^target_modules: no linear layer 'q_prj' in the model; did you mean 'q_proj'\? {known}$"
+    with pytest.raises(UserError, match=line):
         train(opened.model, opened.tokenizer, TEXTS, config_of(target_modules=["v_proj", "q_prj"]), tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValidationError, match="target_modules is for adapters"):
         FinetuneConfig(method="full", target_modules=["q_proj"])
     with pytest.raises(ValidationError):
         FinetuneConfig(target_modules=[])
-
-
-def test_a_setting_that_is_unset_changes_no_name() -> None:
     assert "target_modules" not in FinetuneConfig().settings()
     assert FinetuneConfig(target_modules=["q_proj"]).settings()["target_modules"] == ["q_proj"]
 
@@ -194,6 +164,9 @@ def test_an_adapter_for_another_base_model_is_refused(
             fingerprint_model(config)
         with pytest.raises(UserError, match=r"^adapter .* is for another base model than [^\n]*$"):
             open_model(config)
+        alone = ModelConfig(path=str(tmp_path / other))
+        with pytest.raises(UserError, match=r"^adapter .* is for another base model: trained on weights [^\n]*$"):
+            Adapters(open_model(alone), {"a": tmp_path / "a"}, fingerprint_model(alone)["model"], alone.path)
     (tmp_path / "a" / RECORD).unlink()  # an adapter of other software says nothing of its base
     assert fingerprint_model(own)["model"] != base["model"]
 
@@ -211,14 +184,8 @@ def _rank(rank: int, size: int, folder: Path, root: Path) -> None:
     for method in SHARED:
         opened = open_model(ModelConfig(path=str(folder), dtype="float32"))
         group = ProcessGroup.joined()
-        train(
-            opened.model,
-            opened.tokenizer,
-            ODD,
-            config_of(method=method),
-            root / method,
-            TrainingOptions(processes=group),
-        )
+        options = TrainingOptions(processes=group)
+        train(opened.model, opened.tokenizer, ODD, config_of(method=method), root / method, options)
     distributed.destroy_process_group()
 
 
@@ -240,3 +207,83 @@ def test_ranks_that_share_each_batch_come_to_the_weights_of_one_process(
         ours, expected = load_file(tmp_path / method / file), load_file(alone / file)
         assert ours.keys() == expected.keys()
         assert max(float((ours[name] - expected[name]).abs().max()) for name in expected) < 1e-4
+
+
+# --- adapters that are switched over one model, and the scores' difference
+
+
+SOME = TEXTS[:12]
+KINDS = {"lora": {}, "ia3": {}, "adalora": {}, "narrow": {"method": "lora", "target_modules": ["q_proj", "down_proj"]}}
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An adapter of each kind, each with a record of its base."""
+    folder = tmp_path_factory.mktemp("adapters")
+    opened = open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
+    base = fingerprint_model(ModelConfig(path=str(tiny_model_folder)))
+    for name, own in KINDS.items():
+        settings = {"method": name, "epochs": 2, "batch_size": 4, "learning_rate": 5e-2, "dtype": "float32", **own}
+        train(
+            opened.model, opened.tokenizer, SOME, FinetuneConfig(**settings), folder / name, TrainingOptions(base=base)
+        )
+    return {name: folder / name for name in KINDS}
+
+
+def log_probs(lm: LanguageModel) -> torch.Tensor:
+    ids = [entry.ids for entry in tokenize(lm.tokenizer, SOME, 64)]
+    return forward(lm, ids, frozenset({"log_prob"})).log_prob
+
+
+def test_adapters_on_and_off_in_one_model_equal_separate_models(
+    tiny_model_folder: Path, adapters: dict[str, Path]
+) -> None:
+    config = ModelConfig(path=str(tiny_model_folder))
+    plain = log_probs(open_model(config))
+    one = open_model(config)
+    weights = sum(weight.numel() for weight in one.model.parameters())
+    base = fingerprint_model(config)["model"]
+    switched = Adapters(one, adapters, base, config.path)
+    assert sum(weight.numel() for weight in one.model.parameters()) == weights
+    for name in [*adapters, *reversed(adapters)]:
+        separate = log_probs(open_model(config.model_copy(update={"adapter": str(adapters[name])})))
+        with switched.on(name):
+            on = log_probs(one)
+        assert (on - separate).abs().max() < 1e-6 * separate.abs().max()
+        assert (on - plain).abs().max() > 1e-3
+        assert torch.equal(log_probs(one), plain)
+    with pytest.raises(RuntimeError), switched.on("lora"):
+        raise RuntimeError
+    ids = [entry.ids for entry in tokenize(one.tokenizer, SOME, 64)]
+    assert torch.equal(gradient_norms(one, ids), gradient_norms(open_model(config), ids))
+
+
+def test_fsd_is_the_score_without_the_adapter_less_the_score_with_it(
+    tiny_model_folder: Path, adapters: dict[str, Path]
+) -> None:
+    bases = ["loss", "zlib", "lowercase", {"min_k": {"k": 0.4}}, "min_k_plus_plus", {"renyi": {"order": 2}}]
+    detectors = parse_detectors([{"fsd": {"base": bases, "adapter": ["lora", "ia3"]}}])
+    passes = plan_passes(detectors)
+    texts = ("plain", "lowercase")
+    assert set(passes) == {Pass("forward", text=text, adapter=name) for text in texts for name in ("", "lora", "ia3")}
+    config = ModelConfig(path=str(tiny_model_folder))
+    one = open_model(config)
+    switched = Adapters(one, adapters, fingerprint_model(config)["model"], config.path)
+    found = {}
+    for needed, statistics in passes.items():
+        texts = SOME if needed.text == "plain" else [text.upper() for text in SOME]
+        with switched.on(needed.adapter):
+            found[needed] = forward(one, [entry.ids for entry in tokenize(one.tokenizer, texts, 64)], statistics)
+    evidence = Evidence(SOME, found)
+    for detector in detectors:
+        base = detector.arguments["base"]
+        name = detector.arguments["adapter"]
+        assert detector.column == f"fsd(base={base.column}, adapter={name})"
+        assert detector.signed
+        without = Evidence(SOME, {key: found[key] for key in (FORWARD, LOWERCASE)})
+        adapted = Evidence(SOME, {key: found[Pass("forward", text=key.text, adapter=name)] for key in without.passes})
+        difference = base.score(adapted) - base.score(without)
+        assert torch.equal(detector.score(evidence), -difference)
+        assert difference.abs().max() > 0
+    rises = parse_detectors([{"fsd": {"adapter": "lora"}}])[0].score(evidence)
+    assert rises.mean() < 0  # what the adapter was trained on is predicted better with it: nothing like a member

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ended
-from made_up import sentence
+from commands import ended, user_error
 
 from pipeline.audit.arithmetic import Deciding, decide_types, read_arithmetic, with_types
 from pipeline.audit.description import build_config
@@ -38,33 +37,24 @@ NEW_GPU = Processor(capability=(9, 0), free=100 << 30)
 
 
 @pytest.mark.parametrize(
-    ("processor", "stored", "opened"),
+    ("processor", "types"),
     [
-        (NEW_GPU, "bfloat16", "bfloat16"),
-        (NEW_GPU, "float16", "float16"),
-        (NEW_GPU, "float32", "float32"),
-        (OLD_GPU, "bfloat16", "float32"),
-        (OLD_GPU, "float16", "float16"),
-        (OLD_GPU, "float32", "float32"),
-        (NEW_CPU, "bfloat16", "bfloat16"),
-        (NEW_CPU, "float16", "float32"),
-        (NEW_CPU, "float32", "float32"),
-        (OLD_CPU, "bfloat16", "float32"),
-        (OLD_CPU, "float16", "float32"),
-        (OLD_CPU, "float32", "float32"),
+        (NEW_GPU, {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}),
+        (OLD_GPU, {"bfloat16": "float32", "float16": "float16", "float32": "float32"}),
+        (NEW_CPU, {"bfloat16": "bfloat16", "float16": "float32", "float32": "float32"}),
+        (OLD_CPU, {"bfloat16": "float32", "float16": "float32", "float32": "float32"}),
     ],
 )
 def test_auto_is_fast_on_the_device_and_no_less_exact_than_the_checkpoint(
-    processor: Processor, stored: str, opened: str
+    processor: Processor, types: dict[str, str]
 ) -> None:
-    choice = choose(stored, 1 << 30, processor)
-
-    assert choice.dtype == opened
-    assert not choice.warning
-    if opened == stored:
-        assert choice.reason == "the checkpoint's own"
-    else:
-        assert choice.reason == f"chosen for this {processor.name}"
+    for stored, opened in types.items():
+        choice = choose(stored, 1 << 30, processor)
+        assert (choice.dtype, choice.warning) == (opened, "")
+        own = opened == stored
+        assert choice.reason == ("the checkpoint's own" if own else f"chosen for this {processor.name}")
+    # trainings compute in bfloat16 only where it is native
+    assert choose_training(processor).dtype == types["bfloat16"]
 
 
 @pytest.mark.parametrize(
@@ -75,9 +65,7 @@ def test_weights_that_do_not_fit_in_float32_keep_their_type_and_both_sizes_and_t
     stored: str, factor: float, cost: str
 ) -> None:
     small = Processor(flags=("avx2",), free=(20 << 30) - 1)
-
     choice = choose(stored, 10 << 30, small, lambda dtype: factor)
-
     assert choice.dtype == stored
     assert choice.warning == (
         f"dtype auto keeps {stored}: in float32 the weights take 20.0 GiB, and 20.0 GiB of memory are free"
@@ -89,18 +77,8 @@ def test_weights_that_do_not_fit_in_float32_keep_their_type_and_both_sizes_and_t
 def test_a_gguf_file_is_unpacked_and_that_is_the_reason_of_its_type(smollm2_file: Path) -> None:
     """It was called the checkpoint's own type, which has four bits a weight."""
     model = ModelConfig(path=str(smollm2_file.parent), gguf_file=smollm2_file.name)
-
     choice = choose_model(model, 1 << 30, NEW_CPU)
-
     assert (choice.dtype, choice.reason) == ("float32", "unpacked from GGUF")
-
-
-def test_trainings_compute_in_bfloat16_only_where_it_is_native() -> None:
-    chosen = {name: choose_training(one).dtype for name, one in {"old": OLD_CPU, "new": NEW_CPU}.items()}
-
-    assert chosen == {"old": "float32", "new": "bfloat16"}
-    assert choose_training(OLD_GPU).dtype == "float32"
-    assert choose_training(NEW_GPU).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -109,9 +87,7 @@ def test_trainings_compute_in_bfloat16_only_where_it_is_native() -> None:
 )
 def test_the_flags_of_the_processor_decide(monkeypatch: pytest.MonkeyPatch, flags: str, native: bool) -> None:
     monkeypatch.setenv(FLAGS_VARIABLE, flags)
-
     here = processor_here()
-
     assert here.bfloat16 is native
     assert here.flags == tuple(flags.split())
     assert choose("bfloat16", 1, here).dtype == ("bfloat16" if native else "float32")
@@ -123,33 +99,28 @@ def test_where_the_system_states_no_flags_one_measurement_decides_and_is_kept(
     monkeypatch.delenv(FLAGS_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("platform.system", lambda: "Darwin")
-
     measured = processor_here().bfloat16
-
     (kept,) = (tmp_path / "seenset").iterdir()
     assert json.loads(kept.read_text()) == {"native": measured}
     kept.write_text(json.dumps({"native": not measured}))
     assert processor_here().bfloat16 is not measured
 
 
-def test_a_stated_type_that_is_slow_here_is_named_with_its_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stated_type_that_is_slow_here_is_named_and_one_that_a_gpu_lacks_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(arithmetic, "slowdown", lambda dtype: 7.2)
-
     line = check_explicit("model.dtype", "bfloat16", OLD_CPU)
-
     assert line.startswith("warning: model.dtype bfloat16 is 7 times slower than float32 on this CPU")
     assert "leave dtype out" in line
     assert check_explicit("model.dtype", "float16", NEW_CPU)
     assert not check_explicit("model.dtype", "bfloat16", NEW_CPU)
     assert not check_explicit("model.dtype", "float32", OLD_CPU)
-    monkeypatch.setattr(arithmetic, "slowdown", lambda dtype: 2.9)
-    assert not check_explicit("model.dtype", "bfloat16", OLD_CPU)
-
-
-def test_bfloat16_on_a_gpu_that_lacks_it_is_one_line() -> None:
+    assert not check_explicit("model.dtype", "float16", OLD_GPU)
     with pytest.raises(UserError, match=r"model\.dtype: bfloat16 needs a GPU of compute capability 8\.0 .* has 7\.5"):
         check_explicit("model.dtype", "bfloat16", OLD_GPU)
-    assert not check_explicit("model.dtype", "float16", OLD_GPU)
+    monkeypatch.setattr(arithmetic, "slowdown", lambda dtype: 2.9)
+    assert not check_explicit("model.dtype", "bfloat16", OLD_CPU)
 
 
 def _saved_as(folder: Path, source: Path, dtype: torch.dtype) -> Path:
@@ -176,18 +147,15 @@ def _with_config(folder: Path, target: Path, **settings: object) -> Path:
     return target
 
 
-def test_the_type_of_a_checkpoint_is_read_from_its_files(half_model: Path, tmp_path: Path) -> None:
+def test_the_type_of_a_checkpoint_is_read_from_its_files_and_an_unknown_one_refused(
+    half_model: Path, tmp_path: Path
+) -> None:
     assert stored_type(ModelConfig(path=str(half_model))) == "bfloat16"
     unnamed = _with_config(half_model, tmp_path / "unnamed", dtype=None, torch_dtype=None)
     assert stored_type(ModelConfig(path=str(unnamed))) == "bfloat16"
-
-
-def test_eight_bit_floats_and_unknown_types_are_one_line(half_model: Path, tmp_path: Path) -> None:
     float8 = _with_config(half_model, tmp_path / "float8", quantization_config={"quant_method": "fp8"})
+    assert "8-bit floats, which cannot be opened here" in user_error(stored_type, ModelConfig(path=str(float8)))
     strange = _with_config(half_model, tmp_path / "strange", dtype="int7", torch_dtype=None)
-
-    with pytest.raises(UserError, match="8-bit floats, which cannot be opened here"):
-        stored_type(ModelConfig(path=str(float8)))
     with pytest.raises(UserError, match=r"of type int7, and dtype auto knows float64.*set dtype: float32"):
         stored_type(ModelConfig(path=str(strange)))
 
@@ -200,32 +168,21 @@ def test_a_model_that_is_opened_by_itself_has_the_type_of_the_machine(
         monkeypatch.setenv(FLAGS_VARIABLE, flags)
         model = open_model(ModelConfig(path=str(half_model))).model
         types[flags] = next(model.parameters()).dtype
-
     assert types == {"avx2": torch.float32, "avx512_bf16": torch.bfloat16}
 
 
 def test_every_model_and_training_of_an_audit_is_decided(half_model: Path, tmp_path: Path) -> None:
     files = {role: {"path": f"{role}.jsonl"} for role in ("audit", "unseen")}
     model = {"path": str(half_model)}
-    config = build_config(
-        {
-            "run": str(tmp_path),
-            "model": model,
-            "reference_model": model,
-            "paraphraser": {**model, "dtype": "float32"},
-            "corpus": files,
-            "detectors": ["reference", {"fsd": {"base": "loss", "adapter": "low"}}],
-            "fsd": {"adapters": {"low": {"rank": 4, "dtype": "auto"}}},
-        }
-    )
-
+    settings = {"reference_model": model, "paraphraser": {**model, "dtype": "float32"}}
+    settings |= {"detectors": ["reference", {"fsd": {"base": "loss", "adapter": "low"}}]}
+    settings |= {"fsd": {"adapters": {"low": {"rank": 4, "dtype": "auto"}}}}
+    config = build_config({"run": str(tmp_path), "model": model, "corpus": files, **settings})
     decided = decide_types(config, None, lambda: Deciding(OLD_CPU, 1), lambda line: None)
     typed = with_types(config, decided.types)
-
     assert {key: one.dtype for key, one in decided.types.items()} == dict.fromkeys(
         ("model", "reference_model", "fsd"), "float32"
     )
-    assert isinstance(typed.model, ModelConfig)
     assert typed.model.dtype == typed.fsd.dtype == typed.fsd.adapter("low").dtype == "float32"
     assert FinetuneConfig().dtype == "auto"
 
@@ -236,7 +193,7 @@ def test_a_run_keeps_its_types_on_whatever_machine_it_is_resumed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = make_audit(model={"path": str(half_model)})
+    path = make_audit(model={"path": str(half_model)}, selections=[])
     monkeypatch.setenv(FLAGS_VARIABLE, "avx2")
     assert ended("run", str(path)) == 0
     store = Store(str(path.parent / "run"))
@@ -244,18 +201,19 @@ def test_a_run_keeps_its_types_on_whatever_machine_it_is_resumed(
     lost = next(name for name in store.names("receipts/score", ".json"))
     scores = store.read(json.loads(store.read(f"receipts/score/{lost}"))["data"])
     store.remove(f"receipts/score/{lost}")
-
     monkeypatch.setenv(FLAGS_VARIABLE, "avx512_bf16")
     assert ended("run", str(path)) == 0
-
     manifest, _ = read_run(store)
     assert manifest.model.dtype == manifest.fingerprint["dtype"] == "float32"
     assert manifest.model.chosen == "chosen for this CPU"
     assert store.read(json.loads(store.read(f"receipts/score/{lost}"))["data"]) == scores
     decided = read_arithmetic(store)
-    assert decided is not None
     assert decided.flags == ["avx2"]
     assert "warning: this machine: its CPU has other flags" in capsys.readouterr().out
+    assert ended("plan", str(path), "--set", "model.dtype=float16") == 0
+    printed = capsys.readouterr().out
+    assert "float16" in printed
+    assert "chosen for" not in printed, "a stated type is no choice"
 
 
 def test_weights_of_64_bits_keep_their_type(
@@ -265,42 +223,10 @@ def test_weights_of_64_bits_keep_their_type(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The manifest refused the type that auto had chosen."""
-    path = make_audit(model={"path": str(_saved_as(tmp_path / "double", tiny_model_folder, torch.float64))})
+    double = _saved_as(tmp_path / "double", tiny_model_folder, torch.float64)
+    path = make_audit(model={"path": str(double)}, selections=[])
     for _ in range(2):
         assert ended("run", str(path)) == 0
         assert "damaged" not in capsys.readouterr().out
     manifest, _ = read_run(Store(str(path.parent / "run")))
     assert (manifest.model.dtype, manifest.model.chosen) == ("float64", "the checkpoint's own")
-
-
-def test_a_stated_type_is_not_called_the_choice_of_the_run_that_auto_decided(
-    half_model: Path,
-    make_audit: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """`plan` printed "float16, chosen for this CPU" of a type that it was given."""
-    path = make_audit(model={"path": str(half_model)})
-    monkeypatch.setenv(FLAGS_VARIABLE, "avx2")
-    assert ended("run", str(path)) == 0
-    capsys.readouterr()
-
-    assert ended("plan", str(path), "--set", "model.dtype=float16") == 0
-
-    printed = capsys.readouterr().out
-    assert "float16" in printed
-    assert "chosen for" not in printed
-
-
-def test_plan_states_the_type_and_why(
-    half_model: Path,
-    make_audit: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path = make_audit([sentence(i) for i in range(30)], model={"path": str(half_model)})
-    monkeypatch.setenv(FLAGS_VARIABLE, "avx2")
-
-    assert ended("plan", str(path)) == 0
-
-    assert "(LlamaForCausalLM, float32, chosen for this CPU)" in capsys.readouterr().out

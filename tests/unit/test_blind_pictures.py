@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,10 +16,8 @@ from PIL import Image
 from rich.console import Console
 from test_picture_runs import settings
 
-from pipeline.audit.blind import blind, blind_diagnostic
-from pipeline.audit.blind_pictures import PictureLooks, looks_of, picture_features
+from pipeline.audit.blind import PictureLooks, blind, looks_of, picture_features
 from pipeline.audit.description import build_config
-from pipeline.report.wording.blind import OF_PICTURES
 from pipeline.store.files import Store
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
@@ -42,12 +41,9 @@ def looks(seed: int, form: str = "JPEG", **settings: int) -> list[PictureLooks]:
 
 
 def test_two_halves_of_one_collection_are_not_told_apart() -> None:
-    failed = 0
-    for seed in range(3):
-        test = blind(looks(2 * seed, quality=80), looks(2 * seed + 1, quality=80), seed)
-        assert test is not None
-        failed += test.ok is False
-    assert failed == 0  # a 99% interval, and it must lie above 0.53 too
+    for seed in range(2):  # a 99% interval, and it must lie above 0.53 too
+        assert blind(looks(2 * seed, quality=80), looks(2 * seed + 1, quality=80), seed).ok is not False
+    assert blind(looks(1)[:3], looks(2)[:50], 0) is None, "too few"
 
 
 @pytest.mark.parametrize(
@@ -61,16 +57,8 @@ def test_two_halves_of_one_collection_are_not_told_apart() -> None:
 )
 def test_what_a_file_or_its_pixels_tell_is_found(kind: str, other: dict[str, int]) -> None:
     test = blind(looks(1, quality=80), looks(2, **other), 0)  # type: ignore[arg-type]
-    assert test is not None
     assert test.ok is False, (kind, test)
     assert test.auc > 0.9
-
-
-def test_the_sentence_says_what_told_them_apart() -> None:
-    test = blind(looks(1, quality=80), looks(2, quality=60), 0)
-    diagnostic = blind_diagnostic(test, "unseen", OF_PICTURES)
-    assert diagnostic.by == OF_PICTURES
-    assert "knows only their thumbnails, colours and files tells the unseen documents" in diagnostic.sentence
 
 
 def test_a_file_that_is_no_picture_has_features_too() -> None:
@@ -79,10 +67,6 @@ def test_a_file_that_is_no_picture_has_features_too() -> None:
     assert features.shape[0] == 4
     assert np.isfinite(features).all()
     assert (features[2, :-1] == 0).sum() >= 280
-
-
-def test_too_few_pictures_are_not_tested() -> None:
-    assert blind(looks(1)[:3], looks(2)[:50], 0) is None
 
 
 def test_the_report_begins_with_what_its_files_tell(tmp_path: Path) -> None:
@@ -104,17 +88,14 @@ def test_the_report_begins_with_what_its_files_tell(tmp_path: Path) -> None:
 
 
 def test_captions_of_another_hand_are_found_where_the_pictures_are_alike() -> None:
-    def files(seed: int, pattern: str) -> list[PictureLooks]:
+    def captioned(seed: int, pattern: str) -> list[PictureLooks]:
         rng = np.random.default_rng(seed)
         words = np.array(["house", "tree", "river", "road", "cloud", "boat"])
-        return [looks_of(data, pattern.format(rng.choice(words))) for data in collection(seed, quality=80)]
+        return [replace(look, caption=pattern.format(rng.choice(words))) for look in looks(seed, quality=80)]
 
-    alike = blind(files(1, "a {}"), files(2, "a {}"), 0)
-    other = blind(files(1, "a photo of a {}"), files(2, "a picture of a {}"), 0)
-    missing = blind(files(1, "a {}"), files(2, ""), 0)
-    assert alike is not None
-    assert alike.ok is not False
-    assert other is not None
-    assert other.ok is False
-    assert missing is not None
-    assert missing.ok is not False, "a role without captions is compared by its pictures alone"
+    def alike(one: str, other: str) -> bool:
+        return blind(captioned(1, one), captioned(2, other), 0).ok is not False
+
+    assert alike("a {}", "a {}")
+    assert not alike("a photo of a {}", "a picture of a {}")
+    assert alike("a {}", ""), "a role without captions is compared by its pictures alone"

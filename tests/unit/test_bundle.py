@@ -15,14 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from bundle_runs import ASKED, asked, forged, scored_run
-from commands import ended, refusal
+from bundle_runs import ASKED, asked, forged, in_first, scored_run
+from commands import ended, refusal, user_error
 from finished import with_column
-from tiny_t5 import save_tiny_t5
+from marked_runs import write_audit, write_texts
 
 from pipeline.bundle.container import INDEX, RefutedError, pack_members, unpack
 from pipeline.bundle.verify import verify_bundle
-from pipeline.errors import UserError
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.store.files import Store
 from pipeline.store.receipts import sealed
@@ -56,10 +55,8 @@ def test_a_bundle_holds_and_says_what_is_only_stated(bundle: Path, capsys: pytes
 
 def test_every_procedure_and_calibration_is_verified(tmp_path: Path, tiny_model_folder: Path) -> None:
     assert {one["procedure"] for one in ASKED.values()} == set(PROCEDURES) - {"versions"}
-    detectors = ["loss", "min_k", {"knockoff": {"base": "loss", "draws": 1}}]
-    save_tiny_t5(tmp_path / "t5")
-    paraphraser = {"path": str(tmp_path / "t5")}
-    store = scored_run(tmp_path, tiny_model_folder, asked(*ASKED), detectors=detectors, paraphraser=paraphraser)
+    detectors = ["loss", "min_k", "min_k_plus_plus"]
+    store = scored_run(tmp_path, tiny_model_folder, asked(*ASKED), detectors=detectors)
     assert ended("pack", store.url, tmp_path / "a") == 0
     verification = verify_bundle((tmp_path / "a").read_bytes(), "a")
     assert verification.holds
@@ -75,8 +72,7 @@ def test_a_scan_of_a_schedule_is_verified(tmp_path: Path, tiny_model_folder: Pat
     assert ended("pack", store.url, tmp_path / "a") == 0
     data = (tmp_path / "a").read_bytes()
     assert verify_bundle(data, "a").holds
-    changed = forged(data, {"answers/members.json": lambda value: {**value, "alpha": 0.5}})
-    assert not verify_bundle(changed, "a").holds
+    assert not verify_bundle(forged(data, {MEMBERS: with_key("alpha", value=0.5)}), "a").holds
 
 
 def test_the_same_run_gives_the_same_bytes_and_nothing_is_overwritten(
@@ -92,21 +88,20 @@ def test_the_same_run_gives_the_same_bytes_and_nothing_is_overwritten(
     assert [file.name for file in tmp_path.iterdir()] == ["again"]
 
 
-def test_any_reader_of_zip_files_opens_a_bundle(bundle: Path) -> None:
-    with zipfile.ZipFile(bundle) as file:
-        assert file.testzip() is None
-        names = file.namelist()
-        table = pq.read_table(io.BytesIO(file.read("documents.parquet")))
-    assert names[:3] == [INDEX, "manifest.json", "documents.parquet"]
-    assert "text" not in table.column_names
-    assert table["role"].to_pylist().count("audit") == 81
-
-
-def test_texts_are_packed_where_they_are_asked_for(run: Store, tmp_path: Path) -> None:
-    assert ended("pack", run.url, tmp_path / "a", "--texts") == 0
-    data = (tmp_path / "a").read_bytes()
-    assert verify_bundle(data, "a").holds
-    table = pq.read_table(io.BytesIO(unpack(data, "a")[1]["documents.parquet"]))
+def test_any_reader_of_zip_files_opens_a_bundle_which_holds_texts_where_they_are_asked_for(
+    run: Store, bundle: Path, tmp_path: Path
+) -> None:
+    assert ended("pack", run.url, tmp_path / "texts", "--texts") == 0
+    assert verify_bundle((tmp_path / "texts").read_bytes(), "a").holds
+    tables = []
+    for path in (bundle, tmp_path / "texts"):
+        with zipfile.ZipFile(path) as file:
+            assert file.testzip() is None
+            assert file.namelist()[:3] == [INDEX, "manifest.json", "documents.parquet"]
+            tables.append(pq.read_table(io.BytesIO(file.read("documents.parquet"))))
+    without, table = tables
+    assert "text" not in without.column_names
+    assert without["role"].to_pylist().count("audit") == 81
     texts = dict(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
     assert texts["audit-3"].startswith("Text 3 ")
     assert texts["empty"] is None
@@ -129,12 +124,9 @@ def test_every_flipped_bit_is_noticed_and_the_damaged_member_is_named(bundle: Pa
             verify_bundle(bytes(changed), "b")
         named.add(damaged)
     assert {"the container", INDEX, "documents.parquet"} <= named
-
-
-@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:3000], lambda data: data + b"0"])
-def test_a_bundle_of_another_length_is_refused(bundle: Path, change: Callable[[bytes], bytes]) -> None:
-    with pytest.raises(RefutedError, match="is damaged"):
-        verify_bundle(change(bundle.read_bytes()), "b")
+    for other in (data[:-1], data[:3000], data + b"0"):
+        with pytest.raises(RefutedError, match="is damaged"):
+            verify_bundle(other, "b")
 
 
 def with_key(*path: str, value: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -149,13 +141,6 @@ def with_key(*path: str, value: Any) -> Callable[[dict[str, Any]], dict[str, Any
         return record
 
     return change
-
-
-def first_changed(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
-    """Sets a value in the first row of a table."""
-    return lambda table: with_column(
-        table, name, pa.array([value, *table[name].to_pylist()[1:]], table.schema.field(name).type)
-    )
 
 
 def all_listed(table: pa.Table) -> pa.Table:
@@ -180,10 +165,10 @@ FORGERIES = {
     "strict": {"answers/storey.json": with_key("strict", "n_selected", value=79)},
     "resolution": {MEMBERS: with_key("diagnostics", "resolution", "minimum_selectable", value=1000)},
     "extra key": {MEMBERS: lambda value: {**value, "verified": True}},
-    "p-value": {LISTED: first_changed("p_value", 0.001)},
+    "p-value": {LISTED: in_first("p_value", lambda _: 0.001)},
     "list": {LISTED: all_listed},
-    "list and count": {LISTED: first_changed("selected", True), MEMBERS: with_key("n_selected", value=42)},
-    "score": {"documents.parquet": first_changed("score:loss", 99.0)},
+    "list and count": {LISTED: in_first("selected", lambda _: True), MEMBERS: with_key("n_selected", value=42)},
+    "score": {"documents.parquet": in_first("score:loss", lambda _: 99.0)},
     "calibration": {"documents.parquet": lambda t: with_column(t, "calibrates", pa.array(HALF))},
     "collection p": {VERDICT: with_key("test", "p_value", value=0.0002)},
     "collection": {VERDICT: with_key("answer", value="not shown")},
@@ -206,8 +191,8 @@ def test_a_forged_number_is_refuted_under_correct_digests(
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"documents.parquet": first_changed("score:loss", float("nan"))}, "column score:loss holds a value"),
-        ({"documents.parquet": first_changed("id", "other")}, "is not of the audited documents"),
+        ({"documents.parquet": in_first("score:loss", lambda _: float("nan"))}, "column score:loss holds a value"),
+        ({"documents.parquet": in_first("id", lambda _: "other")}, "is not of the audited documents"),
         ({"documents.parquet": lambda table: table.drop_columns("calibrates")}, "has the columns"),
         ({"manifest.json": lambda value: {}}, "missing"),
         ({INDEX: with_key("selections", "0", "procedure", value="magic")}, "unknown procedure 'magic'"),
@@ -235,8 +220,7 @@ def test_what_is_no_bundle_is_refused_in_one_line(
     (tmp_path / "later").write_bytes(data[:41] + text + data[41 + len(text) :])
     assert "is a bundle of version 2, written by seenset" in refusal(capsys, "verify", tmp_path / "later")
     keys = index.model_dump(mode="json", by_alias=True, exclude={"members"})
-    with pytest.raises(UserError, match="format"):
-        pack_members({**keys, "format": "other"}, {})
+    assert "format" in user_error(pack_members, {**keys, "format": "other"}, {})
 
 
 def test_a_run_that_is_not_finished_or_damaged_is_not_packed(
@@ -253,4 +237,136 @@ def test_a_run_that_is_not_finished_or_damaged_is_not_packed(
     summary = copy / "selection/members/summary.json"
     summary.write_text(summary.read_text().replace('"alpha": 0.3', '"alpha": 0.2'))
     assert "summary.json is damaged" in refusal(capsys, "pack", copy, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+# --- documents with versions: ranks, lists and verdict follow from scores, and indices from the commitment
+
+
+SELECTIONS = [
+    {"name": "list", "detectors": ["loss"], "procedure": "versions", "alpha": 0.5},
+    {"name": "both", "detectors": ["loss", "min_k"], "procedure": "versions", "alpha": 0.5},
+    {"name": "ranks", "detectors": ["min_k"], "procedure": "bh", "alpha": 0.5},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """A folder with 24 marked documents, a run over 20 of them with its verdict, and its bundle."""
+    folder = tmp_path_factory.mktemp("marked")
+    write_texts(folder / "texts.jsonl", 24)
+    assert ended("mark", folder / "texts.jsonl", "--out", folder / "marked", "--versions", 6, "--seed", 3) == 0
+    audit = write_audit(folder, "run", tiny_model_folder, detectors=["loss", "min_k"], selections=SELECTIONS)
+    assert ended("run", audit, "--limit", 20) == 0
+    assert ended("verdict", folder / "runs/run") == 0
+    assert ended("pack", folder / "runs/run", folder / "bundle") == 0
+    return folder
+
+
+def test_a_bundle_holds_and_its_indices_lead_to_its_commitment_alone(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commitment = folder / "marked/commitment.json"
+    root = json.loads(commitment.read_text())["root"]
+    assert ended("verify", folder / "bundle", "--commitment", commitment) == 0
+    lines = capsys.readouterr().out.splitlines()
+    led = f"commitment: 20 documents with their indices lead to root {root}"
+    assert f"holds    {led} of 24 committed documents" in lines
+    assert sum(line.startswith("holds    selection ") for line in lines) == 9
+    assert any(line.startswith("holds    verdict: it follows from the scores") for line in lines)
+    assert ended("verify", folder / "bundle") == 0
+    assert f"stated   {led}; verify --commitment" in capsys.readouterr().out
+    (tmp_path / "other.json").write_text(commitment.read_text().replace(root, "0" * 64))
+    assert ended("verify", folder / "bundle", "--commitment", tmp_path / "other.json") == 5
+    assert "refuted  commitment: " in capsys.readouterr().out
+    assert ended("verify", folder / "bundle", "--commitment", folder / "run.yaml") == 2
+    assert "is no commitment.json of seenset mark" in capsys.readouterr().err
+
+
+def flipped(value: bytes) -> bytes:
+    return bytes([value[0] ^ 1]) + value[1:]
+
+
+def of_versions(**values: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda verdict: {**verdict, "versions": {**verdict["versions"], **values}}
+
+
+DOCUMENTS = "documents.parquet"
+ONE = "commitment: 1 documents with their indices lead to root"
+OF_MARKED: dict[str, tuple[dict[str, Any], str]] = {
+    "score": ({DOCUMENTS: in_first("versions", lambda v: {**v, "scores": [9.0] * 12})}, "verdict: versions."),
+    "index": ({DOCUMENTS: in_first("versions", lambda v: {**v, "published": (v["published"] + 1) % 6})}, ONE),
+    "version": ({DOCUMENTS: in_first("commitments", flipped)}, ONE),
+    "proof": ({DOCUMENTS: in_first("proof", lambda v: [flipped(v[0]), *v[1:]])}, ONE),
+    "node": ({DOCUMENTS: in_first("proof", lambda v: [v[0][:-1] + b"0", *v[1:]])}, ONE),
+    "no salt": ({DOCUMENTS: in_first("commitments", lambda _: None)}, "commitment: 1 of 20 documents have no salt"),
+    "rank": ({"answers/list.parquet": in_first("p_value", lambda _: 0.01)}, "selection list: p_value of document"),
+    "list": ({"answers/ranks.parquet": in_first("selected", lambda v: not v)}, "selection ranks: selected of document"),
+    "collection p": ({VERDICT: of_versions(p_value=0.00011)}, "verdict: versions.p_value is stated as 0.00011"),
+    "e-value": ({VERDICT: of_versions(e_value=1e9)}, "verdict: versions.e_value"),
+}
+
+
+@pytest.mark.parametrize("name", OF_MARKED)
+def test_a_forged_value_is_refuted_and_named_under_correct_digests(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    changes, words = OF_MARKED[name]
+    (tmp_path / "forged").write_bytes(forged((folder / "bundle").read_bytes(), changes))
+    assert ended("verify", tmp_path / "forged", "--commitment", folder / "marked/commitment.json") == 5
+    assert f"refuted  {words}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("column", "change", "words"),
+    [
+        ("versions", lambda v: {**v, "scores": v["scores"][1:]}, "scores of a document are not those of its versions"),
+        ("versions", lambda v: {**v, "forms": [v["forms"][0][1:], *v["forms"][1:]]}, "sites of a document are not"),
+        ("versions", lambda v: {**v, "published": 6}, "index outside its versions"),
+        ("commitments", lambda v: v[:-1], "commitments of a document are not those"),
+        ("versions", lambda _: None, "column versions holds a value"),
+    ],
+)
+def test_values_of_another_shape_are_refused_in_one_line(
+    folder: Path, column: str, change: Callable[[Any], Any], words: str
+) -> None:
+    with pytest.raises(RefutedError, match=words):
+        verify_bundle(forged((folder / "bundle").read_bytes(), {DOCUMENTS: in_first(column, change)}), "b")
+
+
+def test_texts_that_are_packed_have_the_digests_of_the_commitment(folder: Path, tmp_path: Path) -> None:
+    assert ended("pack", folder / "runs/run", tmp_path / "b", "--texts") == 0
+    data = (tmp_path / "b").read_bytes()
+    held = [one.about for one in verify_bundle(data, "b").findings if one.outcome == "holds"]
+    assert "texts" in held
+    other = forged(data, {DOCUMENTS: in_first("texts", lambda texts: ["Another text.", *texts[1:]])})
+    (refuted,) = [one for one in verify_bundle(other, "b").findings if one.outcome == "refuted"]
+    assert (refuted.about, "(1 do)" in refuted.sentence) == ("texts", True)
+
+
+def test_a_file_without_salts_is_verified_without_a_commitment(
+    folder: Path, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pq.read_table(folder / "marked/private/versions.parquet").drop_columns(["salt"])
+    (tmp_path / "marked/private").mkdir(parents=True)
+    pq.write_table(table, tmp_path / "marked/private/versions.parquet")
+    assert ended("run", write_audit(tmp_path, "run", tiny_model_folder)) == 0
+    assert ended("pack", tmp_path / "runs/run", tmp_path / "b") == 0
+    capsys.readouterr()
+    assert ended("verify", tmp_path / "b") == 0
+    assert "stated   commitment: 24 of 24 documents have no salt" in capsys.readouterr().out
+    assert ended("verify", tmp_path / "b", "--commitment", folder / "marked/commitment.json") == 5
+
+
+def test_a_private_file_that_is_not_the_one_that_was_scored_is_not_packed(
+    folder: Path, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "marked", tmp_path / "marked")
+    assert ended("run", write_audit(tmp_path, "run", tiny_model_folder)) == 0
+    path = tmp_path / "marked/private/versions.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.take(pa.array([1, 0, *range(2, 24)])), path)
+    capsys.readouterr()
+    assert ended("pack", tmp_path / "runs/run", tmp_path / "b") == 2
+    assert "does not hold the versions that were scored: put the file back" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()

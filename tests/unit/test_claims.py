@@ -13,7 +13,6 @@ from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
 
 from pipeline.audit.history import note_answers
 from pipeline.config.audit import AuditConfig
-from pipeline.detectors import plugins
 from pipeline.detectors.plugins import load_plugins, read_plugins
 from pipeline.selection.schedule import Slot
 from pipeline.series import claims
@@ -45,16 +44,8 @@ def file(config: AuditConfig, content: str, n_selected: int, supported: bool | N
 
 
 def schedule(config: AuditConfig) -> Schedule:
-    assert config.series is not None
     schedule = read_schedule(Store(config.series.ledger))
-    assert schedule is not None
     return schedule
-
-
-def test_scans_take_the_places_of_a_schedule_in_turn(config: Config) -> None:
-    slots = [claim(config(horizon=4), content)["members"] for content in "abcd"]
-    assert [slot.number for slot in slots] == [1, 2, 3, 4]
-    assert sum(slot.level for slot in slots) == slots[0].alpha
 
 
 def test_a_scan_names_the_adapter_of_its_checkpoint(config: Config) -> None:
@@ -73,15 +64,17 @@ def test_the_same_scan_keeps_its_place_and_another_question_takes_another(config
     assert first[0].startswith("series: scan 1, at level 0.0")
     assert again == ["series: this scan has place 1 already, and keeps it"]
     assert "this run has place 1 too, for other questions or other scores" in other[1]
+    sample: list[str] = []
+    assert claim(config(), "a", sample, limit=5)["members"].number == 3
+    assert any("a sample is a scan too" in line for line in sample)
+    elsewhere: list[str] = []
+    assert claim(config(run="/runs/two"), "a", elsewhere)["members"].number == 1
+    assert "claimed from /runs/one" in elsewhere[0]
+    model = claim(config(), "b", fingerprint={"model": "m2"}, keys=calibrations(config(), 10))
+    assert model["members"].number == 4, "but for rule prds another scorer takes a place as well"
 
 
-def test_the_same_scores_in_another_run_directory_have_the_same_place(config: Config) -> None:
-    claim(config(), "a")
-    lines: list[str] = []
-    assert claim(config(run="/runs/two"), "a", lines)["members"].number == 1
-    assert "claimed from /runs/one" in lines[0]
-
-
+@pytest.mark.usefixtures("forgotten_plugins")
 def test_a_changed_procedure_of_a_plugin_takes_another_place(config: Config, tmp_path: Path) -> None:
     plugin = tmp_path / "own_rule.py"
     code = """
@@ -91,7 +84,7 @@ from seenset import decision, procedure
 def own_rule(counts, alpha):
     return decision("own_rule", counts, alpha, {last})
 """
-    keys, before = [], dict(plugins._loaded)
+    keys = []
     for last in (-1, 0):
         plugin.write_text(code.format(last=last))
         load_plugins(read_plugins([str(plugin)]))
@@ -100,28 +93,6 @@ def own_rule(counts, alpha):
         keys.append(scan_key(own, scan_scores(own, "a"), None))
     assert len(set(keys)) == 2
     assert scan_key(own, scan_scores(own, "a"), None) == keys[1]
-    for module in plugins._loaded.keys() - before.keys():
-        plugins._forget(plugins._loaded.pop(module))
-
-
-def test_a_sample_is_a_scan_too(config: Config) -> None:
-    claim(config(), "a")
-    lines: list[str] = []
-    assert claim(config(), "a", lines, limit=5)["members"].number == 2
-    assert any("a sample is a scan too" in line for line in lines)
-
-
-def test_a_crashed_scan_has_spent_its_level_and_counts_for_nothing(config: Config) -> None:
-    claim(config(), "a")
-    claim(config(), "b")
-    file(config(), "b", 7)
-    assert claim(config(), "c")["members"] == Slot(3, "spend", *terms_of(config(), 3), before=7)
-    assert [scan.filing is None for scan in schedule(config()).scans] == [True, False, True]
-
-
-def terms_of(config: AuditConfig, number: int) -> tuple[Any, Any]:
-    slot = claims.slot_of(schedule(config), schedule(config).scans[number - 1], "members")
-    return slot.alpha, slot.share
 
 
 def test_an_answer_counts_for_later_scans_by_name_unless_a_check_contradicts_it(config: Config) -> None:
@@ -148,33 +119,19 @@ def test_nothing_counts_for_later_scans_of_which_nothing_is_promised(config: Con
     assert claim(asked, "a")["members"].asked_before
     assert not claim(config(**rule), "b")["members"].asked_before
     assert claim(config(**rule), "c")["members"].before == 5
+    assert claim(config(direction="clean", **rule), "d")["members"].before == 0, "of its kind alone"
 
 
-def test_what_was_sought_is_counted_with_its_kind_alone(config: Config) -> None:
-    rule = {"rule": "e-lond", "procedure": "ebh"}
-    claim(config(**rule), "a")
-    file(config(**rule), "a", 9)  # members
-    clean = config(direction="clean", **rule)
-    assert claim(clean, "b")["members"].before == 0
-    assert claim(config(**rule), "c")["members"].before == 9
-
-
-def test_what_was_selected_before_stays_as_it_was_when_the_place_was_claimed(config: Config) -> None:
-    claim(config(), "a")
-    claim(config(), "b")
-    file(config(), "a", 5)
-    assert claim(config(), "b")["members"].before == 0
-    assert claim(config(), "c")["members"].before == 5
-
-
-def test_an_answer_is_filed_once_and_another_one_is_told(config: Config) -> None:
+def test_an_answer_is_filed_once_and_another_one_and_a_lost_claim_are_told(config: Config, tmp_path: Path) -> None:
     claim(config(), "a")
     assert file(config(), "a", 5) == []
     assert file(config(), "a", 5) == []
     assert "had filed another answer before" in file(config(), "a", 6)[0]
     filing = schedule(config()).scans[0].filing
-    assert filing is not None
     assert filing.selections[0].n_selected == 5
+    (tmp_path / "ledger" / entry_file(2)).unlink()
+    (tmp_path / "ledger" / entry_file(1)).unlink()
+    assert "has lost the claim of this scan" in user_error(file, config(), "a", 5)
 
 
 @pytest.mark.parametrize(
@@ -221,34 +178,21 @@ def test_a_clock_that_runs_backwards_is_told_and_confuses_nothing(
     ]
 
 
-def test_a_ledger_whose_last_entries_are_gone_is_told_when_the_answer_is_filed(config: Config, tmp_path: Path) -> None:
-    claim(config(), "a")
-    claim(config(), "b")
-    (tmp_path / "ledger" / entry_file(2)).unlink()
-    assert "has lost the claim of this scan" in user_error(file, config(), "b", 1)
-
-
-@pytest.mark.parametrize("content", [{"a": 1}, {"kind": "claim"}, {"kind": ["claim"]}, {"kind": "other", "schema": 1}])
-def test_entries_of_something_else_are_no_schedule(tmp_path: Path, content: dict[str, Any]) -> None:
-    store = Store(str(tmp_path / "ledger"))
-    append_entry(store, lambda entries: content)
-    assert "entry 0 " in user_error(read_schedule, store)
-
-
-def test_a_claim_without_an_opening_and_a_result_without_a_claim_are_named(config: Config, tmp_path: Path) -> None:
+def test_entries_that_are_no_schedule_or_in_no_order_of_one_are_named(config: Config, tmp_path: Path) -> None:
     claim(config(), "a")
     file(config(), "a", 1)
     ledger = Store(str(tmp_path / "ledger"))
     opening, claimed, result = (ledger.read_json(entry_file(n))["content"] for n in range(3))
-    for number, order in enumerate(([claimed], [opening, result], [opening, claimed, result, result])):
-        other = Store(str(tmp_path / f"other-{number}"))
-        for content in order:
-            append_entry(other, lambda entries, content=content: content)
-        assert f"entry {len(order) - 1} is" in user_error(read_schedule, other)
-    twice = Store(str(tmp_path / "twice"))
-    for content in (opening, claimed, claimed):
-        append_entry(twice, lambda entries, content=content: content)
-    assert "entry 2 claims place 1, and the next one is 2" in user_error(read_schedule, twice)
+    others = [
+        [content] for content in ({"a": 1}, {"kind": "claim"}, {"kind": ["claim"]}, {"kind": "other", "schema": 1})
+    ]
+    wrong = [*others, [claimed], [opening, result], [opening, claimed, result, result], [opening, claimed, claimed]]
+    for number, contents in enumerate(wrong):
+        store = Store(str(tmp_path / f"other-{number}"))
+        for content in contents:
+            append_entry(store, lambda entries, content=content: content)
+        assert f"entry {len(contents) - 1} " in (problem := user_error(read_schedule, store))
+    assert "entry 2 claims place 1, and the next one is 2" in problem
 
 
 # --- rule prds
@@ -275,12 +219,6 @@ def test_prds_is_refused_where_the_scorer_changed_and_the_change_is_named(config
         check_ledger, audit, scan_scores(audit, "b", **changed).receipts[0].fingerprint
     )
     claim(audit, "b", fingerprint={"rows": [9, 18]})
-
-
-def test_other_rules_bear_another_scorer_and_other_calibration_documents(config: Config) -> None:
-    claim(config(), "a")
-    claim(config(), "b", fingerprint={"model": "m2"}, keys=calibrations(config(), 10))
-    assert len(schedule(config()).scans) == 2
 
 
 @pytest.mark.parametrize(

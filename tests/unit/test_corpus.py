@@ -16,40 +16,29 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from commands import user_error
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.small_model import WORDS
-from pipeline.config.audit import AuditConfig
+from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
-from pipeline.corpus.documents import Document, fetch_texts, read_shard, text_key
+from pipeline.corpus.documents import Document, collapsed, fetch_texts, read_shard, text_key
 from pipeline.corpus.files import Extent
 from pipeline.corpus.formats import extent_of
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
+from pipeline.corpus.keys import excerpt_of, excerpts_of
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import number_rows, plan_shards
-from pipeline.errors import UserError
 
 TEXTS = [f"Document number {i} " + "says a little more " * (i % 9) for i in range(300)]
 
 
-def config_for(path: Any, shard_bytes: int = 1500, **source: Any) -> AuditConfig:
-    return AuditConfig.model_validate(
-        {
-            "run": "r",
-            "model": {"path": "m"},
-            "corpus": {"audit": {"path": path, **source}},
-            "detectors": ["loss"],
-            "resources": {"shard_bytes": shard_bytes},
-        }
-    )
-
-
-def shards_of(config: AuditConfig, limit: int | None = None) -> list[Shard]:
-    return plan_shards(config.corpus, find_inputs(config.corpus), config.resources, config.text_transform, limit)
+def shards_of(path: Any, limit: int | None = None, shard_bytes: int = 1500, **source: Any) -> list[Shard]:
+    corpus = CorpusConfig.model_validate({"audit": {"path": path, **source}})
+    return number_rows(plan_shards(corpus, find_inputs(corpus), ResourcesConfig(shard_bytes=shard_bytes), limit=limit))
 
 
 def read(path: Any, limit: int | None = None, **settings: Any) -> tuple[list[Shard], list[Document]]:
-    config = config_for(path, **settings)
-    shards = number_rows(shards_of(config, limit))
+    shards = shards_of(path, limit, **settings)
     return shards, [document for shard in shards for document in read_shard(shard)]
 
 
@@ -61,7 +50,10 @@ def jsonl(texts: list[str], **extra: Any) -> bytes:
     return "".join(json.dumps({"text": text, "n": i, **extra}) + "\n" for i, text in enumerate(texts)).encode()
 
 
-def write_every_format(folder: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def every_format(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The same texts in every format, by name."""
+    folder = tmp_path_factory.mktemp("formats")
     (folder / "a.jsonl").write_bytes(jsonl(TEXTS))
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(jsonl(TEXTS)))
     (folder / "c.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(jsonl(TEXTS)))
@@ -77,8 +69,10 @@ def write_every_format(folder: Path) -> dict[str, str]:
     return {p: str(folder / p) for p in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.csv", "e.parquet", "f", "g")}
 
 
-def test_every_format_gives_the_same_documents_in_order(tmp_path: Path) -> None:
-    for name, path in write_every_format(tmp_path).items():
+def test_every_format_gives_the_same_documents_in_order_and_a_limit_the_first_of_them(
+    every_format: dict[str, str],
+) -> None:
+    for name, path in every_format.items():
         shards, documents = read(path)
         assert [d.text for d in documents] == TEXTS, name
         assert [d.row for d in documents] == list(range(300)), name
@@ -86,11 +80,12 @@ def test_every_format_gives_the_same_documents_in_order(tmp_path: Path) -> None:
         assert all(d.problem is None for d in documents)
         if name in ("a.jsonl", "e.parquet", "f", "g"):
             assert len(shards) > 5, f"{name} should be split"
+        for limit in (1, 7, 50, 300, 1000):
+            assert [d.text for d in read(path, limit=limit)[1]] == TEXTS[:limit]
 
 
-def test_ids_default_to_file_and_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_every_format(tmp_path)
-    monkeypatch.chdir(tmp_path)
+def test_ids_default_to_file_and_row(every_format: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(every_format["f"]).parent)
     assert [d.doc_id for d in read("a.jsonl")[1][:2]] == ["a.jsonl#0", "a.jsonl#1"]
     assert read("e.parquet")[1][299].doc_id == "e.parquet#299"
     assert read("f")[1][3].doc_id == "f/0003.txt#0"
@@ -106,12 +101,6 @@ def test_the_cut_into_shards_never_changes_the_rows(tmp_path: Path) -> None:
         assert documents == whole
         assert [document.text for document in documents] == texts
         assert len(shards) > 2
-
-
-@pytest.mark.parametrize("limit", [1, 7, 50, 300, 1000])
-def test_limit_keeps_the_first_documents_of_every_format(tmp_path: Path, limit: int) -> None:
-    for path in write_every_format(tmp_path).values():
-        assert [d.text for d in read(path, limit=limit)[1]] == TEXTS[:limit]
 
 
 def test_globs_lists_and_urls_name_files(tmp_path: Path) -> None:
@@ -132,47 +121,34 @@ def test_planning_reads_no_parquet_text(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)  # the texts are gone; the footer stands
     path.write_bytes(bytes(data))
-    config = config_for(str(path))
-    assert sum(s.stop - s.start for s in shards_of(config) if s.stop) == len(TEXTS) * 50
+    assert sum(s.stop - s.start for s in shards_of(str(path)) if s.stop) == len(TEXTS) * 50
 
 
-def test_a_missing_file_names_its_neighbours(tmp_path: Path) -> None:
-    (tmp_path / "docs.jsonl").write_bytes(jsonl(TEXTS))
-    text = refusal(str(tmp_path / "dosc.jsonl"))
-    assert "did you mean 'docs.jsonl'" in text
-
-
-def test_a_wrong_column_names_the_columns(tmp_path: Path) -> None:
-    paths = write_every_format(tmp_path)
+def test_a_wrong_column_names_the_columns(every_format: dict[str, str]) -> None:
     for name in ("a.jsonl", "b.jsonl.gz", "d.csv", "e.parquet", "g"):
-        text = refusal(paths[name], text="txt")
+        text = refusal(every_format[name], text="txt")
         assert "no column 'txt'" in text
         assert "did you mean 'text'" in text
-    assert "no column 'uid'" in refusal(paths["a.jsonl"], id="uid")
+    assert "no column 'uid'" in refusal(every_format["a.jsonl"], id="uid")
 
 
-def test_a_column_of_numbers_is_no_text(tmp_path: Path) -> None:
-    assert "holds int64, not text" in refusal(write_every_format(tmp_path)["e.parquet"], text="n")
-
-
-def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
-    empty = tmp_path / "x.jsonl"
-    empty.write_bytes(b"")
-    assert "holds no documents" in refusal(str(empty))
+def test_files_without_documents_or_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [1]}), tmp_path / "n.parquet")
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "x.parquet")
-    assert "holds no documents" in refusal(str(tmp_path / "x.parquet"))
     (tmp_path / "folder").mkdir()
-    assert "holds no file" in refusal(str(tmp_path / "folder"))
-
-
-def test_an_unknown_ending_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.docx").write_bytes(b"x")
-    assert ".parquet" in refusal(str(tmp_path / "x.docx"))
+    for name, part in (
+        ("n.parquet", "holds int64, not text"),
+        ("x.jsonl", "holds no documents"),
+        ("x.parquet", "holds no documents"),
+        ("folder", "holds no file"),
+        ("x.docx", ".parquet"),
+    ):
+        if not (tmp_path / name).exists():
+            (tmp_path / name).write_bytes(b"")
+        assert part in refusal(str(tmp_path / name))
 
 
 def test_a_truncated_gz_says_after_which_row(tmp_path: Path) -> None:
-    import random
-
     words = [random.Random(i).random() for i in range(20000)]
     whole = gzip.compress(jsonl([str(w) * 5 for w in words]))
     path = tmp_path / "x.jsonl.gz"
@@ -181,9 +157,7 @@ def test_a_truncated_gz_says_after_which_row(tmp_path: Path) -> None:
     zst = zstandard.ZstdCompressor().compress(jsonl([str(w) * 5 for w in words]))
     path = tmp_path / "x.jsonl.zst"
     path.write_bytes(zst[: len(zst) // 2])
-    config = config_for(str(path))
-    with pytest.raises(UserError, match=r"x\.jsonl\.zst is damaged after row"):
-        [list(read_shard(s)) for s in shards_of(config)]
+    assert "x.jsonl.zst is damaged after row" in refusal(str(path))
 
 
 def test_a_corrupt_parquet_file_is_named(tmp_path: Path) -> None:
@@ -215,21 +189,9 @@ def test_a_bad_document_keeps_its_row_and_says_why(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b"\n".join(lines))
     documents = read(str(path), shard_bytes=1 << 30)[1]
-    reasons = [d.problem and d.problem[0] for d in documents]
-    assert reasons == [
-        None,
-        "empty",
-        "empty",
-        "not_text",
-        "not_text",
-        "not_text",
-        "undecodable",
-        "not_text",
-        "undecodable",
-        "undecodable",
-        None,
-        "undecodable",
-    ]
+    reasons = [d.problem[0] if d.problem else "" for d in documents]
+    bad, other = ["undecodable"], ["not_text"]
+    assert reasons == ["", "empty", "empty", *3 * other, *bad, *other, *2 * bad, "", *bad]
     assert documents[10].text == "nul \x00 inside"
 
 
@@ -253,18 +215,8 @@ def test_a_csv_field_may_hold_newlines_nul_and_two_million_characters(tmp_path: 
     assert [d.text for d in read(str(tmp_path / "x.csv"))[1]] == ["two\nlines, and a comma", long]
 
 
-def test_the_split_of_a_saved_dataset_is_named(tmp_path: Path) -> None:
-    split = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": TEXTS[:5]})})
-    split.save_to_disk(str(tmp_path / "x"))
-    assert len(read(str(tmp_path / "x"))[1]) == 5
-    assert "splits: train" in refusal(str(tmp_path / "x"), split="test")
-
-
 def test_a_saved_dataset_of_several_splits_asks_which(tmp_path: Path) -> None:
-    splits = {
-        "test": datasets.Dataset.from_dict({"text": TEXTS[:2]}),
-        "train": datasets.Dataset.from_dict({"text": TEXTS[:5]}),
-    }
+    splits = {name: datasets.Dataset.from_dict({"text": TEXTS[:n]}) for name, n in (("test", 2), ("train", 5))}
     path = str(tmp_path / "x")
     datasets.DatasetDict(splits).save_to_disk(path)
     assert refusal(path) == (
@@ -272,23 +224,48 @@ def test_a_saved_dataset_of_several_splits_asks_which(tmp_path: Path) -> None:
     )
     assert len(read(path, split="train")[1]) == 5
     assert len(read(f"{path}/test")[1]) == 2
+    datasets.DatasetDict({"train": splits["train"]}).save_to_disk(str(tmp_path / "y"))
+    assert len(read(str(tmp_path / "y"))[1]) == 5
+    assert "splits: train" in refusal(str(tmp_path / "y"), split="test")
 
 
 def test_a_dataset_that_the_hub_does_not_give_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    config = config_for("x").model_copy(
-        update={"corpus": config_for("x").corpus.model_copy(update={"audit": SourceConfig(dataset="no/such-set")})}
-    )
-    with pytest.raises(UserError, match="cannot open dataset no/such-set"):
-        find_inputs(config.corpus)
+    corpus = CorpusConfig(audit=SourceConfig(dataset="no/such-set"))
+    assert "cannot open dataset no/such-set" in user_error(find_inputs, corpus)
 
 
-def test_excerpts_come_from_their_rows(tmp_path: Path) -> None:
-    paths = write_every_format(tmp_path)
+def test_excerpts_come_from_their_rows(every_format: dict[str, str]) -> None:
     for name in ("a.jsonl", "e.parquet", "b.jsonl.gz"):
-        shards = read(paths[name])[0]
-        wanted = [(paths[name], row) for row in (0, 17, 299)]
+        shards = read(every_format[name])[0]
+        wanted = [(every_format[name], row) for row in (0, 17, 299)]
         assert fetch_texts(shards, wanted) == {key: TEXTS[key[1]] for key in wanted}
+
+
+def test_an_excerpt_is_one_line_and_says_where_it_goes_on() -> None:
+    assert excerpt_of("one\n\n two\tthree ", 50) == "one two three"
+    assert excerpt_of("word " * 100, 12) == "word word wo…"
+    assert excerpt_of("a\u202eb\x1b[31m", 50) == "a⟨U+202E⟩b⟨U+001B⟩[31m"
+    assert excerpt_of(" " * 1000 + "late", 10) == "…"
+
+
+def test_excerpts_are_of_the_rows_whose_text_is_still_the_same(tmp_path: Path) -> None:
+    path, texts = tmp_path / "a.parquet", ["first", "second\ntext", "third"]
+    pq.write_table(pa.table({"text": texts}), path)
+    (shard,) = shards_of(str(path))
+    keys = [text_key(text) for text in texts]
+    assert excerpts_of(shard, [2, 1], [keys[2], keys[1]], 20) == ["third", "second text"]
+    assert excerpts_of(shard, [0, 1], [keys[1], keys[1]], 20) == [None, "second text"]
+    assert excerpts_of(shard, [0, 7], [keys[0], keys[0]], 20) == ["first", None]
+    pq.write_table(pa.table({"body": texts}), path)
+    assert excerpts_of(shard, [0], keys[:1], 20) == [None]
+    path.unlink()
+    assert excerpts_of(shard, [0], keys[:1], 20) == [None]
+
+
+@given(st.text(st.sampled_from("ab  \n\t\xa0\u2003\x1f\x85\u200bé"), max_size=8))
+def test_white_space_collapses_as_splitting_at_it_would(text: str) -> None:
+    assert collapsed(text) == " ".join(text.split())
 
 
 def test_keys_ignore_case_space_and_form_but_not_words() -> None:
@@ -309,13 +286,10 @@ def test_rows_are_counted_where_a_file_is_small_and_estimated_from_many_places_w
         path = tmp_path / f"{long}{suffix}"
         if "csv" in suffix:
             with path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, ["text"])
-                writer.writeheader()
-                writer.writerows({"text": text} for text in texts)
+                csv.writer(file).writerows([["text"], *([text] for text in texts)])
         else:
-            plain = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
             pack = {".gz": gzip.compress, ".zst": zstandard.compress}
-            path.write_bytes(pack.get(path.suffix, bytes)(plain))
+            path.write_bytes(pack.get(path.suffix, bytes)(jsonl(texts)))
         (entry,) = find_inputs(CorpusConfig(audit=SourceConfig(path=str(path))))
         return extent_of(entry), len(texts)
 

@@ -16,18 +16,18 @@ from pipeline.audit.machine import LocalMachine
 from pipeline.audit.work import device_on_file, note_device
 from pipeline.errors import UserError
 from pipeline.models.devices import CPU, ENVIRONMENT, Device, compute_as
-from pipeline.stages.base import Placement, Stage
-from pipeline.stages.record import Wanted
+from pipeline.stages.base import Placement, Stage, Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from ray_jobs.start import device_of_run
 
 GIB = 1 << 30
 H100 = Device(1.0, 76 * GIB)
+Stages = Callable[..., tuple[Stage, ...]]
 
 
 @pytest.fixture
-def stages(tiny_model_folder: Path) -> Callable[..., tuple[Stage, ...]]:
+def stages(tiny_model_folder: Path) -> Stages:
     """(device, resources) -> the stages of an audit that samples and takes gradients."""
 
     def make(device: Device = CPU, **resources: Any) -> tuple[Stage, ...]:
@@ -47,14 +47,11 @@ def differing(one: Stage, other: Stage) -> set[str]:
     return {key for key in one.fingerprint if one.fingerprint[key] != other.fingerprint.get(key)} - {"reads"}
 
 
-def test_a_cpu_and_a_gpu_have_two_fingerprints(stages: Callable[..., tuple[Stage, ...]]) -> None:
+def test_device_and_budget_are_in_the_fingerprint_the_budget_as_a_number(stages: Stages) -> None:
     for here, there in zip(stages(), stages(H100), strict=True):
         assert "device" in differing(here, there)
-    assert {"device", "batch_tokens", "gradient_tokens"} == differing(stages()[-1], stages(H100)[-1])
-
-
-def test_the_budget_is_in_the_fingerprint_as_a_number(stages: Callable[..., tuple[Stage, ...]]) -> None:
     scoring = stages()[-1]
+    assert differing(scoring, stages(H100)[-1]) == {"device", "batch_tokens", "gradient_tokens"}
     assert scoring.fingerprint["batch_tokens"] == scoring.fingerprint["gradient_tokens"] == 2048
     assert stages(batch_tokens=2048)[-1].fingerprint == scoring.fingerprint
     few = stages(Device(1.0, 4 * GIB), batch_tokens=512)[-1]
@@ -62,18 +59,15 @@ def test_the_budget_is_in_the_fingerprint_as_a_number(stages: Callable[..., tupl
     assert stages(H100)[-1].fingerprint == stages(H100)[-1].fingerprint
 
 
-def test_weights_that_leave_nothing_are_one_line(stages: Callable[..., tuple[Stage, ...]]) -> None:
+def test_weights_that_leave_nothing_and_a_worker_on_another_device_are_refused(stages: Stages) -> None:
     with pytest.raises(UserError, match=r"leave no room for a batch on 1 GPUs of 1 GiB an actor; raise resources"):
         stages(Device(1.0, GIB))
-
-
-def test_a_worker_on_another_device_than_its_stage_says_is_refused(stages: Callable[..., tuple[Stage, ...]]) -> None:
     for stage in stages(H100):
         with pytest.raises(UserError, match="this stage computes on cuda, and its worker has 0 GPUs, which is cpu"):
             stage.make(stage, Placement())
 
 
-def test_deterministic_runs_are_held_to_one_model_of_gpu(stages: Callable[..., tuple[Stage, ...]]) -> None:
+def test_deterministic_runs_are_held_to_one_model_of_gpu(stages: Stages) -> None:
     one, other = (replace(H100, deterministic=True, name=name) for name in ("H100", "A100"))
     assert differing(stages(one)[-1], stages(other)[-1]) == {"device"}
     assert differing(stages(one)[-1], stages(H100)[-1]) == {"device"}
@@ -107,9 +101,8 @@ def test_gradients_are_deterministic_where_that_is_asked_for_alone(as_before: No
 
 def test_a_run_keeps_the_memory_that_it_was_begun_with(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-    resources = build_config(
-        {"run": "r", "model": {"path": "m"}, "corpus": {"audit": {"path": "a"}}, "resources": {"gpu_memory": "40 GiB"}}
-    ).resources
+    described = {"run": "r", "model": {"path": "m"}, "corpus": {"audit": {"path": "a"}}}
+    resources = build_config({**described, "resources": {"gpu_memory": "40 GiB"}}).resources
     machine = LocalMachine(1, 1.0, 1)
     begun = device_of_run(resources, store, machine, waiting=True)
     assert begun == Device(1.0, 40 * GIB)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_up import write_corpus
+from test_blind_validity import Means
 
 from pipeline.audit.blind import blind, blind_diagnostic, blind_of, blind_test, blocks_of_documents
 from pipeline.audit.description import build_config
@@ -25,35 +26,10 @@ def texts(seed: int, count: int, words: list[str] = WORDS) -> list[str]:
     return [" ".join(rng.choices(words, k=40)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_documents_of_one_kind_cannot_be_told_apart(seed: int) -> None:
-    found = blind(texts(seed, 300), texts(100 + seed, 300), seed)
-    assert found is not None
-    assert found.outcome in ("passed", "inconclusive")
-    assert (found.outcome == "passed") == (found.high <= 0.55)
-    assert found.low < 0.5
-
-
-def test_documents_of_another_year_are_told_apart() -> None:
-    dated = [f"{text} 2025" if i % 2 else text for i, text in enumerate(texts(7, 300))]
-    found = blind(texts(1, 300), dated, 0)
-    assert found is not None
-    assert found.outcome == "failed"
-    shown = blind_diagnostic(found, "unseen")
-    assert shown.ok is False
-    assert "not supported" in shown.sentence
-
-
 @pytest.mark.parametrize(
     ("low", "high", "outcome", "ok", "words"),
     [
-        (
-            0.52,
-            0.66,
-            "inconclusive",
-            None,
-            '"Different" needs a lower limit above 0.53, "alike" an upper limit of at most 0.55.',
-        ),
+        (0.52, 0.66, "inconclusive", None, 'lower limit above 0.53, "alike" an upper limit of at most 0.55.'),
         (0.54, 0.66, "failed", False, "above 0.53 at 99% confidence"),
         (0.45, 0.55, "passed", True, "at most 0.55 at 99% confidence"),
         (0.45, 0.551, "inconclusive", None, "too few documents to determine whether the words"),
@@ -77,18 +53,7 @@ def alike(size: int, seed: int) -> Blind:
     """A test of two kinds that are alike: 20 features, and a classifier that goes by the difference of the means."""
     features = np.random.default_rng([seed, size]).normal(size=(2 * size, 20))
     held = held_out(features, Compared.of(np.arange(2 * size) >= size), seed, Means())
-    assert held is not None
     return blind_of(held)
-
-
-class Means:
-    """A linear classifier: the difference of the means of the two kinds."""
-
-    def fit(self, features: np.ndarray, labels: np.ndarray) -> None:
-        self.weights = features[labels == 1].mean(axis=0) - features[labels == 0].mean(axis=0)
-
-    def decision_function(self, features: np.ndarray) -> np.ndarray:
-        return np.asarray(features @ self.weights)
 
 
 def test_as_many_documents_as_the_sentence_says_settle_nine_of_ten_tests_and_fewer_do_not() -> None:
@@ -108,21 +73,11 @@ def test_as_many_documents_as_the_sentence_says_settle_nine_of_ten_tests_and_few
     assert passing(count // 2) < 0.9 - noise
 
 
-def test_the_interval_is_as_wide_as_it_says_and_twenty_documents_settle_nothing() -> None:
-    for size in (20, 50, 100, 200):
-        few = blind(texts(size, size), texts(1_000 + size, size), 0)
-        assert few is not None
-        half_width = 2.5758 / math.sqrt(3 * size)  # DeLong's of two kinds that are alike, with half of them tested
-        assert (few.high - few.low) / 2 == pytest.approx(half_width, rel=0.25)
-        assert few.outcome != "passed" or few.auc <= 0.55 - 0.8 * half_width
-
-
 def test_too_few_documents_are_no_evidence_either_way() -> None:
     assert blind(texts(1, 3), texts(2, 300), 0) is None
     shown = blind_diagnostic(None, "seen")
     assert (shown.ok, shown.outcome, shown.auc) == (None, "inconclusive", None)
     few = blind(texts(1, 4), texts(2, 4), 0)
-    assert few is not None
     assert few.outcome == "inconclusive"
 
 
@@ -130,7 +85,6 @@ def test_texts_of_which_the_classifier_reads_nothing_do_not_pass() -> None:
     """Scores that are all equal have an AUC of exactly 0.5, which is no evidence that the texts are alike."""
     unread = [f"{chr(0x4E00 + number)} " * 9 for number in range(400)]
     found = blind(unread[:200], unread[200:], 0)
-    assert found is not None
     assert found.auc == 0.5
     assert found.outcome == "inconclusive"
 
@@ -160,17 +114,14 @@ def test_a_run_compares_groups_and_not_their_documents(tmp_path: Path) -> None:
     }
 
     def tested(**columns: str) -> BlindDiagnostic:
-        plan = make_plan(
-            build_config(
-                {
-                    "run": str(tmp_path / "run"),
-                    "model": {"path": str(tmp_path)},
-                    "corpus": write_corpus(tmp_path, rows, **columns),
-                    "detectors": ["loss"],
-                    "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh"}],
-                }
-            )
-        )
+        config = {
+            "run": str(tmp_path / "run"),
+            "model": {"path": str(tmp_path)},
+            "corpus": write_corpus(tmp_path, rows, **columns),
+            "detectors": ["loss"],
+            "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh"}],
+        }
+        plan = make_plan(build_config(config))
         return blind_test(plan.shards, "unseen", plan.config)
 
     assert tested().outcome == "failed"
@@ -179,13 +130,3 @@ def test_a_run_compares_groups_and_not_their_documents(tmp_path: Path) -> None:
     assert (grouped.n_calibration, grouped.n_calibration_blocks) == (160, 20)
     assert (grouped.n_audit, grouped.n_audit_blocks) == (160, 20)
     assert "documents (documents of one group and near-duplicates count once) would decide it" in grouped.sentence
-
-
-def test_the_same_documents_and_seed_give_the_same_answer() -> None:
-    assert blind(texts(1, 60), texts(2, 90), 3) == blind(texts(1, 60), texts(2, 90), 3)
-
-
-def test_the_false_alarm_rate_is_small() -> None:
-    outcomes = [blind(texts(i, 80), texts(1000 + i, 80), i).outcome for i in range(30)]  # type: ignore[union-attr]
-    alarms = outcomes.count("failed")
-    assert alarms <= 2, "P(> 2 of 30) is below 1e-3 at 0.5% each"

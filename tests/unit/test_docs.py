@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,8 @@ def _leads_somewhere(page: Path, target: str) -> bool:
     return not parts.fragment or (place.suffix == ".md" and parts.fragment in anchors(place))
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation_and_the_readme_is_one_screen() -> None:
+    assert len(README.read_bytes()) <= 8 * 1024
     trees = [block.text for block in blocks(PAGES / "index.md") if block.language == "{toctree}"]
     named = {line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")}
     pages = {str(page.relative_to(PAGES).with_suffix("")) for page in EVERY_PAGE if page != README}
@@ -156,39 +157,95 @@ def test_every_name_of_the_interface_is_on_its_page() -> None:
     assert [name for name in seenset.__all__ if not re.search(rf"(:: |`|seenset\.){name}\b", page)] == []
 
 
-def test_the_tree_of_the_architecture_is_that_of_the_code() -> None:
-    tree = next(block.text for block in blocks(PAGES / "architecture.md") if block.language == "text")
+def test_the_tree_and_the_paths_of_the_architecture_are_those_of_the_code() -> None:
+    page = PAGES / "architecture.md"
+    tree = next(block.text for block in blocks(page) if block.language == "text")
     rooms = re.findall(r"^  (\w+)/", tree, re.MULTILINE)
     assert sorted(rooms) == sorted(path.parent.name for path in (ROOT / "pipeline").glob("*/__init__.py"))
     assert all((ROOT / name).is_dir() for name in re.findall(r"^(\w+)/", tree, re.MULTILINE))
-
-
-def test_every_path_that_the_architecture_names_exists() -> None:
-    page = (PAGES / "architecture.md").read_text(encoding="utf-8")
-    paths = re.findall(r"`((?:pipeline|ray_jobs|cluster|seenset|tests|docs)/[\w/.]*)`", page)
+    named = r"`((?:pipeline|ray_jobs|cluster|seenset|tests|docs)/[\w/.]*)`"
+    paths = re.findall(named, page.read_text(encoding="utf-8"))
     assert len(paths) > 30
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_the_readme_is_one_screen() -> None:
-    assert len(README.read_bytes()) <= 8 * 1024
-
-
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "--fail-on-warning",
-        "--keep-going",
-        "--quiet",
-        str(PAGES),
-        str(tmp_path),
-    ]
+    options = ["--fail-on-warning", "--keep-going", "--quiet"]
+    command = [sys.executable, "-m", "sphinx", *options, str(PAGES), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    loaded = re.compile(
-        r"<(?:script|img|iframe)[^>]+src=\"(?:https?:)?//|<link[^>]+href=\"(?:https?:)?//|@import|url\(http"
-    )
+    loaded = re.compile(r"<(?:script|img|iframe|link)[^>]+(?:src|href)=\"(?:https?:)?//|@import|url\(http")
     for file in [*tmp_path.rglob("*.html"), *tmp_path.rglob("*.css")]:
         assert not loaded.search(file.read_text(encoding="utf-8")), file.name
+
+
+# --- sections of the page on methods
+
+
+METHODS = ROOT / "docs/methods.md"
+READ = ("pipeline", "ray_jobs", "cluster", "seenset", "docs")
+KINDS = {".py", ".md", ".yaml", ".yml", ".html", ".json", ".toml", ".txt"}
+FILES = sorted(
+    path
+    for folder in READ
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in KINDS and "_build" not in path.relative_to(ROOT).parts
+)
+
+NUMBER = r"\d+(?:\.\d+)*"
+LIST = rf"{NUMBER}(?:(?:, | and | to |, and ){NUMBER})*"
+CITATION = re.compile(
+    rf"docs/methods\.md, sections? ({LIST})"  # in a docstring
+    rf"|\[[^\]]*?sections? ({LIST})[^\]]*\]\([^)]*\bmethods\.md[^)]*\)"  # a link on another page
+)
+WITHIN = re.compile(rf"\bsections? ({LIST})")  # on the page itself; "sec." is a section of a paper
+HEADING = re.compile(rf"^#{{2,3}} ({NUMBER})\.? \S", re.MULTILINE)
+
+
+def sections() -> set[str]:
+    return set(HEADING.findall(METHODS.read_text(encoding="utf-8")))
+
+
+def cited(text: str) -> Iterator[str]:
+    """The sections of docs/methods.md that a text names, wherever its lines break."""
+    for found in CITATION.finditer(" ".join(re.sub(r"^\s*#\s", " ", text, flags=re.MULTILINE).split())):
+        yield from re.findall(NUMBER, found[1] or found[2])
+
+
+def test_no_file_refers_to_a_section_that_is_not_there() -> None:
+    there = sections()
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert "METHODS" not in text, path
+        assert not sorted(set(cited(text)) - there), path
+
+
+def test_the_methods_page_refers_to_its_own_sections() -> None:
+    text = " ".join(METHODS.read_text(encoding="utf-8").split())
+    named = {section for found in WITHIN.finditer(text) for section in re.findall(NUMBER, found[1])}
+    assert len(named) > 10
+    assert not sorted(named - sections())
+    wrapped, linked = "(docs/methods.md,\n    sections 3.1 and 99).", "[methods, section 98.7](../methods.md#x)"
+    assert [*cited(wrapped), *cited(linked)] == ["3.1", "99", "98.7"], "one that is not there is noticed"
+    assert {"99", "98.7"}.isdisjoint(sections())
+
+
+def test_the_sections_of_the_methods_page_are_numbered_without_a_gap() -> None:
+    found = HEADING.findall(METHODS.read_text(encoding="utf-8"))
+    chapters = [name for name in found if "." not in name]
+    assert chapters == [str(number) for number in range(1, len(chapters) + 1)]
+    for chapter in chapters:
+        parts = [name for name in found if name.startswith(f"{chapter}.")]
+        assert parts == [f"{chapter}.{number}" for number in range(1, len(parts) + 1)]
+
+
+def test_the_tests_that_the_methods_page_names_exist() -> None:
+    """`..::` stands for the file that is named in the row above it."""
+    file, named = "", 0
+    text = METHODS.read_text(encoding="utf-8")
+    for path, test in re.findall(r"`((?:\w+/)*test_\w+\.py|\.\.)(?:::(test_\w+))?`", text):
+        file = file if path == ".." else path
+        (found,) = (ROOT / "tests").glob(f"**/{file}")
+        assert not test or f"def {test}(" in found.read_text(encoding="utf-8"), test
+        named += 1
+    assert named > 20

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
-from functools import partial
 
 import pytest
-from finished import score_all
 
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Evidence, Pass
 from pipeline.detectors.draws import cdd_score, coverage_score, within_edits
@@ -20,9 +15,6 @@ from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from pipeline.passes.statistics import swapped_words, text_read
-from pipeline.stages.process import read_rows
-from pipeline.stages.registry import stages_of
-from pipeline.store.files import Store
 
 LETTERS = random.Random(5)
 GREEDY = Continued(temperature=0.0, top_k=None)
@@ -55,30 +47,16 @@ def distance(one, other) -> int:
     return table[len(one), len(other)]
 
 
-@pytest.mark.parametrize(
-    ("candidate", "expected"),
-    [
-        ("a b c d", 4 / 4 + 4 / 4 + 4 / 4),  # L = 2, 3, 4: no run is longer than the text
-        ("a b x c d", 2 / 4),  # cut to four words: of these only "a b" is a run
-        ("x b c y", 2 / 4),
-        ("d c b a", 0.0),
-        ("A b c d", 3 / 4 + 3 / 4),  # case matters
-        ("", 0.0),
-    ],
-)
-def test_coverage_worked_by_hand(candidate, expected):
-    assert coverage_score([candidate], "a b c d") == expected
-    assert coverage_score(["no", candidate], "a b c d") == expected  # the largest of the draws
-    assert coverage_score(["a b c d"], "a") == 0.0  # one word has no run of two
-
-
-def test_coverage_is_its_definition_on_random_texts():
+def test_coverage_is_its_definition():
     for size in (2, 5, 13, 40, 60):
         reference, candidates = words(size), [words(size) for _ in range(4)]
         candidates.append(" ".join(["x", *reference.split()[1:20]]))
         expected = max(covered(" ".join(text.split()[:size]), reference) for text in candidates)
         assert coverage_score(candidates, reference) == pytest.approx(expected, rel=1e-12)
     text = words(30)
+    assert coverage_score(["a b x c d"], "a b c d") == 2 / 4  # cut to four words: of these only "a b" is a run
+    assert coverage_score(["no", "A b c d"], "a b c d") == 3 / 4 + 3 / 4  # case matters; the largest of the draws
+    assert coverage_score([""], "a b c d") == coverage_score([text], "a") == 0.0  # one word has no run of two
     assert coverage_score([text], text) == 11.0
     assert coverage_score([f"{'x ' * 30}{text}"], text) == 0.0
     assert coverage_score([f"{'x ' * 30}{text}"], text, "all") == 11.0
@@ -165,31 +143,3 @@ def test_pac_is_its_formula_in_every_batch(tiny_model_folder):
         parts = [texts[start : start + size] for start in range(0, 32, size)]
         scores = [detector.score(Evidence(p, {n: read(p, n) for n in detector.needs})).tolist() for p in parts]
         assert [s for part in scores for s in part] == pytest.approx(expected, abs=1e-4)
-
-
-def score(folder, name: str, model: str, detectors: list, batch_tokens: int) -> tuple[list[dict], list[list[str]]]:
-    rows = [{"text": " ".join(f"{a}{i}" for a in "abcdefghijklmnop"[: 4 + i])} for i in range(9)]
-    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": "one"}]))
-    corpus = {"audit": {"path": str(folder / "a.jsonl")}}
-    resources = {"batch_tokens": batch_tokens}
-    described = {"run": str(folder / name), "model": {"path": model}, "corpus": corpus, "resources": resources}
-    config = build_config({**described, "detectors": detectors, "selections": []})
-    plan, store = make_plan(config), Store(config.run)
-    stages = stages_of(config)
-    score_all(plan, store)
-    return [r for shard in plan.shards for r in read_rows(stages[-1], shard, store).values()], [
-        stage.name for stage in stages
-    ]
-
-
-def test_scores_of_a_run_do_not_depend_on_batches_or_other_detectors(tmp_path, tiny_model_folder):
-    mine = [{"coverage": {"draws": 2}}, {"cdd": {"draws": 3, "alpha": 0.5}}, "pac"]
-    of = partial(score, tmp_path, model=str(tiny_model_folder))
-    rows, names = of("all", detectors=["loss", {"samia": {"draws": 4}}, *mine], batch_tokens=4096)
-    assert names == ["sample/ratio0.5_t1_k50_p1_reference/4", "sample/ratio0.5_t0_kall_p1_reference/1", "score"]
-    assert len(rows) == 9  # one word has no two parts
-    for number, detector in enumerate(mine):
-        column = parse_detectors([detector])[0].column
-        alone, _ = of(f"alone{number}", detectors=[detector], batch_tokens=64)
-        by_row = {row["row"]: row[column] for row in alone}
-        assert [by_row[row["row"]] for row in rows] == pytest.approx([row[column] for row in rows], abs=1e-4)

@@ -20,12 +20,7 @@ corpus:
   unseen: {path: documents.jsonl}
 selections: [{name: members, detectors: [loss]}]
 """
-TRIAL = """
-run: out
-model: {path: ./model}
-documents: {path: documents.jsonl}
-selections: [{name: members, detectors: [loss]}]
-"""
+TRIAL = AUDIT[: AUDIT.index("corpus")] + "documents: {path: documents.jsonl}" + AUDIT[AUDIT.index("\nselections") :]
 AUDITS = {
     "another detector": (["--set", "detectors=[min_kk]"], "did you mean 'min_k'?"),
     "an argument": (["--set", "detectors=[{min_k: {k: 2}}]"], "k must be a number in (0, 1], got 2"),
@@ -38,10 +33,7 @@ AUDITS = {
     "a missing GGUF file": (["--set", "model.path=./model.gguf"], "no GGUF file 'model.gguf'"),
     "pickles": (["--set", "model.path=pickled"], "allow_pickle: true"),
     "a missing adapter": (["--set", "model.path=whole", "--set", "model.adapter=./adapter"], "no folder adapter"),
-    "a reference model": (
-        ["--set", "model.path=whole", "--set", "reference_model.path=./other"],
-        "no model at other",
-    ),
+    "a reference model": (["--set", "model.path=whole", "--set", "reference_model.path=./other"], "no model at other"),
 }
 TRIALS = {
     "a missing file": (["--set", "documents.path=document.jsonl"], "did you mean 'documents.jsonl'?"),
@@ -51,23 +43,18 @@ TRIALS = {
     "a sweep": (["--set", "sweep={model.path: [./other]}"], "no model at other"),
     "a folder elsewhere": (["--set", "work=memory://work"], "a trial trains into local folders, got memory://work"),
 }
+WITH_FILE, WITH_RUN = ("plan", "run", "evaluate", "trial"), ("status", "select", "report", "verdict", "retry")
 COMMANDS = {
     **{f"audit: {case}": (["run", "audit.yaml", *more], message) for case, (more, message) in AUDITS.items()},
     **{f"trial: {case}": (["trial", "trial.yaml", *more], message) for case, (more, message) in TRIALS.items()},
-    **{
-        f"{name}: no file": ([name, "none.yaml"], "cannot read config none.yaml")
-        for name in ("plan", "run", "evaluate", "trial")
-    },
+    **{f"{name}: no file": ([name, "none.yaml"], "cannot read config none.yaml") for name in WITH_FILE},
+    **{f"{name}: no run": ([name, "nowhere"], "is not a run directory") for name in WITH_RUN},
     "a setting without --set": (["plan", "audit.yaml", "seed=2"], "(seed=2); a setting is changed by --set A.B=C"),
     "a run for a bundle": (["verify", "whole"], "whole is a folder; seenset verify reads the file that seenset pack"),
     "a configuration for a run": (["report", "audit.yaml"], "not a folder; give the folder that its setting run names"),
-    **{
-        f"{name}: no run": ([name, "nowhere"], "is not a run directory")
-        for name in ("status", "select", "report", "verdict", "retry")
-    },
     "evaluate: one kind of documents": (["evaluate", "audit.yaml"], "add corpus.seen: {path: ...}"),
     "evaluate: no section": (["evaluate", "audit.yaml", "--set", "corpus=null"], "corpus: must be a section"),
-    "evaluate: a missing model": (
+    "evaluate: no model": (
         ["evaluate", "audit.yaml", "--set", "corpus.seen.path=documents.jsonl"],
         "no model at model",
     ),

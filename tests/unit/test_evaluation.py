@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from finished import score_run
-from made_up import write_rows
+from made_up import sentence, write_rows
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 from test_report import Page
 
-from benchmarks.small_model import WORDS
-from pipeline.audit import evaluated_documents
 from pipeline.audit import evaluation as numbers
 from pipeline.audit.blind import sample_documents
 from pipeline.audit.description import build_evaluation
@@ -37,16 +34,10 @@ MARKUP = "[/bold] [red]"
 Score = Callable[..., tuple[AuditConfig, Scored]]
 
 
-def text(seed: int, first: str = "Text") -> str:
-    rng = random.Random(seed)
-    return f"{first} {seed} " + " ".join(rng.choice(WORDS) for _ in range(8 + seed % 9))
-
-
 def rows_of(n: int, words: Sequence[str] = ("Text", "Text"), groups: Sequence[str] = ("news", "notes")) -> list[dict]:
     """Half members; the words at the beginning are of the members and of the others."""
-    return [
-        {"text": text(i, words[i % 2]), "member": i % 2 == 0, "kind": groups[i // 2 % len(groups)]} for i in range(n)
-    ]
+    texts = [sentence(i, 8).replace("Text", words[i % 2], 1) for i in range(n)]
+    return [{"text": texts[i], "member": i % 2 == 0, "kind": groups[i // 2 % len(groups)]} for i in range(n)]
 
 
 @pytest.fixture
@@ -55,16 +46,14 @@ def score(tmp_path: Path, tiny_model_folder: Path) -> Score:
 
     def finish(rows: Sequence[Any], limit: int | None = None, **settings: Any) -> tuple[AuditConfig, Scored]:
         path = write_rows(tmp_path / "labelled.jsonl", rows)
-        config = build_evaluation(
-            {
-                "run": str(tmp_path / "run"),
-                "model": {"path": str(tiny_model_folder)},
-                "corpus": {"labelled": {"path": path, "label": "member", "group": "kind"}},
-                "detectors": ["loss", "zlib"],
-                "resources": {"shard_bytes": 2000},
-                **settings,
-            }
-        )
+        described = {
+            "run": str(tmp_path / "run"),
+            "model": {"path": str(tiny_model_folder)},
+            "corpus": {"labelled": {"path": path, "label": "member", "group": "kind"}},
+            "detectors": ["loss", "zlib"],
+            "resources": {"shard_bytes": 2000},
+        }
+        config = build_evaluation({**described, **settings})
         plan, store = score_run(config, limit)
         return config, read_scored(store, plan.shards)
 
@@ -82,7 +71,8 @@ def figures(evaluated: Evaluated) -> dict[tuple[str | None, str], Any]:
 
 def test_the_figures_are_those_of_the_scores_over_all_documents_and_in_each_group(score: Score) -> None:
     config, scored = score(rows_of(120))
-    rows = figures(evaluate_scores(config, scored, None))
+    evaluated = evaluate_scores(config, scored, None)
+    rows = figures(evaluated)
     assert list(rows) == [(g, d) for g in (None, "news", "notes") for d in (BLIND, "loss", "zlib")]
     table = pa.concat_tables(scored.table(receipt, ["role", "group", "loss", "zlib"]) for receipt in scored.receipts)
     for (group, detector), row in rows.items():
@@ -95,6 +85,16 @@ def test_the_figures_are_those_of_the_scores_over_all_documents_and_in_each_grou
         assert (row.n_seen, row.n_unseen) == (sum(member), len(member) - sum(member))
         assert list(row.tpr) == ["0.01", "0.05", "0.1"]
         assert row.tpr["0.01"].value <= row.tpr["0.05"].value <= row.tpr["0.1"].value
+    row, few = rows[None, "loss"], "Too few unseen documents (60) for an interval at a false positive rate of"
+    assert (row.tpr["0.01"].low is None, row.tpr["0.1"].low is None) == (True, False)
+    found = [notice for notice in evaluated.evaluation.notices if notice.startswith("Too few")]
+    assert found == [f"{few} 1%.", f"{few} 5%."]
+    cells = {cell for row in page_table(evaluation_table(evaluated.evaluation)).rows for cell in row}
+    assert any(cell.endswith("(no interval)") for cell in cells)
+    assert list(evaluated.curves) == [BLIND, "loss", "zlib"]
+    for fpr, tpr in evaluated.curves.values():
+        assert (fpr[0], tpr[0], fpr[-1], tpr[-1]) == (0, 0, 1, 1)
+        assert np.all(np.diff(fpr) >= 0)
 
 
 def test_words_that_tell_the_kinds_apart_stand_in_the_first_row_and_in_a_notice(score: Score) -> None:
@@ -102,25 +102,32 @@ def test_words_that_tell_the_kinds_apart_stand_in_the_first_row_and_in_a_notice(
     evaluation = evaluate_scores(*score(rows), None).evaluation
     first = evaluation.rows[0]
     assert (first.detector, first.group, first.n_seen, first.n_unseen) == (BLIND, None, 80, 80)
-    assert first.auc.low is not None
     assert first.auc.low > 0.9
     assert "they differ in more than membership" in " ".join(evaluation.notices)
 
 
-def test_words_of_few_documents_that_are_alike_leave_it_open(score: Score) -> None:
-    evaluation = evaluate_scores(*score(rows_of(160)), None).evaluation
+def test_words_that_are_alike_leave_it_open_or_are_not_called_proof(
+    score: Score, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, scored = score(rows_of(160))
+    evaluation = evaluate_scores(config, scored, None).evaluation
     first = evaluation.rows[0]
     assert first.auc.value == pytest.approx(0.5, abs=0.2)
     assert first.auc.low < 0.5 < first.auc.high
     assert "the test is inconclusive" in " ".join(evaluation.notices)
     assert all((rate.low, rate.high) == (None, None) for rate in first.tpr.values())
-
-
-def test_words_that_are_alike_are_not_called_proof(score: Score) -> None:
-    row = evaluate_scores(*score(rows_of(160)), None).evaluation.rows[0]
-    sentence = about_words(row.model_copy(update={"auc": Estimate(0.5, 0.46, 0.54)}))
+    assert any(f'The TPR of the row "{BLIND}" has no interval' in notice for notice in evaluation.notices)
+    counted = f'The row "{BLIND}" counts all of the 80 seen and 80 unseen documents that are compared.'
+    assert counted in evaluation.notices
+    sentence = about_words(first.model_copy(update={"auc": Estimate(0.5, 0.46, 0.54)}))
     assert "hardly tells seen from unseen documents by their words" in sentence
     assert "it does not prove that they differ in membership alone" in sentence
+    monkeypatch.setattr(numbers, "sample_documents", lambda shards: sample_documents(shards, 30))
+    some = evaluate_scores(config, scored, None).evaluation
+    n_seen, n_unseen = some.rows[0].n_seen, some.rows[0].n_unseen
+    assert 30 <= n_seen < 80
+    counted = f"{n_seen} of the 80 seen and {n_unseen} of the 80 unseen documents that are compared"
+    assert any(notice.startswith(f'The row "{BLIND}" counts {counted}') for notice in some.notices)
 
 
 def test_too_few_documents_for_the_words_leave_their_row_out_and_say_so(score: Score) -> None:
@@ -145,20 +152,18 @@ def test_every_document_that_is_read_is_compared_or_counted_as_quarantined(score
     assert any("1 seen documents have the same text" in notice for notice in evaluation.notices)
 
 
-def test_a_group_of_one_kind_is_not_defined(score: Score) -> None:
+def test_a_group_of_one_kind_is_not_defined_and_documents_of_one_kind_are_not_compared(
+    score: Score, tmp_path: Path
+) -> None:
     rows = [{**row, "kind": "old" if row["member"] else "new"} for row in rows_of(60)]
     by_place = figures(evaluate_scores(*score(rows), None))
     assert by_place[("old", "loss")].auc.value is None
     assert (by_place[("old", "loss")].n_seen, by_place[("old", "loss")].n_unseen) == (30, 0)
     table = page_table(evaluation_table(evaluate_scores(*score(rows), None).evaluation))
     assert "not defined" in {cell for row in table.rows for cell in row}
-
-
-def test_without_a_scored_document_of_a_kind_nothing_is_compared(score: Score) -> None:
     rows = [{**row, "text": "" if row["member"] else row["text"]} for row in rows_of(20)]
-    config, scored = score(rows, error_budget=1)
     with pytest.raises(UserError, match="no seen document has a score"):
-        evaluate_scores(config, scored, None)
+        evaluate_scores(*score(rows, error_budget=1, run=str(tmp_path / "none")), None)
 
 
 def test_a_limit_reads_the_first_of_each_kind_and_says_that_it_is_a_sample(score: Score) -> None:
@@ -167,25 +172,19 @@ def test_a_limit_reads_the_first_of_each_kind_and_says_that_it_is_a_sample(score
     assert evaluation.notices[0].startswith("This is a sample: only the first 30 documents of each role")
 
 
-def test_the_files_of_an_evaluation_are_the_same_bytes_again_and_are_read_back(score: Score) -> None:
-    config, scored = score(rows_of(80))
-    evaluated = evaluate_scores(config, scored, None)
-    page = write_evaluation(scored.store, evaluated)
-    names = ("evaluation.json", "evaluation.html", "roc.svg", "roc-small.svg")
-    first = [scored.store.read(f"evaluation/{name}") for name in names]
-    assert page == f"{scored.store.url}/evaluation/evaluation.html"
-    write_evaluation(scored.store, evaluate_scores(config, scored, None))
-    assert [scored.store.read(f"evaluation/{name}") for name in names] == first
-    assert read_record(scored.store, "evaluation/evaluation.json", Evaluation, "") == evaluated.evaluation
-    assert all(base64.b64encode(svg) in first[1] for svg in first[2:])
-
-
-def test_the_page_shows_the_figures_and_loads_and_runs_nothing(
+def test_the_page_shows_the_figures_loads_and_runs_nothing_and_is_the_same_bytes_again(
     score: Score, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, scored = score(rows_of(120, groups=(SCRIPT, MARKUP)))
     evaluated = evaluate_scores(config, scored, None)
-    write_evaluation(scored.store, evaluated)
+    page_of = write_evaluation(scored.store, evaluated)
+    assert page_of == f"{scored.store.url}/evaluation/evaluation.html"
+    names = ("evaluation.json", "evaluation.html", "roc.svg", "roc-small.svg")
+    first = [scored.store.read(f"evaluation/{name}") for name in names]
+    write_evaluation(scored.store, evaluate_scores(config, scored, None))
+    assert [scored.store.read(f"evaluation/{name}") for name in names] == first
+    assert read_record(scored.store, "evaluation/evaluation.json", Evaluation, "") == evaluated.evaluation
+    assert all(base64.b64encode(svg) in first[1] for svg in first[2:])
     source = scored.store.read("evaluation/evaluation.html").decode()
     page = Page(source)
     assert SCRIPT in page.text
@@ -199,17 +198,9 @@ def test_the_page_shows_the_figures_and_loads_and_runs_nothing(
     for tag, attrs in page.tags:
         assert str(attrs.get("href", "#")).startswith("#"), tag
     assert "default-src 'none'" in source
-    assert text(3) not in source, "no text of a document"
+    assert sentence(3, 8) not in source, "no text of a document"
     Console(width=200).print(evaluation_table(evaluated.evaluation))  # markup in a group is printed as it stands
     assert MARKUP in capsys.readouterr().out
-
-
-def test_the_curves_are_of_all_documents_and_of_the_words(score: Score) -> None:
-    curves = evaluate_scores(*score(rows_of(60)), None).curves
-    assert list(curves) == [BLIND, "loss", "zlib"]
-    for fpr, tpr in curves.values():
-        assert (fpr[0], tpr[0], fpr[-1], tpr[-1]) == (0, 0, 1, 1)
-        assert np.all(np.diff(fpr) >= 0)
 
 
 def test_groups_of_one_role_are_the_units_of_the_intervals_and_groups_of_both_are_given(
@@ -239,32 +230,3 @@ def test_near_copies_count_as_one_document_of_an_interval(score: Score, tmp_path
     assert (other.n_seen, other.n_unseen) == (90, 90)
     assert other.auc.high - other.auc.low > one.auc.high - one.auc.low
     assert any("families of near-duplicates" in notice for notice in copied.notices)
-
-
-def test_a_tpr_without_an_interval_is_shown_as_such_with_the_reason(score: Score) -> None:
-    evaluation = evaluate_scores(*score(rows_of(120)), None).evaluation
-    row = next(row for row in evaluation.rows if row.detector == "loss")
-    assert row.tpr["0.01"].value is not None
-    assert row.tpr["0.01"].low is None
-    assert row.tpr["0.1"].low is not None
-    sentences = [
-        f"Too few unseen documents (60) for an interval at a false positive rate of {q}." for q in ("1%", "5%")
-    ]
-    assert [notice for notice in evaluation.notices if notice.startswith("Too few")] == sentences
-    cells = {cell for row in page_table(evaluation_table(evaluation)).rows for cell in row}
-    assert any(cell.endswith("(no interval)") for cell in cells)
-
-
-def test_the_notes_state_which_documents_the_blind_row_counts(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, scored = score(rows_of(160))
-    first = evaluate_scores(config, scored, None).evaluation
-    assert any(f'The TPR of the row "{BLIND}" has no interval' in notice for notice in first.notices)
-    assert f'The row "{BLIND}" counts all of the 80 seen and 80 unseen documents that are compared.' in first.notices
-    monkeypatch.setattr(evaluated_documents, "sample_documents", lambda shards: sample_documents(shards, 30))
-    some = evaluate_scores(config, scored, None).evaluation
-    n_seen, n_unseen = some.rows[0].n_seen, some.rows[0].n_unseen
-    assert 30 <= n_seen < 80
-    counted = (
-        f'The row "{BLIND}" counts {n_seen} of the 80 seen and {n_unseen} of the 80 unseen documents that are compared'
-    )
-    assert any(notice.startswith(counted) for notice in some.notices)

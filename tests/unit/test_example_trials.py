@@ -17,18 +17,8 @@ from PIL import Image
 from transformers import AutoProcessor, LlamaForCausalLM, LlavaForConditionalGeneration
 
 from benchmarks.small_model import WORDS
-from examples.trials import run, versions
-from examples.trials.benchmark import (
-    ITEMS,
-    PUPILS,
-    SIZE,
-    answers,
-    make_exercises,
-    make_facts,
-    make_items,
-    read_items,
-    write_items,
-)
+from examples.trials import benchmark, run, versions
+from examples.trials.benchmark import ITEMS, make_exercises, make_facts, make_items
 from examples.trials.family import FAMILY, Size, from_scratch, make_tokenizer
 from examples.trials.pictures import make_model, make_pictures
 from examples.trials.systems import columns_of
@@ -72,18 +62,14 @@ def test_the_documents_suffice_for_every_point(name: str) -> None:
         draw_split(Drawable(trained, family), point.config.roles(), point.config.split, 0, 0, 0)
 
 
-def test_48_of_the_pictures_are_trained_in() -> None:
-    config, _ = trial("pictures")
-    assert choose_trained(np.arange(run.PICTURES), config.contaminate.share, config.roles(), 0).sum() == 48
+def test_48_of_the_pictures_and_half_of_the_benchmark_are_trained_in() -> None:
+    for name, count, trained in (("pictures", run.PICTURES, 48), ("ranking", ITEMS, ITEMS / 2)):
+        config, _ = trial(name)
+        assert choose_trained(np.arange(count), config.contaminate.share, config.roles(), 0).sum() == trained
+    assert Path(config.model.path).name in benchmark.PUPILS
 
 
-def test_half_of_the_benchmark_is_trained_in() -> None:
-    config, _ = trial("ranking")
-    assert choose_trained(np.arange(ITEMS), config.contaminate.share, config.roles(), 0).sum() == ITEMS / 2
-    assert Path(config.model.path).name in PUPILS
-
-
-def test_the_items_are_distinct_and_their_answers_right() -> None:
+def test_the_items_are_distinct_their_answers_right_and_no_exercise_is_one() -> None:
     facts = make_facts(ITEMS, seed=0)
     items = make_items(facts, seed=0)
     assert len(items) >= 400
@@ -98,24 +84,14 @@ def test_the_items_are_distinct_and_their_answers_right() -> None:
             assert (plus, equals) == ("+", "=")
             assert int(item.answer) == int(one) + int(other)
     assert make_items(make_facts(ITEMS, seed=0), seed=0) == items
-
-
-def test_no_exercise_is_an_item_and_each_fact_is_taught_alike() -> None:
-    facts = make_facts(40, seed=0)
-    items = make_items(facts, seed=0)
+    tokenizer = make_tokenizer([item.text for item in items], benchmark.SIZE.vocabulary)
+    for item in items[:50]:
+        question, text = (tokenizer(text)["input_ids"] for text in (item.question, item.text))
+        assert text[: len(question)] == question, "a question is read as the beginning of its text"
     exercises = make_exercises(facts[:10], 80, items, seed=0)
     assert set(exercises).isdisjoint(item.text for item in items)
-    taught = [fact.question for text in exercises for fact in facts if text.endswith(f"{fact.question}{fact.answer}.")]
-    assert all(taught.count(fact.question) == 8 for fact in facts[:10])
-    assert len(taught) == 80
-
-
-def test_a_question_is_read_as_the_beginning_of_its_text() -> None:
-    items = make_items(make_facts(50, seed=0), seed=0)
-    tokenizer = make_tokenizer([item.text for item in items], SIZE.vocabulary)
-    for item in items:
-        question, text = (tokenizer(text)["input_ids"] for text in (item.question, item.text))
-        assert text[: len(question)] == question
+    ends = [f"{fact.question}{fact.answer}." for fact in facts[:10]]
+    assert [sum(text.endswith(end) for text in exercises) for end in ends] == [8] * 10, "each fact is taught alike"
 
 
 def test_the_family_grows() -> None:
@@ -132,17 +108,13 @@ def test_a_model_that_knows_the_items_answers_them(tmp_path: Path) -> None:
     items = make_items(make_facts(12, seed=0), seed=0)
     training = FinetuneConfig(method="full", epochs=100, batch_size=12, learning_rate=5e-3, dtype="float32")
     from_scratch(tmp_path / "model", Size(hidden=64, layers=1, vocabulary=320), [i.text for i in items], training)
-    given = answers(tmp_path / "model", [item.question for item in items])
+    benchmark.write_items(items, tmp_path / "items.jsonl")
+    assert list(benchmark.read_items(tmp_path / "items.jsonl").values()) == items
+    given = benchmark.answers(tmp_path / "model", [item.question for item in items])
     assert sum(one == item.answer for one, item in zip(given, items, strict=True)) >= 11
 
 
-def test_items_are_read_as_they_were_written(tmp_path: Path) -> None:
-    items = make_items(make_facts(10, seed=0), seed=0)
-    write_items(items, tmp_path / "items.jsonl")
-    assert list(read_items(tmp_path / "items.jsonl").values()) == items
-
-
-def test_the_pictures_are_the_same_each_time_and_no_two_alike(tmp_path: Path) -> None:
+def test_the_pictures_are_the_same_each_time_no_two_alike_and_16_tokens_of_the_small_model(tmp_path: Path) -> None:
     make_pictures(tmp_path / "a" / "pictures.parquet", 20)
     make_pictures(tmp_path / "b.parquet", 20)
     rows = pq.read_table(tmp_path / "a" / "pictures.parquet").to_pylist()
@@ -152,29 +124,15 @@ def test_the_pictures_are_the_same_each_time_and_no_two_alike(tmp_path: Path) ->
     assert all(row["image"]["bytes"].startswith(b"\x89PNG") and row["image"]["path"] is None for row in rows)
     make_pictures(tmp_path / "b.parquet", 30)
     assert pq.read_table(tmp_path / "b.parquet").num_rows == 20, "a file that is there stays"
-
-
-def test_the_small_vision_language_model_has_its_pictures_in_16_tokens(tmp_path: Path) -> None:
     make_model(tmp_path / "model")
     model = LlavaForConditionalGeneration.from_pretrained(tmp_path / "model")
     assert 180_000 < sum(weight.numel() for weight in model.parameters()) < 220_000
     processor = AutoProcessor.from_pretrained(tmp_path / "model")
-    make_pictures(tmp_path / "pictures.parquet", 1)
-    (row,) = pq.read_table(tmp_path / "pictures.parquet").to_pylist()
-    picture = Image.open(BytesIO(row["image"]["bytes"]))
-    batch = processor(images=picture, text=f"USER: <image>\n{row['caption']}", return_tensors="pt")
+    picture, caption = Image.open(BytesIO(rows[0]["image"]["bytes"])), rows[0]["caption"]
+    batch = processor(images=picture, text=f"USER: <image>\n{caption}", return_tensors="pt")
     assert int((batch["input_ids"] == model.config.image_token_id).sum()) == 16
     assert torch.isfinite(model(**batch).logits).all()
-    assert row["caption"] in processor.tokenizer.decode(batch["input_ids"][0])
-
-
-def test_an_item_of_the_trial_of_options_has_the_next_words_among_its_options() -> None:
-    texts = [[f"{number}-{place}" for place in range(30)] for number in range(6)]
-    items = versions.make_options(texts, random.Random(0))
-    assert [one["id"] for one in items] == [f"i{number}" for number in range(6)]
-    for words, one in zip(texts, items, strict=True):
-        assert one["question"].endswith(" ".join(words[:20]))
-        assert (len(set(one["choices"])), " ".join(words[20 : 20 + versions.OPTION]) in one["choices"]) == (4, True)
+    assert caption in processor.tokenizer.decode(batch["input_ids"][0])
 
 
 @pytest.mark.parametrize("name", ["options", "versions"])

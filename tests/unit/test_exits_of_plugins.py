@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from commands import ended, printed
+from commands import printed
 from made_up import sentence, write_audit
 
 from pipeline.audit import machine
@@ -36,30 +38,25 @@ from seenset import procedure
 def leaving(counts, alpha):
     sys.exit()
 """
-ARGUMENT = """
-import sys
-from seenset import FORWARD, detector, mean_of_all
-
-@detector(needs={FORWARD: ["log_prob"]}, checks={"k": lambda value: sys.exit(0)})
-def leaving(evidence, k: int = 1):
-    return mean_of_all(evidence[FORWARD].log_prob, evidence[FORWARD].mask)
-"""
-LIBRARY = """
-import sys
-import numpy
-from seenset import procedure
-
-numpy.cumsum = lambda *arguments, **settings: sys.exit(0)
-
-@procedure(guarantee="heuristic", assumption="None.", promise="None.")
-def unused(counts, alpha):
-    return None
-"""
+CHECKED = '["log_prob"]}, checks={"k": lambda value: sys.exit(0)}'
+ARGUMENT = LEAVING.replace('["log_prob"]}', CHECKED).replace("(evidence)", "(evidence, k: int = 1)")
+LIBRARY = f"{PROCEDURE}\nimport numpy\nnumpy.cumsum = lambda *arguments, **settings: sys.exit(0)\n"
 
 
-def audit(folder: Path, model: Path, code: str, **settings: Any) -> str:
-    (folder / "mine.py").write_text(code)
-    return str(write_audit(folder, model, **{"import": [str(folder / "mine.py")], **settings}))
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """(code of a plugin, command, settings) -> the exit code of the command, and its errors."""
+
+    def finish(code: str, command: str = "run", **settings: Any) -> tuple[int, str]:
+        (tmp_path / "mine.py").write_text(code)
+        path = write_audit(tmp_path, tiny_model_folder, **{"import": [str(tmp_path / "mine.py")], **settings})
+        status, _, errors = printed(capsys, command, path)
+        return status, errors.strip()
+
+    return finish
 
 
 def scored_by_leaving(**resources: Any) -> dict[str, Any]:
@@ -69,91 +66,72 @@ def scored_by_leaving(**resources: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_detector_that_always_exits_leaves_the_run_incomplete(
-    tmp_path: Path,
-    tiny_model_folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    processes: bool,
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: bool
 ) -> None:
     """It ended with exit code 0 and nothing scored."""
     if processes:
         monkeypatch.setitem(machine.LOCAL_TOKENS, "cpu", 0)
         monkeypatch.setattr(machine, "usable_cores", lambda: 2)
     placed = {"cluster": "auto", "actors": "auto"} if processes else {}
-    path = audit(tmp_path, tiny_model_folder, LEAVING.replace("WORD", "''"), **scored_by_leaving(**placed))
-    code, _, errors = printed(capsys, "run", path)
+    code, errors = run(LEAVING.replace("WORD", "''"), **scored_by_leaving(**placed))
     assert code == ExitCode.INCOMPLETE
     assert "quarantine" in errors
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("incomplete", ExitCode.INCOMPLETE)
 
 
-def test_a_detector_that_exits_on_one_document_quarantines_that_document(
-    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_detector_that_exits_on_one_document_quarantines_that_document(run: Run, tmp_path: Path) -> None:
     texts = [*map(sentence, range(59)), f"{sentence(59)} poison"]
     settings = scored_by_leaving() | {"error_budget": 0.5}
-    code_of_plugin = LEAVING.replace("WORD", "'poison'")
-    path = audit(tmp_path, tiny_model_folder, code_of_plugin, audit=texts, **settings)
-    assert ended("run", path) == ExitCode.DONE
+    assert run(LEAVING.replace("WORD", "'poison'"), audit=texts, **settings)[0] == ExitCode.DONE
     summary = json.loads((tmp_path / "run/selection/members/summary.json").read_text())
     assert (summary["n_audit"], summary["n_quarantined"]) == (60, 1)
 
 
-def test_a_procedure_that_exits_is_a_user_error(
-    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_procedure_or_the_check_of_an_argument_that_exits_is_a_user_error(run: Run) -> None:
     selections = [{"name": "members", "detectors": ["loss"], "procedure": "leaving", "alpha": 0.2}]
-    code, _, errors = printed(capsys, "run", audit(tmp_path, tiny_model_folder, PROCEDURE, selections=selections))
+    code, errors = run(PROCEDURE, selections=selections)
     assert code == ExitCode.USER_ERROR
-    assert errors.strip().endswith("procedure leaving (mine.py) raised SystemExit:")
-
-
-def test_the_check_of_an_argument_that_exits_is_a_user_error(
-    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = scored_by_leaving() | {"detectors": [{"leaving": {"k": 2}}]}
-    code, _, errors = printed(capsys, "plan", audit(tmp_path, tiny_model_folder, ARGUMENT, **settings))
+    assert errors.endswith("procedure leaving (mine.py) raised SystemExit:")
+    code, errors = run(ARGUMENT, "plan", **scored_by_leaving() | {"detectors": [{"leaving": {"k": 2}}]})
     assert code == ExitCode.USER_ERROR
     assert "the check of k raised SystemExit: 0" in errors
 
 
-def test_a_library_that_exits_ends_the_command_as_incomplete(
-    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import numpy as np
-
+def test_a_library_that_exits_ends_the_command_as_incomplete(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "cumsum", np.cumsum)  # and put back after the test
-    code, _, errors = printed(capsys, "run", audit(tmp_path, tiny_model_folder, LIBRARY))
+    code, errors = run(LIBRARY)
     assert code == ExitCode.INCOMPLETE
-    assert errors.strip().endswith(
+    assert errors.endswith(
         "called sys.exit(0), so the run is not complete; finished shards are kept: correct that code and rerun the "
         "command"
     )
 
 
-def test_a_detector_that_ends_its_process_ends_no_local_run_as_done(tmp_path: Path, tiny_model_folder: Path) -> None:
-    """`os._exit(0)` ended with exit code 0 and without a line."""
-    path = audit(tmp_path, tiny_model_folder, LEAVING.replace("WORD", "''"), **scored_by_leaving())
-    source = tmp_path / "mine.py"
-    source.write_text(source.read_text().replace("sys.exit(0)", "__import__('os')._exit(0)"))
-    done = subprocess.run(
-        [sys.executable, "-m", "ray_jobs.cli", "run", path], capture_output=True, text=True, timeout=300, check=False
+def command(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "ray_jobs.cli", *arguments], stderr=subprocess.PIPE, text=True, check=False, **settings
     )
-    assert done.returncode == ExitCode.INCOMPLETE, done.stdout + done.stderr
+
+
+def test_a_detector_that_ends_its_process_ends_no_local_run_as_done(run: Run, tmp_path: Path) -> None:
+    """`os._exit(0)` ended with exit code 0 and without a line."""
+    code = LEAVING.replace("WORD", "''").replace("sys.exit(0)", "__import__('os')._exit(0)")
+    assert run(code, "plan", **scored_by_leaving())[0] == ExitCode.DONE
+    done = command("run", str(tmp_path / "audit.yaml"), timeout=300)
+    assert done.returncode == ExitCode.INCOMPLETE, done.stderr
     assert done.stderr.strip().endswith("ended this process, so the command is not complete; finished shards are kept")
 
 
-@pytest.mark.parametrize("command", [["schema"], ["--help"]])
-def test_an_output_that_nobody_reads_is_no_exit_of_a_plugin(command: list[str]) -> None:
+@pytest.mark.parametrize("name", ["schema", "--help"])
+def test_an_output_that_nobody_reads_is_no_exit_of_a_plugin(name: str) -> None:
     """`seenset --help | head -1` stated that code of a plugin had called sys.exit."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "ray_jobs.cli", *command], stdout=writing, stderr=subprocess.PIPE, check=False
-        )
+        done = command(name, stdout=writing)
     finally:
         os.close(writing)
     assert done.returncode != 0
-    assert b"sys.exit" not in done.stderr
+    assert "sys.exit" not in done.stderr

@@ -6,13 +6,16 @@ import csv
 import gzip
 import io
 import json
+import re
 import tempfile
+import tracemalloc
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -21,18 +24,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from export_runs import finished_run
+from export_runs import export, finished_run, refusal, whole_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import sentence
+from made_up import sentence, write_rows
 
+from pipeline.config.corpus import LimitsConfig
+from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.csv_file import CSV
-from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
-from pipeline.export.export import Exported, write_export
-from pipeline.export.request import ExportRequest
-from pipeline.export.verdicts import RowMarks
+from pipeline.export.request import RowMarks
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt, write_receipt
 
@@ -65,10 +66,6 @@ def table() -> pa.Table:
         metadata={"origin": "a test"},
     )
     return pa.table(columns, schema=schema)
-
-
-def export(run: str, out: Path, **asked: Any) -> Exported:
-    return write_export(ExportRequest(run, str(out), **asked))
 
 
 def rows_kept(count: int, keep: str = "rest") -> list[int]:
@@ -171,54 +168,19 @@ def test_any_csv_is_cut_between_its_records(rows: list[tuple[str, str]], ending:
         kept = [i for i in range(len(rows)) if rng.random() < 0.5]
         sink = io.BytesIO()
         marks = RowMarks([np.array(kept, dtype=np.int64)], True)
-        CSV.export.copy(ExportSource((shard_of(path, "csv"),), path.name), marks, lambda _: nullcontext(sink))
+        CSV.export.copy(ExportSource((whole_shard(path, "csv"),), path.name), marks, lambda _: nullcontext(sink))
     whole = list(csv.reader(io.StringIO(buffer.getvalue(), newline="")))
     written = list(csv.reader(io.StringIO(sink.getvalue().decode(), newline="")))
     records = [record for record in whole[1:] if record]
     assert [record for record in written if record] == [whole[0], *(records[i] for i in kept if i < len(records))]
 
 
-def shard_of(path: Path, form: Any) -> Shard:
-    values = {"start": 0, "stop": None, "first_row": 0, "max_rows": None, "content": "", "text": "text"}
-    return Shard(
-        id="a", role="audit", name=path.name, path=str(path), format=form, id_column=None, group_column=None, **values
-    )
-
-
-@settings(max_examples=40)
-@given(
-    st.lists(st.integers(0, 200), unique=True), st.lists(st.integers(0, 30), max_size=12), st.booleans(), st.randoms()
-)
-def test_marks_are_those_of_the_rows_however_they_are_cut(
-    rows: list[int], counts: list[int], keeps: bool, rng: Any
-) -> None:
-    ordered, runs = sorted(rows), []
-    while ordered:
-        cut = rng.randint(0, len(ordered))
-        runs.append(np.array(ordered[:cut], dtype=np.int64))
-        ordered = ordered[cut:]
-    marks, start = RowMarks(runs, keeps), 0
-    for count in counts:
-        assert marks.following(count).tolist() == [(i in rows) is keeps for i in range(start, start + count)]
-        start += count
-    assert marks.unmet() == any(row >= start for row in rows)
-
-
-def test_a_saved_dataset_keeps_features_and_files(tmp_path: Path) -> None:
-    whole = datasets.Dataset.from_dict(
-        {
-            "text": TEXTS,
-            "label": [i % 2 for i in range(len(TEXTS))],
-            "deep": [{"a": [i], "b": None} for i in range(30)],
-        },
-        features=datasets.Features(
-            {
-                "text": datasets.Value("large_string"),
-                "label": datasets.ClassLabel(names=["no", "yes"]),
-                "deep": {"z": datasets.List(datasets.Value("int16")), "b": datasets.Value("string")},
-            }
-        ),
-    )
+def test_a_saved_dataset_keeps_features_and_files_and_a_split_stays_one(tmp_path: Path) -> None:
+    n = range(len(TEXTS))
+    columns = {"text": TEXTS, "label": [i % 2 for i in n], "deep": [{"a": [i], "b": None} for i in n]}
+    deep = {"z": datasets.List(datasets.Value("int16")), "b": datasets.Value("string")}
+    kinds = {"text": datasets.Value("large_string"), "label": datasets.ClassLabel(names=["no", "yes"]), "deep": deep}
+    whole = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
     whole.save_to_disk(tmp_path / "data/saved", num_shards=3)
     run = finished_run(tmp_path / "w", {"path": str(tmp_path / "data/saved")})
     export(run, tmp_path / "out")
@@ -228,17 +190,13 @@ def test_a_saved_dataset_keeps_features_and_files(tmp_path: Path) -> None:
     assert list(written.features.items()) == list(whole.features.items())
     assert written.data.schema.equals(whole.data.schema, check_metadata=True)
     assert json.dumps(written.to_list()) == json.dumps(whole.select(rows_kept(len(TEXTS))).to_list())
-
-
-def test_a_split_of_a_dictionary_stays_one(tmp_path: Path) -> None:
-    parts = {"train": TEXTS[:5], "test": TEXTS}
-    saved = datasets.DatasetDict({name: datasets.Dataset.from_dict({"text": texts}) for name, texts in parts.items()})
-    saved.save_to_disk(tmp_path / "data/saved")
-    run = finished_run(tmp_path / "w", {"path": str(tmp_path / "data/saved"), "split": "test"})
-    export(run, tmp_path / "out", keep="selected")
-    written = datasets.load_from_disk(str(tmp_path / "out/saved"))
-    assert list(written) == ["test"]
-    assert written["test"]["text"] == [TEXTS[i] for i in rows_kept(len(TEXTS), "selected")]
+    datasets.DatasetDict({"train": whole.select(range(5)), "test": whole}).save_to_disk(tmp_path / "data/splits")
+    run = finished_run(tmp_path / "v", {"path": str(tmp_path / "data/splits"), "split": "test"})
+    export(run, tmp_path / "one", keep="selected")
+    splits = datasets.load_from_disk(str(tmp_path / "one/splits"))
+    assert {name: split["text"] for name, split in splits.items()} == {
+        "test": [TEXTS[i] for i in rows_kept(len(TEXTS), "selected")]
+    }
 
 
 def test_text_files_of_folders_keep_their_names(tmp_path: Path) -> None:
@@ -268,9 +226,8 @@ def test_files_of_one_name_in_two_folders_stay_apart(tmp_path: Path) -> None:
 
 def write_lines(path: Path, texts: list[str], **columns: list[Any]) -> str:
     path.parent.mkdir(exist_ok=True, parents=True)
-    rows = [{"text": text, **{name: values[i] for name, values in columns.items()}} for i, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    rows = ({"text": text, **{name: values[i] for name, values in columns.items()}} for i, text in enumerate(texts))
+    return write_rows(path, rows)
 
 
 def test_a_clean_data_set_holds_the_selected_and_no_quarantined_document(tmp_path: Path) -> None:
@@ -294,8 +251,8 @@ def test_a_run_that_left_documents_to_earlier_runs_exports_what_it_selected_alon
     receipt = next(receipt for receipt in read_receipts(store, "score") if receipt.role == "audit")
     withdraw_receipt(store, "score", receipt.shard)
     write_receipt(store, "score", replace(receipt, n_in=receipt.n_in + 1, n_judged=1))
-    with pytest.raises(UserError, match=r"1 documents of run .* were judged by earlier runs \(against\)"):
-        export(store.url, tmp_path / "rest")
+    refused = refusal(store.url, tmp_path / "rest")
+    assert re.search(r"1 documents of run .* were judged by earlier runs \(against\)", refused)
     assert not (tmp_path / "rest").exists()
     export(store.url, tmp_path / "selected", keep="selected")
     assert numbers_in(tmp_path / "selected/a.jsonl") == rows_kept(30, "selected")
@@ -319,11 +276,66 @@ def numbers_in(path: Path) -> list[int]:
 
 
 def test_an_input_of_which_nothing_is_kept_is_an_empty_file_of_its_format(tmp_path: Path) -> None:
-    path = tmp_path / "data/b.parquet"
-    path.parent.mkdir()
-    pq.write_table(table(), path)
+    pq.write_table(table(), path := tmp_path / "b.parquet")
     run = finished_run(tmp_path / "w", {"path": str(path), "id": "id"}, chosen=lambda document: False)
     assert export(run, tmp_path / "out", keep="selected").counts.kept == 0
     written = pq.read_table(tmp_path / "out/b.parquet")
-    assert len(written) == 0
-    assert written.schema.equals(table().schema)
+    assert (len(written), written.schema.equals(table().schema)) == (0, True)
+
+
+# --- memory
+
+
+MIB = 1 << 20
+
+
+def copy(path: Path, form: str, rows: np.ndarray) -> int:
+    """Copy a file without some rows; the bytes that were written."""
+    shard = whole_shard(path, form)
+    source = ExportSource((replace(shard, limits=LimitsConfig(document_bytes=MIB)),), "a")
+    written: list[int] = []
+    sink = SimpleNamespace(write=lambda data: written.append(len(data)), flush=lambda: None, closed=False)
+    format_named(form).export.copy(source, RowMarks([rows], False), lambda _: nullcontext(sink))
+    return sum(written)
+
+
+def test_a_line_is_copied_in_pieces(tmp_path: Path) -> None:
+    """Python's own memory."""
+    record = b'"' + (b"x" * 65_533 + b'""\n') * 384 + b'"'
+    for form, head, line in (("jsonl", b"", b"x" * (24 * MIB)), ("csv", b"text\n", record)):
+        path = tmp_path / f"a.{form}"
+        path.write_bytes(head + line + b"\nlast\n")
+        tracemalloc.start()
+        written = copy(path, form, np.array([1]))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert written == len(head + line) + 1, form
+        assert peak < 12 * MIB, form
+
+
+@pytest.mark.parametrize("form", ["parquet", "dataset"])
+def test_a_table_is_copied_in_pieces(tmp_path: Path, form: str) -> None:
+    """Arrow's memory, of a file of 256 MiB."""
+    pieces, rows, rng = 32, 128, np.random.default_rng(0)
+    texts = [rng.bytes(MIB // 32).hex() for _ in range(rows)]
+    table, path = pa.table({"text": texts}), tmp_path / "a"
+    if form == "parquet":
+        with pq.ParquetWriter(path, table.schema, compression="none", use_dictionary=False) as writer:
+            for _ in range(pieces):
+                writer.write_table(table)
+    else:
+        path.mkdir()
+        files = [{"filename": "data-00000-of-00001.arrow"}]
+        (path / "state.json").write_text(json.dumps({"_data_files": files, "_fingerprint": "a"}))
+        (path / "dataset_info.json").write_text("{}")
+        with pa.OSFile(str(path / files[0]["filename"]), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+            for _ in range(pieces):
+                out.write_table(table)
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        written = copy(path, form, np.arange(1, pieces * rows, 2))
+    finally:
+        pa.set_memory_pool(before)
+    assert written > 100 * MIB
+    assert 0 < pool.max_memory() < 100 * MIB

@@ -11,20 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_up import sentence
+from made_up import sentence, write_rows
 from transformers import AutoTokenizer
 
+from examples.papers.fair import driver
 from examples.papers.fair.__main__ import main
-from examples.papers.fair.driver import (
-    BENCHMARKS,
-    BEST,
-    FUSED,
-    PARTS,
-    audit_of,
-    measured_areas,
-    prepare,
-    specification,
-)
+from examples.papers.fair.driver import BENCHMARKS, FUSED, PARTS, audit_of, measured_areas, prepare, specification
 from pipeline.audit.description import build_config
 from pipeline.detectors.base import detector_names
 from pipeline.errors import UserError
@@ -56,22 +48,15 @@ def stand_in(name: str, folder: Path, model: Path, documents: int = DOCUMENTS) -
         else:
             rows[("test", "train")[i % 2]].append({"uid": i, "batch_idx": i, "token_ids": tokens[i]})
     folder.mkdir()
-    if name == "checkmiabench":
-        (folder / "data").mkdir()
-        for split, step in (("train", 70_000), ("test", 71_000)):
-            pq.write_table(pa.Table.from_pylist(rows[split]), folder / f"data/train-{step:06}.parquet")
-    else:
-        for split, entries in rows.items():
-            if entries:
-                (folder / f"{split}.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    steps = {"train": "data/train-070000", "test": "data/train-071000"} if name == "checkmiabench" else {}
+    for split, entries in rows.items():
+        path = folder / f"{steps.get(split, split)}.{'parquet' if steps else 'jsonl'}"
+        path.parent.mkdir(exist_ok=True)
+        if steps:
+            pq.write_table(pa.Table.from_pylist(entries), path)
+        elif entries:
+            write_rows(path, entries)
     return str(folder)
-
-
-def test_there_are_four_specifications_and_they_name_the_hub() -> None:
-    assert {name: specification(name).dataset for name in BENCHMARKS} == HUBS
-    for name in BENCHMARKS:
-        figures = specification(name).figures
-        assert {figure.detector for figure in figures} <= {*detector_names(), BEST}
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -79,10 +64,8 @@ def test_a_stand_in_is_parted_by_label_and_condition(name: str, tiny_model_folde
     data = stand_in(name, tmp_path / "data", tiny_model_folder)
     counts = prepare(name, tmp_path, data, [f"model.path={tiny_model_folder}", "model.revision=null"])
     assert counts == {"audit": 80, "unseen": 40, "seen": 40}
-    rows = {
-        part: [json.loads(line) for line in (tmp_path / name / f"{part}.jsonl").read_text().splitlines()]
-        for part in PARTS
-    }
+    files = {part: (tmp_path / name / f"{part}.jsonl").read_text().splitlines() for part in PARTS}
+    rows = {part: [json.loads(line) for line in lines] for part, lines in files.items()}
     assert {row["text"] for part in PARTS for row in rows[part]} == {sentence(i, 20) for i in range(DOCUMENTS)}
     of_text = {sentence(i, 20): i % 2 for i in range(DOCUMENTS)}
     assert all(row["member"] == of_text[row["text"]] for part in PARTS for row in rows[part])
@@ -101,15 +84,16 @@ def test_a_missing_column_and_a_missing_data_set_are_one_line(
     assert "first run: python -m examples.papers.fair prepare hubble" in capsys.readouterr().err
 
 
-def test_detectors_come_from_the_register_as_far_as_the_models_allow(tmp_path: Path) -> None:
+def test_four_specifications_name_the_hub_and_detectors_as_far_as_the_models_allow(
+    tmp_path: Path,
+) -> None:
+    assert {name: specification(name).dataset for name in BENCHMARKS} == HUBS
+    figures = {figure.detector for name in BENCHMARKS for figure in specification(name).figures}
+    assert figures <= {*detector_names(), driver.BEST}
     hubble, olmo = (audit_of(name, tmp_path) for name in ("hubble", "olmo_detect"))
     assert set(hubble["detectors"]) - set(olmo["detectors"]) == {"reference", "ez", "wbc", "difference_quantile"}
-    assert set(detector_names()) - set(hubble["detectors"]) == {
-        "knockoff",
-        "knockoff_spread",
-        "learnt",
-        "from_column",
-    }, "no paraphraser, file or column is named"
+    unnamed = {"knockoff", "knockoff_spread", "learnt", "from_column"}  # no paraphraser, file or column is named
+    assert set(detector_names()) - set(hubble["detectors"]) == unnamed
     given = audit_of("olmo_detect", tmp_path, ["paraphraser.path=some/paraphraser"])
     assert "ktd" in [entry["name"] for entry in given["selections"]]
     assert {"known_members", FUSED, "adadetect"} <= {entry["name"] for entry in hubble["selections"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,12 +15,12 @@ import pyarrow as pa
 import pytest
 from report_run import SCRIPT, amend, build_run
 
-from pipeline.audit.drawn import MOST_GROUPS, AlphaCurve, GroupCounts, GroupTally, alpha_curve
+from pipeline.audit.selected import MOST_GROUPS, AlphaCurve, GroupCounts, GroupTally, alpha_curve
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.evaluation_page import roc_figures
 from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import draw_figures
-from pipeline.report.svg import LONGEST_LABEL, FigureImage, draw, label
+from pipeline.report.templates import LONGEST_LABEL, FigureImage, draw, label
 from pipeline.selection.bounds import Bound
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import NOBODY, Answer, Batch, together
@@ -66,40 +67,22 @@ def test_every_figure_says_in_words_what_it_shows_with_its_numbers(
 ) -> None:
     summary = selection.summary
     assert list(figures) == ["scores", "p-values", "quantiles", "alphas", "groups", "weights"]
-    assert re.search(
-        r"medians are about \S+ for 235 audited and \S+ for 100 known unseen documents", figures["scores"].alt
-    )
+    medians = r"medians are about \S+ for 235 audited and \S+ for 100 known unseen documents"
+    assert re.search(medians, figures["scores"].alt)
     assert "Histogram of 240 p-values" in figures["p-values"].alt
-    assert selection.ranks is not None
     below = int(selection.ranks.count[selection.ranks.rank <= round(101 * (summary.threshold or 0))].sum())
     assert f"{below:,} of 240 are at most the threshold {summary.threshold:.3g}" in figures["quantiles"].alt
-    assert (
-        "120 at the 10% that was asked for; with 95% confidence at least 95 of these are right, provided"
-        in figures["alphas"].alt
-    )
+    right = "120 at the 10% that was asked for; with 95% confidence at least 95 of these are right, provided"
+    assert right in figures["alphas"].alt
     assert "most in: news 31 of 40, " in figures["groups"].alt
     assert "loss 0.75, min_k(k=0.1) 0.25" in figures["weights"].alt
-    for figure in figures.values():
-        assert ElementTree.fromstring(f"{figure.image[:-1]}/>").get("alt") == figure.alt
-
-
-def test_a_page_shows_the_file_of_a_figure_as_an_image_which_runs_and_loads_nothing(
-    figures: dict[str, FigureImage],
-) -> None:
     for figure in figures.values():
         image = ElementTree.fromstring(f"{figure.image[:-1]}/>")
         kind, _, data = image.attrib["src"].partition(",")
         assert (image.tag, kind, set(image.attrib)) == ("img", "data:image/svg+xml;base64", {"src", "alt"})
-        assert base64.b64decode(data) == figure.svg
-        root = ElementTree.fromstring(figure.svg)
-        assert not [element for element in root.iter() if element.tag.rpartition("}")[2] in ("script", "image")]
-
-
-def test_numbers_and_font_names_in_labels_are_left_as_they_are() -> None:
-    text = "0.123456 'DejaVu Sans' d=\"M 1.23456 2\""
-    figure = draw("file.svg", "title", "alt", "caption", lambda _, axes: axes.set_xlabel(label(text)))
-    shown = [element.text for element in ElementTree.fromstring(figure.svg).iter() if element.tag.endswith("text")]
-    assert label(text) in shown
+        assert (image.get("alt"), base64.b64decode(data)) == (figure.alt, figure.svg)
+        elements = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(figure.svg).iter()}
+        assert not elements & {"script", "image"}, "it runs and loads nothing"
 
 
 def test_a_figure_is_small_whatever_it_is_of_and_the_same_bytes_again(selection: SelectionFacts) -> None:
@@ -116,24 +99,20 @@ def test_a_figure_is_small_whatever_it_is_of_and_the_same_bytes_again(selection:
     assert draw_figures(large) == drawn
 
 
-def test_a_hundred_detectors_still_fit_into_a_figure() -> None:
+def test_the_figures_of_ten_and_of_a_hundred_detectors_are_small_and_give_their_numbers() -> None:
+    fpr = np.linspace(0, 1, 100_001)
+    curves = {f"d{i}": (fpr, fpr**0.5) for i in range(10)}
+    whole, small = roc_figures(curves, dict.fromkeys(curves, 2 / 3), ("seen", "unseen"))
+    assert "d0 0.667" in whole.alt
+    assert "TPR at 1% FPR: d0 0.100" in small.alt
     generator = np.random.default_rng(0)
     curve = tuple(np.concatenate([[0.0], np.sort(generator.random(50_000)), [1.0]]) for _ in range(2))
     curves = {f"detector {i}": (curve[0], curve[1]) for i in range(100)}
     drawn = roc_figures(curves, dict.fromkeys(curves, 0.5), ("seen", "unseen"))
     assert [figure.file for figure in drawn] == ["roc.svg", "roc-small.svg"]
-    assert max(len(figure.svg) for figure in drawn) < MOST_BYTES
+    assert max(len(figure.svg) for figure in (whole, small, *drawn)) < MOST_BYTES
     assert "detector 11 0.500, and of 88 more" in drawn[0].alt
     assert "The 12 detectors with the largest AUC are drawn" in drawn[0].caption
-
-
-def test_the_figures_of_ten_detectors_are_small_and_give_their_numbers() -> None:
-    fpr = np.linspace(0, 1, 100_001)
-    curves = {f"d{i}": (fpr, fpr**0.5) for i in range(10)}
-    whole, small = roc_figures(curves, dict.fromkeys(curves, 2 / 3), ("seen", "unseen"))
-    assert max(len(whole.svg), len(small.svg)) < MOST_BYTES
-    assert "d0 0.667" in whole.alt
-    assert "TPR at 1% FPR: d0 0.100" in small.alt
 
 
 def test_alphas_are_drawn_to_a_half_or_to_the_one_that_was_asked_for(selection: SelectionFacts) -> None:
@@ -164,9 +143,12 @@ def test_the_knockoff_filter_is_drawn_by_w(tmp_path: Path) -> None:
     assert draw_figures(facts)[0].alt.endswith("none is selected.")
 
 
-def test_names_that_a_user_chose_are_cut_and_hide_nothing() -> None:
+def test_names_that_a_user_chose_are_cut_hide_nothing_and_keep_their_numbers() -> None:
     assert len(label("x" * 500)) == LONGEST_LABEL
     assert label("a\u202eb\x00\n c") == "a⟨U+202E⟩b⟨U+0000⟩ c"
+    text = "0.123456 'DejaVu Sans' d=\"M 1.23456 2\""
+    figure = draw("file.svg", "title", "alt", "caption", lambda _, axes: axes.set_xlabel(label(text)))
+    assert label(text) in [element.text for element in ElementTree.fromstring(figure.svg).iter()]
 
 
 # --- other values of alpha
@@ -175,16 +157,8 @@ def test_names_that_a_user_chose_are_cut_and_hide_nothing() -> None:
 @pytest.mark.parametrize(
     ("procedure", "settings"),
     [
-        ("bh", {}),
-        ("by", {}),
-        ("ebh", {}),
-        ("storey", {}),
-        ("bky", {}),
-        ("ptdi", {}),
-        ("quantile", {}),
-        ("bound", {}),
+        *((name, {}) for name in ("bh", "by", "ebh", "storey", "bky", "ptdi", "quantile", "bound", "adadetect")),
         ("bh", {"calibration": "conditional"}),
-        ("adadetect", {}),
     ],
 )
 def test_the_curve_says_what_asking_with_another_alpha_says(procedure: str, settings: dict[str, str]) -> None:
@@ -203,23 +177,17 @@ def test_the_curve_says_what_asking_with_another_alpha_says(procedure: str, sett
         at = curve.alphas.index(alpha)
         assert curve.n_selected[at] == int(other.judge(audited)[1].sum()), alpha
         if curve.right_at_least is not None:
-            assert other.bound is not None
             assert curve.right_at_least[at] == other.bound.right_at_least, alpha
     assert (curve.right_at_least is None) == (first.bound is None)
 
 
-def test_where_p_values_depend_on_alpha_or_do_not_decide_there_is_no_curve() -> None:
+def test_where_p_values_depend_on_alpha_or_do_not_decide_there_is_no_curve_and_without_a_bound_no_claim() -> None:
     known, audited = known_scores(199, 0), audited_scores()
-    for procedure in ("td4eval", "ktd"):
+    for procedure in ("td4eval", "ktd", "storey"):
         config = SelectionConfig.model_validate({"name": "s", "detectors": ["loss"], "procedure": procedure})
-        one = decided(config, audited, known)
-        assert alpha_curve(config, one, int(one.judge(audited)[1].sum()), 2) is None
-
-
-def test_without_a_bound_the_curve_claims_nothing_of_a_list() -> None:
-    config = SelectionConfig.model_validate({"name": "s", "detectors": ["loss"]})
-    one = replace(decided(config, audited_scores(), known_scores(199, 0)), bound=None)
-    curve = alpha_curve(config, one, one.counts.at_most(one.rank) if one.counts else 0, 2)
+        one = replace(decided(config, audited, known), bound=None)
+        curve = alpha_curve(config, one, int(one.judge(audited)[1].sum()), 2)
+        assert (curve is None) == (procedure != "storey")
     assert curve is not None
     assert (curve.right_at_least, curve.confidence) == (None, None)
     assert Fraction(repr(curve.alphas[0])) == Fraction(1, 100)
@@ -228,25 +196,22 @@ def test_without_a_bound_the_curve_claims_nothing_of_a_list() -> None:
 # --- groups
 
 
+def tally(names: Sequence[str | None], selected: Sequence[bool] | None = None) -> GroupTally:
+    chosen = np.zeros(len(names), dtype=bool) if selected is None else np.array(selected)
+    return GroupTally.of(pa.chunked_array([pa.array(names, pa.string())]), chosen)
+
+
 def test_groups_are_counted_the_same_in_any_order_and_however_the_shards_are_cut() -> None:
-    names = ["b", "a", None, "b", "a", "a"]
-    selected = np.array([True, False, True, True, True, False])
-
-    def tally(rows: list[int]) -> GroupTally:
-        return GroupTally.of(pa.chunked_array([pa.array([names[i] for i in rows], pa.string())]), selected[rows])
-
-    whole = tally([0, 1, 2, 3, 4, 5]).record()
-    assert whole == GroupCounts(n_scored={"a": 3, "b": 2}, n_selected={"a": 1, "b": 2})
-    assert (tally([3, 4]) + tally([0]) + tally([2, 1, 5])).record() == whole
-    assert tally([2]).record() is None
+    rows = list(zip(["b", "a", None, "b", "a", "a"], [True, False, True, True, True, False], strict=True))
+    one, two, three, whole = (tally(*zip(*some, strict=True)) for some in (rows[3:5], rows[:1], rows[1:3], rows))
+    expected = GroupCounts(n_scored={"a": 3, "b": 2}, n_selected={"a": 1, "b": 2})
+    assert whole.record() == (one + two + tally(*zip(*rows[5:], strict=True)) + three).record() == expected
+    assert tally([None], [True]).record() is None
 
 
 def test_more_groups_than_a_figure_could_show_are_not_held() -> None:
-    def tally(start: int, count: int) -> GroupTally:
-        names = pa.chunked_array([pa.array([str(i) for i in range(start, start + count)])])
-        return GroupTally.of(names, np.zeros(count, dtype=bool))
-
-    assert tally(0, MOST_GROUPS + 1).record() is None
-    assert (tally(0, MOST_GROUPS) + tally(5, 10)).record() is not None
-    assert (tally(0, MOST_GROUPS) + tally(MOST_GROUPS, 1)).record() is None
-    assert (tally(0, MOST_GROUPS + 1) + tally(0, 1)).record() is None
+    names = [str(i) for i in range(MOST_GROUPS + 1)]
+    assert tally(names).record() is None
+    assert (tally(names[:-1]) + tally(names[5:15])).record() is not None
+    assert (tally(names[:-1]) + tally(names[-1:])).record() is None
+    assert (tally(names) + tally(names[:1])).record() is None

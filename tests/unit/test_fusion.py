@@ -1,21 +1,27 @@
-"""Claims about fused p-values, thresholds found by counting, and splits, that hold for every input."""
+"""Claims about p-values, fused, conditional or by group, thresholds found by counting, and splits."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import reduce
 from operator import add
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from commands import user_error
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.selection import run_passes
-from pipeline.selection.conformal import Sample, halves, shuffled
-from pipeline.selection.fusion import find_threshold, fuse, rounded_up, statistic, symmetric_weights, weights
-from pipeline.selection.rank_counts import RankCounts
+from pipeline.errors import UserError
+from pipeline.selection.calibrations import calibrate_by_group, ranks_by_group, simes_grid
+from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, ranks, shuffled, tie_draws
+from pipeline.selection.procedures.td4eval import find_fused_threshold as find_threshold
+from pipeline.selection.procedures.td4eval import fuse, rounded_up, statistic, symmetric_weights
+from pipeline.selection.procedures.td4eval import fusion_weights as weights
 from pipeline.selection.ranked import ROUNDED_UP
 from pipeline.selection.thresholds import Threshold
 
@@ -57,25 +63,22 @@ def test_the_threshold_found_by_counting_equals_sorting(
     assert found == by_sorting([*values.tolist(), *[1.0] * quarantined], alpha)
 
 
-def test_ordinary_p_values_take_two_passes() -> None:
+def counted_passes(values: np.ndarray) -> int:
+    """The passes that find the threshold of sorting."""
+    passes: list[int] = []
+    found = by_counting(lambda: passes.append(1) or [values], TENTH)  # type: ignore[func-returns-value]
+    assert found == by_sorting(values.tolist(), TENTH)
+    return len(passes)
+
+
+def test_ordinary_p_values_take_two_passes_and_a_threshold_that_hides_from_many_bins_takes_more() -> None:
     rng = np.random.default_rng(0)
-    values = rounded_up(np.concatenate([rng.random(50_000), rng.random(50_000) ** 6]))
-    passes: list[int] = []
-    found = by_counting(lambda: passes.append(1) or [values], TENTH)  # type: ignore[func-returns-value]
-    assert found == by_sorting(values.tolist(), TENTH)
-    assert len(passes) == 2
-
-
-@pytest.mark.parametrize("last", [1.0, 1.001], ids=["the least holds", "none holds"])
-def test_a_threshold_that_hides_from_many_bins_takes_more_passes_and_is_found(last: float) -> None:
+    assert counted_passes(rounded_up(np.concatenate([rng.random(50_000), rng.random(50_000) ** 6]))) == 2
     m = 4_000
-    hopeless = np.arange(1, m + 1) / m * 0.1 * 1.001  # each a hair above its level, and near enough for its bin
-    hopeless[0] = 0.1 / m * last * 0.999999
-    values = rounded_up(hopeless)
-    passes: list[int] = []
-    found = by_counting(lambda: passes.append(1) or [values], TENTH)  # type: ignore[func-returns-value]
-    assert found == by_sorting(values.tolist(), TENTH)
-    assert len(passes) > 3
+    for last in (1.0, 1.001):  # the least holds, or none does
+        hopeless = np.arange(1, m + 1) / m * 0.1 * 1.001  # each a hair above its level, and near enough for its bin
+        hopeless[0] = 0.1 / m * last * 0.999999
+        assert counted_passes(rounded_up(hopeless)) > 3
 
 
 def test_extremes_all_null_all_signal_one_document_nothing_at_all() -> None:
@@ -139,11 +142,7 @@ def test_one_detector_alone_keeps_its_p_values_to_the_last_bits_and_far_into_the
     k = np.array([[1], [2], [1000], [n // 2], [n]])
     p = k[:, 0] / (n + 1)
     assert fuse(k, n, np.ones(1)) == pytest.approx(p, rel=2e-7)
-
-
-def test_no_rejections_by_any_detector_select_nothing() -> None:
-    k = np.ones((5, 2), dtype=np.int64)
-    assert fuse(k, 99, np.zeros(2)).tolist() == [1.0] * 5
+    assert fuse(np.ones((5, 2), dtype=np.int64), 99, np.zeros(2)).tolist() == [1.0] * 5, "no detector rejects any"
 
 
 @settings(max_examples=50)
@@ -171,15 +170,10 @@ def test_halves_depend_on_ids_and_seed_alone(keys: list[int], seed: int) -> None
     assert len(set(shuffled(np.array(keys), seed, 1).tolist())) == len(keys)
 
 
-def test_another_seed_gives_another_half() -> None:
-    keys = np.arange(1000)
-    both = halves(keys, 0) & halves(keys, 1)
-    assert 200 < both.sum() < 300
-
-
-def test_a_sample_takes_no_notice_of_halves_of_the_same_seed() -> None:
+def test_another_seed_gives_another_half_and_a_sample_takes_no_notice_of_halves() -> None:
     keys = np.arange(10_000)
     chosen = halves(keys, 4)
+    assert 2_000 < (chosen & halves(keys, 1)).sum() < 3_000
     sampled = Sample.of(keys, chosen[:, None].astype(float), 4, size=2_500).rows
     assert abs(sampled.mean() - 0.5) < 4 * 0.5 / 50
 
@@ -194,3 +188,91 @@ def test_a_sample_does_not_depend_on_shards(size: int, shards: int) -> None:
     assert np.array_equal(merged.rows, whole.rows)
     assert np.array_equal(merged.hashes, whole.hashes)
     assert len(whole.rows) == min(size, 50)
+
+
+# ---------------------------------------------------------------- calibration-conditional p-values
+
+
+def test_simes_p_values_of_many_calibration_documents_stay_sharp() -> None:
+    assert float(simes_grid(100_000, TENTH).p(1)) == pytest.approx(-math.expm1(math.log(0.1) / 50_000), rel=1e-12)
+
+
+@given(st.integers(1, 80), st.fractions(Fraction(1, 1000), Fraction(999, 1000)))
+@example(1, Fraction(91907, 92000))  # near 1 a logarithm of the rounded delta is too far off
+def test_simes_p_values_are_the_formula_rounded_up(n: int, delta: Fraction) -> None:
+    grid, s = simes_grid(n, delta), max(1, n // 2)
+    for k in range(1, n + 1):
+        i = n + 1 - k
+        ratio = delta * math.comb(i, s) / Fraction(math.comb(n, s))  # (1 - b)^s, exact
+        assert (1 - grid.p(k)) ** s <= ratio
+        if ratio:
+            assert float(grid.p(k)) == pytest.approx(1 - float(ratio) ** (1 / s), rel=1e-9)
+    assert grid.p(n + 1) == 1
+
+
+# ---------------------------------------------------------------- by group
+
+
+def test_a_document_is_ranked_within_its_group_and_no_other() -> None:
+    rng = np.random.default_rng(2)
+    names = np.array(["b", "a", "c"])
+    known, audit = names[rng.integers(0, 3, 40)], names[rng.integers(0, 3, 60)]
+    seen, scores = rng.integers(0, 9, 40).astype(float), rng.integers(-1, 10, 60).astype(float)
+    calibration = calibrate_by_group(seen, known.tolist())
+    for groups in (
+        audit.tolist(),
+        audit,
+        pa.array(audit.tolist()),
+        pa.chunked_array([audit[:10].tolist(), audit[10:].tolist()]),
+    ):
+        found = ranks_by_group(scores, groups, calibration, "members")
+        for k, score, group in zip(found.tolist(), scores, audit, strict=True):
+            own = seen[known == group]
+            assert calibration.grid.p(k) == Fraction(1 + int((own >= score).sum()), own.size + 1)
+    one = calibrate_by_group(seen, ["x"] * 40)
+    assert ranks_by_group(scores, ["x"] * 60, one, "clean").tolist() == ranks(scores, calibrate(seen), "clean").tolist()
+    assert ranks_by_group(np.empty(0), [], one, "clean").size == 0
+
+
+def test_a_document_whose_group_cannot_be_calibrated_is_refused_in_one_line() -> None:
+    calibration = calibrate_by_group(np.array([1.0, 2.0]), ["a", "b"])
+    with pytest.raises(UserError, match="group 'z' has audit documents and no calibration documents"):
+        ranks_by_group(np.array([0.0, 1.0]), ["a", "z"], calibration, "members")
+    with pytest.raises(UserError, match="1 of 2 audit documents have no group"):
+        ranks_by_group(np.array([0.0, 1.0]), ["a", None], calibration, "members")
+    assert "1 of 1 calibration documents have no group" in user_error(calibrate_by_group, np.array([1.0]), [None])
+    assert "no calibration documents" in user_error(calibrate_by_group, np.empty(0), [])
+    assert "NaN" in user_error(calibrate_by_group, np.array([1.0, math.nan]), ["a", "b"])
+
+
+# ---------------------------------------------------------------- ties at random
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.integers(-3, 3), min_size=1, max_size=20),
+    st.lists(st.integers(-4, 4), min_size=1, max_size=20),
+    st.sampled_from(["members", "clean"]),
+    st.integers(0, 5),
+)
+def test_random_ties_stay_between_the_best_and_the_worst_place_and_repeat(
+    unseen: list[int], audit: list[int], direction: str, seed: int
+) -> None:
+    calibration, scores = calibrate(np.array(unseen)), np.array(audit)
+    keys = np.random.default_rng(len(audit)).integers(-(2**63), 2**63, len(audit))
+    worst = ranks(scores, calibration, direction)  # type: ignore[arg-type]
+    found = ranks(scores, calibration, direction, tie_draws(keys, seed))  # type: ignore[arg-type]
+    tied = np.array([sum(s == a for s in unseen) for a in audit])
+    assert ((worst - tied <= found) & (found <= worst)).all()
+    order = np.arange(len(audit))[::-1]
+    again = ranks(scores[order], calibration, direction, tie_draws(keys[order], seed))  # type: ignore[arg-type]
+    assert again[order].tolist() == found.tolist()
+
+
+def test_random_ties_take_every_place_equally_often_and_differ_by_seed() -> None:
+    calibration, count = calibrate(np.zeros(9)), 100_000
+    keys = np.arange(count)  # keys that are as regular as can be
+    first, second = (ranks(np.zeros(count), calibration, "members", tie_draws(keys, seed)) for seed in (0, 1))
+    for found in (first, second):
+        assert np.abs(np.bincount(found, minlength=11)[1:] - count / 10).max() < 4.5 * math.sqrt(count * 0.09)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 4 / math.sqrt(count)

@@ -71,13 +71,11 @@ def test_halves_hold_whole_blocks_and_half_of_each_role() -> None:
     block = np.arange(90) // 3
     features = np.c_[np.random.default_rng(0).normal(size=90), block]
     held = held_out(features, Compared.of(audited, block), 7, First())
-    assert held is not None
     for second in held.second:
         assert (second.reshape(30, 3).all(axis=1) | ~second.reshape(30, 3).any(axis=1)).all()
         assert (second[audited].sum(), second[~audited].sum()) == (30, 15)
     assert len({second.tobytes() for second in held.second}) == 5
     again = held_out(features, Compared.of(audited, block), 7, First())
-    assert again is not None
     assert (again.second == held.second).all()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -10,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.compare.joining import JoinedRuns, refuse_different
+from pipeline.compare.finished_runs import JoinedRuns, refuse_different
 from pipeline.errors import UserError
-from pipeline.report.names import common_folder
+from pipeline.report.contents import common_folder
 from pipeline.store import pieces
 
 
@@ -46,47 +45,34 @@ def of_id(documents: Sequence[tuple[str, int]]) -> dict[str, int]:
     return keys
 
 
-@settings(max_examples=50)
-@given(st.lists(documents, min_size=2, max_size=3))
-def test_runs_share_the_documents_whose_id_and_text_are_the_same(runs: list[list[tuple[str, int]]]) -> None:
+@settings(max_examples=80)
+@given(st.lists(documents, min_size=2, max_size=3), st.sampled_from([3, pieces.ROWS]))
+def test_runs_share_the_documents_whose_id_and_text_are_the_same(
+    runs: list[list[tuple[str, int]]], in_memory: int
+) -> None:
+    """Also where few rows stand in memory: most are sorted on disk, and an id is repeated beyond the end of a piece."""
     # of an id, a run scores one row at most: the others repeat it
     runs = [[(name, key) for i, (name, key) in enumerate(run) if not key or (name, 1) not in run[:i]] for run in runs]
     runs = [[(n, k) for i, (n, k) in enumerate(run) if not k or n not in {m for m, o in run[:i] if o}] for run in runs]
     keys = [of_id(run) for run in runs]
     common = set.intersection(*map(set, keys))
     shared = {name for name in common if len({one[name] for one in keys if one[name]}) <= 1}
-    parts = list(joined(runs).parts())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "ROWS", in_memory)
+        patch.setattr(pieces, "_BATCH", min(2, in_memory))
+        rows = joined(runs)
+        parts, counts = list(rows.parts()), rows.count()
+        rows.close()
+    assert max(len(table) for part in parts for table in part.shared) <= 2 * in_memory
     met = [name for part in parts for name in part.shared[0]["doc_id"].to_pylist()]
     assert met == sorted(shared)
     for index in range(len(keys)):
         assert all(part.shared[index]["doc_id"].equals(part.shared[0]["doc_id"]) for part in parts)
         assert all(set(part.shared[index]["run"].to_pylist()) <= {index} for part in parts)
-    counts = joined(runs).count()
     assert counts.n_shared == len(shared)
     assert counts.n_other_text == len(common) - len(shared)
     assert counts.n_documents == [len(one) for one in keys]
     assert counts.n_repeated == [len(run) - len(one) for run, one in zip(runs, keys, strict=True)]
-
-
-def test_rows_that_are_sorted_on_disk_are_joined_as_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small runs on disk, and an id that is repeated beyond the end of a piece."""
-    monkeypatch.setattr(pieces, "ROWS", 64)
-    monkeypatch.setattr(pieces, "_BATCH", 16)
-    rng = random.Random(5)
-    first = [(f"d{i:04}", 1) for i in range(900)] + [("d0500", 0)] * 100
-    second = [(f"d{i:04}", 1) for i in range(300, 1200)] + [("d1199", 0)] * 50
-    for one in (first, second):
-        rng.shuffle(one)
-    rows = joined([first, second])
-    parts = list(rows.parts())
-    assert len(parts) > 10
-    assert max(len(table) for part in parts for table in part.shared) < 700
-    assert [name for part in parts for name in part.shared[1]["doc_id"].to_pylist()] == [
-        f"d{i:04}" for i in range(300, 900)
-    ]
-    assert not any(any(part.shared[0]["quarantined"].to_pylist()) for part in parts)
-    counts = rows.count()
-    assert (counts.n_documents, counts.n_repeated, counts.n_shared) == ([900, 900], [100, 50], 600)
 
 
 def test_runs_of_different_documents_are_refused_with_the_number_that_they_share() -> None:

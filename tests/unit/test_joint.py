@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UserError
-from pipeline.selection.conformal import Grid
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.joint import (
     EXACT_CALIBRATION,
     JointEvidence,
@@ -26,8 +26,6 @@ from pipeline.selection.joint import (
     joint_select,
 )
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.promises import JOINT_TERMS
-from pipeline.selection.rank_counts import RankCounts
 
 TENTH = Fraction(1, 10)
 alphas = st.integers(1, 19).map(lambda twentieth: Fraction(twentieth, 20))
@@ -173,20 +171,6 @@ def test_the_smallest_alpha_and_the_needed_documents_are_the_limits_that_they_sa
 def test_alpha_is_in_its_limits(alpha: float) -> None:
     with pytest.raises(UserError, match=r"alpha must be in \(0, 1\), got"):
         exact_level(alpha)
-
-
-def test_the_two_selections_say_what_they_promise() -> None:
-    assert JOINT_TERMS["ebh"].guarantee == "finite-sample"
-    assert JOINT_TERMS["largest_p"].guarantee == "heuristic"
-    assert "not promised" in JOINT_TERMS["largest_p"].promise
-
-
-def test_an_evidence_does_not_depend_on_what_it_was_asked_before() -> None:
-    one, other = JointEvidence.of(99, 50, TENTH), JointEvidence.of(99, 50, TENTH)
-    one.levels(np.array([0.01, 0.02]))
-    assert one == other
-    assert one.levels(np.array([0.02, 1.0])).tolist() == other.levels(np.array([0.02, 1.0])).tolist()
-    assert Grid.uniform(99).p(1) == Fraction(1, 100)
 
 
 def test_with_groups_as_many_documents_are_needed_in_every_group() -> None:

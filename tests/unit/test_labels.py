@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from pipeline.audit.description import build_config, build_evaluation
 from pipeline.audit.plan import make_plan
 from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, fetch_texts, read_shard
+from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard, shard_fingerprint
-from pipeline.corpus.shards import number_rows
 
 N = 240
 
@@ -56,51 +56,32 @@ def write_jsonl(path: Path, labels: Sequence[Any]) -> Path:
     return path
 
 
-def is_member(row: int) -> bool:
-    """Runs of one kind, so that whole shards hold no document of the other."""
-    return row // 50 % 2 == 1
+LABELS = [row // 50 % 2 for row in range(N)]
+"""Runs of one kind, so that whole shards hold no document of the other."""
 
 
-LABELS = [int(is_member(i)) for i in range(N)]
-
-
-def write_every_format(folder: Path) -> list[Path]:
+@pytest.mark.parametrize("limit", [None, 1, 7, 60, 1000])
+def test_rows_of_every_format_have_the_role_of_their_label_and_keep_their_number(
+    tmp_path: Path, limit: int | None
+) -> None:
+    """A limit counts documents of a role and not rows."""
     columns = {"text": [text(i) for i in range(N)], "label": LABELS}
-    write_jsonl(folder / "a.jsonl", LABELS)
-    pq.write_table(pa.table(columns), folder / "b.parquet", row_group_size=70)
-    with open(folder / "c.csv", "w", newline="") as file:
+    pq.write_table(pa.table(columns), tmp_path / "b.parquet", row_group_size=70)
+    with open(tmp_path / "c.csv", "w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *zip(*columns.values(), strict=True)])
-    datasets.Dataset.from_dict(columns).save_to_disk(str(folder / "d"))
-    return [folder / name for name in ("a.jsonl", "b.parquet", "c.csv", "d")]
-
-
-def test_every_row_of_every_format_has_the_role_of_its_label_and_keeps_its_number(tmp_path: Path) -> None:
-    for path in write_every_format(tmp_path):
-        documents = read(path)
-        for role, member in (("seen", True), ("unseen", False)):
-            rows = [row for row in range(N) if is_member(row) == member]
-            assert [d.row for d in documents[role]] == rows, path
-            assert [d.text for d in documents[role]] == [text(row) for row in rows]
-            assert [d.doc_id for d in documents[role]] == [f"{path}#{row}" for row in rows]
-            assert all(d.problem is None for d in documents[role])
-
-
-@pytest.mark.parametrize("limit", [1, 7, 60, 1000])
-def test_a_limit_counts_documents_of_a_role_and_not_rows(tmp_path: Path, limit: int) -> None:
-    for path in write_every_format(tmp_path):
+    datasets.Dataset.from_dict(columns).save_to_disk(str(tmp_path / "d"))
+    for path in (write_jsonl(tmp_path / "a.jsonl", LABELS), *(tmp_path / name for name in ("b.parquet", "c.csv", "d"))):
         documents = read(path, limit)
-        for role, member in (("seen", True), ("unseen", False)):
-            rows = [row for row in range(N) if is_member(row) == member]
-            assert [d.row for d in documents[role]] == rows[:limit], path
+        for role, member in (("seen", 1), ("unseen", 0)):
+            rows = [row for row in range(N) if LABELS[row] == member][:limit]
+            facts = [(d.row, d.text, d.doc_id, d.problem) for d in documents[role]]
+            assert facts == [(row, text(row), f"{path}#{row}", None) for row in rows], path
 
 
 def test_rows_are_found_again_by_their_number(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", LABELS)
+    path = str(write_jsonl(tmp_path / "a.jsonl", LABELS))
     shards = [shard for shard in shards_of(path) if shard.role == "seen"]
-    assert fetch_texts(shards, [(str(path), 60), (str(path), 199)]) == {
-        (str(path), 60): text(60),
-        (str(path), 199): text(199),
-    }
+    assert fetch_texts(shards, [(path, 60), (path, 199)]) == {(path, row): text(row) for row in (60, 199)}
 
 
 @pytest.mark.parametrize(
@@ -200,30 +181,35 @@ SOURCE = {"path": "a.jsonl"}
 LABELLED = {"path": "a.jsonl", "label": "label"}
 
 
-def test_every_other_command_says_what_to_add_for_documents_to_judge() -> None:
-    for corpus, given in (
-        ({"unseen": SOURCE}, "corpus.unseen"),
-        ({"labelled": LABELLED}, "corpus.labelled"),
-        ({}, "nothing"),
-    ):
-        line = message(build_config, corpus)
-        assert line.startswith(f"missing key 'corpus.audit', the documents to judge (given: {given})")
+@pytest.mark.parametrize(
+    ("build", "corpus", "part"),
+    [
+        (build_config, {"unseen": SOURCE}, "missing key 'corpus.audit', the documents to judge (given: corpus.unseen)"),
+        (build_config, {"labelled": LABELLED}, "(given: corpus.labelled)"),
+        (build_config, {}, "(given: nothing)"),
+        (
+            build_evaluation,
+            {"seen": SOURCE, "audit": SOURCE},
+            "corpus.unseen is not given: add corpus.unseen: {path: ...}, or name both kinds as corpus.labelled",
+        ),
+        (build_evaluation, {"unseen": SOURCE}, "corpus.seen is not given"),
+        (
+            build_evaluation,
+            {"labelled": LABELLED, "unseen": SOURCE},
+            "labelled takes the place of audit, unseen and seen",
+        ),
+        (build_evaluation, {"labelled": SOURCE}, "missing key 'corpus.labelled.label'"),
+        (build_evaluation, {"seen": LABELLED, "unseen": SOURCE}, "unknown key 'corpus.seen.label'"),
+    ],
+)
+def test_a_corpus_that_does_not_do_for_a_command_says_what_to_add(
+    build: Callable[..., Any], corpus: dict[str, Any], part: str
+) -> None:
+    line = message(build, corpus)
+    assert part in line
+    if build is build_config:
         assert "add corpus.audit: {path: ...}" in line
         assert "seenset evaluate" in line
-
-
-def test_an_evaluation_says_which_known_documents_are_missing() -> None:
-    line = message(build_evaluation, {"seen": SOURCE, "audit": SOURCE})
-    assert "corpus.unseen is not given: add corpus.unseen: {path: ...}, or name both kinds as corpus.labelled" in line
-    assert "corpus.seen is not given" in message(build_evaluation, {"unseen": SOURCE})
-
-
-def test_labelled_documents_stand_alone_and_need_a_label() -> None:
-    assert "labelled takes the place of audit, unseen and seen" in message(
-        build_evaluation, {"labelled": LABELLED, "unseen": SOURCE}
-    )
-    assert "missing key 'corpus.labelled.label'" in message(build_evaluation, {"labelled": SOURCE})
-    assert "unknown key 'corpus.seen.label'" in message(build_evaluation, {"seen": LABELLED, "unseen": SOURCE})
 
 
 def test_selections_are_left_out_where_nothing_is_to_be_judged_and_kept_where_something_is() -> None:

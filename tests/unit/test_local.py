@@ -1,20 +1,22 @@
-"""Threads that share one set of weights make the rows that a single worker makes."""
+"""Where the work of an audit is done, and threads that share weights make the rows that a single worker makes."""
 
 from __future__ import annotations
 
-import json
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from made_up import sentence
 
-from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config
-from pipeline.audit.machine import local_machine, runs_locally
-from pipeline.audit.plan import make_plan
-from pipeline.config.audit import AuditConfig, ResourcesConfig
+from pipeline.audit import machine
+from pipeline.audit.description import load_config
+from pipeline.audit.machine import LOCAL_WORKERS, LocalMachine, local_machine, may_need_cluster, runs_locally
+from pipeline.audit.plan import Plan, make_plan
+from pipeline.config.audit import ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, open_model
@@ -26,32 +28,35 @@ from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
-
-def audit_of(tmp_path: Path, model: Path, run: str, **settings: Any) -> AuditConfig:
-    path = tmp_path / "audit.jsonl"
-    if not path.exists():
-        texts = [" ".join(WORDS[(7 * row + step) % len(WORDS)] for step in range(5 + row % 9)) for row in range(60)]
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return build_config(
-        {
-            "run": str(tmp_path / run),
-            "model": {"path": str(model)},
-            "corpus": {"audit": {"path": str(path)}},
-            "detectors": ["loss", "lowercase", "min_k_plus_plus", "gradient_norm"],
-            "resources": {"shard_bytes": 400, "batch_tokens": 64, **settings},
-        }
-    )
+MakePlan = Callable[..., Plan]
 
 
-def test_rows_are_the_same_bytes_however_many_threads_make_them(tmp_path: Path, tiny_model_folder: Path) -> None:
-    threads = torch.get_num_threads()
-    tables = []
+@pytest.fixture
+def plan_of(make_audit: Callable[..., Path]) -> MakePlan:
+    """Plans an audit of 60 documents: (override of the run directory, **resources) -> plan."""
+
+    def plan_of(*overrides: str, **resources: Any) -> Plan:
+        sizes = {"cluster": "auto", "actors": "auto", "shard_bytes": 400, "batch_tokens": 64}
+        detectors = ["loss", "lowercase", "min_k_plus_plus", "gradient_norm"]
+        texts = [sentence(row, 5) for row in range(60)]
+        path = make_audit(texts[:40], texts[40:], detectors=detectors, selections=[], resources={**sizes, **resources})
+        return make_plan(load_config(str(path), overrides))
+
+    return plan_of
+
+
+@pytest.mark.parametrize(("shard_bytes", "batch_tokens"), [(400, 64), (1500, 1)], ids=["one window", "several windows"])
+def test_rows_are_the_same_bytes_however_many_threads_make_them(
+    plan_of: MakePlan, tmp_path: Path, shard_bytes: int, batch_tokens: int
+) -> None:
+    threads, tables = torch.get_num_threads(), []
     for workers in (1, 4):
-        config = audit_of(tmp_path, tiny_model_folder, f"run-{workers}")
-        (stage,), shards, store = stages_of(config), make_plan(config).shards, Store(config.run)
-        events = list(finish_shards(stage, shards, store, workers))
+        plan = plan_of(f"run={tmp_path}/run-{workers}", shard_bytes=shard_bytes, batch_tokens=batch_tokens)
+        (stage,), store = stages_of(plan.config), Store(plan.config.run)
+        assert (stage.make(stage, Placement()).window.kept == 512) == (batch_tokens == 1), "several windows a shard"
+        events = list(finish_shards(stage, plan.shards, store, workers))
         receipts = sorted((e for e in events if isinstance(e, Receipt)), key=lambda receipt: receipt.shard)
-        assert len(receipts) == len(shards) > 4
+        assert len(receipts) == len(plan.shards) > 1
         assert any(isinstance(e, Ready) for e in events)
         assert sum(e.documents for e in events if isinstance(e, Advance)) >= 60
         tables.append([store.read_table(receipt.data) for receipt in receipts])
@@ -88,68 +93,80 @@ def test_weights_are_shared_and_layers_are_not(tiny_model_folder: Path) -> None:
     assert one.tokenizer is not other.tokenizer
 
 
-def test_a_model_that_cannot_be_opened_ends_the_stage_in_one_line(tmp_path: Path, tiny_model_folder: Path) -> None:
-    config = audit_of(tmp_path, tiny_model_folder, "run")
-    (stage,), shards = stages_of(config), make_plan(config).shards
-    gone = tmp_path / "gone"
-    object.__setattr__(stage.settings, "model", ModelConfig(path=str(gone)))
+def test_a_damaged_file_fails_its_shards_alone_and_a_model_that_cannot_be_opened_the_stage(
+    plan_of: MakePlan, tmp_path: Path
+) -> None:
+    plan = plan_of()
+    (stage,), store = stages_of(plan.config), Store(plan.config.run)
+    object.__setattr__(plan.shards[0], "path", str(tmp_path / "elsewhere.jsonl"))
+    events = list(finish_shards(stage, plan.shards, store, workers=2))
+    assert [event.shard for event in events if isinstance(event, Failure)] == [plan.shards[0].id]
+    assert sum(isinstance(event, Receipt) for event in events) == len(plan.shards) - 1
+    object.__setattr__(stage.settings, "model", ModelConfig(path=str(tmp_path / "gone")))
     with pytest.raises(UserError, match="gone"):
-        list(finish_shards(stage, shards, Store(config.run), workers=2))
+        list(finish_shards(stage, plan.shards, store, workers=2))
 
 
-def test_a_damaged_file_fails_its_shards_alone(tmp_path: Path, tiny_model_folder: Path) -> None:
-    config = audit_of(tmp_path, tiny_model_folder, "run")
-    (stage,), shards, store = stages_of(config), make_plan(config).shards, Store(config.run)
-    lost = shards[:1]
-    path = tmp_path / "elsewhere.jsonl"
-    object.__setattr__(lost[0], "path", str(path))
-    events = list(finish_shards(stage, shards, store, workers=2))
-    assert [event.shard for event in events if isinstance(event, Failure)] == [lost[0].id]
-    assert sum(isinstance(event, Receipt) for event in events) == len(shards) - 1
+def on_machine(patch: pytest.MonkeyPatch, cores: int, small: float = 0.0) -> None:
+    """Take this machine for one of so many cores without a GPU, on which so many tokens are small work."""
+    patch.setattr(machine, "usable_cores", lambda: cores)
+    patch.setattr(machine, "_gpu_files", list)
+    patch.setitem(machine.LOCAL_TOKENS, "cpu", small)
+
+
+SMALL, LARGE = {"cores": 16, "small": 5e6}, partial(dict, small=0.0)
 
 
 @pytest.mark.parametrize(
-    ("settings", "ray_address", "gpus", "expected"),
+    ("here", "resources", "named", "gpus", "expected"),
     [
-        ({}, False, 0, True),
-        ({}, False, 1, True),
-        ({}, False, 2, False),
-        ({}, True, 0, False),
-        ({"cluster": "local"}, True, 2, True),
-        ({"cluster": "ray"}, False, 0, False),
-        ({"finetune_workers": 2}, False, 0, False),
-        ({"deepspeed": "zero2"}, False, 0, False),
+        (SMALL, {}, False, 0, True),
+        (SMALL, {}, False, 1, True),
+        (SMALL, {}, False, 2, False),
+        (SMALL, {}, True, 0, False),
+        (SMALL, {"cluster": "local"}, True, 2, True),
+        (SMALL, {"cluster": "ray"}, False, 0, False),
+        (SMALL, {"finetune_workers": 2}, False, 0, False),
+        (SMALL, {"deepspeed": "zero2"}, False, 0, False),
+        (LARGE(cores=LOCAL_WORKERS), {}, False, 0, True),
+        (LARGE(cores=LOCAL_WORKERS + 1), {}, False, 0, False),
+        (LARGE(cores=2 * LOCAL_WORKERS), {"cpus_per_actor": 2}, False, 0, True),
+        (LARGE(cores=16), {"actors": 4}, False, 0, True),
+        (LARGE(cores=16), {"cluster": "local"}, False, 0, True),
     ],
 )
-def test_small_work_on_one_device_needs_no_cluster(
-    settings: dict[str, Any], ray_address: bool, gpus: int, expected: bool, tmp_path: Path, tiny_model_folder: Path
+def test_work_that_is_small_or_of_few_workers_needs_no_cluster(
+    plan_of: MakePlan,
+    monkeypatch: pytest.MonkeyPatch,
+    here: Any,
+    resources: Any,
+    named: bool,
+    gpus: int,
+    expected: bool,
 ) -> None:
-    plan = make_plan(audit_of(tmp_path, tiny_model_folder, "run", **settings))
-    assert runs_locally(plan, ray_address, gpus) is expected
+    on_machine(monkeypatch, **here)
+    assert runs_locally(plan_of(**resources), named, gpus) is expected
 
 
-def test_settings_for_a_cluster_are_refused_without_one(tmp_path: Path, tiny_model_folder: Path) -> None:
-    plan = make_plan(audit_of(tmp_path, tiny_model_folder, "run", cluster="local", finetune_workers=2))
+def test_a_machine_with_one_gpu_may_need_a_cluster(plan_of: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_machine(monkeypatch, 2)
+    plan, holding = plan_of(), plan_of(gpus_per_actor=1)
+    assert not may_need_cluster(plan.config.resources, plan)
+    assert may_need_cluster(holding.config.resources, holding), "a GPU of another maker"
+    monkeypatch.setattr(machine, "_gpu_files", lambda: ["/dev/nvidia0"])
+    assert may_need_cluster(holding.config.resources, holding)
+    monkeypatch.setitem(machine.LOCAL_TOKENS, "cuda", 0)
+    assert may_need_cluster(plan.config.resources, plan), "Ray does what is large for one GPU"
+
+
+def test_settings_for_a_cluster_are_refused_without_one(plan_of: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_machine(monkeypatch, 8)
     with pytest.raises(UserError, match=r"finetune_workers is 2, which needs resources\.cluster: ray"):
-        runs_locally(plan, False, 0)
+        runs_locally(plan_of(cluster="local", finetune_workers=2), False, 0)
     with pytest.raises(UserError, match="gpus_per_actor is 2, this machine has 1"):
         local_machine(ResourcesConfig(gpus_per_actor=2), 1)
     with pytest.raises(UserError, match="cpus_per_actor is 4096, this machine has"):
         local_machine(ResourcesConfig(cpus_per_actor=4096), 0)
+    assert local_machine(ResourcesConfig(), 0) == LocalMachine(8, 0.0, 1)
     assert local_machine(ResourcesConfig(actors=1), 0).workers == 1
     assert local_machine(ResourcesConfig(), 1).workers == 1
-
-
-def test_rows_of_shards_of_several_windows_are_the_same_bytes_however_many_workers_make_them(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
-    tables = []
-    for workers in (1, 3):
-        config = audit_of(tmp_path, tiny_model_folder, f"run-{workers}", shard_bytes=1500, batch_tokens=1)
-        (stage,), shards, store = stages_of(config), make_plan(config).shards, Store(config.run)
-        assert stage.make(stage, Placement()).window.kept == 512, "several windows a shard"
-        events = list(finish_shards(stage, shards, store, workers))
-        receipts = sorted((e for e in events if isinstance(e, Receipt)), key=lambda receipt: receipt.shard)
-        tables.append([store.read_table(receipt.data) for receipt in receipts])
-    assert 1 < len(shards) < 6
-    assert all(one.equals(other) for one, other in zip(*tables, strict=True))

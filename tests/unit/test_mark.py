@@ -21,8 +21,7 @@ from commands import ended, here
 from marked_runs import write_audit
 
 from pipeline.errors import UserError
-from pipeline.mark.mark import Marked, MarkRequest, check_private, check_scored, mark_documents, shown_edits
-from pipeline.mark.versions import Versions, derived
+from pipeline.mark.mark import Marked, MarkRequest, check_private, check_scored, derived, mark_documents, shown_edits
 
 TEXT = (
     'The color of it was not known. Although they often ran, {n} people said "the color is red" and `color` on '
@@ -65,6 +64,11 @@ def versions_in(out: Path) -> list[dict]:
     return pq.read_table(out / "private/versions.parquet").to_pylist()
 
 
+def published(out: Path) -> dict[str, str]:
+    """The published version of each document that is marked."""
+    return {row["id"]: row["versions"][row["index"]] for row in versions_in(out)}
+
+
 def all_bytes(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
@@ -75,17 +79,15 @@ def test_jsonl_keeps_every_byte_but_the_texts(tmp_path: Path) -> None:
     assert (marked.documents, marked.marked, marked.unmarked) == (6, 5, {"fewer than 5 sites": 1})
     old = (tmp_path / "a.jsonl").read_text(encoding="utf-8").split("\n")
     new = (tmp_path / "out/public/a.jsonl").read_text(encoding="utf-8").split("\n")
-    private = {row["id"]: row for row in versions_in(tmp_path / "out")}
+    private = published(tmp_path / "out")
     assert list(private) == ["d0", "d1", "d3", "d4", "d5"]
     for before, after in zip(old, new, strict=True):
         if not before:
             assert not after
             continue
         value = json.loads(before)
-        row = private.get(value["id"])
-        text = value["text"] if row is None else row["versions"][row["index"]]
-        escaped = [json.dumps(one, ensure_ascii=before.isascii()) for one in (value["text"], text)]
-        assert after == before.replace(*escaped)
+        both = value["text"], private.get(value["id"], value["text"])
+        assert after == before.replace(*(json.dumps(one, ensure_ascii=before.isascii()) for one in both))
 
 
 def test_what_the_private_files_hold(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_what_the_private_files_hold(tmp_path: Path) -> None:
 def test_csv_keeps_its_other_fields(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", texts())
     mark_file(tmp_path / "a.csv", tmp_path / "out")
-    private = {row["id"]: row["versions"][row["index"]] for row in versions_in(tmp_path / "out")}
+    private = published(tmp_path / "out")
     with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
         expected = [{**row, "text": private.get(row["id"], row["text"])} for row in csv.DictReader(file)]
     with (tmp_path / "out/public/a.csv").open(newline="", encoding="utf-8") as file:
@@ -125,7 +127,7 @@ def test_csv_keeps_its_other_fields(tmp_path: Path) -> None:
 def test_parquet_keeps_schema_metadata_and_other_columns(tmp_path: Path, kind) -> None:
     write_parquet(tmp_path / "a.parquet", texts(), kind)
     mark_file(tmp_path / "a.parquet", tmp_path / "out")
-    private = {row["id"]: row["versions"][row["index"]] for row in versions_in(tmp_path / "out")}
+    private = published(tmp_path / "out")
     old, new = pq.read_table(tmp_path / "a.parquet"), pq.read_table(tmp_path / "out/public/a.parquet")
     assert new.schema.equals(old.schema, check_metadata=True)
     assert new.drop_columns("text").equals(old.drop_columns("text"))
@@ -146,7 +148,7 @@ def test_a_folder_of_all_formats_keeps_its_names(tmp_path: Path) -> None:
     (folder / "d.txt").write_bytes(SHORT.encode())
     marked = mark_file(folder, tmp_path / "out", id=None)
     assert marked.files == ["b.jsonl.gz", "d.txt", "sub/a.parquet", "sub/c.txt"]
-    private = {row["id"]: row["versions"][row["index"]] for row in versions_in(tmp_path / "out")}
+    private = published(tmp_path / "out")
     assert set(private) == {"b.jsonl.gz#0", "b.jsonl.gz#1", "sub/a.parquet#0", "sub/a.parquet#1", "sub/c.txt#0"}
     public = tmp_path / "out/public"
     assert (public / "sub/c.txt").read_bytes() == b"\xef\xbb\xbf" + private["sub/c.txt#0"].encode()
@@ -186,24 +188,17 @@ def test_rows_without_a_text_are_copied_and_named(tmp_path: Path) -> None:
     assert (tmp_path / "out/public/a.jsonl").read_bytes().splitlines()[:4] == lines[:4]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet", "a.csv.gz"])
-def test_a_damaged_file_is_one_line_and_leaves_nothing(tmp_path: Path, name: str) -> None:
-    rng = random.Random(0)
-    if name == "a.parquet":
-        write_parquet(tmp_path / name, texts(600))
-    else:
-        (write_csv if "csv" in name else write_jsonl)(
-            tmp_path / "plain", [f"{text} {rng.randbytes(99).hex()}" for text in texts(3000)]
-        )
-        (tmp_path / name).write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
-    data = bytearray((tmp_path / name).read_bytes())
-    if name == "a.parquet":
-        data[len(data) // 3 : len(data) // 3 + 40] = b"x" * 40
-    else:
-        del data[len(data) // 2 :]
-    (tmp_path / name).write_bytes(data)
+@pytest.mark.parametrize(
+    ("name", "write"), [("a.jsonl.gz", write_jsonl), ("a.parquet", write_parquet), ("a.csv.gz", write_csv)]
+)
+def test_a_damaged_file_is_one_line_and_leaves_nothing(tmp_path: Path, name: str, write: Callable[..., None]) -> None:
+    rng, path = random.Random(0), tmp_path / name
+    write(path, texts(600) if name == "a.parquet" else [f"{text} {rng.randbytes(99).hex()}" for text in texts(3000)])
+    data = gzip.compress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
+    third = len(data) // 3
+    path.write_bytes(data[:third] + (b"" if name.endswith(".gz") else b"x" * 40 + data[third + 40 :]))
     with pytest.raises(UserError, match=f"{name} is (damaged|not a readable)"):
-        mark_file(tmp_path / name, tmp_path / "out")
+        mark_file(path, tmp_path / "out")
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
@@ -211,26 +206,8 @@ def test_a_text_that_stands_twice_in_its_line_changes_once(tmp_path: Path) -> No
     line = {"title": texts()[0], "text": texts()[0]}
     (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n")
     mark_file(tmp_path / "a.jsonl", tmp_path / "out", id=None)
-    (row,) = versions_in(tmp_path / "out")
     public = json.loads((tmp_path / "out/public/a.jsonl").read_text())
-    assert public == {"title": texts()[0], "text": row["versions"][row["index"]]}
-
-
-def test_private_files_that_do_not_match_the_commitment_are_refused(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", texts())
-    mark_file(tmp_path / "a.jsonl", tmp_path / "out")
-    check_private(str(tmp_path / "out"))
-    path = tmp_path / "out/private/versions.parquet"
-    table = pq.read_table(path)
-    index = table["index"].to_pylist()
-    changed = pa.array([(index[0] + 1) % 8, *index[1:]], pa.int32())
-    for other in (table.set_column(2, table.schema.field(2), changed), table.slice(1)):
-        pq.write_table(other, path)
-        with pytest.raises(UserError, match=r"versions\.parquet does not match commitment\.json: its root is"):
-            check_private(str(tmp_path / "out"))
-    path.unlink()
-    with pytest.raises(UserError, match=r"holds no private/versions\.parquet"):
-        check_private(str(tmp_path / "out"))
+    assert public == {"title": texts()[0], "text": published(tmp_path / "out")["a.jsonl#0"]}
 
 
 def first_changed(column: str, change: Callable[[Any], Any]) -> Callable[[pa.Table], pa.Table]:
@@ -247,14 +224,8 @@ def first_changed(column: str, change: Callable[[Any], Any]) -> Callable[[pa.Tab
     ("change", "words"),
     [
         (first_changed("index", lambda index: (index + 1) % 8), r"document 'd0' has index \d, and private/seed.json g"),
-        (
-            first_changed("versions", lambda v: [f"{v[0]} More.", *v[1:]]),
-            "document 'd0' has versions that private/seed",
-        ),
-        (
-            first_changed("versions", lambda v: [*v[:7], f"{v[7]} More."]),
-            "document 'd0' has versions that private/seed",
-        ),
+        (first_changed("versions", lambda v: [f"{v[0]} More.", *v[1:]]), "document 'd0' has versions that private"),
+        (first_changed("versions", lambda v: [*v[:7], f"{v[7]} More."]), "document 'd0' has versions that private"),
         (first_changed("salt", lambda salt: salt[::-1]), "document 'd0' has a salt that private/seed.json does not"),
         (lambda table: table.slice(1), "it holds 4 documents, and 5 were committed to"),
         (lambda table: table.drop_columns(["salt"]), "it has no column salt"),
@@ -284,6 +255,9 @@ def test_a_run_over_private_files_that_do_not_match_names_what_differs(
     error = here(capsys, "run", write_audit(tmp_path, "run", tiny_model_folder), code=2)[1]
     assert re.search(rf"versions\.parquet does not match commitment\.json: .*{words}", error.replace("\n", " "))
     assert not (tmp_path / "runs/run").exists()
+    path.unlink()
+    with pytest.raises(UserError, match=r"holds no private/versions\.parquet"):
+        check_private(str(tmp_path / "marked"))
 
 
 @pytest.mark.parametrize(
@@ -320,24 +294,6 @@ def test_nothing_is_overwritten_and_no_input_holds_its_output(tmp_path: Path) ->
     assert not os.path.exists(tmp_path / "new")
 
 
-def test_a_model_writes_all_versions(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", texts(3))
-
-    def draw(documents: list[tuple[str, str]]) -> list[Versions | str]:
-        versions = [Versions(tuple(f"{doc_id} {n}" for n in range(8)), (b"",) * 8, ()) for doc_id, _ in documents]
-        return [versions[0], "a paraphrase is empty", *versions[2:]]
-
-    request = MarkRequest(str(tmp_path / "a.jsonl"), str(tmp_path / "out"), versions=8, id="id", model="some/model")
-    marked = mark_documents(request, draw)
-    assert marked.unmarked == {"a paraphrase is empty": 1}
-    lines = (tmp_path / "out/public/a.jsonl").read_text(encoding="utf-8").splitlines()
-    public = [json.loads(line)["text"] for line in lines if line]
-    rows = versions_in(tmp_path / "out")
-    assert [public[0], public[2]] == [row["versions"][row["index"]] for row in rows]
-    assert [row["sites"] for row in rows] == [0, 0]
-    assert json.loads((tmp_path / "out/commitment.json").read_text())["model"] == "some/model"
-
-
 def test_the_command_prints_what_a_person_checks(tmp_path: Path, capsys) -> None:
     write_jsonl(tmp_path / "a.jsonl", texts(20))
     arguments = ["mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--id", "id", "--seed", "3"]
@@ -371,6 +327,10 @@ def test_a_paraphraser_of_a_configuration_writes_the_versions(tiny_t5_folder: Pa
     assert sorted(row["id"] for row in rows + unmarked) == ["d0", "d1", "d2", "d3"]
     assert all(len(set(row["versions"])) == 2 and row["sites"] == 0 for row in rows)
     check_private(str(tmp_path / "one"))
+    assert json.loads((tmp_path / "one/commitment.json").read_text())["model"] == str(tiny_t5_folder)
+    lines = (tmp_path / "one/public/a.jsonl").read_text(encoding="utf-8").splitlines()
+    public = {value["id"]: value["text"] for value in map(json.loads, filter(None, lines))}
+    assert {row["id"]: public[row["id"]] for row in rows} == published(tmp_path / "one")
 
 
 def test_a_date_is_stated_as_it_is_given_or_refused(tmp_path: Path, capsys) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 
 import pytest
 
@@ -42,17 +41,6 @@ def test_a_proof_holds_for_its_leaf_alone(count: int) -> None:
         assert len(proof) <= (count - 1).bit_length()
         others = [other for other in leaves if other != leaf]
         assert root not in roots_of(others, [b"".join(proof)] * len(others))
-
-
-def test_any_flipped_bit_breaks_a_proof() -> None:
-    leaves, rng = some_leaves(11), random.Random(0)
-    root, proof = merkle_root(leaves), merkle_proofs(leaves)[6]
-    for _ in range(200):
-        step, bit = rng.randrange(len(proof)), rng.randrange(256)
-        wrong = bytearray(proof[step])
-        wrong[1 + bit // 8] ^= 1 << bit % 8
-        changed = [*proof[:step], bytes(wrong), *proof[step + 1 :]]
-        assert roots_of([leaves[6]], [b"".join(changed)]) != [root]
 
 
 def test_no_leaf_no_proof_and_a_root_of_its_own() -> None:

@@ -8,10 +8,9 @@ import unicodedata
 
 import pytest
 
-from pipeline.errors import UserError
+from pipeline.mark.mark import FEWEST_SITES, drawn_index, versions_of
 from pipeline.mark.rules import (
     RULES,
-    SETS,
     Family,
     Site,
     canonical,
@@ -23,7 +22,6 @@ from pipeline.mark.rules import (
     spelling_lines,
     with_forms,
 )
-from pipeline.mark.versions import FEWEST_SITES, drawn_index, versions_of
 
 ENGLISH = rules_of("en")
 BEFORE, AFTER = "He saw what we", "green apples of theirs"
@@ -225,12 +223,6 @@ def test_versions_are_distinct_and_lead_back_to_their_index(k: int) -> None:
         assert bytes(site.form for site in find_sites(text, ENGLISH)) == drawn.choices[number]
 
 
-def test_versions_normalised_by_nfkc_and_white_space_are_still_distinct() -> None:
-    drawn = versions_of(PASSAGE, "a", 200, 3, ENGLISH)
-    assert not isinstance(drawn, str)
-    assert len({" ".join(unicodedata.normalize("NFKC", text).split()) for text in drawn.texts}) == 200
-
-
 def test_versions_and_indices_follow_from_seed_and_id() -> None:
     drawn = [
         versions_of(PASSAGE, doc_id, 20, seed, ENGLISH) for doc_id, seed in (("a", 1), ("a", 1), ("b", 1), ("a", 2))
@@ -269,12 +261,3 @@ def test_forms_are_drawn_uniformly() -> None:
             for site, form in enumerate(choice):
                 counts[site] = counts.get(site, 0) + form
     assert all(abs(count - 2000) <= 4 * 4000**0.5 / 2 for count in counts.values())
-
-
-def test_a_language_without_rules_is_refused() -> None:
-    with pytest.raises(UserError, match="--language 'xx' has no rules of marking"):
-        rules_of("xx")
-
-
-def test_sets_are_of_lower_case_but_for_names() -> None:
-    assert all(word == word.lower() for name in SETS if name not in ("STATES", "UNORDERED") for word in SETS[name])

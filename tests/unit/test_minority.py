@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from finished import refile, with_column
-from finished import run as finish
+from finished import refile, run, with_column
 from made_up import write_audit, write_corpus
 
 from pipeline.audit.minority import one_role_p
@@ -35,38 +33,27 @@ def ending_with(last: Sequence[str]) -> dict[str, list[str]]:
     return {"unseen": some_texts(rng, N), "audit": [*some_texts(rng, N - len(last)), *last]}
 
 
-def notices(rng: np.random.Generator) -> list[str]:
-    """A part that calibration lacks: half of each text is a notice, and no two are near-duplicates."""
-    return [f"{text} {NOTICE}" for text in some_texts(rng, UNLIKE, 12)]
+def finished(root: Path, model: Path, texts: Mapping[str, Sequence[str]], **columns: Any) -> Store:
+    """A finished run over given texts of each role."""
+    rows = {
+        role: [{"text": text, "author": f"{role} {i // 4}"} for i, text in enumerate(of_role)]
+        for role, of_role in texts.items()
+    }
+    settings = {
+        "corpus": write_corpus(root, rows, **columns),
+        "detectors": ["loss"],
+        "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.1}],
+        "resources": {"shard_bytes": 1 << 20},
+    }
+    run(write_audit(root, model, **settings))
+    return Store(str(root / "run"))
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Callable[..., Store]:
-    """A finished run over given texts of each role."""
-    made: dict[str, Path] = {}
-
-    def finished(name: str, texts: Mapping[str, Sequence[str]], **columns: Any) -> Path:
-        root = tmp_path_factory.mktemp(name)
-        rows = {
-            role: [{"text": text, "author": f"{role} {i // 4}"} for i, text in enumerate(of_role)]
-            for role, of_role in texts.items()
-        }
-        settings = {
-            "corpus": write_corpus(root, rows, **columns),
-            "detectors": ["loss"],
-            "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.1}],
-            "resources": {"shard_bytes": 1 << 20},
-        }
-        finish(write_audit(root, tiny_model_folder, **settings))
-        return root / "run"
-
-    def of(name: str, texts: Mapping[str, Sequence[str]], tmp_path: Path, **columns: Any) -> Store:
-        if name not in made:
-            made[name] = finished(name, texts, **columns)
-        shutil.copytree(made[name], tmp_path / "run")
-        return Store(str(tmp_path / "run"))
-
-    return of
+def notices(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Store:
+    """A part that calibration lacks: half of each text is a notice, and no two are near-duplicates."""
+    last = [f"{text} {NOTICE}" for text in some_texts(np.random.default_rng(6), UNLIKE, 12)]
+    return finished(tmp_path_factory.mktemp("notices"), tiny_model_folder, ending_with(last))
 
 
 def answered(store: Store, high: int) -> Summary:
@@ -85,57 +72,36 @@ def answered(store: Store, high: int) -> Summary:
     return summary
 
 
-def test_a_list_of_a_small_part_that_calibration_lacks_is_contradicted_and_names_it(
-    run: Callable[..., Store], tmp_path: Path
-) -> None:
-    store = run("notices", ending_with(notices(np.random.default_rng(6))), tmp_path)
-    summary = answered(store, UNLIKE)
+def test_a_list_of_a_small_part_that_calibration_lacks_is_contradicted_and_names_it(notices: Store) -> None:
+    summary = answered(notices, UNLIKE)
     tail = summary.diagnostics.tail
     assert summary.diagnostics.blind.ok is not False, "the average sees nothing"
-    assert tail is not None
     assert tail.p_value <= 0.01
-    assert tail.ok is False
-    assert summary.conclusion == "contradicted"
-    assert summary.n_selected == tail.n_compared
-    assert tail.n_selected is not None
+    assert (tail.ok, summary.conclusion, summary.n_selected) == (False, "contradicted", tail.n_compared)
     assert tail.n_selected >= 10
     assert len(tail.documents) == 10
     assert sum(int(name.removeprefix("audit-")) >= N - UNLIKE for name in tail.documents) >= 8
     assert f"Of {summary.n_selected} selected documents {tail.n_selected} (" in tail.sentence
     assert tail.documents[0] in tail.sentence
     assert tail.sentence in summary.reasons
-
-
-def test_a_part_that_is_not_selected_is_a_note(run: Callable[..., Store], tmp_path: Path) -> None:
-    store = run("notices", ending_with(notices(np.random.default_rng(6))), tmp_path)
-    tail = answered(store, 0).diagnostics.tail
-    assert tail is not None
-    assert tail.p_value <= 0.01
-    assert tail.ok is None
-    assert tail.sentence.endswith("That is too few to contradict the list.")
-
-
-def test_the_check_is_filed_once_and_does_not_need_the_texts_again(run: Callable[..., Store], tmp_path: Path) -> None:
-    store = run("notices", ending_with(notices(np.random.default_rng(6))), tmp_path)
-    filed = store.read_json("diagnostics/blind-unseen.json")
-    assert filed is not None
-    first = answered(store, UNLIKE).diagnostics.tail
+    note = answered(notices, 0).diagnostics.tail
+    assert (note.ok, note.p_value <= 0.01) == (None, True), "the part is not selected"
+    assert note.sentence.endswith("That is too few to contradict the list.")
+    # the check is filed, and does not need the texts again
+    name = "diagnostics/blind-unseen.json"
+    filed = notices.read_json(name)
     filed["tail"]["documents"] = filed["tail"]["documents"][:3]
-    store.write_json("diagnostics/blind-unseen.json", sealed({key: filed[key] for key in filed if key != "digest"}))
-    second = answered(store, UNLIKE).diagnostics.tail
-    assert first is not None
-    assert second is not None
-    assert second.n_selected == 3
-    assert second.documents == first.documents[:3]
+    notices.write_json(name, sealed({key: filed[key] for key in filed if key != "digest"}))
+    again = answered(notices, UNLIKE).diagnostics.tail
+    assert (again.n_selected, again.documents) == (3, tail.documents[:3])
 
 
 def test_a_family_of_near_duplicates_in_one_role_contradicts_a_list_that_holds_one(
-    run: Callable[..., Store], tmp_path: Path
+    tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    store = run("family", ending_with(some_texts(np.random.default_rng(6), 1) * 12), tmp_path)
+    store = finished(tmp_path, tiny_model_folder, ending_with(some_texts(np.random.default_rng(6), 1) * 12))
     summary = answered(store, 12)
     families = summary.diagnostics.families
-    assert families is not None
     assert (families.ok, families.role, families.size, families.n_selected) == (False, "audit", 12, 12)
     assert families.p_value == pytest.approx(2 * 0.5**12, rel=0.5)
     assert "12 audited documents are near-duplicates of one another" in families.sentence
@@ -143,12 +109,11 @@ def test_a_family_of_near_duplicates_in_one_role_contradicts_a_list_that_holds_o
     assert f"audit-{N - 12}" in families.sentence
     assert summary.conclusion == "contradicted"
     note = answered(store, 0).diagnostics.families
-    assert note is not None
     assert (note.ok, note.n_selected) == (None, 0)
 
 
 def test_neither_check_contradicts_an_honest_audit_of_grouped_documents(
-    run: Callable[..., Store], tmp_path: Path
+    tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     """Authors with words of their own, each wholly in one role."""
     rng = np.random.default_rng(7)
@@ -157,10 +122,9 @@ def test_neither_check_contradicts_an_honest_audit_of_grouped_documents(
         role: [" ".join(f"word{word}" for word in rng.choice(words[role][i // 4], 30)) for i in range(N)]
         for role in words
     }
-    grouped = answered(run("grouped", texts, tmp_path, group="author"), 60)
+    grouped = answered(finished(tmp_path, tiny_model_folder, texts, group="author"), 60)
     assert grouped.n_selected > 60
     assert grouped.diagnostics.families is None
-    assert grouped.diagnostics.tail is not None
     assert grouped.diagnostics.tail.ok is not False
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM, T5EncoderModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
@@ -24,7 +27,6 @@ from pipeline.models.load import (
     open_paraphraser,
 )
 from pipeline.models.tokens import tokenize
-from pipeline.passes.forward import forward
 
 TEXTS = ["The river learns the garden letter.", "Winter, a morning of quiet numbers; naïve ☃ twice.", ""]
 
@@ -112,40 +114,6 @@ def test_a_missing_or_foreign_adapter_is_refused(tiny_model_folder, adapter, tmp
     assert "is for SEQ_CLS" in refusal(ModelConfig(path=path, adapter=str(copied)))
 
 
-def test_pickled_weights_open_only_if_the_config_allows_them(folder):
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    assert "allow_pickle: true" in refusal(ModelConfig(path=str(folder)))
-    allowed = ModelConfig(path=str(folder), allow_pickle=True)
-    check_model(allowed)
-    assert open_model(allowed).model.dtype == torch.float32
-
-
-def test_broken_folders_are_named_in_one_line(folder, tiny_model_folder):
-    assert "is a file that is not GGUF" in refusal(ModelConfig(path=str(folder / "config.json")))
-    assert "did you mean 'model'" in refusal(ModelConfig(path=str(folder.parent / "modle")))
-    (folder / "tokenizer.json").write_text("{")
-    assert "cannot read its tokenizer" in refusal(ModelConfig(path=str(folder)))
-    (folder / "config.json").write_text("{")
-    assert "cannot read its config.json" in refusal(ModelConfig(path=str(folder)))
-    (folder / "config.json").unlink()
-    assert "no config.json" in refusal(ModelConfig(path=str(folder)))
-    (folder / "model.safetensors").unlink()
-    assert "no weights" in refusal(ModelConfig(path=str(folder)))
-
-
-def test_damaged_weights_are_one_line(folder):
-    (folder / "model.safetensors").write_bytes(b"not safetensors at all")
-    with pytest.raises(UserError, match="cannot read its weights"):
-        open_model(ModelConfig(path=str(folder)))
-
-
-def test_a_masked_language_model_is_refused(folder):
-    small = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=99)
-    BertForMaskedLM(small).save_pretrained(folder)
-    assert "no causal language model: BertForMaskedLM" in refusal(ModelConfig(path=str(folder)))
-
-
 def test_a_paraphraser_is_of_the_kind_that_its_checkpoint_says(tiny_model_folder, tiny_t5_folder, tmp_path):
     causal, two_sided = ModelConfig(path=str(tiny_model_folder)), ModelConfig(path=str(tiny_t5_folder))
     assert isinstance(open_paraphraser(causal), LanguageModel)
@@ -162,31 +130,73 @@ def test_a_paraphraser_is_of_the_kind_that_its_checkpoint_says(tiny_model_folder
     assert "no causal language model: T5ForConditionalGeneration" in refusal(two_sided)
 
 
-def test_a_paraphraser_is_refused_as_other_models_are(tiny_t5_folder, tmp_path):
-    half = shutil.copytree(tiny_t5_folder, tmp_path / "half")
-    T5EncoderModel.from_pretrained(tiny_t5_folder).save_pretrained(half)
-    judge = shutil.copytree(tiny_t5_folder, tmp_path / "judge")
-    settings = json.loads((judge / "config.json").read_text()) | {"architectures": ["T5ForSequenceClassification"]}
-    (judge / "config.json").write_text(json.dumps(settings))
-    pickled = shutil.copytree(tiny_t5_folder, tmp_path / "pickled")
-    torch.save(load_file(pickled / "model.safetensors"), pickled / "pytorch_model.bin")
-    (pickled / "model.safetensors").unlink()
-    refused = (
-        (half, "no causal language model: T5EncoderModel"),
-        (judge, "writes no text: T5ForSequenceClassification"),
-        (pickled, "allow_pickle: true"),
-    )
-    for folder, message in refused:
-        for ask in (lambda c: check_model(c, "rewriter"), open_paraphraser):
-            with pytest.raises(UserError, match=message):
-                ask(ModelConfig(path=str(folder)))
+def pickle_weights(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
 
 
-def test_code_that_ships_with_a_model_is_refused_unless_trusted(folder):
-    settings = json.loads((folder / "config.json").read_text())
-    settings |= {"model_type": "home_made", "auto_map": {"AutoConfig": "home.Config"}}
-    (folder / "config.json").write_text(json.dumps(settings))
-    assert "trust_remote_code: true" in refusal(ModelConfig(path=str(folder)))
+def configured(**settings: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        old = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(old | settings))
+
+    return change
+
+
+def masked(folder: Path) -> None:
+    small = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=99)
+    BertForMaskedLM(small).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (pickle_weights, "allow_pickle: true"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "cannot read its tokenizer"),
+        (lambda folder: (folder / "config.json").write_text("{"), "cannot read its config.json"),
+        (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
+        (masked, "no causal language model: BertForMaskedLM"),
+        (configured(model_type="home_made", auto_map={"AutoConfig": "home.Config"}), "trust_remote_code: true"),
+    ],
+)
+def test_a_broken_or_foreign_folder_is_one_line(folder, change, message):
+    change(folder)
+    assert message in refusal(ModelConfig(path=str(folder)))
+
+
+def test_pickled_weights_open_where_the_config_allows_them(folder):
+    pickle_weights(folder)
+    allowed = ModelConfig(path=str(folder), allow_pickle=True)
+    check_model(allowed)
+    assert open_model(allowed).model.dtype == torch.float32
+
+
+def test_wrong_paths_and_damaged_weights_are_one_line(folder):
+    assert "is a file that is not GGUF" in refusal(ModelConfig(path=str(folder / "config.json")))
+    assert "did you mean 'model'" in refusal(ModelConfig(path=str(folder.parent / "modle")))
+    (folder / "model.safetensors").write_bytes(b"not safetensors at all")
+    with pytest.raises(UserError, match="cannot read its weights"):
+        open_model(ModelConfig(path=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            configured(architectures=["T5EncoderModel"], is_encoder_decoder=False),
+            "no causal language model: T5EncoderModel",
+        ),
+        (configured(architectures=["T5ForSequenceClassification"]), "writes no text: T5ForSequenceClassification"),
+        (pickle_weights, "allow_pickle: true"),
+    ],
+)
+def test_a_paraphraser_is_refused_as_other_models_are(tiny_t5_folder, tmp_path, change, message):
+    folder = shutil.copytree(tiny_t5_folder, tmp_path / "t5")
+    change(folder)
+    for ask in (lambda c: check_model(c, "rewriter"), open_paraphraser):
+        with pytest.raises(UserError, match=message):
+            ask(ModelConfig(path=str(folder)))
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
@@ -268,8 +278,3 @@ def test_tokens_beyond_the_limit_are_cut_and_the_kept_text_is_known(tiny):
                 assert text[: tokens.kept].startswith(decoded.rstrip("\ufffd"))
                 assert tokens.kept - len(decoded.rstrip("\ufffd")) in (0, 1)
     assert tokenize(tiny.tokenizer, [], 5) == []
-
-
-def test_an_opened_model_can_be_asked(tiny):
-    ids = [tokens.ids for tokens in tokenize(tiny.tokenizer, TEXTS[:2], 64)]
-    assert (forward(tiny, ids, frozenset({"log_prob"})).log_prob <= 0).all()

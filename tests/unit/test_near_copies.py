@@ -80,12 +80,6 @@ def test_the_estimate_is_the_share_of_common_runs_within_its_standard_error() ->
     assert np.mean(error[share < 1] ** 2) == pytest.approx(np.mean(expected[share < 1] ** 2), rel=0.4)
 
 
-@pytest.mark.parametrize(("count", "least"), [(12, 0.95), (30, 1.0), (2_000, 1.0)])
-def test_a_word_at_the_start_hides_no_copy_of_twelve_words_or_more(count: int, least: float) -> None:
-    shares = [estimate(" ".join(words(seed, count)), " ".join(["new", *words(seed, count)])) for seed in range(60)]
-    assert np.mean(np.array(shares) >= 0.8) >= least
-
-
 @pytest.mark.parametrize(("count", "near"), [(20, 0.0), (200, 1.0)])
 def test_a_changed_word_in_the_middle_hides_a_short_text_and_no_long_one(count: int, near: float) -> None:
     """It takes five runs away: of n - 4, so that n + 1 - 10 of n + 1 are common, 4/5 from n = 49 on."""
@@ -166,7 +160,6 @@ def test_families_are_what_pairs_connect_in_whatever_order() -> None:
 def test_thousands_of_copies_of_one_text_are_one_family_at_once() -> None:
     sketches = perturbed(np.random.default_rng(1), 5_000, 1, 0.97)
     assert near_families(sketches).max() == 0
-    assert near_families(np.repeat(sketches[:1], 50_000, axis=0)).max() == 0
     assert CopyIndex.of(sketches, 0.8).matches(sketches[:50]).all()
 
 

@@ -17,12 +17,18 @@ def places_of(scores: np.ndarray, known: np.ndarray, *groups: tuple[np.ndarray, 
     return [[place for place in row if place >= 0] for row in nearest_known(scores, known, *groups).tolist()]
 
 
-@settings(max_examples=40)
-@given(seed=st.integers(0, 10_000), n=st.integers(0, 40))
-def test_they_are_the_nearest_of_all(seed: int, n: int) -> None:
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10_000), n=st.integers(0, 40), grouped=st.booleans())
+def test_they_are_the_nearest_of_all_or_of_the_group_in_which_documents_are_ranked(
+    seed: int, n: int, grouped: bool
+) -> None:
     rng = np.random.default_rng(seed)
     scores, known = rng.normal(size=7), rng.normal(size=n)
-    assert places_of(scores, known) == [brute(score, known) for score in scores]
+    of, groups = (rng.choice(np.array(["a", "b", None], dtype=object), size) for size in (7, n))
+    places = places_of(scores, known, *([(of, groups)] if grouped else []))
+    for score, group, found in zip(scores, of, places, strict=True):
+        members = np.flatnonzero(groups == group) if grouped else np.arange(n)
+        assert found == members[brute(score, known[members])].tolist()
 
 
 def test_equal_scores_count_as_near_and_no_document_twice() -> None:
@@ -30,14 +36,3 @@ def test_equal_scores_count_as_near_and_no_document_twice() -> None:
     (places,) = places_of(np.array([1.0]), known)
     assert known[places].tolist() == [1.0] * NEIGHBOURS
     assert len(set(places)) == NEIGHBOURS
-
-
-def test_where_documents_are_ranked_in_their_group_only_those_of_the_group_are_near() -> None:
-    rng = np.random.default_rng(3)
-    known, groups = rng.normal(size=30), np.array(["a", None, "b"] * 10, dtype=object)
-    scores, of = np.array([0.1, 0.2, 0.3]), np.array(["b", "a", "none"], dtype=object)
-    places = places_of(scores, known, (of, groups))
-    for index, group in enumerate(["b", "a"]):
-        members = np.flatnonzero(groups == group)
-        assert places[index] == members[brute(scores[index], known[members])].tolist()
-    assert places[2] == []

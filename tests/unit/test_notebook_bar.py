@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import sentence, write_audit
 
 STAGE = """
 import time
@@ -57,23 +55,6 @@ def test_a_stage_is_one_output_that_ends_full() -> None:
     assert "<b>" not in data["text/html"]
     assert [output.output_type for output in stopped] == ["display_data", "error"]
     assert stopped[0].data["text/plain"].startswith("0% stopped: <b>score</b>")
-
-
-@pytest.mark.slow
-def test_an_audit_in_a_notebook_shows_its_stage_and_its_messages(tmp_path: Path, tiny_model_folder: Path) -> None:
-    path = write_audit(tmp_path, tiny_model_folder, [sentence(i) for i in range(40)])
-    (outputs, quiet) = run_cells(
-        f"import seenset\nrun = seenset.audit({str(path)!r})",
-        f"_ = seenset.audit({str(path)!r}, quiet=True)",
-    )
-    assert [output for output in outputs if output.output_type == "error"] == []
-    bars = [output.data["text/plain"] for output in outputs if output.output_type == "display_data"]
-    lines = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
-    assert len(bars) == 1
-    assert bars[0].startswith("100% score: shards ")
-    assert "run directory" in lines
-    assert "ETA" not in lines
-    assert [output for output in quiet if output.output_type != "stream"] == []
 
 
 def test_ipython_on_a_terminal_is_no_notebook() -> None:

@@ -10,9 +10,8 @@ from pipeline.detectors import base, registry
 from pipeline.detectors.base import detector_names
 from pipeline.selection.calibrations import simes_grid
 from pipeline.selection.conformal import Grid
-from pipeline.selection.evalues import dependence_factor
 from pipeline.selection.procedures import PROCEDURES
-from pipeline.selection.step_up import harmonic_bound, minimum_selectable
+from pipeline.selection.step_up import dependence_factor, harmonic_bound, minimum_selectable
 
 PAGES = Path(__file__).parents[2] / "docs"
 TENTH = Fraction(1, 10)

@@ -28,8 +28,7 @@ from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import check_stages, stages_of
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt
-from pipeline.store.tables import read_filed
+from pipeline.store.receipts import Receipt, read_filed
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "of", "the", "model", "text"]
 TEXTS = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 2 + i * 3 % 61)) for i in range(1, 41)]

@@ -18,8 +18,7 @@ from pipeline.config.models import display_name
 from pipeline.config.paths import Named, Place, fields_of, origin_of, placed, placed_value, sections_in, written
 from pipeline.config.yaml import read_mapping
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.inputs import find_inputs
-from pipeline.corpus.shards import number_rows, plan_shards
+from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.detectors import plugins
 from pipeline.errors import UserError
 from pipeline.stages.registry import stages_of

@@ -18,10 +18,9 @@ from pipeline.config.corpus import CorpusConfig, LimitsConfig
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.picture import PICTURE
 from pipeline.corpus.formats.webdataset import WEBDATASET
-from pipeline.corpus.inputs import find_inputs
-from pipeline.corpus.shards import plan_shards
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.export.place import ExportFolder
-from pipeline.export.verdicts import RowMarks
+from pipeline.export.request import RowMarks
 from pipeline.store.files import Store
 
 PICTURES = [encoded(picture) for picture in random_pictures([(20, 20)] * 5)]

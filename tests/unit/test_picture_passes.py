@@ -18,8 +18,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, fingerprint_model, open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
-from pipeline.models.pictures import PicturePrompt, caption_ids, picture_prompt
-from pipeline.models.processors import INSTRUCTION, picture_token
+from pipeline.models.pictures import INSTRUCTION, PicturePrompt, caption_ids, picture_prompt, picture_token
 from pipeline.passes.forward import TokenStatistics, tail_of
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.pictures import (

@@ -28,12 +28,11 @@ from pipeline.corpus.pictures import open_picture
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.models.load import open_picture_model
-from pipeline.models.pictures import picture_prompt
-from pipeline.models.processors import INSTRUCTION, picture_token
+from pipeline.models.pictures import INSTRUCTION, picture_prompt, picture_token
 from pipeline.series.claims import scorers_of
 from pipeline.stages.base import Output, Placement
-from pipeline.stages.describe import shown_pictures
 from pipeline.stages.local import finish_shards
+from pipeline.stages.pictures import shown_pictures
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt

@@ -25,11 +25,10 @@ from pipeline.errors import UserError
 from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
-from pipeline.training import loss as loss_module
+from pipeline.training import memory as memory_module
 from pipeline.training import train as train_module
 from pipeline.training.memory import PassSize, bytes_kept, bytes_of_token
-from pipeline.training.pictures import train_pictures
-from pipeline.training.train import TrainingOptions, TrainingStep
+from pipeline.training.train import TrainingOptions, TrainingStep, train_pictures
 
 SIZES = [(40, 30), (64, 64), (33, 70)]
 CAPTIONS = ["a red house", "a quiet river and a green tree", "Red"]
@@ -181,7 +180,7 @@ def test_activations_that_are_computed_again_give_the_same_losses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        loss_module, "SHORT_TOKENS", short
+        memory_module, "SHORT_TOKENS", short
     )  # at 30 the tower reads a short text and the rest a long one
     kept, again = (
         train_pictures(open_base(), captioned, config_of(epochs=1, recompute=recompute), tmp_path / str(recompute))

@@ -21,10 +21,9 @@ from pipeline.config.corpus import CorpusConfig, LimitsConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import extent_of
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.near_copies import near_families
 from pipeline.corpus.pictures import open_picture, picture_key, picture_problem, picture_sketches
-from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
 
 PICTURES = random_pictures([(40, 30), (20, 50), (33, 33)])

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from benchmarks.small_model import WORDS
-from pipeline.models.beginnings import first_length
-from pipeline.models.tokens import pieces_of, tokenize
+from pipeline.models.tokens import first_length, pieces_of, tokenize
 
 
 @pytest.fixture(scope="module")

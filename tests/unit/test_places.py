@@ -13,7 +13,7 @@ from pipeline.audit.machine import GPU_UNITS, ActorShape, Node, actor_shape, pla
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.yaml import build
 from pipeline.errors import UserError
-from pipeline.models.libraries import CONTEXT_BYTES, cap_memory
+from pipeline.models.devices import CONTEXT_BYTES, cap_memory
 from pipeline.stages.base import Placement
 from pipeline.store.files import Store
 from ray_jobs.actors import ShardActor, actors

@@ -18,16 +18,16 @@ from torch import Tensor
 
 from pipeline.audit.description import build_config
 from pipeline.config.audit import AuditConfig
-from pipeline.config.commented import config_schema
+from pipeline.config.yaml import config_schema
 from pipeline.detectors import plugins
 from pipeline.detectors.base import FORWARD, GRADIENT, Evidence, detector
 from pipeline.detectors.plugins import Plugin, imported, load_plugins, read_plugins
 from pipeline.detectors.registry import parse_detectors, plugin_code
 from pipeline.errors import UserError
 from pipeline.passes.forward import TokenStatistics
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.trial.config import audit_of, build_trial
 
 GOOD = """

@@ -15,8 +15,7 @@ import pytest
 from cluster import inspection
 from cluster.checks import HUNG, REMEDIES, Expectation, Finding, NodeReport, judge_nodes
 from cluster.inspection import CHECKS, Answer, Inspection, file_marks, measured, scored_alone
-from cluster.nodes import answers_of_machine
-from cluster.preflight import check_command
+from cluster.preflight import answers_of_machine, check_command
 from pipeline.audit.description import load_config
 from pipeline.audit.machine import ActorShape
 from pipeline.audit.plan import make_plan

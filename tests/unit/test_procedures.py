@@ -20,17 +20,14 @@ from statsmodels.stats.multitest import multipletests
 import seenset
 from benchmarks.selection import count_procedures
 from pipeline.errors import UserError
-from pipeline.selection.calibrations import simes_grid, smallest_simes
-from pipeline.selection.conformal import Grid, p_values
-from pipeline.selection.evalues import dependence_factor
-from pipeline.selection.groups import pool
+from pipeline.selection.calibrations import pool, simes_grid, smallest_simes
+from pipeline.selection.conformal import Grid, RankCounts, p_values
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.estimating import default_lambda, kernel, slope, storey
 from pipeline.selection.procedures.known import known_members, known_scores
 from pipeline.selection.procedures.record import decide
 from pipeline.selection.promises import adapted
-from pipeline.selection.rank_counts import RankCounts
-from pipeline.selection.step_up import minimum_selectable, step_up
+from pipeline.selection.step_up import dependence_factor, minimum_selectable, step_up
 from pipeline.selection.thresholds import Moments
 
 TENTH = Fraction(1, 10)

@@ -22,7 +22,7 @@ from report_run import SCRIPT, SECRET, amend, build_run
 from signed import sign
 
 from pipeline.audit.manifest import AdapterRecord, GradientRecord, read_run, write_manifest
-from pipeline.audit.score_shards import ScoreHistogram
+from pipeline.audit.selected import ScoreHistogram
 from pipeline.audit.status import Counts, StatusFile
 from pipeline.audit.summary import BlindDiagnostic, Summary, SymmetryDiagnostic, read_summary
 from pipeline.config.corpus import TransformConfig

@@ -13,8 +13,7 @@ from signed import sign
 
 from pipeline.audit.summary import BlindDiagnostic, Summary, read_summary
 from pipeline.config.models import EndpointConfig, ModelConfig
-from pipeline.report.contents import BriefAnswer, Light, Report
-from pipeline.report.names import Folders, model_name
+from pipeline.report.contents import BriefAnswer, Folders, Light, Report, model_name
 from pipeline.report.page import write_report
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection.bounds import Bound

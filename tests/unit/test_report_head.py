@@ -15,10 +15,9 @@ from pipeline.audit.history import note_answers, read_history, several_questions
 from pipeline.audit.manifest import read_run, write_manifest
 from pipeline.audit.summary import BlindDiagnostic, Diagnostics, ShareDiagnostic, read_summary
 from pipeline.config.models import EndpointConfig
-from pipeline.report.contents import Report
-from pipeline.report.names import Folders, run_names
+from pipeline.report.contents import Folders, Report, run_names
 from pipeline.report.page import write_report
-from pipeline.report.wording.checks import TITLES
+from pipeline.report.wording.brief import TITLES
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 

@@ -13,12 +13,11 @@ import pyarrow as pa
 import pytest
 from report_run import SCRIPT, amend, build_run
 
-from pipeline.audit.evidence import DocumentEvidence
+from pipeline.audit.top_documents import DocumentEvidence
 from pipeline.errors import UserError
+from pipeline.report.contents import Folders
 from pipeline.report.facts import read_facts
-from pipeline.report.names import Folders
-from pipeline.report.page import write_report
-from pipeline.report.rows import MAX_ROWS, Listing, _Packed, _tokens, even_shares, read_listings
+from pipeline.report.page import MAX_ROWS, Listing, _Packed, _tokens, even_shares, read_listings, write_report
 from pipeline.report.templates import page_script
 from pipeline.store.files import Store
 

@@ -19,13 +19,11 @@ from test_plan import outlook
 import seenset
 from pipeline.audit.diagnostics import diagnose_scores
 from pipeline.selection.calibrations import simes_grid, smallest_simes
-from pipeline.selection.conformal import Grid, halves
-from pipeline.selection.evalues import dependence_factor
+from pipeline.selection.conformal import Grid, RankCounts, halves
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.record import Rule, decide
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
-from pipeline.selection.step_up import minimum_selectable
+from pipeline.selection.step_up import dependence_factor, minimum_selectable
 
 ALPHAS = [Fraction(1, 10), Fraction(1, 4), Fraction(1, 2)]
 HALF = Fraction(1, 2)

@@ -8,11 +8,10 @@ import numpy as np
 from hypothesis import given
 from test_procedures import audits
 
-from pipeline.selection.conformal import Grid
+from pipeline.selection.conformal import Grid, RankCounts
 from pipeline.selection.procedures.estimating import storey
 from pipeline.selection.procedures.record import decide
 from pipeline.selection.procedures.right_boundary import LAMBDAS, right_boundary
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import step_up
 
 TENTH = Fraction(1, 10)

@@ -18,12 +18,11 @@ from statsmodels.stats.multitest import multipletests
 
 from benchmarks.selection import count_procedures
 from pipeline.errors import UserError
-from pipeline.selection.conformal import calibrate, p_values, ranks
+from pipeline.selection.conformal import RankCounts, calibrate, p_values, ranks
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.bh import BH
 from pipeline.selection.procedures.estimating import MAX_BANDWIDTH, MIN_BANDWIDTH, bandwidth, jkbb, storey, strict
 from pipeline.selection.procedures.record import Rule, decide
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import known_needed
 from pipeline.selection.step_up import EXACT_HARMONIC, harmonic_bound, minimum_selectable, step_up
 

@@ -19,24 +19,22 @@ from test_preflight_checks import planned, text
 
 import seenset
 from pipeline.audit.blind import blind_diagnostic
-from pipeline.audit.copies import NearCopies
 from pipeline.audit.density_weights import weighted_diagnostic, weighting_diagnostic
 from pipeline.audit.dependence import near_copies_diagnostic
 from pipeline.audit.halvings import LEAST, Blind
 from pipeline.audit.preflight import RUN, Effort, check_documents
-from pipeline.audit.summary import Summary
+from pipeline.audit.summary import NearCopies, Summary
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
 from pipeline.report.wording import verdict as wording
 from pipeline.report.wording.bounds import bound_text, sureness
 from pipeline.report.wording.selection import answer_text
-from pipeline.selection.conformal import halves
+from pipeline.selection.conformal import RankCounts, halves
 from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures.bound import terms_of_bound
 from pipeline.selection.procedures.ktd import filter_terms
 from pipeline.selection.procedures.record import decide
 from pipeline.selection.promises import beside, decimal, percentage
-from pipeline.selection.rank_counts import RankCounts
 
 ALPHA = 0.1
 

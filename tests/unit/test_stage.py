@@ -30,13 +30,12 @@ from pipeline.detectors.base import Prefix
 from pipeline.detectors.registry import PluginCode
 from pipeline.errors import UserError
 from pipeline.stages.ask_log_probs import LogProbSettings
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, model_digests, rows_schema
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Wanted, Window, model_digests, rows_schema
 from pipeline.stages.events import Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
 from pipeline.stages.prefixes import Prefixes, Shots
 from pipeline.stages.process import earlier_rows, read_rows
-from pipeline.stages.record import Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.stages.sample import SampleSettings
 from pipeline.stages.score import ScoreSettings

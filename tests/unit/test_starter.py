@@ -23,11 +23,11 @@ from pipeline.audit.description import load_config
 from pipeline.audit.plan import describe_model, make_plan
 from pipeline.audit.starter import HUB_MODEL, audit_starter, write_starter
 from pipeline.config.audit import AuditConfig
-from pipeline.config.commented import config_schema
 from pipeline.config.corpus import SourceConfig
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.config.training import FinetuneConfig
+from pipeline.config.yaml import config_schema
 from pipeline.corpus.discovery import id_column, role_of, text_column
 from pipeline.errors import UserError
 from pipeline.selection.procedures import PROCEDURES

@@ -13,7 +13,7 @@ import pytest
 from finished import run
 from made_up import sentence, write_jsonl
 
-from pipeline.audit.evidence import read_evidence
+from pipeline.audit.top_documents import read_evidence
 from pipeline.store.files import Store
 
 SHORT = [sentence(1000 + i, 10) for i in range(40)]

@@ -21,9 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pipeline.models.load import LanguageModel
 from pipeline.models.opened import Tail
 from pipeline.passes import forward as module
-from pipeline.passes import sweep_kernel
-from pipeline.passes.forward import STATISTICS, forward, multiplies_into_float32
-from pipeline.passes.sweep_kernel import proven_kernel
+from pipeline.passes.forward import STATISTICS, forward, multiplies_into_float32, proven_kernel
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: it is in the dev extra")
@@ -96,9 +94,9 @@ def test_a_kernel_is_used_where_it_gives_what_pytorch_gives(monkeypatch, caplog,
     def kernel(*_):
         return {"log_prob": torch.full((8,), value)}
 
-    monkeypatch.setattr(sweep_kernel, "_proofs", {})
-    monkeypatch.setattr(sweep_kernel, "interpreted", True)
-    monkeypatch.setattr(sweep_kernel, "fused", kernel)
+    monkeypatch.setattr(module, "_proofs", {})
+    monkeypatch.setattr(module, "interpreted", True)
+    monkeypatch.setattr(module, "fused", kernel)
     for _ in range(2):  # the second answer is kept from the first
         proven = proven_kernel(
             torch.zeros(1, 9), STATISTICS, 1.0, None, lambda *_: {"log_prob": torch.ones(8).double()}

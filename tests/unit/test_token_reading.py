@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,9 +18,7 @@ from pipeline.audit.machine import LocalMachine
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import text_key
-from pipeline.corpus.inputs import find_inputs
-from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import plan_shards
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.errors import LostDeviceError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.sharing import SharedModels
@@ -33,80 +32,70 @@ TEXTS = ["the river été of 数据", "a quiet garden in winter", *(" ".join(WOR
 MOST = 12
 
 
-@pytest.fixture(scope="module")
-def lm(tiny_model_folder: Path) -> LanguageModel:
-    return open_model(ModelConfig(path=str(tiny_model_folder)))
+Read = tuple[pa.Table | None, list[str]]
+"""What comes of a reading, and the lines that are printed after the first."""
+
+
+class Reading:
+    """Reads documents of a file once more in this process, as the model of a folder has scored them."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.model, self.store = model, Store(str(folder / "run"))
+        path = folder / "audit.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+        audit = {"path": str(path)}
+        config = AuditConfig.model_validate({"run": "r", "model": {"path": "m"}, "corpus": {"audit": audit}})
+        (self.shard,) = plan_shards(config.corpus, find_inputs(config.corpus), config.resources)
+        self.tokenizer = self.opened().tokenizer
+
+    def opened(self) -> LanguageModel:
+        """The model, opened anew."""
+        return open_model(ModelConfig(path=str(self.model)))
+
+    def ids(self, row: int) -> list[int]:
+        (tokens,) = tokenize(self.tokenizer, [TEXTS[row]], MOST)
+        return tokens.ids
+
+    def hooked(self, row: int, act: Callable[[], None]) -> LanguageModel:
+        """The model, which acts when it reads one document alone."""
+
+        def look(module: Any, args: Any, kwargs: Any) -> None:
+            if kwargs["input_ids"].tolist() == [self.ids(row)]:
+                act()
+
+        opened = self.opened()
+        opened.model.base_model.register_forward_pre_hook(look, with_kwargs=True)
+        return opened
+
+    def __call__(
+        self, rows: Sequence[int] = range(len(TEXTS)), given: LanguageModel | None = None, **other: Any
+    ) -> Read:
+        """Read rows by a given model or the opened one: (models=, check=, workers=, **changes of what was scored)."""
+        lines: list[str] = []
+        models = other.pop("models", given and SimpleNamespace(copy_of=lambda *_: given))
+        check = other.pop("check", lambda: None)
+        machine = LocalMachine(other.pop("workers", 1), 0.0, 1)
+        scored = [ScoredText(row, text_key(TEXTS[row]), len(self.ids(row)))._replace(**other) for row in rows]
+        settings = TokenSettings(ScoredTexts({self.shard.id: scored}), ModelConfig(path=str(self.model)), "cpu")
+        reader = token_reader(self.store, ResourcesConfig(), machine, models, lines.append, check)
+        table = reader([self.shard], settings)
+        assert lines[0].startswith(f"evidence: reading {len(rows)} selected documents")
+        return table, lines[1:]
 
 
 @pytest.fixture
-def shard(tmp_path: Path) -> Shard:
-    path = tmp_path / "audit.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    config = AuditConfig.model_validate(
-        {"run": "r", "model": {"path": "m"}, "corpus": {"audit": {"path": str(path)}}, "detectors": ["loss"]}
-    )
-    (shard,) = plan_shards(config.corpus, find_inputs(config.corpus), config.resources)
-    return shard
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "run"))
-
-
-Wanted = tuple[list[Shard], TokenSettings]
-
-
-@pytest.fixture
-def wanted(shard: Shard, lm: LanguageModel, tiny_model_folder: Path) -> Callable[..., Wanted]:
-    """Documents by their rows, as they were scored."""
-
-    def made(rows: Sequence[int] = range(len(TEXTS)), model: Path = tiny_model_folder, **changes: Any) -> Wanted:
-        texts = []
-        for row in rows:
-            (tokens,) = tokenize(lm.tokenizer, [TEXTS[row]], MOST)
-            texts.append(ScoredText(row, text_key(TEXTS[row]), len(tokens.ids))._replace(**changes))
-        return [shard], TokenSettings(ScoredTexts({shard.id: texts}), ModelConfig(path=str(model)), "cpu")
-
-    return made
-
-
-class Given:
-    """Stands where weights are shared; the model is one that a test has prepared."""
-
-    def __init__(self, lm: LanguageModel) -> None:
-        self.lm = lm
-
-    def copy_of(self, *_: Any) -> LanguageModel:
-        return self.lm
-
-
-def read(
-    store: Store, wanted: Wanted, models: Any = None, workers: int = 1, check: Callable[[], None] = lambda: None
-) -> tuple[pa.Table | None, list[str]]:
-    """What comes of a reading in this process, and the lines that are printed after the first."""
-    lines: list[str] = []
-    machine = LocalMachine(workers, 0.0, 1)
-    table = token_reader(store, ResourcesConfig(), machine, models, lines.append, check)(*wanted)
-    assert lines[0].startswith(f"evidence: reading {len(wanted[1].texts)} selected documents")
-    return table, lines[1:]
+def reading(tmp_path: Path, tiny_model_folder: Path) -> Reading:
+    return Reading(tmp_path, tiny_model_folder)
 
 
 def rows_of(table: pa.Table | None) -> list[int]:
-    assert table is not None
-    rows: list[int] = table["row"].to_pylist()
-    return rows
+    return table["row"].to_pylist()
 
 
-def test_the_numbers_are_those_of_a_plain_loop_over_the_logits(
-    store: Store, wanted: Callable[..., Wanted], tiny_model_folder: Path
-) -> None:
-    lm = open_model(ModelConfig(path=str(tiny_model_folder)))
-    lm.model.get_input_embeddings().weight.mul_(
-        8
-    )  # a random model's distributions are flat, and float32 moments coarse
-    table, _ = read(store, wanted(), Given(lm))
-    assert table is not None
+def test_the_numbers_are_those_of_a_plain_loop_over_the_logits(reading: Reading) -> None:
+    lm = reading.opened()
+    lm.model.get_input_embeddings().weight.mul_(8)  # of flat distributions float32 moments are coarse
+    table, _ = reading(given=lm)
     rows = table.to_pylist()
     assert [row["row"] for row in rows] == list(range(len(TEXTS)))
     for row, text in zip(rows, TEXTS, strict=True):
@@ -126,30 +115,20 @@ def test_the_numbers_are_those_of_a_plain_loop_over_the_logits(
         assert text.startswith("".join(row["pieces"]))
 
 
-def test_rows_are_the_same_bytes_however_many_threads_and_whatever_else_is_read(
-    store: Store, wanted: Callable[..., Wanted]
-) -> None:
+def test_rows_are_the_same_bytes_however_many_threads_and_whatever_else_is_read(reading: Reading) -> None:
     threads = torch.get_num_threads()
-    table, _ = read(store, wanted())
-    assert table is not None
-    assert read(store, wanted(), SharedModels(), workers=3)[0] == table
-    assert read(store, wanted([5]))[0] == table.slice(5, 1)
+    table, _ = reading()
+    assert reading(models=SharedModels(), workers=3)[0] == table
+    assert reading([5])[0] == table.slice(5, 1)
     assert torch.get_num_threads() == threads
-    assert not store.names(FOLDER)
+    assert not reading.store.names(FOLDER)
 
 
-def test_a_document_that_fails_has_a_problem_and_the_others_have_rows(
-    store: Store, wanted: Callable[..., Wanted], tiny_model_folder: Path
-) -> None:
-    failing = open_model(ModelConfig(path=str(tiny_model_folder)))
-    (bad,) = tokenize(failing.tokenizer, [TEXTS[3]], MOST)
+def test_a_document_that_fails_has_a_problem_and_the_others_have_rows(reading: Reading) -> None:
+    def fail() -> None:
+        raise RuntimeError("the kernel does not like it")
 
-    def fail(module: Any, args: Any, kwargs: Any) -> None:
-        if kwargs["input_ids"].tolist() == [bad.ids]:
-            raise RuntimeError("the kernel does not like it")
-
-    failing.model.base_model.register_forward_pre_hook(fail, with_kwargs=True)
-    table, lines = read(store, wanted(), Given(failing))
+    table, lines = reading(given=reading.hooked(3, fail))
     assert lines == ["evidence: 1 could not be read; the first: the kernel does not like it"]
     assert [row for row in range(len(TEXTS)) if row != 3] == rows_of(table)
 
@@ -157,85 +136,63 @@ def test_a_document_that_fails_has_a_problem_and_the_others_have_rows(
 @pytest.mark.parametrize(
     ("change", "problem"), [({"key": 1}, "its text is gone, or another now"), ({"tokens": 40}, "tokens now, 40 were")]
 )
-def test_a_document_that_is_another_now_has_no_row(
-    change: dict[str, int], problem: str, store: Store, wanted: Callable[..., Wanted]
-) -> None:
-    table, lines = read(store, wanted([1], **change))
+def test_a_document_that_is_another_now_has_no_row(reading: Reading, change: dict[str, int], problem: str) -> None:
+    table, lines = reading([1], **change)
     assert rows_of(table) == []
     assert [problem in line for line in lines] == [True]
 
 
-def test_a_file_that_is_gone_has_no_rows(store: Store, wanted: Callable[..., Wanted], shard: Shard) -> None:
-    Path(shard.path).unlink()
-    table, lines = read(store, wanted([0, 1]))
+def test_a_file_that_is_gone_has_no_rows(reading: Reading) -> None:
+    Path(reading.shard.path).unlink()
+    table, lines = reading([0, 1])
     assert rows_of(table) == []
     assert lines[0].startswith("evidence: 2 could not be read")
-    assert shard.name in lines[0]
+    assert reading.shard.name in lines[0]
 
 
-def test_what_stops_the_run_stops_the_reading(store: Store, wanted: Callable[..., Wanted]) -> None:
+def test_what_stops_the_run_stops_the_reading(reading: Reading) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        read(store, wanted(), check=stop)
+        reading(check=stop)
 
 
-def test_a_model_that_cannot_be_opened_costs_the_evidence_alone(
-    store: Store, wanted: Callable[..., Wanted], tmp_path: Path
-) -> None:
-    table, lines = read(store, wanted([0], model=tmp_path / "gone"))
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_model_that_cannot_be_opened_or_a_lost_device_costs_the_evidence_alone(reading: Reading, lost: bool) -> None:
+    def copy_of(*_: Any) -> LanguageModel:
+        raise LostDeviceError("the device is gone: it refuses all further work of this process")
+
+    if not lost:
+        reading.model = Path("gone")
+    table, lines = reading([0], models=SimpleNamespace(copy_of=copy_of) if lost else None)
     assert table is None
     assert "gone" in lines[-1]
     assert lines[-1].startswith("no evidence")
-    assert not store.names(FOLDER)
+    assert not reading.store.names(FOLDER)
 
 
-def test_a_device_that_is_lost_costs_the_evidence_alone(
-    store: Store, wanted: Callable[..., Wanted], lm: LanguageModel
-) -> None:
-    class Lost(Given):
-        def copy_of(self, *_: Any) -> LanguageModel:
-            raise LostDeviceError("the device refuses all further work of this process")
-
-    table, lines = read(store, wanted([0]), Lost(lm))
-    assert table is None
-    assert "refuses" in lines[-1]
-
-
-def test_a_document_that_kills_its_process_is_left_out_after_a_few_deaths(
-    store: Store, wanted: Callable[..., Wanted], tiny_model_folder: Path
-) -> None:
-    deadly = open_model(ModelConfig(path=str(tiny_model_folder)))
-    (bad,) = tokenize(deadly.tokenizer, [TEXTS[2]], MOST)
-
-    def kill(module: Any, args: Any, kwargs: Any) -> None:
-        if kwargs["input_ids"].tolist() == [bad.ids]:
-            os._exit(1)
-
-    deadly.model.base_model.register_forward_pre_hook(kill, with_kwargs=True)
-    attempts = 1
-    while in_a_process(lambda: read(store, wanted(range(5)), Given(deadly))):
+def test_a_document_that_kills_its_process_is_left_out_after_a_few_deaths(reading: Reading) -> None:
+    deadly, attempts = reading.hooked(2, lambda: os._exit(1)), 1
+    while in_a_process(lambda: reading(range(5), deadly)):
         attempts += 1
     assert attempts == MOST_DEATHS + 1
     for _ in range(2):
-        table, lines = read(store, wanted(range(5)), Given(deadly))
+        table, lines = reading(range(5), deadly)
         assert rows_of(table) == [0, 1, 3, 4]
         assert "killed" in lines[0]
 
 
-def test_a_process_that_was_killed_from_outside_costs_no_evidence(
-    store: Store, wanted: Callable[..., Wanted], tiny_model_folder: Path
-) -> None:
-    killed = open_model(ModelConfig(path=str(tiny_model_folder)))
+def test_a_process_that_was_killed_from_outside_costs_no_evidence(reading: Reading) -> None:
+    killed = reading.opened()
     hook = killed.model.base_model.register_forward_pre_hook(lambda *_: os._exit(1))
-    assert in_a_process(lambda: read(store, wanted(), Given(killed)))
-    assert store.names(FOLDER)
+    assert in_a_process(lambda: reading(given=killed))
+    assert reading.store.names(FOLDER)
     hook.remove()
-    table, lines = read(store, wanted(), Given(killed))
+    table, lines = reading(given=killed)
     assert rows_of(table) == list(range(len(TEXTS)))
     assert lines == []
-    assert not store.names(FOLDER)
+    assert not reading.store.names(FOLDER)
 
 
 def in_a_process(work: Callable[[], Any]) -> int:

@@ -8,38 +8,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from report_run import summary_of
+from test_trial import pool, trial
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import as_text
 from pipeline.report.wording.trial import verification
 from pipeline.selection.bounds import Bound
-from pipeline.selection.in_memory import Scores
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.trial.config import build_trial
-from pipeline.trial.repeats import ROWS_SCHEMA, Pool, measure
+from pipeline.trial.repeats import ROWS_SCHEMA, measure
 from pipeline.trial.table import audit_row, audit_table, selection_rows, selection_table
 
 
-def pool(n: int = 500, effect: float = 2.5) -> Pool:
-    rng = np.random.default_rng(0)
-    trained = np.arange(n) % 2 == 0
-    scores = Scores({"loss": rng.normal(size=n) + effect * trained}, rng.permutation(n), pa.nulls(n, pa.string()))
-    return Pool([f"d{i}" for i in range(n)], np.arange(n), trained, np.ones(n, dtype=bool), scores)
-
-
 def rows_of(selections: list[dict[str, Any]], repeats: int = 30) -> tuple[list[dict[str, Any]], pa.Table]:
-    settings = {
-        "run": "runs/trial",
-        "model": {"path": "somewhere"},
-        "documents": {"path": "documents.jsonl"},
-        "detectors": ["loss"],
-        "split": {"unseen": 120},
-        "repeats": repeats,
-        "selections": [{"detectors": ["loss"], **selection} for selection in selections],
-    }
-    config, _ = build_trial(settings)
-    table = measure(pool(), config, 0)
+    chosen = [{"detectors": ["loss"], **selection} for selection in selections]
+    config, _ = build_trial(trial(split={"unseen": 120}, repeats=repeats, selections=chosen))
+    table = measure(pool(500, share=0.5), config, 0)
     return selection_rows({}, config.selections, table), table
 
 

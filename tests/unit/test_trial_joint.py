@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from test_trial import pool, trial
 
+from pipeline.report.tables import as_text
 from pipeline.selection.joint import joinable
 from pipeline.trial.config import build_trial
-from pipeline.trial.ranking import ranking_rows, read_results
+from pipeline.trial.ranking import ranking_rows, ranking_tables, read_results
 
 NAME = "clean, under all models"
 
@@ -46,13 +47,21 @@ def test_items_that_are_clean_under_all_contaminated_models_rank_the_models_righ
     assert [joint[f"m{i}"]["rank_selected"] for i in range(4)] == [4, 3, 2, 1]
     assert [joint[f"m{i}"]["rank_clean"] for i in range(4)] == [4, 3, 2, 1]
     assert joint["m0"]["spearman_selected"] > joint["m0"]["spearman_all"]
+    assert "truly clean" in as_text(ranking_tables(rows, []))
     # what one model's selection calls clean, the other was trained on: m1 stays too high there
     alone = {row["model"]: row for row in rows if row["selection"] == "clean"}
     assert alone["m1"]["accuracy_selected"] > joint["m1"]["accuracy_selected"]
 
 
-def test_one_model_and_p_values_without_an_e_value_have_no_joint_rows(path: str) -> None:
-    assert {row["selection"] for row in rows_of(path, (0,))} == {"clean"}
+def test_a_ranking_that_training_on_items_bent_is_repaired(path: str) -> None:
+    rows = rows_of(path, (1,))
+    cheat = next(row for row in rows if row["model"] == "m1")
+    assert (cheat["rank_clean"], cheat["rank_selected"], cheat["rank_all"] < 4) == (4, 4, True)
+    assert rows[0]["spearman_selected"] > rows[0]["spearman_all"]
+    assert {row["selection"] for row in rows} == {"clean"}, "one model has no joint rows"
+
+
+def test_p_values_without_an_e_value_have_no_joint_rows(path: str) -> None:
     rows = rows_of(path, (0, 1), calibration="conditional")
     assert {row["selection"] for row in rows} == {"clean"}
 

@@ -13,9 +13,8 @@ from rich.console import Console
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.wording.trial import detector_title, interval_scope, verification
-from pipeline.trial.figures import selection_figures
-from pipeline.trial.intervals import mean_exceeds, mean_interval, models_interval
-from pipeline.trial.repeats import ROWS_SCHEMA
+from pipeline.trial.page import selection_figures
+from pipeline.trial.repeats import ROWS_SCHEMA, mean_exceeds, mean_interval, models_interval
 from pipeline.trial.table import (
     model_rows,
     model_table,
@@ -48,7 +47,6 @@ def test_the_interval_over_models_covers_where_one_over_all_repeats_does_not(spr
     for run in range(RUNS):
         samples = shares(rng, 3, spread)
         interval = models_interval(samples)
-        assert interval is not None
         covered += interval[0] <= 0.3 <= interval[1]
         if spread > 0.05 and run < 60:
             low, high = mean_interval(np.concatenate(samples))
@@ -79,26 +77,20 @@ def test_models_that_keep_a_target_contradict_it_as_rarely_as_they_may() -> None
 
 def repeats_of(models: list[list[int]]) -> pa.Table:
     """The rows of models whose repeats select ten documents, so many of them wrongly."""
-    rows = []
-    for model, false in enumerate(models):
-        for repeat, n_false in enumerate(false):
-            rows.append(
-                {
-                    "model": model,
-                    "repeat": repeat,
-                    "selection": "members",
-                    "n_audit": 100,
-                    "n_members": 50,
-                    "n_calibration": 80,
-                    "n_selected": 10,
-                    "n_false": n_false,
-                    "n_sought": 50,
-                    "null_proportion": 1.0,
-                    "null_share": 0.5,
-                    "strict_selected": 10,
-                    "guarantee": "finite-sample",
-                }
-            )
+    of_all = {
+        "selection": "members",
+        "n_audit": 100,
+        "n_members": 50,
+        "n_calibration": 80,
+        "n_selected": 10,
+        "n_sought": 50,
+        "null_proportion": 1.0,
+        "null_share": 0.5,
+        "strict_selected": 10,
+        "guarantee": "finite-sample",
+    }
+    places = [(model, repeat, n) for model, false in enumerate(models) for repeat, n in enumerate(false)]
+    rows = [{**of_all, "model": model, "repeat": repeat, "n_false": n} for model, repeat, n in places]
     return pa.Table.from_pylist(rows, schema=ROWS_SCHEMA)
 
 
@@ -152,8 +144,5 @@ def test_the_page_of_several_models_says_what_its_figures_are_over() -> None:
     assert "scatter about normally" in extent
     assert "fewer than 3 models" in verification([row], [], 2).extent
     assert "scatter" not in verification([row], [], 1).extent
-
-
-def test_the_detectors_title_says_given_which_models() -> None:
     assert detector_title([{"models": 1}]).endswith("over documents, this model")
     assert detector_title([{"models": 3}]).endswith("over documents, these 3 models")

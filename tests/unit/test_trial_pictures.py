@@ -18,12 +18,12 @@ from pipeline.config.corpus import Role
 from pipeline.config.yaml import build
 from pipeline.errors import UserError
 from pipeline.models.load import open_picture_model
-from pipeline.selection.in_memory import Scores
+from pipeline.selection.engine import Scores
 from pipeline.trial.config import Point, TrialConfig
-from pipeline.trial.contaminate import contaminate, plan_contamination
 from pipeline.trial.documents import check_inputs, read_documents
 from pipeline.trial.repeats import known_of_documents, weigh_repeat
-from pipeline.trial.shift import positions
+from pipeline.trial.splits import positions
+from pipeline.trial.trial import contaminate, plan_contamination
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,6 @@ def test_a_trial_over_pictures_needs_captions_and_a_model_that_reads_pictures(
 
 
 def dimmed(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
-    """The rows with darker pictures."""
 
     def dark(data: bytes) -> bytes:
         file = BytesIO()

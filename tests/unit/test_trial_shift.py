@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from test_trial import swept_rows, trial
 from test_weighted import texts
 
 from pipeline.corpus.near_copies import draw_families
 from pipeline.errors import UserError
 from pipeline.report.wording.trial import verification
-from pipeline.selection.in_memory import Scores
+from pipeline.selection.engine import Scores
 from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
-from pipeline.trial.documents import Documents, read_documents
+from pipeline.trial.documents import read_documents
 from pipeline.trial.repeats import Pool, known_of_documents, measure
-from pipeline.trial.shift import check_shifts, positions
-from pipeline.trial.splits import Drawable, draw_split
+from pipeline.trial.splits import Drawable, check_shifts, draw_split, positions
 from pipeline.trial.table import selection_rows, selection_table
 
 PROCEDURES = ("bh", "storey")
 
 
-def trial(folder: Path, lines: list[dict[str, Any]], **settings: Any) -> tuple[TrialConfig, list[Point]]:
+def shifted(folder: Path, lines: list[dict[str, Any]], **settings: Any) -> tuple[TrialConfig, list[Point]]:
     path = folder / "documents.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     selections = [
@@ -33,18 +33,7 @@ def trial(folder: Path, lines: list[dict[str, Any]], **settings: Any) -> tuple[T
         for name in PROCEDURES
         for calibration in ("pooled", "weighted")
     ]
-    described = {
-        "run": str(folder / "run"),
-        "model": {"path": "m"},
-        "documents": {"path": str(path), "id": "id"},
-        "detectors": ["loss"],
-        "selections": selections,
-    }
-    return build_trial({**described, **settings})
-
-
-def read(config: TrialConfig) -> Documents:
-    return read_documents(config)
+    return build_trial(trial(documents={"path": str(path), "id": "id"}, selections=selections, **settings))
 
 
 def lines_of(count: int, **columns: Any) -> list[dict[str, Any]]:
@@ -58,8 +47,8 @@ def lines_of(count: int, **columns: Any) -> list[dict[str, Any]]:
     ids=["numbers", "dates", "not as words sort"],
 )
 def test_a_column_places_documents_by_its_values(tmp_path: Path, values: list[Any]) -> None:
-    config, _ = trial(tmp_path, lines_of(30, when=values * 10))
-    places = positions(config, read(config), "when")
+    config, _ = shifted(tmp_path, lines_of(30, when=values * 10))
+    places = positions(config, read_documents(config), "when")
     try:
         order = np.argsort([float(value) for value in values])
     except ValueError:
@@ -79,11 +68,11 @@ def test_a_column_places_documents_by_its_values(tmp_path: Path, values: list[An
     ],
 )
 def test_a_shift_that_cannot_be_made_is_one_line(tmp_path: Path, when: list[Any], by: str, line: str) -> None:
-    config, points = trial(tmp_path, lines_of(30, when=when), split={"shift": {"by": by}})
+    config, points = shifted(tmp_path, lines_of(30, when=when), split={"shift": {"by": by}})
 
     def place() -> None:
         check_shifts(points)
-        positions(config, read(config), by)
+        positions(config, read_documents(config), by)
 
     with pytest.raises(UserError, match=line):
         place()
@@ -92,23 +81,24 @@ def test_a_shift_that_cannot_be_made_is_one_line(tmp_path: Path, when: list[Any]
 @pytest.mark.parametrize("strength", [".inf", "much"])
 def test_a_strength_that_is_no_number_is_one_line(tmp_path: Path, strength: str) -> None:
     with pytest.raises(UserError, match="shift"):
-        trial(tmp_path, lines_of(30), split={"shift": {"strength": strength}})
+        shifted(tmp_path, lines_of(30), split={"shift": {"strength": strength}})
 
 
 def test_words_place_the_documents_of_two_topics_apart(tmp_path: Path) -> None:
     both = [*texts(1, 60, 0.9), *texts(2, 60, 0.0)]
-    config, _ = trial(tmp_path, [{"id": f"d{i}", "text": text} for i, text in enumerate(both)])
-    places = positions(config, read(config), "classifier")
+    config, _ = shifted(tmp_path, [{"id": f"d{i}", "text": text} for i, text in enumerate(both)])
+    places = positions(config, read_documents(config), "classifier")
     first, second = places[:60], places[60:]
     assert max((first > np.median(places)).mean(), (second > np.median(places)).mean()) > 0.9
-    assert (positions(config, read(config), "classifier") == places).all()
+    assert (positions(config, read_documents(config), "classifier") == places).all()
 
 
-def test_who_leans_is_drawn_with_its_odds() -> None:
-    rng, lean, hits = np.random.default_rng(0), np.array([0.0, 1.0, 2.0]), np.zeros(3)
+@pytest.mark.parametrize("lean", [[0.0, 0.0, 0.0], [0.0, 1.0, 2.0]])
+def test_documents_are_drawn_with_their_odds(lean: list[float]) -> None:
+    rng, leans, hits = np.random.default_rng(0), np.array(lean), np.zeros(3)
     for _ in range(6_000):
-        hits += draw_families(np.ones(3, dtype=bool), np.arange(3), 1, rng, lean)
-    due = np.exp(lean) / np.exp(lean).sum()
+        hits += draw_families(np.ones(3, dtype=bool), np.arange(3), 1, rng, leans if any(lean) else None)
+    due = np.exp(leans) / np.exp(leans).sum()
     assert (np.abs(hits / 6_000 - due) < 4 * np.sqrt(due * (1 - due) / 6_000)).all()
 
 
@@ -133,18 +123,26 @@ def test_calibration_leans_one_way_and_members_and_others_that_are_audited_lean_
     assert abs(members.mean() - trained.mean()) < 0.03  # as large a share of either was taken away
 
 
-def shifted_pool(tmp_path: Path, strength: float, repeats: int = 12, n: int = 900) -> tuple[Pool, TrialConfig]:
+def test_a_page_of_a_shifted_trial_does_not_say_that_documents_are_alike() -> None:
+    _, rows, paths = swept_rows()
+    assert "alike by construction" in " ".join(verification(rows, paths, 1).unverified)
+    shown = " ".join(verification(rows, paths, 1, shifted=True).unverified)
+    assert "alike by construction" not in shown
+    assert "they were made to differ" in shown
+
+
+def shifted_pool(tmp_path: Path) -> tuple[Pool, TrialConfig]:
     """Untrained documents whose score falls with the share of topical words, by which the shift goes."""
-    rng = np.random.default_rng(3)
+    rng, n = np.random.default_rng(3), 900
     topic = rng.random(n) < 0.5
     made = [texts(i, 1, 0.6 if topical else 0.1)[0] for i, topical in enumerate(topic)]
-    config, _ = trial(
+    config, _ = shifted(
         tmp_path,
         [{"id": f"d{i}", "text": text, "topic": int(topic[i])} for i, text in enumerate(made)],
-        split={"unseen": n // 3, "shift": {"by": "topic", "strength": strength}},
-        repeats=repeats,
+        split={"unseen": n // 3, "shift": {"by": "topic", "strength": 1.0}},
+        repeats=12,
     )
-    documents = read(config)
+    documents = read_documents(config)
     trained = np.zeros(n, dtype=bool)
     trained[rng.permutation(n)[: n // 3]] = True
     scores = Scores(
@@ -161,7 +159,7 @@ def shifted_pool(tmp_path: Path, strength: float, repeats: int = 12, n: int = 90
 
 @pytest.mark.slow
 def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
-    pool, config = shifted_pool(tmp_path, 1.0)
+    pool, config = shifted_pool(tmp_path)
     repeats = measure(pool, config, 0)
     rows = {row["selection"]: row for row in selection_rows({}, config.selections, repeats)}
     assert rows["storeyp"]["fdr"] > 0.16
@@ -175,12 +173,3 @@ def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_
     assert [column.header for column in table.columns][-2:] == ["effective n", "called contradicted"]
     fewer = config.model_copy(update={"repeats": 2})
     assert measure(pool, fewer, 0).equals(repeats.slice(0, 2 * len(config.selections)))
-
-
-def test_a_page_of_a_shifted_trial_does_not_say_that_documents_are_alike(tmp_path: Path) -> None:
-    pool, config = shifted_pool(tmp_path, 0.0, repeats=1, n=150)
-    rows = selection_rows({}, config.selections, measure(pool, config, 0))
-    assert "alike by construction" in " ".join(verification(rows, [], 1).unverified)
-    shown = " ".join(verification(rows, [], 1, shifted=True).unverified)
-    assert "alike by construction" not in shown
-    assert "they were made to differ" in shown

@@ -51,7 +51,6 @@ def test_a_trial_that_stopped_exits_3_and_says_why(
     with pytest.raises(type(error)), TrialProgress(Store(str(tmp_path)), audits=3, points=1):
         raise error
     status = trial_status(str(tmp_path))
-    assert status is not None
     assert (status.state, status.exit_code, status.message) == (state, code, message)
     exit_code, out, _ = printed(capsys, "status", str(tmp_path))
     assert exit_code == 3

@@ -36,7 +36,6 @@ def file(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache, and no warning given yet."""
     monkeypatch.setenv("SEENSET_CACHE", str(tmp_path / "cache"))
     unpacked._warn.cache_clear()
     yield tmp_path / "cache"
@@ -53,7 +52,6 @@ def as_transformers_reads_it(file: Path, dtype: str) -> Any:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Weights and buffers, bit for bit."""
     for left, right in (
         (one.state_dict(), other.state_dict()),
         (dict(one.named_buffers()), dict(other.named_buffers())),
@@ -78,6 +76,7 @@ def test_the_model_is_the_same_at_first_from_the_cache_and_without_one(
     first, again = open_model(config), open_model(parts)
     (tmp_path / "taken").write_text("no folder")
     monkeypatch.setenv("SEENSET_CACHE", str(tmp_path / "taken"))
+    check_model(config)
     without = open_model(config)
     expected = as_transformers_reads_it(file, dtype)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
@@ -113,7 +112,7 @@ def test_a_file_is_unpacked_once_for_all_dtypes_and_for_its_settings(
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "a lost end", "a lost file", "a lost record", "no JSON"])
-def test_a_damaged_entry_is_made_anew_and_never_read(damage: str, file: Path, cache: Path) -> None:
+def test_a_damaged_entry_and_what_a_killed_process_left_are_made_anew(damage: str, file: Path, cache: Path) -> None:
     config = ModelConfig(path=str(file))
     open_model(config)
     (entry,) = entries(cache)
@@ -129,20 +128,11 @@ def test_a_damaged_entry_is_made_anew_and_never_read(damage: str, file: Path, ca
         record.unlink()
     else:
         record.write_text(record.read_text()[:40])
-    assert_same(open_model(config).model, as_transformers_reads_it(file, "float32"))
-    assert (entry / "model.safetensors").read_bytes() == data
-    assert entries(cache) == [entry]
-
-
-def test_what_a_killed_process_left_is_removed(file: Path, cache: Path) -> None:
-    config = ModelConfig(path=str(file))
-    open_model(config)
-    (entry,) = entries(cache)
-    (entry / unpacked.ENTRY_FILE).unlink()
     half = entry.with_name(f".{entry.name}-killed")
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")
-    open_model(config)
+    assert_same(open_model(config).model, as_transformers_reads_it(file, "float32"))
+    assert (entry / "model.safetensors").read_bytes() == data
     assert entries(cache) == [entry]
 
 
@@ -160,17 +150,6 @@ def test_a_full_disk_costs_time_and_one_warning(file: Path, cache: Path, caplog:
         assert_same(model.model, expected)
     (warning,) = caplog.records
     assert warning.getMessage().startswith(f"the cache of unpacked GGUF files in {cache} cannot be used")
-
-
-def test_a_cache_that_is_no_folder_costs_time_and_one_warning(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "taken").write_text("")
-    monkeypatch.setenv("SEENSET_CACHE", str(tmp_path / "taken"))
-    with caplog.at_level(logging.WARNING):
-        check_model(ModelConfig(path=str(file)))
-        open_model(ModelConfig(path=str(file)))
-    (warning,) = caplog.records
     assert "each process unpacks for itself" in warning.getMessage()
 
 
@@ -186,9 +165,7 @@ def test_processes_that_ask_at_once_get_the_same_model_and_one_entry(file: Path,
     )
     command = [sys.executable, "-c", code, str(file)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"
-        assert other.stdin is not None
         other.stdin.write("go\n")
         other.stdin.flush()
         state = open_model(ModelConfig(path=str(file))).model.state_dict()

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,6 @@ from made_up import write_audit
 from signed import file_blind_test, sign
 
 import seenset
-from pipeline.audit.blind import blind
 from pipeline.audit.dependence import GroupSizes
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.summary import BlindDiagnostic, read_summary
@@ -84,7 +82,6 @@ def test_a_collection_that_was_not_trained_on_is_not_shown_to_be(store: Store) -
     assert verdict.answer == "not shown"
     assert verdict.supported
     assert verdict.exit_code == ExitCode.DONE
-    assert verdict.test is not None
     assert verdict.test.p_value > 0.05
     assert verdict.sentences[0].endswith("That is no proof that it was not.")
     assert verdict.sentences[1] == (
@@ -94,15 +91,6 @@ def test_a_collection_that_was_not_trained_on_is_not_shown_to_be(store: Store) -
     assert verdict.test.p_values == [verdict.test.p_value]
     assert read_verdict(store) == verdict
     assert give_verdict(store.url) == verdict
-
-
-def test_a_collection_whose_scores_are_higher_was_trained_on_if_its_words_are_alike(store: Store) -> None:
-    set_scores(store, 1.5)
-    verdict = give_verdict(store.url)
-    assert (verdict.answer, verdict.supported, verdict.reasons) == ("trained on", True, [])
-    assert verdict.test is not None
-    assert verdict.test.p_value == 1e-4
-    assert verdict.exit_code == ExitCode.SELECTED
 
 
 @pytest.mark.parametrize("outcome", [UNSETTLED, UNTESTED])
@@ -134,12 +122,10 @@ def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_s
 def test_no_bound_is_stated_anywhere_where_a_blind_test_contradicts_it(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Documents and calibration of different years: the card stated no bound, and verdict and page stated one."""
     set_scores(store, 1.5)
     file_blind_test(store, APART)
     with pytest.warns(seenset.UnsupportedWarning):
         run = seenset.open_run(store.url) if select_again(store.url, [], texts=False) else None
-    assert run is not None
     verdict = give_verdict(store.url)
     assert (verdict.answer, verdict.conclusion, verdict.counts) == ("not supported", "contradicted", [])
     assert CONTRADICTED in verdict.sentences
@@ -157,35 +143,22 @@ def test_no_bound_is_stated_anywhere_where_a_blind_test_contradicts_it(
     assert json.loads(store.read("selection/members/alphas.json"))["right_at_least"] is None
 
 
-def test_lower_scores_are_no_sign_of_training(store: Store) -> None:
-    set_scores(store, -1.5)
-    verdict = give_verdict(store.url)
-    assert verdict.test is not None
-    assert (verdict.test.p_value, verdict.answer) == (1, "not shown")
-    assert "training raises scores" in verdict.direction.sentence
-
-
-def test_the_count_of_the_first_selection_stands_beside_the_test(store: Store) -> None:
+def test_the_command_states_test_and_count_and_ends_as_it_says(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     set_scores(store, 1.5)
     select_again(store.url, [], texts=False)
     summary = read_summary(store, "members")
-    assert summary is not None
-    assert summary.bound is not None
-    verdict = give_verdict(store.url)
+    assert ended("verdict", store.url, "--json", "--fail-if-trained") == 4
+    verdict = CollectionVerdict.model_validate(json.loads(capsys.readouterr().out))
+    assert verdict == read_verdict(store)
+    assert (verdict.answer, verdict.supported, verdict.reasons) == ("trained on", True, [])
+    assert verdict.test.p_value == 1e-4
     (counted,) = verdict.counts
     assert (counted.unit, counted.at_least, counted.n_units) == ("document", summary.bound.members_at_least, 60)
-    assert (
-        f"With 95% confidence at least {counted.at_least} of the 60 audited documents were trained on"
-        in verdict.sentences[1]
-    )
+    first = f"With 95% confidence at least {counted.at_least} of the 60 audited documents were trained on"
+    assert first in verdict.sentences[1]
     assert "one of the two for at most 0.1." in verdict.sentences[3]
-
-
-def test_the_command_prints_the_verdict_and_ends_as_it_says(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    set_scores(store, 1.5)
-    assert ended("verdict", store.url, "--json", "--fail-if-trained") == 4
-    printed = CollectionVerdict.model_validate(json.loads(capsys.readouterr().out))
-    assert printed == read_verdict(store)
     file_blind_test(store, APART)
     assert ended("verdict", store.url, "--fail-if-trained") == 5
     text = capsys.readouterr().out
@@ -226,13 +199,11 @@ def test_a_run_without_unseen_documents_or_with_too_few_says_what_to_add(store: 
     with pytest.raises(UserError, match="at least 20 blocks of audited and 20 of unseen documents, and has 15 audited"):
         give_verdict(store.url)
     verdict = give_verdict(store.url, "family")
-    assert verdict.test is not None
     assert verdict.test.blocks == "family"
     with pytest.raises(UserError, match="at least 20 blocks"):
         give_verdict(store.url)
     assert read_verdict(store) == verdict, "a question that is refused takes no answer away"
     shards = store.read_json("shards.json")
-    assert shards is not None
     store.write_json("shards.json", [shard for shard in shards if shard["role"] != "unseen"])
     sign(store)
     with pytest.raises(UserError, match=r"has none: add corpus\.unseen"):
@@ -247,9 +218,7 @@ def test_with_groups_in_both_roles_the_verdict_counts_groups(store: Store) -> No
     assert (counted.unit, counted.n_units, counted.documents_of_each, counted.n_mixed) == ("group", 29, 2, 4)
     assert 0 < counted.at_least <= 29
     summary = read_summary(store, "members")
-    assert summary is not None
     assert (summary.bound, summary.bound_withheld) == (None, GROUPED), "documents of one group are not independent"
-    assert summary.diagnostics.groups is not None
     assert "seenset verdict counts groups" in summary.diagnostics.groups.sentence
     assert not re.search(r"at least \d+ of the 60", store.read("report/report.html").decode())
     assert verdict.sentences[1].startswith(
@@ -257,14 +226,6 @@ def test_with_groups_in_both_roles_the_verdict_counts_groups(store: Store) -> No
     )
     assert "assumed to carry no information on its score" in verdict.sentences[2]
     assert "4 documents are left out" in verdict.sentences[2]
-
-
-def test_procedure_bound_is_contradicted_by_groups_because_it_promises_nothing_but_a_bound(store: Store) -> None:
-    set_scores(store, 1.5, groups=lambda role, row: f"{role} {row // 2}")
-    (summary,) = select_again(store.url, ["selections.0.procedure=bound"], texts=False)
-    assert (summary.conclusion, summary.bound) == ("contradicted", None)
-    verdict = give_verdict(store.url)
-    assert (verdict.answer, verdict.conclusion, verdict.counts[0].unit) == ("trained on", "supported", "group")
 
 
 @pytest.mark.parametrize(
@@ -299,43 +260,13 @@ def test_blocks_whose_sizes_differ_between_the_roles_allow_no_permutation_test_a
 def test_groups_move_whole_and_one_in_both_roles_is_left_out(store: Store) -> None:
     set_scores(store, 0, groups=lambda role, row: "shared" if row < 6 else f"{role} {row // 2}")
     test = give_verdict(store.url).test
-    assert test is not None
     assert (test.blocks, test.n_mixed, test.n_audit_blocks, test.n_unseen_blocks) == ("group", 12, 27, 27)
     set_scores(store, 0)
     with pytest.raises(UserError, match="no document of this run has"):
         give_verdict(store.url, "group")
 
 
-def test_an_author_whose_words_a_classifier_knows_is_no_difference_between_the_roles() -> None:
-    """48 authors with words of their own, each wholly in one role: read by document the classifier knows them all."""
-    rng = np.random.default_rng(0)
-    texts = [" ".join(f"w{author}x{word}" for word in rng.integers(0, 5, 12)) for author in range(48) for _ in range(4)]
-    blocks = [author for author in range(48) for _ in range(4)]
-    knowing = blind(texts[:96], texts[96:], 0)
-    assert knowing is not None
-    assert not knowing.ok
-    grouped = blind(texts[:96], texts[96:], 0, np.array(blocks))
-    assert grouped is not None
-    assert grouped.low <= 0.5
-    assert (grouped.n_calibration_blocks, grouped.n_audit_blocks) == (24, 24)
-    assert blind(texts[:12], texts[96:], 0, np.array([*blocks[:12], *blocks[96:]])) is None, "three authors are too few"
-
-
-def plain(value: Any) -> Any:
-    return json.loads(json.dumps(value))
-
-
-def test_the_record_is_read_as_it_was_written(store: Store) -> None:
-    set_scores(store, 0)
-    verdict = give_verdict(store.url)
-    written = store.read_json(VERDICT_FILE)
-    assert written is not None
-    assert {key: value for key, value in written.items() if key != "digest"} == plain(verdict.plain())
-    assert written["schema"] == 1
-
-
 def test_where_one_role_alone_is_grouped_the_page_leaves_the_count_to_the_verdict(store: Store) -> None:
-    """The page stated "at least 68 of the 150 were trained on" beside "how many of all 150 ... is not bounded"."""
     set_scores(store, 2.5, groups=lambda role, row: f"{role} {row // 2}" if role == "unseen" else None)
     select_again(store.url, [], texts=False)
     verdict = give_verdict(store.url)
@@ -360,16 +291,18 @@ def test_no_count_is_stated_of_blocks_that_ignore_groups_and_the_test_names_its_
         "No count is stated: a count requires independent documents, and the groups of these are ignored (blocks: "
         "family). The permutation test takes documents of one group to be independent."
     )
+    (summary,) = select_again(store.url, ["selections.0.procedure=bound"], texts=False)
+    assert (summary.conclusion, summary.bound) == ("contradicted", None), "it promises nothing but a bound"
+    assert (give_verdict(store.url).conclusion, give_verdict(store.url).counts[0].unit) == ("supported", "group")
     set_scores(store, 2.5, groups=lambda role, row: f"{role} {row}")
     select_again(store.url, [], texts=False)
     assert give_verdict(store.url, "family").counts, "groups of one document each"
 
 
-def test_the_verdict_explains_a_p_value_of_1_and_assumes_no_test_that_was_not_made(store: Store) -> None:
+def test_lower_scores_are_no_sign_of_training_and_the_verdict_explains_a_p_value_of_1(store: Store) -> None:
     set_scores(store, -1.5)
     verdict = give_verdict(store.url)
-    assert verdict.test is not None
-    assert verdict.test.p_value == 1
+    assert (verdict.test.p_value, verdict.answer) == (1, "not shown")
     assert verdict.direction.sentence in verdict.sentences
     assert "training raises scores, so the test gives p = 1" in verdict.direction.sentence
     set_scores(store, 1.5)

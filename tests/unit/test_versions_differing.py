@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
-from commands import ended
+from marked_runs import run_here, versions_audit
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
@@ -73,19 +72,9 @@ def test_statistics_of_some_tokens_are_moved_together() -> None:
 def run(folder: Path, model: Path, texts: list[tuple[str, ...]], **changed: Any) -> int:
     rows = [{"id": f"d{number}", "versions": list(one), "index": number % 3} for number, one in enumerate(texts)]
     pq.write_table(pa.Table.from_pylist(rows), folder / "versions.parquet")
-    audit = {
-        "run": str(folder / "run"),
-        "model": {"path": str(model), "dtype": "float32"},
-        "corpus": {
-            "audit": {"path": str(folder / "versions.parquet"), "id": "id", "versions": {"differing": True}},
-        },
-        "detectors": ["loss"],
-        "selections": [{"name": "list", "detectors": ["loss"], "procedure": "versions", "alpha": 0.2}],
-        "resources": {"cluster": "local", "shard_documents": 9, "shard_bytes": 1 << 30},
-        "error_budget": 0.5,
-    }
-    (folder / "audit.yaml").write_text(yaml.safe_dump({**audit, **changed}))
-    return ended("run", folder / "audit.yaml")
+    source = {"path": str(folder / "versions.parquet"), "id": "id", "versions": {"differing": True}}
+    resources = {"cluster": "local", "shard_documents": 9, "shard_bytes": 1 << 30}
+    return run_here(folder, versions_audit(folder, model, source, resources=resources, error_budget=0.5, **changed))
 
 
 def test_the_score_is_the_mean_log_probability_of_the_differing_tokens(tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,19 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from commands import ended
+from marked_runs import run_here, scores_of, versions_audit
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import BYTES_PER_TOKEN, make_plan
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.audit.verdict import read_verdict
-from pipeline.audit.versions_verdict import version_part
 from pipeline.config.corpus import SourceConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats.base import check_columns
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.selection.versions import joined_versions, preference_residuals, version_ranks
-from pipeline.selection.versions_collection import log_e_values, redraw_p_value
+from pipeline.selection.versions import log_e_values, preference_residuals, redraw_p_value, version_ranks
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from seenset import read_versions, score, select_versions
@@ -59,29 +59,26 @@ def rows_of(count: int) -> list[Row]:
 def settings(folder: Path, model: Path, rows: Sequence[Row], **changed: Any) -> dict[str, Any]:
     path = folder / "versions.parquet"
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    plain: dict[str, Any] = {
-        "run": str(folder / "run"),
-        "model": {"path": str(model), "dtype": "float32"},
-        "corpus": {"audit": {"path": str(path), "id": "id", "versions": {"kinds": "kinds", "forms": "forms"}}},
-        "detectors": ["loss", "min_k"],
-        "selections": SELECTIONS,
-        "resources": {"cluster": "local", "shard_documents": 7, "shard_bytes": 1 << 30},
-    }
-    return {**plain, **changed}
-
-
-def run(folder: Path, given: dict[str, Any]) -> int:
-    path = folder / "audit.yaml"
-    path.write_text(yaml.safe_dump(given))
-    return ended("run", path)
+    source = {"path": str(path), "id": "id", "versions": {"kinds": "kinds", "forms": "forms"}}
+    resources = {"cluster": "local", "shard_documents": 7, "shard_bytes": 1 << 30}
+    plain = {"detectors": ["loss", "min_k"], "selections": SELECTIONS, "resources": resources}
+    return versions_audit(folder, model, source, **{**plain, **changed})
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
-    """The folder of a finished run over 40 documents."""
     folder = tmp_path_factory.mktemp("versions")
-    assert run(folder, settings(folder, tiny_model_folder, rows_of(40))) == 0
+    assert run_here(folder, settings(folder, tiny_model_folder, rows_of(40))) == 0
     return folder
+
+
+Described = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def described(tmp_path: Path, tiny_model_folder: Path) -> Described:
+    """Writes rows and describes their audit: (rows, **settings) -> configuration."""
+    return partial(settings, tmp_path, tiny_model_folder)
 
 
 def verdicts(folder: Path, name: str) -> dict[str, tuple[float, bool]]:
@@ -95,9 +92,6 @@ def summary_of(folder: Path, name: str) -> Summary:
     summary = read_summary(Store(str(folder / "run")), name)
     assert summary is not None
     return summary
-
-
-# --- from files to an answer
 
 
 def test_a_run_gives_the_list_that_python_gives(folder: Path, tiny_model_folder: Path) -> None:
@@ -144,28 +138,15 @@ def test_the_page_draws_the_ranks_and_names_what_is_not_needed(folder: Path) -> 
 
 
 def test_the_answer_does_not_depend_on_shards_or_on_a_second_asking(
-    folder: Path, tmp_path: Path, tiny_model_folder: Path
+    folder: Path, tmp_path: Path, described: Described
 ) -> None:
     whole = {"cluster": "local", "shard_documents": 40, "shard_bytes": 1 << 30}
-    assert run(tmp_path, settings(tmp_path, tiny_model_folder, rows_of(40), resources=whole)) == 0
+    assert run_here(tmp_path, described(rows_of(40), resources=whole)) == 0
     for name in LISTS:
         assert verdicts(tmp_path, name) == verdicts(folder, name)
     assert ended("select", tmp_path / "run") == 0
     for name in LISTS:
         assert verdicts(tmp_path, name) == verdicts(folder, name)
-
-
-def test_lines_of_json_hold_versions_too(folder: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
-    given = settings(tmp_path, tiny_model_folder, rows_of(40))
-    lines = [{"name": row["id"], "of": row["versions"], "which": row["index"]} for row in rows_of(40)]
-    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    columns = {"column": "of", "index": "which"}
-    given["corpus"]["audit"] = {"path": str(tmp_path / "a.jsonl"), "id": "name", "versions": columns}
-    assert run(tmp_path, given) == 0
-    assert summary_of(tmp_path, "list").n_audit == 40
-
-
-# --- the collection
 
 
 def test_the_verdict_redraws_all_indices_and_its_e_value_multiplies(
@@ -174,34 +155,22 @@ def test_the_verdict_redraws_all_indices_and_its_e_value_multiplies(
     assert ended("verdict", folder / "run") == 0
     assert "Redrawing the published versions of 40 documents 9,999 times gives p = " in capsys.readouterr().out
     verdict = read_verdict(Store(str(folder / "run")))
-    assert verdict is not None
-    assert verdict.versions is not None
     assert (verdict.conclusion, verdict.counts, verdict.test) == ("supported", [], None)
-    store, config = Store(str(folder / "run")), build_config(yaml.safe_load((folder / "audit.yaml").read_text()))
-    columns = ["loss", "min_k"]
-    parts = [version_part(store.read_table(one.data), config, columns) for one in read_receipts(store, "score")]
-    scores = preference_residuals(joined_versions(parts))
+    scores = preference_residuals(scores_of(folder / "audit.yaml", ["loss", "min_k"]))
     assert verdict.versions.p_value == redraw_p_value(scores, 0)
     values = log_e_values(version_ranks(scores, 0, "against"), scores.sizes)
     assert verdict.versions.e_value == pytest.approx(math.exp(values[-1]))
-
-
-def test_the_verdict_has_no_blocks_of_versions(folder: Path) -> None:
     assert ended("verdict", folder / "run", "--blocks", "family") == 2
 
 
-# --- documents that cannot be scored
-
-
-@pytest.mark.parametrize("published", [0, 2])
-@pytest.mark.parametrize(("text", "reason"), [(" ", "empty"), ("a", "too_short")])
+@pytest.mark.parametrize(("text", "reason", "published"), [(" ", "empty", 0), ("a", "too_short", 2)])
 def test_a_version_without_a_score_refuses_the_whole_document_whichever_is_published(
-    tmp_path: Path, tiny_model_folder: Path, published: int, text: str, reason: str
+    tmp_path: Path, described: Described, text: str, reason: str, published: int
 ) -> None:
     rows = rows_of(20)
     rows[4]["versions"][2], rows[4]["index"] = text, published
-    given = settings(tmp_path, tiny_model_folder, rows, error_budget=0.5)
-    assert run(tmp_path, given) == 0
+    given = described(rows, error_budget=0.5)
+    assert run_here(tmp_path, given) == 0
     (receipt,) = [one for one in read_receipts(Store(given["run"]), "score") if one.n_quarantined]
     assert (receipt.n_in, receipt.n_scored, receipt.reasons) == (7, 6, {reason: 1})
     (row,) = pq.read_table(tmp_path / "run" / str(receipt.quarantine)).to_pylist()
@@ -210,14 +179,11 @@ def test_a_version_without_a_score_refuses_the_whole_document_whichever_is_publi
         assert verdicts(tmp_path, name)["d4"] == (1.0, False)
 
 
-def test_a_document_counts_as_truncated_if_one_version_is(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_a_document_counts_as_truncated_if_one_version_is(tmp_path: Path, described: Described) -> None:
     rows = rows_of(20)
     rows[4]["versions"][(rows[4]["index"] + 1) % K] += " red" * 40
-    assert run(tmp_path, settings(tmp_path, tiny_model_folder, rows, max_tokens=50)) == 0
+    assert run_here(tmp_path, described(rows, max_tokens=50)) == 0
     assert sum(one.n_truncated for one in read_receipts(Store(str(tmp_path / "run")), "score")) == 1
-
-
-# --- what is refused, in one line
 
 
 @pytest.mark.parametrize(
@@ -236,18 +202,16 @@ def test_a_document_counts_as_truncated_if_one_version_is(tmp_path: Path, tiny_m
         ({"forms": [b"abc"]}, "has forms that are not of its versions"),
     ],
 )
-def test_a_row_that_no_draw_can_have_made_stops_the_plan(
-    tmp_path: Path, tiny_model_folder: Path, change: Row, message: str
-) -> None:
+def test_a_row_that_no_draw_can_have_made_stops_the_plan(described: Described, change: Row, message: str) -> None:
     rows = rows_of(9)
     rows[8] = {**rows[8], **change}
-    config = build_config(settings(tmp_path, tiny_model_folder, rows))
+    config = build_config(described(rows))
     with pytest.raises(UserError, match=f"row 8 of .*versions.parquet {message}"):
         make_plan(config)
 
 
-def test_a_public_file_names_the_private_one_that_is_missing(tmp_path: Path, tiny_model_folder: Path) -> None:
-    given = settings(tmp_path, tiny_model_folder, rows_of(9))
+def test_a_public_file_names_the_private_one_that_is_missing(tmp_path: Path, described: Described) -> None:
+    given = described(rows_of(9))
     (tmp_path / "marked/public").mkdir(parents=True)
     for name in ("a.jsonl", "a.csv"):
         path = tmp_path / "marked/public" / name
@@ -268,53 +232,51 @@ def test_a_public_file_names_the_private_one_that_is_missing(tmp_path: Path, tin
         ({"selections": [{**SELECTIONS[0], "direction": "clean"}]}, "take direction members, got clean"),
         ({"selections": [{**SELECTIONS[2], "calibration": "conditional"}]}, "take calibration pooled"),
         ({"selections": [{**SELECTIONS[0], "confidence": 0.9}]}, "no bound at confidence 0.9 can be had"),
-    ],
-)
-def test_what_the_guarantee_does_not_cover_is_refused(
-    tmp_path: Path, tiny_model_folder: Path, changed: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        build_config(settings(tmp_path, tiny_model_folder, rows_of(3), **changed))
-
-
-@pytest.mark.parametrize(
-    ("audit", "others", "message"),
-    [
-        ({}, {"unseen": {"path": "u.parquet"}}, "take the place of unseen and seen documents"),
-        ({"text": "body"}, {}, "versions take the place of text"),
-        ({"versions": {"kinds": "kinds"}}, {}, "kinds and forms go together"),
+        ({"unseen": {"path": "u.parquet"}}, "take the place of unseen and seen documents"),
+        ({"audit": {"text": "body"}}, "versions take the place of text"),
+        ({"audit": {"versions": {"kinds": "kinds"}}}, "kinds and forms go together"),
+        ({"audit": {"versions": None}}, "procedure versions takes documents with versions: give"),
         (
-            {"versions": None},
-            {"unseen": {"path": "u.parquet", "versions": {}}},
+            {"audit": {"versions": None}, "unseen": {"path": "u.parquet", "versions": {}}},
             "versions are of documents to be judged",
         ),
     ],
 )
-def test_versions_are_of_audited_documents_alone(
-    tmp_path: Path, tiny_model_folder: Path, audit: Row, others: Row, message: str
+def test_what_the_guarantee_does_not_cover_is_refused(
+    described: Described, changed: dict[str, Any], message: str
 ) -> None:
-    given = settings(tmp_path, tiny_model_folder, rows_of(3))
-    given["corpus"] = {"audit": {**given["corpus"]["audit"], **audit}, **others}
+    sources = {role: changed[role] for role in ("audit", "unseen") if role in changed}
+    rest = {key: value for key, value in changed.items() if key not in sources}
+    given = described(rows_of(3), **rest)
+    given["corpus"] |= {**sources, "audit": {**given["corpus"]["audit"], **sources.get("audit", {})}}
     with pytest.raises(UserError, match=message):
         build_config(given)
 
 
-def test_procedure_versions_takes_no_other_documents(tmp_path: Path, tiny_model_folder: Path) -> None:
-    given = settings(tmp_path, tiny_model_folder, rows_of(3))
-    del given["corpus"]["audit"]["versions"]
-    with pytest.raises(UserError, match="procedure versions takes documents with versions: give"):
-        build_config(given)
-
-
-# --- plan, and shards
+def test_lines_of_json_hold_versions_too_and_a_shard_of_them_survives_its_dictionary(
+    tmp_path: Path, described: Described
+) -> None:
+    given = described(rows_of(9))
+    lines = [{"name": row["id"], "of": row["versions"], "which": row["index"]} for row in rows_of(9)]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    columns = {"column": "of", "index": "which"}
+    given["corpus"]["audit"] = {"path": str(tmp_path / "a.jsonl"), "id": "name", "versions": columns}
+    documents = []
+    for shard in make_plan(build_config(given)).shards:
+        assert Shard.from_dict(json.loads(json.dumps(shard.to_dict()))) == shard
+        documents += list(read_shard(shard))
+    for document, row in zip(documents, rows_of(9), strict=True):
+        assert (document.doc_id, list(document.versions.texts)) == (row["id"], row["versions"])
+        assert document.texts == document.versions.texts
+        assert document.text == row["versions"][row["index"]]
 
 
 def test_plan_states_the_shortest_list_and_what_to_expect(
-    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, described: Described, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "audit.yaml"
     rows = rows_of(30)
-    path.write_text(yaml.safe_dump(settings(tmp_path, tiny_model_folder, rows)))
+    path.write_text(yaml.safe_dump(described(rows)))
     assert ended("plan", path) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "The shortest possible list of procedure versions has 2 documents." in printed
@@ -322,15 +284,6 @@ def test_plan_states_the_shortest_list_and_what_to_expect(
     assert "once 0%, 4 times 0%, 16 times 0% to 60%, 64 times 90%" in printed
     tokens = sum(len(text.encode()) for row in rows for text in row["versions"]) / BYTES_PER_TOKEN
     assert f"about {tokens:,.0f} tokens a pass" in printed  # of every version
-
-
-def test_a_shard_of_versions_survives_its_dictionary(tmp_path: Path, tiny_model_folder: Path) -> None:
-    (shard, *_) = make_plan(build_config(settings(tmp_path, tiny_model_folder, rows_of(9)))).shards
-    assert Shard.from_dict(json.loads(json.dumps(shard.to_dict()))) == shard
-    (document, *_) = read_shard(shard)
-    assert document.versions is not None
-    assert document.text == document.versions.texts[document.versions.published]
-    assert document.texts == document.versions.texts
 
 
 def test_a_misspelt_column_of_a_private_file_is_not_taken_for_a_public_file() -> None:

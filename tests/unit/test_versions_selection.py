@@ -16,23 +16,20 @@ from scipy.special import polygamma
 from scipy.stats import chisquare
 
 from pipeline.errors import UserError
-from pipeline.selection.rank_counts import RankCounts
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.step_up import step_up
 from pipeline.selection.versions import (
+    BETS,
     VersionScores,
     fewest_versions,
     gap_statistic,
+    log_e_values,
     mirrored_list,
     preference_residuals,
     rank_step_up,
-    version_ranks,
-)
-from pipeline.selection.versions_collection import (
-    BETS,
-    EXPECTED,
-    log_e_values,
     redraw_p_value,
     uniformity_p_value,
+    version_ranks,
 )
 
 HALF, TENTH = Fraction(1, 2), Fraction(1, 10)
@@ -56,17 +53,8 @@ def random_scores(sizes: Sequence[int], seed: int) -> VersionScores:
     return of([rng.normal(size=k).tolist() for k in sizes], [int(rng.integers(k)) for k in sizes])
 
 
-# --- ranks
-
-
-def test_the_largest_score_has_rank_one() -> None:
-    scores = of([[3, 1, 2], [3, 1, 2], [3, 1, 2], [5, 7]], [0, 1, 2, 0])
-    assert version_ranks(scores, 0).tolist() == [1, 3, 2, 2]
-
-
 @pytest.mark.parametrize("row", [[1, 1, 1, 1], [2, 1, 1, 0], [0, 3, 3, 3, 1]])
 def test_whichever_version_was_published_its_ranks_are_all_ranks_once(row: list[float]) -> None:
-    """So the rank of a null document is exactly uniform, ties or none."""
     for seed in range(5):
         found = [int(version_ranks(of([row], [index]), seed)[0]) for index in range(len(row))]
         assert sorted(found) == list(range(1, len(row) + 1))
@@ -96,9 +84,6 @@ def test_against_a_tie_the_published_version_comes_last() -> None:
 def test_bad_versions_are_refused_by_name(documents: list[list[float]], published: list[int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         of(documents, published)
-
-
-# --- mirrored ranks
 
 
 def signs_and_groups(k: int, z: int, seed: int = 0, others: int = 30) -> dict[int, tuple[int, int]]:
@@ -157,9 +142,6 @@ def test_z_is_at_most_the_largest_number_of_versions_less_one() -> None:
     assert fewest_versions(TENTH, np.array([2, 4])) == 4
 
 
-# --- order
-
-
 def slow_statistic(documents: list[list[float]], groups: list[int]) -> list[float]:
     """T from its definition, document by document."""
     pooled = math.sqrt(sum(np.var(x) * len(x) for x in documents) / sum(len(x) - 1 for x in documents))
@@ -190,14 +172,6 @@ def test_the_statistic_is_that_of_its_definition() -> None:
     np.testing.assert_allclose(statistic, slow_statistic(documents, groups), rtol=1e-9)
 
 
-def test_the_scale_of_all_scores_and_their_offsets_do_not_matter() -> None:
-    scores = random_scores([6] * 30, 2)
-    groups = np.ones(30, dtype=np.int64)
-    before = gap_statistic(scores.scores, scores.offsets, groups)
-    moved = 1e-6 * scores.scores + np.repeat(np.arange(30.0), 6)
-    np.testing.assert_allclose(gap_statistic(moved, scores.offsets, groups), before, rtol=1e-6)
-
-
 def test_without_spread_in_most_documents_the_gap_alone_orders() -> None:
     documents = [[1.1, 0.1, 0.1, 0.1, 0.1]] * 15 + [[0.3] * 5] * 10 + [[0.5, 2.5, 0.5, 0.5, 0.5]]
     scores = of(documents, [0] * 26)
@@ -222,9 +196,6 @@ def test_where_no_score_differs_nothing_is_selected_and_nothing_fails() -> None:
     assert not gap_statistic(scores.scores, scores.offsets, np.ones(30, dtype=np.int64)).any()
     assert preference_residuals(replace(scores, forms=np.arange(150)[:, None] % 5)) is not None
     assert redraw_p_value(scores, 0, 99) == 1.0
-
-
-# --- list
 
 
 def test_the_longest_prefix_is_selected() -> None:
@@ -293,23 +264,6 @@ def test_the_fdr_over_all_indices_is_at_most_q(sizes: list[int], z: int, order: 
         assert total / len(drawn) <= q
 
 
-def test_tied_pairs_at_the_top_do_not_raise_the_fdr() -> None:
-    """Three nulls of ten versions, two of them tied at the top, second groups first, q = 1/4, over all 1,000 indices.
-
-    A rank with ties against would never be 1, so that each document of the second group were positive.
-    """
-    documents = [[9.0] + [1.0] * 9] + [[5.0] * 2 + [1.0] * 8] * 3
-    scores, total = of(documents, [0] * 4), Fraction(0)
-    for indices in itertools.product(range(10), repeat=3):
-        published = np.array([0, *indices])
-        answer = mirrored_list(replace(scores, published=published), Fraction(1, 4), 5, 4, lambda *masked: masked[2])
-        total += Fraction(int(answer.selected[1:].sum()), max(1, int(answer.selected.sum())))
-    assert 0 < total / 1_000 <= Fraction(1, 4)
-
-
-# --- residuals
-
-
 def preferring(n: int = 60, k: int = 6, columns: int = 4, seed: int = 6) -> tuple[VersionScores, np.ndarray]:
     """Scores that are a linear function of form counts and noise, and the noise."""
     rng = np.random.default_rng(seed)
@@ -327,7 +281,6 @@ def within(values: np.ndarray, k: int) -> np.ndarray:
 
 def test_residuals_are_those_of_ridge_regression_on_standardised_columns() -> None:
     scores, noise = preferring()
-    assert scores.forms is not None
     x = np.stack([within(column.astype(float), 6) for column in scores.forms.T], axis=1)
     x /= x.std(axis=0)
     y = within(scores.scores, 6)
@@ -340,17 +293,11 @@ def test_residuals_are_those_of_ridge_regression_on_standardised_columns() -> No
 
 def test_residuals_do_not_read_the_published_index_and_follow_the_versions() -> None:
     scores, _ = preferring()
-    assert scores.forms is not None
     found = preference_residuals(scores).scores
     assert (preference_residuals(replace(scores, published=(scores.published + 1) % 6)).scores == found).all()
     moved = np.concatenate([6 * j + np.random.default_rng(j).permutation(6) for j in range(60)])
     other = replace(scores, scores=scores.scores[moved], forms=scores.forms[moved])
     np.testing.assert_allclose(preference_residuals(other).scores, found[moved], atol=2e-10)
-
-
-def test_residuals_are_the_same_of_sparse_forms() -> None:
-    scores, _ = preferring()
-    found = preference_residuals(scores).scores
     sparse = replace(scores, forms=csr_array(scores.forms))
     np.testing.assert_allclose(preference_residuals(sparse).scores, found, atol=2e-10)
 
@@ -369,9 +316,6 @@ def test_a_form_that_varies_in_few_documents_is_left_out() -> None:
     assert np.abs(preference_residuals(wider).scores - found).max() > 1e-6
 
 
-# --- BH on ranks
-
-
 def test_bh_on_ranks_of_equal_k_is_the_step_up_procedure() -> None:
     rng = np.random.default_rng(7)
     for k in (5, 20, 100):
@@ -386,9 +330,6 @@ def test_bh_on_ranks_of_unequal_k_by_hand() -> None:
     ranks, sizes = np.array([1, 1, 2, 1]), np.array([20, 10, 20, 2])
     assert rank_step_up(ranks, sizes, Fraction(2, 15)).tolist() == [True, True, True, False]
     assert not rank_step_up(ranks, sizes, Fraction(13, 100)).any()
-
-
-# --- collection
 
 
 def test_the_p_value_of_a_collection_is_that_of_all_draws() -> None:
@@ -421,12 +362,6 @@ def test_the_e_values_by_hand() -> None:
     np.testing.assert_allclose(np.exp(log_e_values(ranks, sizes)), path)
 
 
-def test_the_mean_of_the_e_value_over_all_ranks_is_one() -> None:
-    drawn = list(itertools.product(range(1, 5), range(1, 3), range(1, 7)))
-    values = [math.exp(log_e_values(np.array(ranks), np.array([4, 2, 6]))[-1]) for ranks in drawn]
-    assert math.isclose(float(np.mean(values)), 1.0)
-
-
 def test_the_e_value_of_very_much_evidence_does_not_overflow() -> None:
     values = log_e_values(np.ones(5_000, dtype=np.int64), np.full(5_000, 20))
     assert math.isclose(values[-1], 5_000 * math.log(1.9) - math.log(4))
@@ -446,9 +381,3 @@ def test_uniformity_is_the_chi_squared_test_of_ranks() -> None:
     mixed = uniformity_p_value(np.concatenate([ranks, few]), np.repeat([5, 20], [200, 40]))
     assert 0 < mixed <= 1
     assert uniformity_p_value(np.ones(100, dtype=np.int64), np.full(100, 5)) < 1e-10
-
-
-def test_what_one_may_expect_rises_with_copies() -> None:
-    assert [row.copies for row in EXPECTED] == [1, 4, 16, 64]
-    assert all(a.auc <= b.auc and a.most <= b.most for a, b in itertools.pairwise(EXPECTED))
-    assert all(one.least <= one.most for one in EXPECTED)

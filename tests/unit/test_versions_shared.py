@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
-from commands import ended
+from marked_runs import run_here, versions_audit
 
 from benchmarks.small_model import WORDS
 from pipeline.config.models import ModelConfig
@@ -88,17 +87,14 @@ def test_a_beginning_ends_before_the_shortest_version_and_must_save_enough() -> 
 def scored(folder: Path, model: Path, rows: list[dict[str, Any]], name: str, **resources: Any) -> list[list[float]]:
     path = folder / "versions.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path)
-    audit = {
+    source = {"path": str(path), "id": "id", "versions": {}}
+    changed = {
         "run": str(folder / name),
-        "model": {"path": str(model), "dtype": "float32"},
-        "corpus": {"audit": {"path": str(path), "id": "id", "versions": {}}},
         "detectors": ["loss", "min_k"],
-        "selections": [{"name": "list", "detectors": ["loss"], "procedure": "versions", "alpha": 0.2}],
         "resources": {"cluster": "local", **resources},
     }
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump(audit))
-    assert ended("run", str(folder / f"{name}.yaml")) == 0
-    store = Store(audit["run"])
+    assert run_here(folder, versions_audit(folder, model, source, **changed)) == 0
+    store = Store(str(folder / name))
     tables = [store.read_table(one.data) for one in read_receipts(store, "score")]
     held = {row["doc_id"]: row["versions"]["scores"] for table in tables for row in table.to_pylist()}
     return [held[row["id"]] for row in rows]

@@ -20,13 +20,15 @@ from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import extent_of
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.webdataset import WEBDATASET
-from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import plan_shards
 from pipeline.errors import UserError
-from pipeline.export.verdicts import RowMarks
+from pipeline.export.request import RowMarks
 
 TEXTS = [f"Document {number} tells of the number {number * number} at some length." for number in range(100)]
+
+
+FILES = {f"{number:03}.txt": text.encode() for number, text in enumerate(TEXTS)}
 
 
 def write_tar(path: Path, files: dict[str, bytes]) -> Path:
@@ -53,10 +55,9 @@ def documents_of(path: Path, limits: LimitsConfig | None = None, **source: Any) 
 
 
 def test_texts_are_files_by_their_endings(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "a.tar", {f"set/{number:03}.txt": text.encode() for number, text in enumerate(TEXTS)})
-    documents = documents_of(path, text="txt")
+    documents = documents_of(write_tar(tmp_path / "a.tar", FILES), text="txt")
     assert [document.text for document in documents] == TEXTS
-    assert documents[7].doc_id == "set/007"
+    assert documents[7].doc_id == "007"
 
 
 def test_texts_are_fields_of_json_files_with_id_and_group(tmp_path: Path) -> None:
@@ -110,20 +111,18 @@ def test_pictures_beside_texts_are_no_texts(tmp_path: Path) -> None:
     assert first.picture is None
 
 
-def test_a_truncated_file_or_one_without_the_column_is_an_error_in_one_line(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "a.tar", {f"{number}.txt": text.encode() for number, text in enumerate(TEXTS)})
+def test_a_truncated_file_one_without_the_column_and_one_of_too_many_samples_are_errors_in_one_line(
+    tmp_path: Path,
+) -> None:
+    path = write_tar(tmp_path / "a.tar", FILES)
+    with pytest.raises(UserError, match=r"more documents than limits\.shard_documents, which is 99"):
+        documents_of(path, LimitsConfig(shard_documents=99), text="txt")
     with pytest.raises(UserError, match=r"no column 'text' in .*a\.tar; .*txt"):
         shards_of(path)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2 + 100])
     with pytest.raises(UserError, match=r"a\.tar is damaged"):
         documents_of(path, text="txt")
-
-
-def test_more_samples_than_a_shard_may_have_fail_it_with_the_figure(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "a.tar", {f"{number}.txt": text.encode() for number, text in enumerate(TEXTS)})
-    with pytest.raises(UserError, match=r"more documents than limits\.shard_documents, which is 99"):
-        documents_of(path, LimitsConfig(shard_documents=99), text="txt")
 
 
 def test_an_export_has_the_files_of_the_kept_samples_or_rows_of_a_table(tmp_path: Path) -> None:
@@ -144,7 +143,7 @@ def test_an_export_has_the_files_of_the_kept_samples_or_rows_of_a_table(tmp_path
 def test_init_takes_tar_files_of_texts(tmp_path: Path) -> None:
     for name in ("audit-0.tar", "audit-1.tar"):
         write_tar(tmp_path / name, {f"{number}.json": fields(number, text) for number, text in enumerate(TEXTS)})
-    write_tar(tmp_path / "unseen.tar", {f"{number}.txt": text.encode() for number, text in enumerate(TEXTS)})
+    write_tar(tmp_path / "unseen.tar", FILES)
     corpus = yaml.safe_load(audit_starter(str(tmp_path)).text)["corpus"]
     assert corpus["audit"] == {"path": "audit-*.tar", "text": "body", "id": "url"}
     assert corpus["unseen"] == {"path": "unseen.tar", "text": "txt", "id": None}

@@ -38,25 +38,21 @@ def refusal(config: ModelConfig, open_it: Callable[[ModelConfig], object] = open
     return user_error(open_it, config)
 
 
-def test_a_checkpoint_that_lacks_weights_is_refused_by_the_first_three(folder: Path) -> None:
-    """They were random, and two runs differed in every score."""
+def test_a_checkpoint_whose_weights_do_not_fit_is_refused_by_the_first_three(folder: Path) -> None:
     names = sorted(name for name in load_file(folder / "model.safetensors") if "layers.0" in name)
     rewritten(folder, lambda weights: [weights.pop(name) for name in names])
-    assert refusal(ModelConfig(path=str(folder))) == (
+    lacks = (
         f"model {folder}: its weights do not fit LlamaForCausalLM: {len(names)} missing from the file "
         f"({', '.join(names[:3])}, ...)"
     )
-
-
-def test_weights_that_the_model_does_not_know_and_those_of_another_shape_are_refused(folder: Path) -> None:
+    assert refusal(ModelConfig(path=str(folder))) == lacks
     shapes = {"model.norm.weight": torch.ones(3), "model.layers.9.more.weight": torch.ones(2)}
     rewritten(folder, lambda weights: weights.update(shapes))
-    said = refusal(ModelConfig(path=str(folder)))
-    assert "1 unknown to the model (model.layers.9.more.weight); 1 of another shape (model.norm.weight)" in said
+    others = "1 unknown to the model (model.layers.9.more.weight); 1 of another shape (model.norm.weight)"
+    assert refusal(ModelConfig(path=str(folder))) == f"{lacks}; {others}"
 
 
 def test_tied_weights_of_another_shape_are_refused_by_name(folder: Path) -> None:
-    """The message was one of the inside of torch."""
     config = AutoConfig.from_pretrained(folder)
     config.tie_word_embeddings = True
     config.save_pretrained(folder)
@@ -68,7 +64,6 @@ def test_tied_weights_of_another_shape_are_refused_by_name(folder: Path) -> None
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_integers_without_their_scales_are_refused(folder: Path, dtype: Literal["auto", "float32"]) -> None:
-    """They were scored as if they were the weights."""
     name = "model.layers.0.mlp.up_proj.weight"
     rewritten(folder, lambda weights: weights.update({name: weights[name].to(torch.int8)}))
     said = refusal(ModelConfig(path=str(folder), dtype=dtype))

@@ -12,8 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.config.corpus import SourceConfig
-from pipeline.config.dialect import PLAIN, Dialect
+from pipeline.config.corpus import PLAIN, Dialect, SourceConfig
 from pipeline.corpus.files import COMPRESSIONS, Extent, compression_of
 from pipeline.corpus.formats.base import ExportSource, Format
 from pipeline.corpus.shard import InputFile, Shard

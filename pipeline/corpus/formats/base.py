@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.corpus.files import Extent
-from pipeline.corpus.lines import Overlong
+from pipeline.corpus.files import Extent, Overlong
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, nearest
 

@@ -12,13 +12,21 @@ from typing import IO
 
 import pyarrow as pa
 
-from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.config.dialect import Dialect, mark_of
+from pipeline.config.corpus import Dialect, LimitsConfig, SourceConfig, mark_of
 from pipeline.corpus.dialects import columns_in_dialect, delimiter_of, head_of
-from pipeline.corpus.files import Extent, compression_of, estimated_extent, open_plain, packed_file
+from pipeline.corpus.files import (
+    Extent,
+    Overlong,
+    compression_of,
+    csv_columns,
+    csv_pieces,
+    csv_records,
+    estimated_extent,
+    open_plain,
+    packed_file,
+)
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.jsonl import Numbered, copy_pieces, line_ends
-from pipeline.corpus.lines import Overlong, csv_columns, csv_pieces, csv_records
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 

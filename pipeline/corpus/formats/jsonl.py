@@ -13,9 +13,17 @@ from typing import IO, Any
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.dialects import columns_in_dialect
-from pipeline.corpus.files import Extent, compression_of, estimated_extent, open_plain, packed_file
+from pipeline.corpus.files import (
+    Extent,
+    Overlong,
+    bounded_lines,
+    compression_of,
+    estimated_extent,
+    open_plain,
+    packed_file,
+    skip_line,
+)
 from pipeline.corpus.formats import base
-from pipeline.corpus.lines import Overlong, bounded_lines, skip_line
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 

@@ -12,8 +12,8 @@ import fsspec
 import pyarrow as pa
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
+from pipeline.corpus.files import Overlong
 from pipeline.corpus.formats import base
-from pipeline.corpus.lines import Overlong
 from pipeline.corpus.shard import InputFile, Shard
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from pipeline.audit.blind import SAMPLED_SHARDS
 from pipeline.audit.detection import RATES, least_untrained
-from pipeline.audit.evaluated_documents import COMPARED
-from pipeline.audit.evaluation import BLIND, DetectorEvaluation, Evaluated, Evaluation, is_blind
+from pipeline.audit.evaluation import BLIND, COMPARED, DetectorEvaluation, Evaluated, Evaluation, is_blind
 from pipeline.audit.halvings import LEAST, PASSING, TOLERANCE
 from pipeline.report.wording.blind import OF_PICTURES, WORDS, settled_by
 from pipeline.report.wording.numbers import sample_of

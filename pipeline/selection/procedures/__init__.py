@@ -17,9 +17,9 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.plugins import BUILT_IN, display_module
 from pipeline.errors import UserError, nearest
 from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures.record import PROCEDURES, Decision, Given, Procedure, decision, procedure_of
 from pipeline.selection.promises import Guarantee, Terms
-from pipeline.selection.rank_counts import RankCounts
 
 __all__ = ["PROCEDURES", "Decision", "check_known", "decision", "procedure", "procedure_of", "why_unbounded"]
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from pipeline.selection.evalues import dependence_factor
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, Rule, decision, exact_curve
 from pipeline.selection.procedures.versions import BY_STEP_UP
 from pipeline.selection.promises import EXCHANGEABLE, ON_AVERAGE, ONE_BY_ONE, SHARE, Terms
-from pipeline.selection.rank_counts import RankCounts
-from pipeline.selection.step_up import ONE, harmonic_bound, step_up
+from pipeline.selection.step_up import ONE, dependence_factor, harmonic_bound, step_up
 
 MOST_COUNTED = 1_000_000
 """Calibration documents up to which the factor of `ebh` is that of their grid; above, it is that of `by`."""

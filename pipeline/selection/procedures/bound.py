@@ -9,10 +9,10 @@ from functools import partial
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.bounds import bounds_of_lists, fewest_in_list
 from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.passes import Answer, Asking, SelectionInput
 from pipeline.selection.procedures.record import ONLY_POOLED, Decision, LastRank, Procedure, decision
 from pipeline.selection.promises import EXCHANGEABLE, Terms, percentage
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision
 
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeline.selection.conformal import Grid
+from pipeline.selection.conformal import Grid, RankCounts
 from pipeline.selection.procedures.record import (
     Decision,
     Factor,
@@ -21,7 +21,6 @@ from pipeline.selection.procedures.record import (
     exact_curve,
 )
 from pipeline.selection.promises import EXCHANGEABLE, IN_THE_LIMIT, MANY, NO_PROMISE, ON_AVERAGE, SHARE, Terms
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import ONE, step_up
 
 MANY_DOCUMENTS = 200

@@ -10,11 +10,10 @@ from functools import partial
 import numpy as np
 
 from pipeline.errors import UserError
-from pipeline.selection.conformal import Grid
+from pipeline.selection.conformal import Grid, RankCounts
 from pipeline.selection.passes import Answer, Ask, Asking, SelectionInput
 from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, adaptive, curve_at_factor
 from pipeline.selection.promises import ALIKE, IN_THE_LIMIT, NO_PROMISE, ON_AVERAGE, SHARE, Terms
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.ranked import ranked
 from pipeline.selection.thresholds import Moments
 

@@ -14,10 +14,9 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.plugins import BUILT_IN, Registry
 from pipeline.errors import UserError, nearest
 from pipeline.selection.calibrations import simes_grid, smallest_simes
-from pipeline.selection.conformal import Grid
+from pipeline.selection.conformal import Grid, RankCounts
 from pipeline.selection.passes import Answer, Asking, SelectionInput
 from pipeline.selection.promises import Guarantee, Terms, adapted
-from pipeline.selection.rank_counts import RankCounts
 from pipeline.selection.step_up import ONE, step_up
 from pipeline.selection.versions import VersionScores
 

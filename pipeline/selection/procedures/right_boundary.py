@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures.estimating import least_storey, storey_cut
 from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, Rule, adaptive, exact_curve
 from pipeline.selection.promises import IN_THE_LIMIT, MANY, NO_PROMISE, ON_AVERAGE, Terms
-from pipeline.selection.rank_counts import RankCounts
 
 LAMBDAS = tuple(Fraction(step, 20) for step in range(1, 20))
 

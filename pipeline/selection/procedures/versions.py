@@ -23,9 +23,9 @@ from pipeline.selection.versions import (
     mirrored_list,
     rank_step_up,
     residuals_of,
+    uniformity_p_value,
     version_ranks,
 )
-from pipeline.selection.versions_collection import uniformity_p_value
 
 ASSUMPTION = (
     "the published version of each document was drawn uniformly and independently, the other versions and the draw "

@@ -1,4 +1,4 @@
-"""The figures of a trial over its sweep: FDR and power, and AUC."""
+"""The page of a trial, and its figures over the sweep: FDR and power, and AUC."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.table import Table
 
-from pipeline.report.svg import COLOURS, INK, FigureImage, draw, label, put_legend
-from pipeline.report.tables import Row, labels, readable
+from pipeline.config.models import display_name
+from pipeline.report.contents import model_name
+from pipeline.report.tables import (
+    PageTable,
+    Row,
+    cell,
+    labels,
+    of_numbers,
+    page_table,
+    readable,
+)
+from pipeline.report.templates import COLOURS, INK, FigureImage, draw, label, put_legend, render
 from pipeline.report.wording import trial as wording
+from pipeline.trial.config import TrialConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +33,9 @@ _Ticks = tuple[str, list[str]]
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_LEVEL = 5
 """So many names fit side by side under an axis; more of them are rotated."""
+
+MOST_ROWS = 12
+"""Rows of the overview; the table below it holds all of them."""
 
 
 def selection_figures(rows: Sequence[Row], settings: Sequence[str]) -> list[FigureImage]:
@@ -154,3 +169,52 @@ def _draw_targets(axes: Axes, rows: Sequence[Row], axis: str) -> None:
         axes.plot(x, y, color=INK, linewidth=1, linestyle="--", label="target")
     else:
         axes.plot(x, y, color=INK, marker="_", markersize=14, linestyle="none", label="target")
+
+
+def trial_page(
+    config: TrialConfig,
+    facts: Mapping[str, Any],
+    settings: Sequence[str],
+    tables: Sequence[Table],
+    images: Sequence[FigureImage],
+    reports: Sequence[str],
+) -> str:
+    """The page as HTML; every text is escaped, and nothing is loaded from anywhere.
+
+    Args:
+        config: the trial as written.
+        facts: of `TrialOutcome`.
+        settings: of the sweep.
+        tables: as the command prints them.
+        images: the figures.
+        reports: addresses of the audits' reports.
+    """
+    shifted = config.split.shift is not None or any(path.startswith("split.shift") for path in settings)
+    return render(
+        "trial.html",
+        model=model_name(config.model),
+        path=display_name(config.model),
+        overview=overview(facts["selections"], settings),
+        verification=wording.verification(facts["selections"], settings, config.models, shifted),
+        tables=[page_table(table) for table in tables],
+        figures=images,
+        facts=facts,
+        left_out=", ".join(f"{why.replace('_', ' ')} {n:,}" for why, n in sorted(facts["left_out"].items())),
+        reports=reports,
+    )
+
+
+def overview(rows: Sequence[Row], settings: Sequence[str]) -> PageTable:
+    """The selections at a glance; of more than MOST_ROWS those that the repeats contradict come first."""
+    shown = list(readable(rows, settings))
+    short = len(shown) > MOST_ROWS
+    if short:
+        shown.sort(key=lambda row: not (row["contradicted"] or row.get("bound_contradicted")))
+    caption = wording.overview_caption(MOST_ROWS, len(shown)) if short else None
+    figures, title = of_numbers("target", "FDR", "power"), wording.OVERVIEW_TITLE
+    columns = [*labels(settings), "selection", "procedure"]
+    table = Table(*columns, *figures, "the repeats", title=title, caption=caption)
+    for row in shown[:MOST_ROWS]:
+        cells = f"{row['target']:g}", cell(row, "fdr"), cell(row, "power"), wording.outcome(row)
+        table.add_row(*(str(row[setting]) for setting in settings), row["selection"], row["procedure"], *cells)
+    return page_table(table)

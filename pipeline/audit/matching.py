@@ -39,13 +39,13 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE
 from pipeline.corpus.documents import Document, id_key, read_shard
+from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard
-from pipeline.corpus.shards import number_rows
 from pipeline.errors import UserError
 from pipeline.report.wording import blind as wording
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import halves, mix, shuffled
-from pipeline.store.space import whole
+from pipeline.store.files import whole
 
 SHOWN_WORDS = 12
 RARE = 3
