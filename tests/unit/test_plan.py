@@ -12,6 +12,7 @@ from pipeline.audit.description import build_config
 from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import describe_model, make_plan
 from pipeline.config.models import ModelConfig
+from pipeline.stages.registry import forward_passes
 from ray_jobs.terminal import print_plan
 
 
@@ -110,3 +111,7 @@ def test_the_time_is_a_guess_from_the_number_of_parameters(tmp_path: Path, tiny_
     unknown = forecast(plan, {**about, "parameters": None})
     assert unknown["estimated_seconds_one_worker"] is None
     assert unknown["estimated_from"] is None
+
+
+def test_a_continued_text_costs_its_prefix_once_and_the_rest_once_a_draw() -> None:
+    assert forward_passes({"kind": "generate", "prefix_ratio": 0.25, "draws": 4}) == 0.25 + 4 * 0.75
