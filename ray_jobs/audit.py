@@ -205,7 +205,7 @@ def retry_run(run: str, reasons: Sequence[str], reporter: Reporter, texts: bool 
     store = Store(run)
     manifest, _ = read_run(store)
     status = read_status(store)
-    if status is not None and status.state == "complete" and not count_refused(store, SCORING, tried):
+    if status is not None and status.state == "complete" and not count_refused(store, tried):
         reporter.say(f"no document of {run} is in quarantine for {' or '.join(tried)}: nothing to try again")
         return None
     config = manifest.config.model_copy(update={"run": store.url})

@@ -41,12 +41,12 @@ def make_audit(tmp_path: Path, tiny_model_folder: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def forgotten_plugins() -> Iterator[None]:
-    """What the plugins of a test register is gone behind it."""
+def forgotten_plugins(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test and its plugins register is gone behind it."""
     from pipeline.detectors import plugins
 
     yield
-    for plugin in plugins._loaded.values():
+    for plugin in (*plugins._loaded.values(), plugins.Plugin(request.module.__name__, None)):
         plugins._forget(plugin)
     plugins._loaded.clear()
 
@@ -78,6 +78,16 @@ def tiny_t5_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFac
             parameter.data.normal_(0, 0.4)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model that reads pictures with text."""
+    from picture_models import save_llava
+
+    folder = tmp_path_factory.mktemp("models") / "llava"
+    save_llava(folder)
     return folder
 
 

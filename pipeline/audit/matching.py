@@ -76,16 +76,16 @@ MATCHED_SCHEMA = pa.schema(
 MOST_ID = (1 << 63) - 1  # of a column of integers; no model has so many
 
 
-def telling_words(known: Sequence[str], audit: Sequence[str], count: int = SHOWN_WORDS) -> tuple[list[str], list[str]]:
+def telling_words(known: Sequence[str], audit: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words that the blind classifier goes by: how much each adds to the mean difference of the two kinds.
 
     Args:
         known: texts of the role, at least 20.
         audit: audited texts, at least 20.
-        count: words of each kind, at most.
 
     Returns:
-        Words that are more frequent among the audited documents, and among the known ones, the largest weight first.
+        Words that are more frequent among the audited documents, and among the known ones, the largest weight first; of
+        each at most SHOWN_WORDS.
     """
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.preprocessing import normalize
@@ -102,7 +102,7 @@ def telling_words(known: Sequence[str], audit: Sequence[str], count: int = SHOWN
     names = vectorizer.get_feature_names_out()
     order = [int(place) for place in np.argsort(-weight, kind="stable") if weight[place] > 0]
     audited = [str(names[place]) for place in order if more[place] > 0]
-    return audited[:count], [str(names[place]) for place in order if more[place] < 0][:count]
+    return audited[:SHOWN_WORDS], [str(names[place]) for place in order if more[place] < 0][:SHOWN_WORDS]
 
 
 def calibrating(config: AuditConfig) -> list[Role]:

@@ -25,8 +25,8 @@ from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostic,
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE
-from pipeline.corpus.dialects import suggested_encoding
 from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.files import suggested_encoding
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.keys import Keys, content_size, keyed

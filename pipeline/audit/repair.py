@@ -16,6 +16,7 @@ from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Usage
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording.files import read_again, unreadable
+from pipeline.stages import SCORING
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.process import changed_input, filed_rows
 from pipeline.store.files import Store
@@ -158,9 +159,9 @@ def check_reasons(reasons: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reasons or USUAL))
 
 
-def count_refused(store: Store, stage: str, reasons: Collection[str]) -> int:
-    """How many documents the finished shards of a stage refused for one of these reasons."""
-    return sum(_refused(receipt, reasons) for receipt in read_receipts(store, stage))
+def count_refused(store: Store, reasons: Collection[str]) -> int:
+    """How many documents have no scores for one of these reasons."""
+    return sum(_refused(receipt, reasons) for receipt in read_receipts(store, SCORING))
 
 
 def withdraw_refused(stages: Sequence[Stage], shards: Sequence[Shard], store: Store, reasons: Collection[str]) -> int:

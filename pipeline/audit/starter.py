@@ -230,7 +230,7 @@ def _assigned(data: FolderData) -> tuple[dict[Role, Source], list[DataFiles], li
             words = [*dict.fromkeys(one.word for one in files)]
             sources[role] = joined(files, wording.role_by_name(words, role))
     if "audit" not in sources and unnamed:
-        sources["audit"], unnamed = joined(unnamed, wording.role_by_default("audit")), []
+        sources["audit"], unnamed = joined(unnamed, wording.audited_by_default()), []
     return {role: sources[role] for role in ROLES if role in sources}, unnamed, others
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config.corpus import PLAIN, Dialect, Role, SourceConfig
-from pipeline.corpus.dialects import detected, single_column_note
+from pipeline.corpus.files import detected, single_column_note
 from pipeline.corpus.formats import first_rows, format_of
 from pipeline.corpus.formats.base import Format
 from pipeline.corpus.formats.csv_file import CSV

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from hostile import write_evaluation_page, write_run_page, write_trial_page
-from visits import Visit, visitor
+from visits import DESKTOP, Visit
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
@@ -33,8 +33,17 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
+    """Opens the page of a file: (path, **settings of the browser's context) -> visit."""
     contexts: list[Any] = []
-    yield visitor(browser, contexts)
+
+    def open_page(path: Path, **settings: Any) -> Visit:
+        context = browser.new_context(**{"viewport": DESKTOP, "service_workers": "block", **settings})
+        contexts.append(context)
+        visited = Visit(context.new_page(), [])
+        visited.watch(path.as_uri())
+        return visited
+
+    yield open_page
     for context in contexts:
         context.close()
 

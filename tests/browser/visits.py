@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,26 @@ class Visit:
 
     page: Any
     problems: list[str]
+
+    def watch(self, address: str) -> None:
+        """Go to an address, with the network cut, and note what goes wrong from now on."""
+
+        def judge(route: Any) -> None:
+            if route.request.url.partition("#")[0] == address:
+                route.continue_()
+                return
+            self.problems.append(f"request: {route.request.url}")
+            route.abort()
+
+        def dismiss(dialog: Any) -> None:
+            self.problems.append(f"dialog: {dialog.message}")
+            dialog.dismiss()
+
+        self.page.context.route("**/*", judge)
+        self.page.on("dialog", dismiss)
+        self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        self.page.on("console", lambda message: self.problems.append(f"console: {message.type} {message.text}"))
+        self.page.goto(address, wait_until="load")
 
     def open_folds(self) -> None:
         """Open every fold; of folds that exclude one another the first stays."""
@@ -46,37 +65,6 @@ class Visit:
                 return stops
             stops.append(stop)
         raise AssertionError(f"the Tab key does not leave the page: {stops[-5:]}")
-
-
-def visitor(browser: Any, contexts: list[Any]) -> Callable[..., Visit]:
-    """A function that opens a page of a file: (path, **settings of the browser's context) -> visit."""
-
-    def open_page(path: Path, **settings: Any) -> Visit:
-        context = browser.new_context(**{"viewport": DESKTOP, "service_workers": "block", **settings})
-        contexts.append(context)
-        problems: list[str] = []
-        address = path.as_uri()
-
-        def judge(route: Any) -> None:
-            if route.request.url.partition("#")[0] == address:
-                route.continue_()
-                return
-            problems.append(f"request: {route.request.url}")
-            route.abort()
-
-        def dismiss(dialog: Any) -> None:
-            problems.append(f"dialog: {dialog.message}")
-            dialog.dismiss()
-
-        context.route("**/*", judge)
-        page = context.new_page()
-        page.on("dialog", dismiss)
-        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
-        page.on("console", lambda message: problems.append(f"console: {message.type} {message.text}"))
-        page.goto(address, wait_until="load")
-        return Visit(page, problems)
-
-    return open_page
 
 
 def serious_violations(visit: Visit) -> list[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -33,6 +35,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.models.load import open_picture_model
 from pipeline.models.opened import LanguageModel
 
+WORDS = ["red", "blue", "green", "house", "tree", "river", "stone", "cat", "dog", "sky", "quiet", "small"]
 SENTENCES = ["USER: Describe this image concisely. ASSISTANT: a red house, a green tree and a quiet river"] * 3
 CHAT = (
     "{% for m in messages %}{% for c in m.content %}{{ 'MARK' if c.type == 'image' else c.text }}{% endfor %}"
@@ -228,3 +231,27 @@ def encoded(picture: Image.Image, form: str = "PNG", **settings: Any) -> bytes:
     file = io.BytesIO()
     picture.save(file, form, **settings)
     return file.getvalue()
+
+
+def write_pictures(path: Path, count: int, seed: int, spoilt: Mapping[int, bytes] = {}) -> None:
+    """A Parquet file of pictures with captions; some rows hold other bytes."""
+    files = map(encoded, random_pictures([(40, 30), (32, 32)] * count, seed)[:count])
+    rng = np.random.default_rng(seed)
+    table = {
+        "id": [f"{path.stem}-{row}" for row in range(count)],
+        "image": [{"bytes": spoilt.get(row, data), "path": None} for row, data in enumerate(files)],
+        "caption": [" ".join(rng.choice(WORDS, 5)) for _ in range(count)],
+    }
+    pq.write_table(pa.table(table), path)
+
+
+def picture_audit(folder: Path, model: Path, **settings: Any) -> dict[str, Any]:
+    """An audit of audit.parquet and unseen.parquet in a folder."""
+    columns = {"id": "id", "image": "image", "caption": "caption"}
+    return {
+        "run": str(folder / "run"),
+        "model": {"path": str(model), "dtype": "float32"},
+        "corpus": {role: {"path": str(folder / f"{role}.parquet"), **columns} for role in ("audit", "unseen")},
+        "resources": {"cluster": "local", "shard_documents": 6, "shard_bytes": 1 << 30},
+        **settings,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 from signed import sign
 
 from pipeline.audit.blind import blind_diagnostic
-from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest
+from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, read_run, write_manifest
 from pipeline.audit.records import write_record
 from pipeline.audit.resolution import resolution
 from pipeline.audit.status import Counts, StatusFile
@@ -53,8 +54,12 @@ def build_run(
     shift: float = 3.0,
     limit: int | None = None,
     selections: tuple[dict[str, Any], ...] = ({},),
+    drawn: Container[str] | None = None,
 ) -> Store:
-    """A run directory as the driver leaves it: real inputs, shards, receipts and decisions on simulated scores."""
+    """A run directory as the driver leaves it: real inputs, shards, receipts and decisions on simulated scores.
+
+    There is something to draw for the selections `drawn`, all by default: figures take their time.
+    """
     texts = [f"{SECRET} number {row} " + "and more of it " * 40 for row in range(m)]
     texts[0], texts[1] = f"{SCRIPT} {SECRET}", f"{BIDI} {SECRET}"
     folder.mkdir(exist_ok=True)
@@ -90,6 +95,9 @@ def build_run(
     _score(store, [shard.id for shard in shards], m, n)
     for selection in config.selections:
         _select(store, selection, str(source), m, n, members, shift, limit)
+        if drawn is not None and selection.name not in drawn:
+            for file in ("ranks.parquet", "scores.json"):
+                store.remove(f"selection/{selection.name}/{file}")
     return sign(store)
 
 
@@ -215,10 +223,27 @@ def summary_of(selection: SelectionConfig, counts: RankCounts, decision: Decisio
     )
 
 
+def summary_in(store: Store, name: str = "members") -> Summary:
+    """The summary of a selection."""
+    summary = read_summary(store, name)
+    assert summary is not None
+    return summary
+
+
 def amend(store: Store, name: str, **changes: Any) -> None:
     """Change fields of a selection's summary, whatever other files of the answer were changed before."""
     store = sign(store)
-    summary = read_summary(store, name)
-    assert summary is not None
-    write_record(store, summary_file(name), summary.model_copy(update=changes))
+    write_record(store, summary_file(name), summary_in(store, name).model_copy(update=changes))
     sign(store)
+
+
+def amend_manifest(store: Store, **changes: Any) -> None:
+    """Change fields of the manifest."""
+    write_manifest(store, read_run(store)[0].model_copy(update=changes))
+    sign(store)
+
+
+def amend_checks(store: Store, name: str = "members", **results: Any) -> None:
+    """Change results of the checks of a selection, and with them whether they support it."""
+    checks = summary_in(store, name).diagnostics.model_copy(update=results)
+    amend(store, name, diagnostics=checks, supported=checks.support(), reasons=checks.failures())

@@ -87,8 +87,6 @@ def test_deepspeed_settings_have_a_name_or_a_path(tmp_path: Path) -> None:
     assert read_zero_settings(str(path)) == read_zero_settings("zero2")
     with pytest.raises(UserError, match=r"did you mean 'zero3'\? known names: zero2, zero3, or the path"):
         read_zero_settings("zero4")
-    with pytest.raises(UserError, match=r"cannot read DeepSpeed settings none\.json: No such"):
-        read_zero_settings("none.json")
 
 
 @pytest.mark.parametrize("method", ["lora", "adalora", "ia3"])

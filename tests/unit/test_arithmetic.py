@@ -17,16 +17,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
 from pipeline.models import arithmetic
-from pipeline.models.arithmetic import (
-    FLAGS_VARIABLE,
-    Processor,
-    check_explicit,
-    choose,
-    choose_model,
-    choose_training,
-    processor_here,
-    stored_type,
-)
+from pipeline.models.arithmetic import FLAGS_VARIABLE, Processor, check_explicit, choose, choose_model, choose_training
 from pipeline.models.load import open_model
 from pipeline.store.files import Store
 
@@ -87,7 +78,7 @@ def test_a_gguf_file_is_unpacked_and_that_is_the_reason_of_its_type(smollm2_file
 )
 def test_the_flags_of_the_processor_decide(monkeypatch: pytest.MonkeyPatch, flags: str, native: bool) -> None:
     monkeypatch.setenv(FLAGS_VARIABLE, flags)
-    here = processor_here()
+    here = arithmetic.processor_here()
     assert here.bfloat16 is native
     assert here.flags == tuple(flags.split())
     assert choose("bfloat16", 1, here).dtype == ("bfloat16" if native else "float32")
@@ -99,11 +90,11 @@ def test_where_the_system_states_no_flags_one_measurement_decides_and_is_kept(
     monkeypatch.delenv(FLAGS_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("platform.system", lambda: "Darwin")
-    measured = processor_here().bfloat16
+    measured = arithmetic.processor_here().bfloat16
     (kept,) = (tmp_path / "seenset").iterdir()
     assert json.loads(kept.read_text()) == {"native": measured}
     kept.write_text(json.dumps({"native": not measured}))
-    assert processor_here().bfloat16 is not measured
+    assert arithmetic.processor_here().bfloat16 is not measured
 
 
 def test_a_stated_type_that_is_slow_here_is_named_and_one_that_a_gpu_lacks_is_refused(
@@ -150,14 +141,16 @@ def _with_config(folder: Path, target: Path, **settings: object) -> Path:
 def test_the_type_of_a_checkpoint_is_read_from_its_files_and_an_unknown_one_refused(
     half_model: Path, tmp_path: Path
 ) -> None:
-    assert stored_type(ModelConfig(path=str(half_model))) == "bfloat16"
+    assert arithmetic.stored_type(ModelConfig(path=str(half_model))) == "bfloat16"
     unnamed = _with_config(half_model, tmp_path / "unnamed", dtype=None, torch_dtype=None)
-    assert stored_type(ModelConfig(path=str(unnamed))) == "bfloat16"
+    assert arithmetic.stored_type(ModelConfig(path=str(unnamed))) == "bfloat16"
     float8 = _with_config(half_model, tmp_path / "float8", quantization_config={"quant_method": "fp8"})
-    assert "8-bit floats, which cannot be opened here" in user_error(stored_type, ModelConfig(path=str(float8)))
+    assert "8-bit floats, which cannot be opened here" in user_error(
+        arithmetic.stored_type, ModelConfig(path=str(float8))
+    )
     strange = _with_config(half_model, tmp_path / "strange", dtype="int7", torch_dtype=None)
     with pytest.raises(UserError, match=r"of type int7, and dtype auto knows float64.*set dtype: float32"):
-        stored_type(ModelConfig(path=str(strange)))
+        arithmetic.stored_type(ModelConfig(path=str(strange)))
 
 
 def test_a_model_that_is_opened_by_itself_has_the_type_of_the_machine(

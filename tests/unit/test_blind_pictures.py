@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from picture_models import encoded, save_llava
+from picture_models import encoded, picture_audit, save_llava
 from PIL import Image
 from rich.console import Console
-from test_picture_runs import settings
 
 from pipeline.audit.blind import PictureLooks, blind, looks_of, picture_features
 from pipeline.audit.description import build_config
@@ -78,7 +77,7 @@ def test_the_report_begins_with_what_its_files_tell(tmp_path: Path) -> None:
     detector = {"loss": {"part": "description", "caption": "given"}}
     column = "loss(part=description, caption=given)"
     selection = {"name": "m", "detectors": [column], "procedure": "bh", "alpha": 0.1}
-    config = build_config(settings(tmp_path, tmp_path / "llava", detectors=[detector], selections=[selection]))
+    config = build_config(picture_audit(tmp_path, tmp_path / "llava", detectors=[detector], selections=[selection]))
     outcome = run_audit(config, Reporter(Console(), quiet=True))
     (summary,) = outcome.status.selections
     assert summary.supported is False

@@ -149,19 +149,15 @@ def all_listed(table: pa.Table) -> pa.Table:
 
 MEMBERS, LISTED, VERDICT = "answers/members.json", "answers/members.parquet", "verdict.json"
 HALF = [False] * 81 + [True] * 30 + [False] * 30 + [True] * 40
+OTHER = {"n_selected": 70, "n_audit": 60, "alpha": 0.01, "threshold": 0.01, "bound": None, "promise": "All of them."}
 FORGERIES = {
-    "count": {MEMBERS: with_key("n_selected", value=70)},
-    "audited": {MEMBERS: with_key("n_audit", value=60)},
-    "alpha": {MEMBERS: with_key("alpha", value=0.01)},
+    **{name: {MEMBERS: with_key(name, value=value)} for name, value in OTHER.items()},
     "question": {INDEX: with_key("selections", "0", "alpha", value=0.01)},
     "procedure": {INDEX: with_key("selections", "0", "procedure", value="by")},
-    "threshold": {MEMBERS: with_key("threshold", value=0.01)},
     "nulls": {"answers/storey.json": with_key("null_proportion", value=0.01)},
     "bound": {MEMBERS: with_key("bound", "members_at_least", value=79)},
     "confidence": {MEMBERS: with_key("bound", "confidence", value=0.999)},
-    "no bound": {MEMBERS: with_key("bound", value=None)},
     "guarantee": {"answers/learnt.json": with_key("guarantee", value="asymptotic")},
-    "promise": {MEMBERS: with_key("promise", value="All are members.")},
     "strict": {"answers/storey.json": with_key("strict", "n_selected", value=79)},
     "resolution": {MEMBERS: with_key("diagnostics", "resolution", "minimum_selectable", value=1000)},
     "extra key": {MEMBERS: lambda value: {**value, "verified": True}},

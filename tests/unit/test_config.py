@@ -67,7 +67,6 @@ def without(key: str) -> dict[str, Any]:
                 "keys of its own, got 0"
             ],
         ),
-        (audit(), ["resources.actors=many"], ["resources.actors"]),
         (audit(), ["error_budget=2"], ["error_budget"]),
         (audit(), ["max_tokens=1"], ["max_tokens"]),
         (audit(), ["corpus=null"], ["corpus: must be a section with keys of its own, got None"]),

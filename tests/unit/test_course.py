@@ -283,8 +283,7 @@ def test_a_ledger_and_runs_by_any_way_of_writing_their_paths_are_the_same(
     monkeypatch.chdir(tmp_path / "w")
     for written in ("../ledger", f"{tmp_path}/w/../ledger", f"{tmp_path}/w/./v/../../ledger", "../link"):
         course = read_course(written)
-        assert course.ledger == str(ledger)
-        assert [(one.n_new, one.notes) for one in course.new] == [(1, [])]
+        assert (course.ledger, [(one.n_new, one.notes) for one in course.new]) == (str(ledger), [(1, [])])
     assert Store("../run1").url == str(tmp_path / "run1")
     claim = read_schedule(Store(str(ledger))).scans[0].claim  # type: ignore[union-attr]
     earlier = Claim.model_validate({**claim.plain(), "run": f"{tmp_path}/w/../run1"})

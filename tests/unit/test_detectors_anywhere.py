@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from commands import ended, user_error
-from picture_models import save_llava
+from picture_models import save_llava, write_pictures
 from test_learnt import MEASURED, drawn, evidence_of, pool_of_scores, trial_of
-from test_picture_runs import write as write_pictures
 from tiny_t5 import save_tiny_t5
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -12,16 +12,8 @@ import pytest
 from openai_server import openai_server
 
 from pipeline.config.models import EndpointConfig
-from pipeline.endpoint.client import (
-    Endpoint,
-    Fault,
-    Refusal,
-    Usage,
-    check_endpoint,
-    headers,
-    retry_after,
-    run_concurrently,
-)
+from pipeline.endpoint import client
+from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, check_endpoint
 from pipeline.errors import ExitCode, StopError, UserError
 from pipeline.stages.ask_log_probs import Way, ask_log_probs
 
@@ -55,7 +47,7 @@ def ask(
                 except (Fault, Refusal) as error:
                     found[prompt] = error
 
-            await run_concurrently(prompts, one, asked.concurrency)
+            await client.run_concurrently(prompts, one, asked.concurrency)
             return endpoint.spent
 
     return found, asyncio.run(main())
@@ -132,16 +124,16 @@ def test_limits_on_requests_at_a_time_and_a_minute_are_kept() -> None:
 
 
 def test_a_date_or_nonsense_in_retry_after_is_understood() -> None:
-    assert retry_after(None) == retry_after("soon") == retry_after("-3") == 0
-    assert retry_after("2.5") == 2.5
-    assert 8 < retry_after(email.utils.formatdate(time.time() + 10, usegmt=True)) <= 10
+    assert client.retry_after(None) == client.retry_after("soon") == client.retry_after("-3") == 0
+    assert client.retry_after("2.5") == 2.5
+    assert 8 < client.retry_after(email.utils.formatdate(time.time() + 10, usegmt=True)) <= 10
 
 
 def test_the_list_of_models_is_asked_with_a_key_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEENSET_API_KEY", KEY)
     with openai_server(models=["stab", "other"], key=KEY) as server:
         assert check_endpoint(config(server.url, name="other"))["architecture"] == "endpoint"
-        assert headers(config(server.url, key_variable="NOT_SET_ANYWHERE")) == {}
+        assert client.headers(config(server.url, key_variable="NOT_SET_ANYWHERE")) == {}
         monkeypatch.setenv("SEENSET_API_KEY", "sk-two\nlines")
         with pytest.raises(UserError, match="a line break") as shown:
             check_endpoint(config(server.url))

@@ -16,16 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
+from pipeline.training import train as trainings
 from pipeline.training.memory import batch_loss, passes_of
-from pipeline.training.train import (
-    RECORD,
-    FinetuneConfig,
-    TrainingOptions,
-    TrainingStep,
-    batches_of_an_epoch,
-    encode,
-    train,
-)
+from pipeline.training.train import RECORD, FinetuneConfig, TrainingOptions, TrainingStep, encode, train
 
 WORDS = [f"w{i}" for i in range(60)]
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(4 + i % 9)) for i in range(24)]
@@ -204,14 +197,14 @@ def test_padding_does_not_change_the_loss_though_it_is_a_token_that_texts_hold(t
 
 def test_an_epoch_holds_every_text_once_in_batches_of_like_length() -> None:
     lengths = [(37 * i) % 101 for i in range(203)]
-    batches = batches_of_an_epoch(lengths, 4, seed=1, epoch=0)
+    batches = trainings.batches_of_an_epoch(lengths, 4, seed=1, epoch=0)
     assert sorted(index for batch in batches for index in batch) == list(range(203))
     assert max(len(batch) for batch in batches) == 4
     assert len(batches) == 51
     spread = sum(max(lengths[i] for i in batch) - min(lengths[i] for i in batch) for batch in batches)
     assert spread / len(batches) < 25  # at random it would be 60
-    assert batches_of_an_epoch(lengths, 4, seed=1, epoch=0) == batches
-    assert batches_of_an_epoch(lengths, 4, seed=1, epoch=1) != batches
+    assert trainings.batches_of_an_epoch(lengths, 4, seed=1, epoch=0) == batches
+    assert trainings.batches_of_an_epoch(lengths, 4, seed=1, epoch=1) != batches
 
 
 def test_a_pass_holds_no_more_tokens_than_allowed_with_their_padding_unless_one_document_does() -> None:

@@ -155,17 +155,18 @@ def test_a_draw_is_the_same_whatever_else_is_drawn_and_another_under_another_see
     assert continuations(lm, prompts(draws=()), SHARP, 0) == [[]] * 6
 
 
-def test_a_draw_ends_as_soon_as_its_words_are_whole(llama):
+@pytest.mark.parametrize("words", [1, 4])
+def test_a_draw_ends_as_soon_as_its_words_are_whole(llama, words):
     whole = continuations(llama, prompts(range(4)), SHARP, 7)
-    cut = continuations(llama, prompts(range(4), words=4), SHARP, 7)
+    cut = continuations(llama, prompts(range(4), words=words), SHARP, 7)
     ends = set()
     for long, short in zip(chain(*whole), chain(*cut), strict=True):
         ends.add(short.end)
         assert long.ids[: len(short.ids)] == short.ids
         if short.end == "words":
-            assert whole_words(short.text) == 4
-            assert whole_words(llama.tokenizer.decode(short.ids[:-1])) < 4
-            assert short.text.split()[:4] == long.text.split()[:4]
+            assert whole_words(short.text) == words
+            assert whole_words(llama.tokenizer.decode(short.ids[:-1])) < words
+            assert short.text.split()[:words] == long.text.split()[:words]
     assert "words" in ends
 
 
@@ -228,11 +229,16 @@ def test_a_word_is_whole_when_whitespace_is_behind_it(text, words):
     assert whole_words(text) == words
 
 
-def test_the_room_of_a_batch_is_what_its_budget_counts() -> None:
+def test_the_room_of_a_batch_is_what_its_budget_counts_and_is_written_in_place() -> None:
     model = architecture("llama", 60)
     cache = cache_of(model, 5 + 4)
     with torch.inference_mode():
         model(input_ids=torch.ones(2, 5, dtype=torch.long), past_key_values=cache, use_cache=True)
         cache.reorder_cache(torch.tensor([0, 0, 1]))
+        places = set()
+        for _ in range(4):
+            model(input_ids=torch.ones(3, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
+            places.add(cache.layers[-1].keys.data_ptr())
+    assert len(places) == 1, "the room is taken when rows are chosen, and kept"
     room = sum(t.untyped_storage().nbytes() for layer in cache.layers for t in (layer.keys, layer.values))
     assert room == 3 * (5 + 4) * cache_bytes(shape_of(model.config, "float32"))

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UserError
-from pipeline.selection.conformal import RankCounts
 from pipeline.selection.joint import (
     EXACT_CALIBRATION,
     JointEvidence,
@@ -25,7 +24,6 @@ from pipeline.selection.joint import (
     joint_resolution,
     joint_select,
 )
-from pipeline.selection.procedures.record import decide
 
 TENTH = Fraction(1, 10)
 alphas = st.integers(1, 19).map(lambda twentieth: Fraction(twentieth, 20))
@@ -84,19 +82,6 @@ def test_each_e_value_has_a_mean_of_at_most_one_for_every_null(grouped: bool, n:
     )
     worst = sum((here - before) * e_value(here, evidence) for before, here in pairwise([Fraction(0), *grid]))
     assert worst <= 1
-
-
-@settings(max_examples=40)
-@given(several(), alphas)
-def test_under_one_model_the_joint_selection_is_that_of_ebh_and_the_plain_one_is_bh(
-    audit: tuple[list[int], list[list[int]]], alpha: Fraction
-) -> None:
-    (n, *_), (places, *_) = audit
-    m = len(places)
-    counts, p = RankCounts.of(np.array(places), n), p_values_of([n], [places])
-    evidence = JointEvidence.of(n, m, alpha)
-    assert joint_select([evidence], p).sum() == decide("ebh", counts, alpha).n_selected
-    assert joint_select([evidence.plain()], p).sum() == decide("bh", counts, alpha).n_selected
 
 
 @settings(max_examples=40)

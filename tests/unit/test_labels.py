@@ -76,12 +76,8 @@ def test_rows_of_every_format_have_the_role_of_their_label_and_keep_their_number
             rows = [row for row in range(N) if LABELS[row] == member][:limit]
             facts = [(d.row, d.text, d.doc_id, d.problem) for d in documents[role]]
             assert facts == [(row, text(row), f"{path}#{row}", None) for row in rows], path
-
-
-def test_rows_are_found_again_by_their_number(tmp_path: Path) -> None:
-    path = str(write_jsonl(tmp_path / "a.jsonl", LABELS))
-    shards = [shard for shard in shards_of(path) if shard.role == "seen"]
-    assert fetch_texts(shards, [(path, 60), (path, 199)]) == {(path, row): text(row) for row in (60, 199)}
+            shards, last = [one for one in shards_of(path) if one.role == role], (str(path), rows[-1])
+            assert fetch_texts(shards, [last]) == {last: text(rows[-1])}, "found again by its number"
 
 
 @pytest.mark.parametrize(

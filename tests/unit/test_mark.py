@@ -333,18 +333,12 @@ def test_a_paraphraser_of_a_configuration_writes_the_versions(tiny_t5_folder: Pa
     assert {row["id"]: public[row["id"]] for row in rows} == published(tmp_path / "one")
 
 
-def test_a_date_is_stated_as_it_is_given_or_refused(tmp_path: Path, capsys) -> None:
-    write_jsonl(tmp_path / "a.jsonl", texts(4))
-    arguments = ["mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--json", "--date"]
-    assert ended(*arguments, "31.1.2026") == 2
-    assert "'31.1.2026' does not match the format" in capsys.readouterr().err
-    assert ended(*arguments, "2026-01-31") == 0
-    assert json.loads((tmp_path / "out/commitment.json").read_text())["created"] == "2026-01-31"
-
-
-def test_an_unknown_setting_of_a_paraphraser_is_one_line(tmp_path: Path, capsys) -> None:
+def test_a_date_is_stated_as_it_is_given_and_a_wrong_option_is_one_line(tmp_path: Path, capsys) -> None:
     write_jsonl(tmp_path / "a.jsonl", texts(4))
     (tmp_path / "p.yaml").write_text("pth: x\n")
-    assert ended("mark", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--with", tmp_path / "p.yaml") == 2
-    assert "unknown key 'pth'" in capsys.readouterr().err
+    arguments = ["mark", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--json"]
+    assert "'31.1.2026' does not match the format" in here(capsys, *arguments, "--date", "31.1.2026", code=2)[1]
+    assert "unknown key 'pth'" in here(capsys, *arguments, "--with", tmp_path / "p.yaml", code=2)[1]
     assert not (tmp_path / "out").exists()
+    here(capsys, *arguments, "--date", "2026-01-31")
+    assert json.loads((tmp_path / "out/commitment.json").read_text())["created"] == "2026-01-31"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from commands import user_error
+from made_up import write_corpus
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.small_model import smollm2_file
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
+from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, REFERENCE, Evidence, plan_passes
 from pipeline.detectors.registry import parse_detectors
@@ -72,17 +74,6 @@ def scores_of(evidence: Evidence) -> list[list[float]]:
     return [one.score(evidence).tolist() for one in parse_detectors(list(PAIRS))]
 
 
-def test_values_worked_by_hand() -> None:
-    targets = [[-1.0, -2.0, -0.5, -3.0], [-1.0, -2.0], [-0.5, -0.25], [-4.0]]
-    others = [[-2.0, -1.5, -9.0, -2.5], [-2.0, -2.0], [-9.0, -0.125], [-4.0]]
-    bests = [[-0.75, -1.0, -0.5, -1.0], [-0.5, -1.0], [-0.5, -0.25], [-1.0]]
-    ez, wbc = scores_of(evidence_of(targets, others, bests))
-    # d = 1, -.5, (8.5, the likeliest), -.5; no d-; no position (both the likeliest); d = 0: neither gain nor loss
-    assert ez == pytest.approx([0.5, 1.0, 1.0, 1.0])
-    # windows of 2: .5, 8, 8; all longer ones are positive too. Equal sums are not above.
-    assert wbc == [1.0, 1.0, 1.0, 0.0]
-
-
 def test_they_are_their_transcriptions() -> None:
     generator = np.random.default_rng(3)
     # Eighths: sums are exact, and windows tie.
@@ -125,11 +116,8 @@ def test_other_numbers_of_tokens_are_never_compared() -> None:
     shorter = evidence_of([[-1.0]], [[-1.0]], [[-1.0]]).passes
     with pytest.raises(ValueError, match="different numbers of tokens"):
         scores_of(Evidence(["text"], {FORWARD: passes[FORWARD], REFERENCE: shorter[REFERENCE]}))
-
-
-def test_they_share_the_passes_of_loss_and_reference() -> None:
-    passes = plan_passes(parse_detectors(["loss", "reference", *PAIRS]))
-    assert passes == {FORWARD: STATISTICS, REFERENCE: frozenset({"log_prob"})}
+    planned = plan_passes(parse_detectors(["loss", "reference", *PAIRS]))
+    assert planned == {FORWARD: STATISTICS, REFERENCE: frozenset({"log_prob"})}, "those of loss and reference"
 
 
 @pytest.fixture(scope="module")
@@ -146,17 +134,23 @@ def other_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 def described(tmp_path: Path, model: Path, other: Path | None, **settings: Any) -> dict[str, Any]:
-    lines = [json.dumps({"id": str(i), "text": text}) for i, text in enumerate(TEXTS)]
-    (tmp_path / "audit.jsonl").write_text("\n".join(lines))
+    rows = [{"id": str(i), "text": text} for i, text in enumerate(settings.pop("texts", TEXTS))]
     reference = {} if other is None else {"reference_model": {"path": str(other), "dtype": "float32"}}
     return {
         "run": str(tmp_path / f"run{settings.pop('run', '')}"),
         "model": {"path": str(model), "dtype": "float32"},
         **reference,
-        "corpus": {"audit": {"path": str(tmp_path / "audit.jsonl"), "id": "id"}},
+        "corpus": write_corpus(tmp_path, {"audit": rows}),
         "detectors": list(PAIRS),
         **settings,
     }
+
+
+def scored(config: AuditConfig) -> pa.Table:
+    """The rows of all shards, scored in this process."""
+    shards, store = make_plan(config).shards, Store(config.run)
+    events = finish_shards(stages_of(config)[-1], shards, store, workers=1)
+    return pa.concat_tables([read_filed(store, event) for event in events if isinstance(event, Receipt)])
 
 
 def test_scores_of_a_run_do_not_depend_on_batches(tmp_path: Path, tiny_model_folder: Path, other_folder: Path) -> None:
@@ -168,22 +162,11 @@ def test_scores_of_a_run_do_not_depend_on_batches(tmp_path: Path, tiny_model_fol
     assert len(np.unique(expected[:, 1])) > 5
     assert len(np.unique(expected[:, 0])) > 5
 
-    for size in (1, 7, 32):
-        made = []
-        for start in range(0, len(TEXTS), size):
-            ids = [[int(i) for i in models[0].tokenizer(text)["input_ids"]] for text in TEXTS[start : start + size]]
-            passes = {p: forward(lm, ids, STATISTICS) for p, lm in zip((FORWARD, REFERENCE), models, strict=True)}
-            made += np.transpose(scores_of(Evidence(TEXTS[start : start + size], passes))).tolist()
-        np.testing.assert_allclose(made, expected, rtol=1e-4)
-
-    for tokens in (1, 4096):
+    for tokens in (1, 256, 4096):
         resources = {"batch_tokens": tokens}
         config = build_config(described(tmp_path, tiny_model_folder, other_folder, run=tokens, resources=resources))
         check_stages(config)
-        shards, store = make_plan(config).shards, Store(config.run)
-        events = finish_shards(stages_of(config)[-1], shards, store, workers=1)
-        receipts = [event for event in events if isinstance(event, Receipt)]
-        rows = pa.concat_tables([read_filed(store, receipt) for receipt in receipts])
+        rows = scored(config)
         rows = rows.take(np.argsort([int(name) for name in rows["doc_id"].to_pylist()]))
         np.testing.assert_allclose(np.transpose([rows[name].to_numpy() for name in PAIRS]), expected, rtol=1e-4)
 
@@ -201,29 +184,20 @@ def test_a_text_cut_between_two_line_ends_is_compared_by_the_tokens_of_the_targe
     text, most = "The quiet river\n\n= 7", 5
     (cut,) = tokenize(models[0].tokenizer, [text], most)
     assert tokenize(models[1].tokenizer, [text[: cut.kept]], most)[0].ids != cut.ids
-    settings = described(tmp_path, *folders, detectors=[*PAIRS, "reference"], max_tokens=most)
-    (tmp_path / "audit.jsonl").write_text(json.dumps({"id": "0", "text": text}))
-    config = build_config(settings)
-    shards, store = make_plan(config).shards, Store(config.run)
-    events = finish_shards(stages_of(config)[-1], shards, store, workers=1)
-    (receipt,) = (event for event in events if isinstance(event, Receipt))
-    rows = read_filed(store, receipt)
+    settings = described(tmp_path, *folders, texts=[text], detectors=[*PAIRS, "reference"], max_tokens=most)
+    rows = scored(build_config(settings))
     target, other = (forward(lm, [cut.ids], STATISTICS) for lm in models)
     log_probs = [one.log_prob[0].double().tolist() for one in (target, other)]
     assert rows["wbc"].to_pylist() == pytest.approx([wbc_of(*log_probs)])
     assert rows["reference"].to_pylist() == pytest.approx([np.mean(log_probs[0]) - np.mean(log_probs[1])], rel=1e-4)
 
 
-def _with_a_token(tokenizer: Any) -> None:
-    tokenizer.add_tokens(["zzz"])
-
-
-def _lowercased(tokenizer: Any) -> None:
-    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
-
-
 @pytest.mark.parametrize(
-    ("change", "differs"), [(_with_a_token, "'zzz' has id none and "), (_lowercased, "they make ids")]
+    ("change", "differs"),
+    [
+        (lambda tokenizer: tokenizer.add_tokens(["zzz"]), "'zzz' has id none and "),
+        (lambda one: setattr(one.backend_tokenizer, "normalizer", normalizers.Lowercase()), "they make ids"),
+    ],
 )
 def test_other_tokenizers_are_refused_before_and_in_a_worker(
     change: Callable[[Any], None], differs: str, tmp_path: Path, tiny_model_folder: Path, other_folder: Path
@@ -236,13 +210,10 @@ def test_other_tokenizers_are_refused_before_and_in_a_worker(
     config = build_config(described(tmp_path, tiny_model_folder, folder, detectors=["loss", "wbc"]))
     stage, shards = stages_of(config)[-1], make_plan(config).shards
     for check in (lambda: check_stages(config), lambda: list(finish_shards(stage, shards, Store(config.run), 1))):
-        with pytest.raises(UserError, match=differs) as raised:
-            check()
-        message = str(raised.value)
+        message = user_error(check)
         assert message.startswith("detector wbc compares model ")
-        assert str(tiny_model_folder) in message
-        assert str(folder) in message
-        assert "\n" not in message
+        for part in (differs, str(tiny_model_folder), str(folder)):
+            assert part in message
 
 
 @pytest.mark.parametrize("name", PAIRS)

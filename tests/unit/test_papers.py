@@ -10,26 +10,16 @@ import huggingface_hub.constants
 import pytest
 import yaml
 from commands import ended
-from made_up import sentence, write_jsonl
+from made_up import sentence, write_audit, write_rows
 
 from examples.papers import prepare
 from examples.papers.judge import error_and_power
 from pipeline.audit.description import load_config
 from pipeline.audit.machine import Node, actor_shape, places
-from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 
 FOLDER = Path(prepare.__file__).parent
 PAPERS = sorted(FOLDER.glob("*.yaml"))
-MODELS = {
-    "ptdi_wikimia": "EleutherAI/gpt-neox-20b",
-    "ptdi_arxivtection": "EleutherAI/gpt-neox-20b",
-    "td4eval": "EleutherAI/pythia-2.8b",
-    "ktd": "EleutherAI/pythia-1.4b-v0",
-    "fsd": "facebook/opt-6.7b",
-    "samia": "EleutherAI/pythia-6.9b",
-}
-PROCEDURES = {"ptdi_wikimia": "ptdi", "ptdi_arxivtection": "ptdi", "td4eval": "td4eval", "ktd": "ktd"}
 EIGHT_GPUS = [Node(64.0, 8.0)]
 
 
@@ -40,18 +30,12 @@ def benchmark_rows() -> list[dict[str, object]]:
     return [{"input": t, "Example_A": t, "label": i % 2, "Label": i % 2} for i, t in enumerate(texts)]
 
 
-def test_there_is_a_configuration_of_each_of_the_five_systems() -> None:
-    assert {path.stem for path in PAPERS} == set(MODELS)
-
-
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
 def test_a_configuration_names_the_hub_and_fills_eight_gpus(path: Path) -> None:
     config = load_config(str(path))
-    assert isinstance(config.model, ModelConfig)
-    assert config.model.path == MODELS[path.stem]
+    assert re.fullmatch(r"[\w-]+/[\w.-]+", config.model.path)
     shape = actor_shape(config.resources, EIGHT_GPUS)
     assert (places(EIGHT_GPUS, shape), config.resources.actors, config.resources.cluster) == (8, 8, "ray")
-    assert config.selections[0].procedure == PROCEDURES.get(path.stem, "bh")
     files = {entry for _, source in config.corpus.roles() for entry in source.paths}
     names = {Path(entry).parent.name for entry in files}
     assert names <= set(prepare.BENCHMARKS)
@@ -118,7 +102,8 @@ def test_the_parts_are_disjoint_and_a_missing_column_is_named(
 
 def test_the_readme_has_a_line_and_a_free_cell_for_every_configuration() -> None:
     rows = re.findall(r"^\| `(\w+)\.yaml` \|.*\| (.*?) ?\|$", (FOLDER / "README.md").read_text(encoding="utf-8"), re.M)
-    assert {name for name, _ in rows} == set(MODELS)
+    assert {name for name, _ in rows} == {path.stem for path in PAPERS}
+    assert {name.partition("_")[0] for name, _ in rows} == {"ptdi", "td4eval", "ktd", "fsd", "samia"}
     assert {ours for _, ours in rows} == {""}
 
 
@@ -128,22 +113,10 @@ def test_error_and_power_are_those_of_the_labels(tiny_model_folder: Path, tmp_pa
     texts = [sentence(i) for i in range(30)]
     audit = tmp_path / "audit.jsonl"
     rows = [{"id": f"a{i}", "text": text, "member": int(i < 20)} for i, text in enumerate(texts)]
-    audit.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = {
-        "run": str(tmp_path / "run"),
-        "model": {"path": str(tiny_model_folder)},
-        "corpus": {
-            "audit": {"path": str(audit), "id": "id"},
-            "unseen": {"path": write_jsonl(tmp_path / "unseen.jsonl", known)},
-        },
-        "detectors": ["loss"],
-        "evidence": 0,
-        "selections": [{"name": "all", "detectors": ["loss"], "procedure": "bh", "alpha": 0.99}],
-        "resources": {"cluster": "local"},
-    }
-    path = tmp_path / "audit.yaml"
-    path.write_text(yaml.safe_dump(config))
-    assert ended("run", str(path)) == 0
+    selections = [{"name": "all", "detectors": ["loss"], "procedure": "bh", "alpha": 0.99}]
+    path = write_audit(tmp_path, tiny_model_folder, [], known, evidence=0, selections=selections)
+    write_rows(audit, rows)
+    assert ended("run", path) == 0
     ((count, wrong, power),) = error_and_power(str(tmp_path / "run"), audit).values()
     assert count == 30
     assert (round(wrong, 6), power) == (round(10 / 30, 6), 1.0)

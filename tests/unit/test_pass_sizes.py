@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.models.load import LanguageModel
@@ -93,10 +94,7 @@ def test_a_document_that_does_not_fit_alone_and_other_errors_are_raised() -> Non
 @pytest.fixture(scope="module")
 def lm() -> LanguageModel:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=97
-    )
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA)).eval().requires_grad_(False)
     return LanguageModel(model, None, torch.device("cpu"), None)
 
 

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
+from commands import user_error
 from pydantic import BaseModel
 
 from pipeline.audit.description import build_config, load_config
@@ -20,7 +21,6 @@ from pipeline.config.yaml import read_mapping
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.detectors import plugins
-from pipeline.errors import UserError
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.trial.config import TrialConfig, load_trial
@@ -64,19 +64,19 @@ def ids_of(config: AuditConfig) -> list[str]:
     return [document.doc_id for shard in shards for document in read_shard(shard)]
 
 
-def test_data_lie_beside_the_file_and_ids_do_not_tell_where_that_is(project: Path) -> None:
-    config = load_config(str(project / "audit.yaml"))
-    assert ids_of(config) == ["data/audit/a.jsonl#0", "data/audit/a.jsonl#1", "data/unseen.jsonl#0"]
-    assert config.run == str(project / "runs/x")
-
-
-def test_the_working_directory_changes_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_lie_beside_the_file_wherever_the_command_runs_and_ids_do_not_tell_where_that_is(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = load_config(str(project / "audit.yaml"))
+    assert ids_of(first) == ["data/audit/a.jsonl#0", "data/audit/a.jsonl#1", "data/unseen.jsonl#0"]
+    assert first.run == str(project / "runs/x")
     monkeypatch.chdir(project)
     second = load_config("audit.yaml")
     assert first == second
-    assert ids_of(first) == ids_of(second)
     assert Store(second.run).url == str(project / "runs/x")
+    monkeypatch.chdir("/")
+    manifest = build_config(json.loads(first.model_dump_json(by_alias=True)))
+    assert ids_of(manifest) == ids_of(first) == ids_of(second)
 
 
 def test_ids_above_the_file_and_of_absolute_paths_are_as_they_were_written(project: Path) -> None:
@@ -129,12 +129,6 @@ NO_PATHS = {"delimiter", "encoding", "gguf_file", "id", "image", "name"}
 """Settings whose descriptions name files or folders and that are no paths."""
 
 
-def nested(path: str, value: Any) -> dict[str, Any]:
-    for key in reversed(path.split(".")):
-        value = {key: value}
-    return value
-
-
 @pytest.mark.parametrize(("root", "path", "place"), PATHS)
 def test_every_setting_that_is_a_path_is_relative_to_the_file_that_names_it(
     project: Path, root: type[BaseModel], path: str, place: Place
@@ -147,8 +141,10 @@ def test_every_setting_that_is_a_path_is_relative_to_the_file_that_names_it(
     assert resolved(value) == (str(beside) if place is Place.RUN else f"{project}/./{value.removeprefix('./')}")
     assert resolved("s3://bucket/a/b.py") == "s3://bucket/a/b.py"
     assert resolved("/whole/path.py") == "/whole/path.py"
-    if place is Place.MODEL:
-        assert resolved("owner/name") == "owner/name"
+    for name in ("owner/name", "gpt2", "~/model") if place is Place.MODEL else ():
+        assert resolved(name) == name
+    packaged = {"resources": {"deepspeed": "zero2"}}
+    assert placed(AuditConfig, packaged, str(project)) == packaged
 
 
 def test_the_settings_that_are_paths_are_those_whose_descriptions_name_files_or_folders() -> None:
@@ -165,35 +161,11 @@ def test_the_settings_that_are_paths_are_those_whose_descriptions_name_files_or_
     assert {path for path in named - found if path.rpartition(".")[2] not in NO_PATHS} == set()
 
 
-def test_against_is_relative_to_the_file_that_names_it(project: Path) -> None:
-    path = write_yaml(project / "later.yaml", **description(against="runs/earlier"))
-    assert load_config(path).against == str(project / "runs/earlier")
-
-
-@pytest.mark.parametrize("path", ["owner/name", "gpt2", "/abs/model", "~/model"])
-def test_hub_ids_and_whole_paths_stay(project: Path, path: str) -> None:
-    config = placed(AuditConfig, description(model={"path": path}, run="s3://bucket/run"), str(project))
-    assert config["model"]["path"] == path
-    assert config["run"] == "s3://bucket/run"
-
-
 def test_a_url_and_a_whole_path_with_a_mark_are_what_they_say(project: Path) -> None:
     assert (written("s3://bucket/./a"), origin_of("s3://bucket/./a")) == ("s3://bucket/./a", None)
     audit = {"path": f"{project}/data/./audit/a.jsonl"}
     config = build_config(description(corpus={"audit": audit}, selections=[]))
     assert ids_of(config) == ["audit/a.jsonl#0", "audit/a.jsonl#1"]
-
-
-def test_packaged_settings_of_deepspeed_stay(project: Path) -> None:
-    assert placed(AuditConfig, {"resources": {"deepspeed": "zero2"}}, str(project)) == {
-        "resources": {"deepspeed": "zero2"}
-    }
-
-
-def test_a_model_is_called_what_the_file_calls_it(project: Path) -> None:
-    (project / "models/base").mkdir(parents=True)
-    config = load_config(write_yaml(project / "audit.yaml", **description(model={"path": "models/base"})))
-    assert display_name(config.model) == "models/base"
 
 
 def test_overrides_are_relative_to_the_working_directory(project: Path) -> None:
@@ -202,38 +174,35 @@ def test_overrides_are_relative_to_the_working_directory(project: Path) -> None:
     config = load_config(str(project / "audit.yaml"), ["corpus.audit.path=mine.jsonl", "run=runs/y"])
     assert ids_of(config) == ["mine.jsonl#0", "data/unseen.jsonl#0"]
     assert config.run == str(here / "runs/y")
+    (project / "models/base").mkdir(parents=True)
+    named = load_config(write_yaml(project / "audit.yaml", **description(model={"path": "models/base"})))
+    assert display_name(named.model) == "models/base", "as the file calls it"
 
 
-@pytest.mark.parametrize(
-    ("settings", "here", "part"),
-    [
+def test_a_file_that_relied_on_the_working_directory_says_what_to_write(project: Path) -> None:
+    adapters: dict[str, Any] = {"adapters": {"a": {"corpus": {"path": "a.csv"}}}}
+    relied: list[tuple[dict[str, Any], str, str, str]] = [
         (
             {"corpus": {"audit": {"path": "old/*.jsonl"}}, "selections": []},
             "old/a.jsonl",
-            "corpus.audit.path: old/*.jsonl",
+            "corpus.audit.path",
+            "old/*.jsonl",
         ),
-        ({"run": "runs/old"}, "runs/old/manifest.json", "run: runs/old"),
-        ({"model": {"path": "old/model"}}, "old/model/config.json", "model.path: old/model"),
-        ({"model": {"path": "old.gguf"}}, "old.gguf", "model.path: old.gguf"),
-        ({"import": ["old.py"]}, "old.py", "import: old.py"),
-        ({"fsd": {"adapters": {"a": {"corpus": {"path": "a.csv"}}}}}, "a.csv", "fsd.adapters.a.corpus.path: a.csv"),
-    ],
-)
-def test_a_file_that_relied_on_the_working_directory_says_what_to_write(
-    project: Path, settings: dict[str, Any], here: str, part: str
-) -> None:
-    write_rows(Path(here), "a text")
-    path = write_yaml(project / "old.yaml", **description(**settings))
-    with pytest.raises(UserError) as caught:
-        load_config(path)
-    text = str(caught.value)
-    assert "\n" not in text
-    assert text.startswith(f"{part} is in the working directory and not beside {path};")
-    name = part.split(": ")[1]
-    assert f"write ../elsewhere/{name}" in text
-    corrected = yaml.safe_dump(description(**settings)).replace(name, f"../elsewhere/{name}")
-    (project / "old.yaml").write_text(corrected)
-    read_mapping(path, AuditConfig)
+        ({"run": "runs/old"}, "runs/old/manifest.json", "run", "runs/old"),
+        ({"model": {"path": "old/model"}}, "old/model/config.json", "model.path", "old/model"),
+        ({"model": {"path": "old.gguf"}}, "old.gguf", "model.path", "old.gguf"),
+        ({"import": ["old.py"]}, "old.py", "import", "old.py"),
+        ({"fsd": adapters}, "a.csv", "fsd.adapters.a.corpus.path", "a.csv"),
+    ]
+    for settings, here, key, name in relied:
+        write_rows(Path(here), "a text")
+        path = write_yaml(project / "old.yaml", **description(**settings))
+        error = user_error(load_config, path)
+        assert error.startswith(f"{key}: {name} is in the working directory and not beside {path};")
+        assert f"write ../elsewhere/{name}" in error
+        corrected = yaml.safe_dump(description(**settings)).replace(name, f"../elsewhere/{name}")
+        (project / "old.yaml").write_text(corrected)
+        read_mapping(path, AuditConfig)
 
 
 PLUGIN = """
@@ -245,16 +214,7 @@ def beside(evidence):
 """
 
 
-@pytest.fixture
-def forget() -> Iterator[None]:
-    """Nothing of this test's plugins is left to other tests."""
-    before = dict(plugins._loaded)
-    yield
-    for module in plugins._loaded.keys() - before.keys():
-        plugins._forget(plugins._loaded.pop(module))
-
-
-@pytest.mark.usefixtures("forget")
+@pytest.mark.usefixtures("forgotten_plugins")
 def test_plugins_of_one_name_beside_two_files_are_not_taken_for_one_another(project: Path) -> None:
     configs = []
     for name in ("one", "two"):
@@ -267,14 +227,12 @@ def test_plugins_of_one_name_beside_two_files_are_not_taken_for_one_another(proj
         (plugin,) = plugins.imported(config.import_)
         assert str(plugin.source).startswith(f"# {name}\n")
     (project / "two/mine.py").write_text("1 / 0")
-    with pytest.raises(UserError, match=r"^import: mine\.py, line 1: cannot be imported"):
-        load_config(path)
+    assert user_error(load_config, path).startswith("import: mine.py, line 1: cannot be imported")
 
 
 def test_a_new_run_beside_the_file_is_told_from_an_old_one_in_the_working_directory(project: Path) -> None:
     write_rows(Path("runs/x/manifest.json"), "")
-    with pytest.raises(UserError, match=r"or \./runs/x for a new one beside it"):
-        load_config(str(project / "audit.yaml"))
+    assert "or ./runs/x for a new one beside it" in user_error(load_config, str(project / "audit.yaml"))
     path = write_yaml(project / "audit.yaml", **description(run="./runs/x"))
     assert load_config(path).run == str(project / "runs/x")
 
@@ -313,10 +271,3 @@ def test_a_trial_and_the_values_of_its_sweep_are_relative_to_its_file(project: P
     ]
     assert [point.settings["model.path"] for point in points] == ["models/s", "models/m", "owner/name"]
     assert written(read_mapping(path, TrialConfig)["documents"]["path"]) == "data/audit"
-
-
-def test_the_manifest_opens_the_data_from_anywhere(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(str(project / "audit.yaml"))
-    monkeypatch.chdir("/")
-    again = build_config(json.loads(config.model_dump_json(by_alias=True)))
-    assert ids_of(again) == ids_of(config)

@@ -13,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from picture_models import encoded, random_pictures, save_llava, save_qwen_vl
+from commands import user_error
+from picture_models import encoded, random_pictures, save_qwen_vl
 
 import seenset
+from benchmarks.plain_loop import process
 from cluster.inspection import CHECKS, Inspection, first_batch
 from pipeline.audit.description import build_config
 from pipeline.audit.machine import ActorShape
@@ -35,7 +37,7 @@ from pipeline.stages.local import finish_shards
 from pipeline.stages.pictures import shown_pictures
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt
+from pipeline.store.receipts import Receipt, read_receipts
 
 PICTURES = random_pictures([(40, 30), (64, 64), (30, 60), (33, 32)] * 3, seed=5)
 CAPTIONS = [" ".join(["a red house", "the quiet river", "one tree"][: 1 + row % 3]) for row in range(len(PICTURES))]
@@ -44,13 +46,7 @@ DETECTORS: list[Any] = [
     {"loss": {"part": "description", "caption": ["given", "generated"]}},
 ]
 GIVEN = "loss(part=description, caption=given)"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "llava"
-    save_llava(folder)
-    return folder
+OF_CAPTIONS: list[Any] = [{"loss": {"part": "description", "caption": "given"}}]
 
 
 def audit_of(folder: Path, model: Any, rows: dict[str, Sequence[Any]] | None = None, **settings: Any) -> AuditConfig:
@@ -82,9 +78,12 @@ def finished(config: AuditConfig, workers: int = 1) -> dict[str, list[pa.Table]]
     return tables
 
 
-def test_the_scores_are_those_of_a_plain_loop_over_the_models_own_logits(tmp_path: Path, model: Path) -> None:
-    scores = pa.concat_tables(finished(audit_of(tmp_path, model))["score"]).to_pylist()
-    lm = open_picture_model(ModelConfig(path=str(model), dtype="float32"))
+def test_the_scores_are_those_of_a_plain_loop_over_the_models_own_logits(tmp_path: Path, llava: Path) -> None:
+    config = audit_of(tmp_path, llava)
+    scores = pa.concat_tables(finished(config)["score"]).to_pylist()
+    for receipt in read_receipts(Store(config.run), "describe"):
+        assert receipt.tokens == sum(map(len, Store(config.run).read_table(receipt.data)["ids"].to_pylist())) > 0
+    lm = open_picture_model(ModelConfig(path=str(llava), dtype="float32"))
     network: Any = lm.model
     token = picture_token(network.config)
     assert len(scores) == len(PICTURES)
@@ -123,36 +122,21 @@ def test_the_scores_are_those_of_a_plain_loop_over_the_models_own_logits(tmp_pat
         assert row[GIVEN] == pytest.approx(mean, abs=1e-4)
 
 
-def test_receipts_count_the_tokens_of_descriptions(tmp_path: Path, model: Path) -> None:
-    config = audit_of(tmp_path, model)
-    plan, store = make_plan(config), Store(config.run)
-    stage = next(stage for stage in stages_of(config) if stage.name == "describe")
-    for receipt in finish_shards(stage, plan.shards, store, 1):
-        if isinstance(receipt, Receipt):
-            written = store.read_table(receipt.data)["ids"].to_pylist()
-            assert receipt.tokens == sum(map(len, written)) > 0
-
-
-def test_rows_are_the_same_bytes_however_many_threads_make_them(tmp_path: Path, model: Path) -> None:
-    config = audit_of(tmp_path, model)
+def test_rows_do_not_depend_on_the_number_of_threads_nor_on_what_shares_a_batch(tmp_path: Path, llava: Path) -> None:
+    config = audit_of(tmp_path, llava)
     one = finished(config.model_copy(update={"run": str(tmp_path / "one")}))
     three = finished(config.model_copy(update={"run": str(tmp_path / "three")}), workers=3)
     assert len(one["score"]) > 2
     for name in ("describe", "score"):
         assert all(table.equals(other) for table, other in zip(one[name], three[name], strict=True))
-
-
-def test_scores_do_not_depend_on_what_shares_a_batch(tmp_path: Path, model: Path) -> None:
-    config = audit_of(tmp_path, model)
-    whole = finished(config.model_copy(update={"run": str(tmp_path / "whole")}))
-    alone = audit_of(tmp_path, model, run=str(tmp_path / "alone"), resources={"batch_tokens": 1})
-    for table, other in zip(whole["score"], finished(alone)["score"], strict=True):
+    alone = audit_of(tmp_path, llava, run=str(tmp_path / "alone"), resources={"batch_tokens": 1})
+    for table, other in zip(one["score"], finished(alone)["score"], strict=True):
         for column in table.column_names[9:]:
             assert other[column].to_pylist() == pytest.approx(table[column].to_pylist(), abs=1e-4)
 
 
-def test_parts_of_one_description_share_a_forward_pass(tmp_path: Path, model: Path) -> None:
-    config = audit_of(tmp_path, model)
+def test_parts_of_one_description_share_a_forward_pass(tmp_path: Path, llava: Path) -> None:
+    config = audit_of(tmp_path, llava)
     (shard, *_), store = make_plan(config).shards, Store(config.run)
     describing, scoring = stages_of(config)
     list(finish_shards(describing, [shard], store, 1))
@@ -173,12 +157,12 @@ def work(worker: Any, shard: Shard, store: Store) -> Output:
     return output
 
 
-def test_a_bad_picture_stops_nothing_and_never_vanishes(tmp_path: Path, model: Path) -> None:
+def test_a_bad_picture_stops_nothing_and_never_vanishes(tmp_path: Path, llava: Path) -> None:
     whole = encoded(PICTURES[0].resize((200, 200)), "JPEG")
     images: list[Any] = [encoded(PICTURES[0]), whole[: len(whole) // 2], b"no picture", b"", encoded(PICTURES[1])]
     images += [encoded(PICTURES[2]), encoded(PICTURES[3]), None]
     captions = ["a red house", "cut in half", "words", "nothing", None, "a", "the quiet river", "none"]
-    tables = finished(audit_of(tmp_path, model, {"image": images, "caption": captions}))
+    tables = finished(audit_of(tmp_path, llava, {"image": images, "caption": captions}))
     reasons = {row["doc_id"]: row["reason"] for table in tables["quarantine"] for row in table.to_pylist()}
     kept = [row["doc_id"] for table in tables["score"] for row in table.to_pylist()]
     assert reasons == {
@@ -196,8 +180,7 @@ def test_a_picture_that_a_models_own_processor_refuses_is_left_out_with_its_word
     save_qwen_vl(tmp_path / "model", "2")
     images = [encoded(picture) for picture in random_pictures([(40, 30), (500, 1), (30, 60)])]
     rows = {"image": images, "caption": ["a red house"] * 3}
-    given = [{"loss": {"part": "description", "caption": "given"}}]
-    tables = finished(audit_of(tmp_path, tmp_path / "model", rows, detectors=given))
+    tables = finished(audit_of(tmp_path, tmp_path / "model", rows, detectors=OF_CAPTIONS))
     refused = [row for table in tables["quarantine"] for row in table.to_pylist()]
     kept = [row["doc_id"] for table in tables["score"] for row in table.to_pylist()]
     assert {(row["doc_id"], row["reason"]) for row in refused} == {("picture-1", "model_error")}
@@ -205,8 +188,8 @@ def test_a_picture_that_a_models_own_processor_refuses_is_left_out_with_its_word
     assert kept == ["picture-0", "picture-2"]
 
 
-def test_a_worker_holds_the_pixels_of_one_picture_and_of_the_next(model: Path) -> None:
-    lm = open_picture_model(ModelConfig(path=str(model)))
+def test_a_worker_holds_the_pixels_of_one_picture_and_of_the_next(llava: Path) -> None:
+    lm = open_picture_model(ModelConfig(path=str(llava)))
     files = [encoded(picture) for picture in random_pictures([(64, 64)] * 6)]
     documents = [Document(row, str(row), "", None, picture=data) for row, data in enumerate(files)]
     seen: list[weakref.ref[Any]] = []
@@ -216,30 +199,30 @@ def test_a_worker_holds_the_pixels_of_one_picture_and_of_the_next(model: Path) -
     assert len(seen) == 6
 
 
-def test_the_same_pixels_have_the_same_key_and_scores_whatever_file_they_are_in(tmp_path: Path, model: Path) -> None:
+def test_the_same_pixels_have_the_same_key_and_scores_whatever_file_they_are_in(tmp_path: Path, llava: Path) -> None:
     picture = PICTURES[1]
     files = [encoded(picture), encoded(picture, "BMP"), encoded(picture, "WEBP", lossless=True), encoded(PICTURES[2])]
-    tables = finished(audit_of(tmp_path, model, {"image": files, "caption": ["a red house"] * 4}))
+    tables = finished(audit_of(tmp_path, llava, {"image": files, "caption": ["a red house"] * 4}))
     png, bitmap, webp, other = (row for table in tables["score"] for row in table.to_pylist())
     for same in (bitmap, webp):
-        assert (same["text_key"], same["sketch"]) == (png["text_key"], png["sketch"])
+        assert (same["text_key"], same["sketch"]) == (png["text_key"], png["sketch"]), "one document"
         assert same[GIVEN] == pytest.approx(png[GIVEN], abs=1e-6)
     assert other["text_key"] != png["text_key"]
 
 
-def test_a_caption_is_cut_at_max_tokens_and_that_is_noted(tmp_path: Path, model: Path) -> None:
-    config = audit_of(tmp_path, model, max_tokens=4, detectors=[{"loss": {"part": "description", "caption": "given"}}])
+def test_a_caption_is_cut_at_max_tokens_and_that_is_noted(tmp_path: Path, llava: Path) -> None:
+    config = audit_of(tmp_path, llava, max_tokens=4, detectors=OF_CAPTIONS)
     (stage,) = stages_of(config)
     assert stage.name == "score", "nothing is described where the captions are given"
     rows = [row for table in finished(config)["score"] for row in table.to_pylist()]
     assert {row["truncated"] for row in rows} == {True, False}
-    lm = open_picture_model(ModelConfig(path=str(model)))
+    lm = open_picture_model(ModelConfig(path=str(llava)))
     for row in rows:
         given = lm.tokenizer(f" {CAPTIONS[int(row['doc_id'][8:])]}", add_special_tokens=False)["input_ids"]
         assert row["truncated"] == (len(given) > 4)
 
 
-def test_roles_may_name_their_columns_as_they_like(tmp_path: Path, model: Path) -> None:
+def test_roles_may_name_their_columns_as_they_like(tmp_path: Path, llava: Path) -> None:
     images = [encoded(picture) for picture in PICTURES]
     pq.write_table(pa.table({"image": images, "caption": CAPTIONS}), tmp_path / "audit.parquet")
     pq.write_table(pa.table({"photo": images, "title": CAPTIONS}), tmp_path / "unseen.parquet")
@@ -247,30 +230,37 @@ def test_roles_may_name_their_columns_as_they_like(tmp_path: Path, model: Path) 
         "audit": {"path": str(tmp_path / "audit.parquet"), "image": "image", "caption": "caption"},
         "unseen": {"path": str(tmp_path / "unseen.parquet"), "image": "photo", "caption": "title"},
     }
-    config = audit_of(tmp_path, model, corpus=corpus, detectors=[{"loss": {"part": "description", "caption": "given"}}])
+    config = audit_of(tmp_path, llava, corpus=corpus, detectors=OF_CAPTIONS)
     finished(config)
     scored = read_scored(Store(config.run), make_plan(config).shards)
     assert {receipt.role for receipt in scored.receipts} == {"audit", "unseen"}
 
 
-def test_a_scan_of_a_schedule_has_one_scorer_before_and_after_its_shards_are_read(tmp_path: Path, model: Path) -> None:
+def test_a_scan_of_a_schedule_has_one_scorer_before_and_after_its_shards_are_read(tmp_path: Path, llava: Path) -> None:
     question = {"name": "members", "detectors": [GIVEN], "procedure": "bh"}
     source = {"path": str(tmp_path / "audit.parquet"), "image": "image", "caption": "caption"}
     corpus = {"audit": source, "unseen": source}
     limits = {"document_bytes": 100_000, "picture_pixels": 10_000}
-    config = audit_of(tmp_path, model, corpus=corpus, selections=[question], limits=limits)
+    config = audit_of(tmp_path, llava, corpus=corpus, selections=[question], limits=limits)
     (shard, *_), (_, scoring) = make_plan(config).shards, stages_of(config)
     assert scorers_of(config, scoring.fingerprint) == scorers_of(config, scoring.fingerprint_of(shard))
 
 
-def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, model: Path) -> None:
-    config = audit_of(tmp_path, model)
+def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, llava: Path) -> None:
+    config = audit_of(tmp_path, llava)
     described, scored = stages_of(config)
     assert described.fingerprint["instruction"] == INSTRUCTION
     assert described.fingerprint["tokens"] == 32
-    again = stages_of(audit_of(tmp_path, model))
+    again = stages_of(audit_of(tmp_path, llava))
     assert [stage.fingerprint for stage in again] == [described.fingerprint, scored.fingerprint]
-    processor = model / "processor_config.json"
+    narrow = audit_of(tmp_path, llava, limits={"picture_pixels": 10_000})
+    of_shards = [stages_of(one)[-1].fingerprint_of(make_plan(one).shards[0]) for one in (config, narrow)]
+    assert of_shards[0] != of_shards[1]
+    without = {"audit": {"path": str(tmp_path / "audit.parquet"), "image": "image"}}
+    generated = [audit_of(tmp_path, llava, detectors=DETECTORS[:1], **more) for more in ({}, {"corpus": without})]
+    of_shards = [stages_of(one)[-1].fingerprint_of(make_plan(one).shards[0]) for one in generated]
+    assert of_shards[0] != of_shards[1]
+    processor = llava / "processor_config.json"
     before = processor.read_text()
     changed = json.loads(before)
     changed["patch_size"] = 16
@@ -281,54 +271,65 @@ def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, model: Pat
         processor.write_text(before)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"detectors": ["loss"]}, r"loss reads texts, and the documents are pictures: say which part, as in {loss: "),
-        ({"detectors": ["renyi"]}, r"say which part, as in \{renyi: \{part: description\}\}; parts: image"),
-        ({"detectors": ["zlib"]}, r"zlib reads texts, .*; of pictures there are renyi"),
-        ({"detectors": ["gradient_norm"]}, r"gradient_norm reads texts"),
-        ({"detectors": ["fsd"]}, r"fsd reads texts"),
-        ({"detectors": ["samia"]}, r"samia reads texts"),
-        ({"detectors": [{"loss": {"part": "image"}}]}, r"loss: part must be one of instruction, description"),
-        ({"detectors": [{"renyi": {"part": "picture"}}]}, r"renyi: part must be one of image, "),
-        ({"text_transform": {"dates": "remove"}}, r"text_transform changes texts"),
-        ({"model": {"endpoint": "http://127.0.0.1:9/v1", "name": "one"}}, r"one is an endpoint, and the documents"),
-    ],
-)
-def test_what_reads_texts_is_refused_over_pictures(
-    settings: dict[str, Any], message: str, tmp_path: Path, model: Path
+def test_a_picture_that_changes_between_its_description_and_its_scores_stops_its_shard(
+    tmp_path: Path, llava: Path
 ) -> None:
-    with pytest.raises(UserError, match=message):
-        audit_of(tmp_path, **{"model": model, **settings})
+    for row in range(3):
+        (tmp_path / f"{row}.png").write_bytes(encoded(PICTURES[row]))
+    lines = (json.dumps({"id": f"audit-{row}", "image": f"{row}.png"}) + "\n" for row in range(3))
+    (tmp_path / "audit.jsonl").write_text("".join(lines))
+    corpus = {"audit": {"path": str(tmp_path / "audit.jsonl"), "id": "id", "image": "image"}}
+    config = audit_of(tmp_path, llava, corpus=corpus, detectors=[{"renyi": {"part": "description"}}])
+    (shard,), store, (describe, score) = make_plan(config).shards, Store(config.run), stages_of(config)
+    process(describe, describe.make(describe, Placement()), shard, store)
+    (tmp_path / "1.png").write_bytes(encoded(PICTURES[3]))
+    with pytest.raises(UserError, match="changed since stage describe read it"):
+        process(score, score.make(score, Placement()), shard, store)
+
+
+def test_what_reads_texts_is_refused_over_pictures(tmp_path: Path, llava: Path) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"detectors": ["loss"]}, "loss reads texts, and the documents are pictures: say which part, as in {loss: "),
+        ({"detectors": ["renyi"]}, "say which part, as in {renyi: {part: description}}; parts: image"),
+        ({"detectors": ["zlib"]}, "; of pictures there are renyi"),
+        ({"detectors": ["gradient_norm"]}, "gradient_norm reads texts"),
+        ({"detectors": ["fsd"]}, "fsd reads texts"),
+        ({"detectors": ["samia"]}, "samia reads texts"),
+        ({"detectors": [{"loss": {"part": "image"}}]}, "loss: part must be one of instruction, description"),
+        ({"detectors": [{"renyi": {"part": "picture"}}]}, "renyi: part must be one of image, "),
+        ({"text_transform": {"dates": "remove"}}, "text_transform changes texts"),
+        ({"model": {"endpoint": "http://127.0.0.1:9/v1", "name": "one"}}, "one is an endpoint, and the documents"),
+    ]
+    for settings, message in refused:
+        assert message in user_error(audit_of, tmp_path, **{"model": llava, **settings})
 
 
 def test_what_reads_pictures_is_refused_over_texts_and_captions_where_there_are_none(
-    tmp_path: Path, model: Path
+    tmp_path: Path, llava: Path
 ) -> None:
     with pytest.raises(UserError, match=r"reads part image of a picture, and the documents are texts: leave out part"):
-        audit_of(tmp_path, model, corpus={"audit": {"path": "audit.jsonl"}})
+        audit_of(tmp_path, llava, corpus={"audit": {"path": "audit.jsonl"}})
     with pytest.raises(UserError, match=r"reads captions, and a role has none: give corpus.\*.caption"):
-        audit_of(tmp_path, model, corpus={"audit": {"path": "audit.parquet", "image": "image"}})
+        audit_of(tmp_path, llava, corpus={"audit": {"path": "audit.parquet", "image": "image"}})
     weighted = {"name": "members", "detectors": [GIVEN], "procedure": "bh", "calibration": "weighted"}
     source = {"path": "a.parquet", "image": "image", "caption": "caption"}
     with pytest.raises(UserError, match="weighs documents by their words"):
-        audit_of(tmp_path, model, corpus={"audit": source, "unseen": source}, selections=[weighted])
+        audit_of(tmp_path, llava, corpus={"audit": source, "unseen": source}, selections=[weighted])
 
 
-def test_the_function_that_scores_texts_says_so_of_pictures(model: Path) -> None:
-    for detector in ({"renyi": {"part": "image"}}, {"loss": {"part": "description", "caption": "given"}}):
+def test_the_function_that_scores_texts_says_so_of_pictures(llava: Path) -> None:
+    for detector in ({"renyi": {"part": "image"}}, *OF_CAPTIONS):
         with pytest.raises(UserError, match=r"passes over a text, and detector .* needs more: use seenset.audit"):
-            seenset.score(model, ["a red house"], detectors=[detector])
+            seenset.score(llava, ["a red house"], detectors=[detector])
     with pytest.raises(UserError, match=r"it reads pictures with text, and no corpus\.\*\.image is given"):
-        seenset.score(model, ["a red house"], detectors=["loss"])
+        seenset.score(llava, ["a red house"], detectors=["loss"])
 
 
 @pytest.mark.parametrize("detectors", [DETECTORS, DETECTORS[:1]], ids=["with captions", "of descriptions alone"])
 def test_a_preflight_tries_a_first_batch_of_pictures_before_any_is_described(
-    tmp_path: Path, model: Path, detectors: list[Any]
+    tmp_path: Path, llava: Path, detectors: list[Any]
 ) -> None:
-    config = audit_of(tmp_path, model, detectors=detectors)
+    config = audit_of(tmp_path, llava, detectors=detectors)
     plan = make_plan(config)
     inspection = Inspection(config, tuple(plan.inputs), plan.shards[0], (), "preflight", shape=ActorShape(0, 1))
     assert CHECKS["model"](inspection)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from picture_models import SAVE, random_pictures
-from PIL.Image import Image
+from picture_models import SAVE, encoded, random_pictures
 from test_picture_passes import opened
 
 from examples.trials.pictures import make_model, make_pictures
@@ -26,12 +23,13 @@ from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
 from pipeline.training import memory as memory_module
-from pipeline.training import train as train_module
-from pipeline.training.memory import PassSize, bytes_kept, bytes_of_token
-from pipeline.training.train import TrainingOptions, TrainingStep, train_pictures
+from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep, train_pictures
 
 SIZES = [(40, 30), (64, 64), (33, 70)]
 CAPTIONS = ["a red house", "a quiet river and a green tree", "Red"]
+Open = Callable[[], LanguageModel]
+Captioned = list[tuple[bytes, str]]
+Trained = tuple[ModelConfig, LanguageModel, TrainingResult]
 CONFIG = FinetuneConfig(method="full", epochs=3, batch_size=4, learning_rate=3e-3, dtype="float32")
 
 
@@ -44,20 +42,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def captioned(folder: Path) -> list[tuple[bytes, str]]:
+def captioned(folder: Path) -> Captioned:
     rows = pq.read_table(folder / "pictures.parquet").to_pylist()
     return [(row["image"]["bytes"], row["caption"]) for row in rows]
 
 
-@pytest.fixture
-def open_base(folder: Path) -> Callable[[], LanguageModel]:
+@pytest.fixture(scope="module")
+def open_base(folder: Path) -> Open:
     return lambda: open_picture_model(ModelConfig(path=str(folder / "model"), dtype="float32"))
 
 
-def png(picture: Image) -> bytes:
-    written = BytesIO()
-    picture.save(written, "PNG")
-    return written.getvalue()
+@pytest.fixture(scope="module")
+def trained(folder: Path, open_base: Open, captioned: Captioned) -> Trained:
+    """The model trained in full: as it is on disk, as it came back, and what was measured."""
+    lm, steps = open_base(), list[TrainingStep]()
+    result = train_pictures(lm, captioned, config_of(epochs=10), folder / "trained", TrainingOptions(steps.append))
+    assert len(steps) == result.steps
+    return ModelConfig(path=str(folder / "trained"), dtype="float32"), lm, result
 
 
 def config_of(**changes: Any) -> FinetuneConfig:
@@ -72,7 +73,7 @@ def nats_of_caption(lm: LanguageModel, prompt: PicturePrompt, answer: list[int])
     return -sum(float(log_probs[place - 1, token]) for place, token in enumerate(answer, len(prompt.ids)))
 
 
-def caption_losses(lm: LanguageModel, captioned: list[tuple[bytes, str]]) -> tuple[float, int]:
+def caption_losses(lm: LanguageModel, captioned: Captioned) -> tuple[float, int]:
     """Mean cross-entropy over the tokens of all captions, one picture at a time, and how many tokens these are."""
     total, count = 0.0, 0
     for picture, caption in captioned:
@@ -82,21 +83,11 @@ def caption_losses(lm: LanguageModel, captioned: list[tuple[bytes, str]]) -> tup
     return total / count, count
 
 
-def test_the_loss_is_that_of_the_captions_alone(
-    open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path
-) -> None:
-    before, tokens = caption_losses(open_base(), captioned)
-    one_batch = config_of(epochs=1, batch_size=len(captioned))
-    result = train_pictures(open_base(), captioned, one_batch, tmp_path / "a")
-    assert result.losses == (pytest.approx(before, abs=1e-4),)
-    assert result.tokens == tokens
-
-
 @pytest.mark.parametrize("shape", SAVE)
 def test_models_of_every_shape_learn_captions_of_pictures_of_any_size(shape: str, tmp_path: Path) -> None:
     lm = opened(tmp_path / "model", shape)
     lm.model.float()
-    captioned = list(zip(map(png, random_pictures(SIZES)), CAPTIONS, strict=True))
+    captioned = list(zip(map(encoded, random_pictures(SIZES)), CAPTIONS, strict=True))
     answers = [caption_ids(lm, caption) for caption in CAPTIONS]
     prompts = [picture_prompt(lm, open_picture(picture)) for picture, _ in captioned]
     before = sum(nats_of_caption(lm, *pair) for pair in zip(prompts, answers, strict=True)) / sum(map(len, answers))
@@ -107,25 +98,21 @@ def test_models_of_every_shape_learn_captions_of_pictures_of_any_size(shape: str
 
 
 def test_training_in_full_learns_the_captions_and_writes_a_model_that_opens_alone(
-    open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path
+    trained: Trained, captioned: Captioned
 ) -> None:
-    lm = open_base()
-    steps: list[TrainingStep] = []
-    result = train_pictures(lm, captioned, config_of(epochs=10), tmp_path / "a", TrainingOptions(steps.append))
-    assert result.steps == len(steps) == 30
-    opened = open_picture_model(ModelConfig(path=str(tmp_path / "a"), dtype="float32"))
-    learnt, _ = caption_losses(opened, captioned)
+    written, lm, result = trained
+    assert result.steps == 30
+    learnt, _ = caption_losses(open_picture_model(written), captioned)
     assert learnt < 0.7 * result.losses[0]
     assert learnt == pytest.approx(caption_losses(lm, captioned)[0], abs=1e-6), "the model came back trained"
 
 
 @pytest.mark.parametrize("method", ["lora", "adalora", "ia3"])
 def test_an_adapter_learns_over_weights_that_stay_as_they_were(
-    method: Any, open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path
+    method: Any, trained: Trained, captioned: Captioned, tmp_path: Path
 ) -> None:
-    train_pictures(open_base(), captioned, config_of(epochs=10), tmp_path / "base")
-    base = ModelConfig(path=str(tmp_path / "base"), dtype="float32")
-    lm, untouched = open_picture_model(base), open_picture_model(base)
+    base, untouched, _ = trained
+    lm = open_picture_model(base)
     others = [(picture, caption) for (picture, _), (_, caption) in pairwise(captioned)]
     before, _ = caption_losses(lm, others)
     train_pictures(lm, others, config_of(method=method, epochs=10, learning_rate=1e-2), tmp_path / "a")
@@ -137,7 +124,7 @@ def test_an_adapter_learns_over_weights_that_stay_as_they_were(
 
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_a_killed_training_on_pictures_ends_with_the_same_bytes(
-    method: Any, open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path
+    method: Any, open_base: Open, captioned: Captioned, tmp_path: Path
 ) -> None:
     config = config_of(method=method)
 
@@ -157,9 +144,7 @@ def test_a_killed_training_on_pictures_ends_with_the_same_bytes(
     assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_a_checkpoint_of_other_pictures_is_not_taken_up(
-    open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_other_pictures_is_not_taken_up(open_base: Open, captioned: Captioned, tmp_path: Path) -> None:
     def kill(step: TrainingStep) -> None:
         raise KeyboardInterrupt
 
@@ -171,17 +156,11 @@ def test_a_checkpoint_of_other_pictures_is_not_taken_up(
     assert steps[0].step == 1
 
 
-@pytest.mark.parametrize("short", [256, 30])
+@pytest.mark.parametrize("short", [256, 30])  # at 30 the tower reads a short text and the rest a long one
 def test_activations_that_are_computed_again_give_the_same_losses(
-    short: int,
-    open_base: Callable[[], LanguageModel],
-    captioned: list[tuple[bytes, str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    short: int, open_base: Open, captioned: Captioned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        memory_module, "SHORT_TOKENS", short
-    )  # at 30 the tower reads a short text and the rest a long one
+    monkeypatch.setattr(memory_module, "SHORT_TOKENS", short)
     kept, again = (
         train_pictures(open_base(), captioned, config_of(epochs=1, recompute=recompute), tmp_path / str(recompute))
         for recompute in (False, True)
@@ -189,28 +168,8 @@ def test_activations_that_are_computed_again_give_the_same_losses(
     assert again.losses == pytest.approx(kept.losses, abs=1e-5)
 
 
-def test_what_a_pass_keeps_counts_the_tower_too(
-    open_base: Callable[[], LanguageModel],
-    captioned: list[tuple[bytes, str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sizes: list[tuple[float, float]] = []
-
-    def noted(model: Any, documents: Any, config: FinetuneConfig, probe: Any) -> PassSize:
-        longest = max(map(len, documents))
-        text = longest * bytes_of_token(model, config, False)
-        sizes.append((text, bytes_kept(model, config, False, partial(probe, model, [max(documents, key=len)]))))
-        return PassSize(256, False)
-
-    monkeypatch.setattr(train_module, "pass_size", noted)
-    train_pictures(open_base(), captioned, config_of(method="lora", epochs=1), tmp_path / "a")
-    ((text, picture),) = sizes
-    assert text < picture < 4 * text
-
-
 def test_max_tokens_and_the_models_positions_cut_captions_and_never_a_picture(
-    open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path
+    open_base: Open, captioned: Captioned, tmp_path: Path
 ) -> None:
     lm = open_base()
     prompt = len(picture_prompt(lm, open_picture(captioned[0][0])).ids)
@@ -223,7 +182,7 @@ def test_max_tokens_and_the_models_positions_cut_captions_and_never_a_picture(
 
 
 def test_what_cannot_be_trained_on_is_said_in_a_line(
-    open_base: Callable[[], LanguageModel], captioned: list[tuple[bytes, str]], tmp_path: Path, tiny_model_folder: Path
+    open_base: Open, captioned: Captioned, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     with pytest.raises(UserError, match=r"^fine-tuning picture 1 has no caption: ''$"):
         train_pictures(open_base(), [captioned[0], (captioned[1][0], ""), *captioned[2:]], CONFIG, tmp_path / "a")

@@ -77,17 +77,19 @@ def test_pieces_join_to_any_text_that_is_cut_anywhere(byte_level: Any, text: str
     cut(byte_level, text, most)
 
 
-def test_a_character_of_several_tokens_stands_with_the_first(byte_level: Any) -> None:
+def test_a_piece_is_what_its_token_says_and_a_character_of_several_tokens_stands_with_the_first(
+    byte_level: Any,
+) -> None:
+    pieces, text = cut(byte_level, "the river learns of seven letters")
+    assert pieces == [byte_level.decode([token]) for token in byte_level(text)["input_ids"]]
+    assert len(pieces) < len(text)
     pieces, _ = cut(byte_level, "a 数 river")
     assert pieces[:6] == ["a", " ", "数", "", "", " "] or pieces[:5] == ["a", " ", "数", "", ""]
     assert cut(byte_level, "数数", most=4) == (["数", "", "", "数"], "数数"), "a character that is cut is kept whole"
-
-
-def test_a_piece_is_what_its_token_says(byte_level: Any) -> None:
-    pieces, text = cut(byte_level, "the river learns of seven letters")
-    ids = byte_level(text)["input_ids"]
-    assert pieces == [byte_level.decode([token]) for token in ids]
-    assert len(pieces) < len(text)
+    text = "the " * 30 + "seven letters " * 400
+    pieces, kept = cut(byte_level, text, most=20)
+    assert len(text) > first_length(20) > len(kept)
+    assert pieces[3] == " the"
 
 
 def test_special_tokens_have_no_text_and_dropped_blanks_have_a_place() -> None:
@@ -96,13 +98,6 @@ def test_special_tokens_have_no_text_and_dropped_blanks_have_a_place() -> None:
     assert [piece.strip() for piece in pieces if piece.strip()] == ["The", "river"]
     assert pieces[1:-1] == ["  The", "  river "]
     assert cut(metaspace(), "ab c")[0] == ["", "a", "", "b", " ", "c"], "the blank before it shares the a"
-
-
-def test_a_long_text_is_cut_as_it_was_tokenised(byte_level: Any) -> None:
-    text = "the " * 30 + "seven letters " * 400
-    pieces, kept = cut(byte_level, text, most=20)
-    assert len(text) > first_length(20) > len(kept)
-    assert pieces[3] == " the"
 
 
 def test_other_tokens_than_those_of_the_text_are_refused(byte_level: Any) -> None:

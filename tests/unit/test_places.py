@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import user_error
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,8 +58,7 @@ def test_as_many_actors_are_counted_as_fit_one_by_one(nodes: list[Node], gpus: f
     expected = fitting([Machine(node) for node in nodes], gpus, cpus)
     resources = ResourcesConfig(gpus_per_actor=gpus, cpus_per_actor=cpus)
     if expected == 0:
-        with pytest.raises(UserError, match="resources"):
-            actor_shape(resources, nodes)
+        assert "resources" in user_error(actor_shape, resources, nodes)
         return
     assert places(nodes, actor_shape(resources, nodes)) == expected
 
@@ -83,33 +83,16 @@ def test_eight_gpus_at_three_tenths_hold_24_actors() -> None:
     assert actors(ResourcesConfig(gpus_per_actor=3), [Node(8.0, 4.0)] * 2, 1000)[0] == 2  # 8 GPUs, 2 of them left over
 
 
-@pytest.mark.parametrize(
-    ("nodes", "resources", "message"),
-    [
-        (
-            [Node(16.0, 2.0), Node(64.0, 4.0)],
-            {"gpus_per_actor": 8},
-            "resources.gpus_per_actor is 8, the largest of 2 nodes has 4 GPUs and 64 CPUs",
-        ),
-        ([Node(8.0)], {"gpus_per_actor": 0.5}, "resources.gpus_per_actor is 0.5, this machine has 0 GPUs and 8 CPUs"),
-        (
-            [Node(64.0), Node(2.0, 8.0)],
-            {"cpus_per_actor": 4},
-            "resources.cpus_per_actor is 4 beside 1 GPUs, the largest of 2 nodes has 8 GPUs and 2 CPUs",
-        ),
-        (
-            [Node(4.0), Node(8.0)],
-            {"cpus_per_actor": 16},
-            "resources.cpus_per_actor is 16, the largest of 2 nodes has 0 GPUs and 8 CPUs",
-        ),
-    ],
-)
-def test_an_actor_larger_than_any_node_is_refused_with_the_nearest_node(
-    nodes: list[Node], resources: dict[str, int], message: str
-) -> None:
-    with pytest.raises(UserError) as refusal:
-        actor_shape(ResourcesConfig(**resources), nodes)  # type: ignore[arg-type]
-    assert str(refusal.value) == message
+def test_an_actor_larger_than_any_node_is_refused_with_the_nearest_node() -> None:
+    two, behind = "the largest of 2 nodes has", "this machine has 0 GPUs and 8 CPUs"
+    for nodes, gpus, cpus, message in (
+        ([Node(16.0, 2.0), Node(64.0, 4.0)], 8, 1, f"gpus_per_actor is 8, {two} 4 GPUs and 64 CPUs"),
+        ([Node(8.0)], 0.5, 1, f"gpus_per_actor is 0.5, {behind}"),
+        ([Node(64.0), Node(2.0, 8.0)], "auto", 4, f"cpus_per_actor is 4 beside 1 GPUs, {two} 8 GPUs and 2 CPUs"),
+        ([Node(4.0), Node(8.0)], "auto", 16, f"cpus_per_actor is 16, {two} 0 GPUs and 8 CPUs"),
+    ):
+        resources = ResourcesConfig(gpus_per_actor=gpus, cpus_per_actor=cpus)  # type: ignore[arg-type]
+        assert user_error(actor_shape, resources, nodes) == f"resources.{message}"
 
 
 @pytest.mark.parametrize("gpus", [1.5, 0.00001, 2.25])
@@ -135,19 +118,14 @@ class Card:
         self.shares.append(share)
 
 
-@pytest.mark.parametrize("gpus", [0.0, 1.0, 4.0])
-def test_an_actor_that_shares_no_gpu_has_no_limit(gpus: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    card = Card(monkeypatch)
-    cap_memory(gpus)
-    assert card.shares == []
-
-
 def test_actors_that_share_a_gpu_keep_to_their_shares_from_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     card = Card(monkeypatch)
     stage = SimpleNamespace(name="score", make=lambda stage, placement: card.calls.append("load"))
     ShardActor(stage, Placement(0.3333), Store(str(tmp_path)), "driver", versions_here(), None)  # type: ignore[arg-type]
+    for whole in (0.0, 1.0, 4.0):  # who shares no GPU has no limit
+        cap_memory(whole)
     assert card.calls == ["cap", "load"]
     assert 0.3 < card.shares[0] < 0.3333
     assert 3 * (card.shares[0] * (80 << 30) + CONTEXT_BYTES) <= 80 << 30

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from commands import ended
+from commands import ended, here, user_error
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_up import write_audit, write_corpus
@@ -122,7 +122,6 @@ def test_a_prefix_is_read_once_for_all_batches(tiny: LanguageModel) -> None:
 
 def test_short_prefixes_are_held_together_and_a_long_one_alone(tiny: LanguageModel) -> None:
     held, tail = shared.HeldPrefixes(), shared.tail_of(tiny.model)
-    assert tail is not None
     with torch.inference_mode():
         short = [held.of(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)]
         assert [held.of(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)] == short
@@ -213,8 +212,7 @@ def test_no_shot_and_no_near_copy_of_one_calibrates(
     config = load_config(str(write(tmp_path, tiny_model_folder, detectors, roles, seed=seed)))
     shards = make_plan(config).shards
     if shots < copies:
-        with pytest.raises(UserError, match="must stay together"):
-            allocate(config, shards)
+        assert "must stay together" in user_error(allocate, config, shards)
         return
     parts = allocate(config, shards)
     record = allocation_record(parts, {})
@@ -226,47 +224,37 @@ def test_no_shot_and_no_near_copy_of_one_calibrates(
         if prefix.role == "unseen":  # whole families
             near = CopyIndex.of(keys.sketch, NEAR_COPIES).matches(keys_of(families).sketch)
             assert near.sum() == len(keys)
-    assert parts.prefixes() is not None
     again = allocate(config, shards).prefixes()
-    assert again is not None
     assert again.fingerprint() == parts.prefixes().fingerprint()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("detectors", "missing", "settings", "message"),
-    [
-        (["con_recall"], "seen", {}, "con_recall reads each text after.*seen"),
-        ([{"recall": {"shots": 12}}], None, {}, "unseen has 12 documents, 12 shots need 13.*at most 11"),
-        ([{"codec": {"shots": 20}}], None, {}, "unseen has 12 documents, 20 shots need 21"),
-        ([{"recall": {"shots": 0}}], None, {}, "shots"),
-        ([{"con_recall": {"gamma": 2}}], None, {}, "gamma"),
-        ([{"recall": {"shots": 9}}], None, {"max_tokens": 2040}, "does not fit.*2048.*at most 1984"),
-    ],
-)
-def test_what_cannot_be_shown_is_refused_in_one_line(
-    detectors: list[Any],
-    missing: str | None,
-    settings: dict[str, Any],
-    message: str,
-    tmp_path: Path,
-    tiny_model_folder: Path,
-) -> None:
-    texts = {role: [sentence(1000 * n + i) for i in range(12)] for n, role in enumerate(("audit", "unseen", "seen"))}
-    texts.pop(missing or "", None)
-    parsable = detectors if "gamma" not in message and message != "shots" else ["recall"]
-    path = write(tmp_path, tiny_model_folder, parsable, texts, **settings)
-    path.write_text(json.dumps({**yaml.safe_load(path.read_text()), "detectors": detectors}))
-    with pytest.raises(UserError, match=message) as refused:
-        allocated(path)
-    assert "\n" not in str(refused.value)
+def of_all_roles(count: int, words: int) -> dict[str, list[str]]:
+    roles = enumerate(("audit", "unseen", "seen"))
+    return {role: [sentence(1000 * n + i, words) for i in range(count)] for n, role in roles}
 
 
-def test_what_leaves_nothing_to_calibrate_is_named_by_what_it_is(tmp_path: Path, tiny_model_folder: Path) -> None:
-    """Shots of 3 of 12 documents, and an adapter trained on the file of all of them."""
-    texts = {role: [sentence(1000 * n + i, 60) for i in range(12)] for n, role in enumerate(("audit", "unseen"))}
+def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path: Path, tiny_model_folder: Path) -> None:
+    texts = of_all_roles(12, 60)
+    unseen = {role: texts[role] for role in ("audit", "unseen")}
     own = {"corpus": {"path": str(tmp_path / "unseen.jsonl")}, "documents": 12}
-    with pytest.raises(UserError, match=r"^fsd adapter default and prefix of 3 of unseen leave none of"):
-        allocated(write(tmp_path, tiny_model_folder, [{"recall": {"shots": 3}}, "fsd"], texts, fsd=own))
+    refused: list[tuple[list[Any], dict[str, list[str]], dict[str, Any], str]] = [
+        (["con_recall"], unseen, {}, "con_recall reads each text after.*seen"),
+        ([{"recall": {"shots": 12}}], texts, {}, "unseen has 12 documents, 12 shots need 13.*at most 11"),
+        ([{"codec": {"shots": 20}}], texts, {}, "unseen has 12 documents, 20 shots need 21"),
+        ([{"recall": {"shots": 9}}], texts, {"max_tokens": 2040}, "does not fit.*2048.*at most 1984"),
+        (
+            [{"recall": {"shots": 3}}, "fsd"],
+            unseen,
+            {"fsd": own},
+            r"^fsd adapter default and prefix of 3 of unseen leave none of",
+        ),
+    ]
+    for detectors, roles, changed, message in refused:
+        assert re.search(
+            message, user_error(allocated, write(tmp_path, tiny_model_folder, detectors, roles, **changed))
+        )
+    for detector, argument in (({"recall": {"shots": 0}}, "shots"), ({"con_recall": {"gamma": 2}}, "gamma")):
+        assert argument in user_error(parse_detectors, [detector])
 
 
 def run(path: Path) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
@@ -277,31 +265,20 @@ def run(path: Path) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
 
 
 def test_a_run_scores_alike_in_any_shards_and_calibrates_without_shots(tmp_path: Path, tiny_model_folder: Path) -> None:
-    texts = {role: [sentence(1000 * n + i, 10 + i % 9) for i in range(30)] for n, role in
-             enumerate(("audit", "unseen", "seen"))}  # fmt: skip
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "cut").mkdir()
+    texts = {
+        role: [text[: 60 + 9 * (i % 9)] for i, text in enumerate(some)] for role, some in of_all_roles(30, 20).items()
+    }
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
     whole, manifest = run(write(tmp_path / "whole", tiny_model_folder, ALL, texts))
-    cut, _ = run(
-        write(
-            tmp_path / "cut",
-            tiny_model_folder,
-            ALL,
-            texts,
-            resources={"cluster": "local", "actors": 2, "shard_documents": 7, "batch_tokens": 100},
-        )
-    )
+    resources = {"cluster": "local", "actors": 2, "shard_documents": 7, "batch_tokens": 100}
+    cut, _ = run(write(tmp_path / "cut", tiny_model_folder, ALL, texts, resources=resources))
     assert set(whole) == set(cut)
     for column in (detector.column for detector in parse_detectors(ALL)):
         values = np.array([[rows[name][column] for name in whole] for rows in (whole, cut)])
         np.testing.assert_allclose(values[0], values[1], atol=1e-4, rtol=0)
-    shots = manifest["shots"]
-    assert {key: len(value) for key, value in shots.items()} == {
-        "4 of unseen": 4,
-        "3 of unseen": 3,
-        "3 of seen": 3,
-        "one of 5 of unseen": 5,
-    }
+    shots = {key: len(value) for key, value in manifest["shots"].items()}
+    assert shots == {"4 of unseen": 4, "3 of unseen": 3, "3 of seen": 3, "one of 5 of unseen": 5}
     assert len(manifest["calibration"]["unseen"]) == 25  # smaller parts lie in larger ones
     assert len(manifest["calibration"]["seen"]) == 27
     summary = json.loads((tmp_path / "whole/run/selection/members/summary.json").read_text())
@@ -310,13 +287,8 @@ def test_a_run_scores_alike_in_any_shards_and_calibrates_without_shots(tmp_path:
     assert '"n_calibration": 25' in json.dumps(summary) or 25 in summary.values()
 
 
-def of_all_roles(count: int, words: int) -> dict[str, list[str]]:
-    roles = enumerate(("audit", "unseen", "seen"))
-    return {role: [sentence(1000 * n + i, words) for i in range(count)] for n, role in roles}
-
-
-def test_the_forecast_counts_prefixes_that_are_read_for_each_batch(
-    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     resources = {"cluster": "local", "actors": 1, "batch_tokens": 256}
     path = write(tmp_path, tiny_model_folder, ALL, of_all_roles(64, 20), resources=resources)
@@ -333,6 +305,8 @@ def test_the_forecast_counts_prefixes_that_are_read_for_each_batch(
     expected = sum(entry["prefix_cost"] for entry in passes)
     assert [entry["prefix"] for entry in passes if entry["prefix_cost"]] == ["one of 5 of unseen"]
     assert [forward_passes(entry) for entry in passes] == [1 + entry["prefix_cost"] for entry in passes]
+    continued = {"kind": "generate", "prefix_ratio": 0.25, "draws": 4}
+    assert forward_passes(continued) == 0.25 + 4 * 0.75, "the prefix once, and the rest once a draw"
     read: list[int] = []
     begun = shared._begun
 
@@ -340,16 +314,10 @@ def test_the_forecast_counts_prefixes_that_are_read_for_each_batch(
         read.append(beginning.numel())
         return begun(model, tail, beginning)
 
+    shown = " ".join(here(capsys, "plan", path)[0].split())
+    assert re.search(r"pass forward: target model, plain text behind 4 of unseen \(\d+ tokens\)", shown)
     monkeypatch.setattr(shared, "_begun", counted)
     rows, _ = run(path)
     tokens = sum(row["n_tokens"] for row in rows.values())
     expected *= tokens / facts["estimated_tokens"]  # whose guess is of texts with four bytes a token
     assert 0.6 < expected / (sum(read) / tokens) < 1.6
-
-
-def test_a_plan_names_what_stands_before_documents(
-    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ended("plan", str(write(tmp_path, tiny_model_folder, ["recall"], of_all_roles(30, 20))))
-    shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"pass forward: target model, plain text behind 10 of unseen \(\d+ tokens\)", shown)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from finished import score_all
-from made_up import write_corpus
+from made_up import sentence, write_corpus
+from rich.console import Console
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config
+from pipeline.audit.description import build_config, load_config
 from pipeline.audit.plan import Plan, make_plan
 from pipeline.audit.preflight import (
-    PLAN,
     RUN,
     Effort,
+    begin_checks,
     check_before_scoring,
     check_documents,
     plan_checks,
@@ -29,6 +31,8 @@ from pipeline.audit.scored import find_overlaps, read_scored
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 from pipeline.store.receipts import sealed
+from ray_jobs.progress import Reporter
+from ray_jobs.start import Checks
 
 HEADER = "licensed to everybody under the terms of the licence "
 
@@ -88,7 +92,6 @@ def test_a_near_copy_in_two_roles_stops_and_names_both(tmp_path: Path) -> None:
     dropped = planned(tmp_path, audit, unseen, overlap="drop")
     said(dropped)
     kept = stored_preflight(Store(dropped.config.run), dropped.shards, 0)
-    assert kept is not None
     assert (kept.overlap["unseen"].n_calibration, kept.overlap["unseen"].n_equal) == (1, 0)
 
 
@@ -111,13 +114,6 @@ def test_near_copies_within_a_role_are_a_note(tmp_path: Path) -> None:
     note = "4 of 32 audited documents are near-duplicates of others among them (2 families, the largest of 2)."
     assert f"note: {note}" in said(plan)
     assert "None of the unseen documents is a near-duplicate of another." in plan_checks(plan)["lines"]
-
-
-def test_a_licence_on_every_document_stops_nothing(tmp_path: Path) -> None:
-    plan = planned(tmp_path, [HEADER + text(i) for i in range(75)], [HEADER + text(i) for i in range(100, 175)])
-    checked = check_documents(plan, RUN)
-    assert checked.overlap["unseen"].n_calibration == 0
-    assert checked.copies["audit"].n_copies == 0
 
 
 def test_what_is_checked_before_is_what_selection_checks_after(tmp_path: Path, tiny_model_folder: Path) -> None:
@@ -147,15 +143,6 @@ def test_what_is_checked_before_is_what_selection_checks_after(tmp_path: Path, t
         checked.duplicates.count == sum(scored.quarantined(role)["duplicate_id"] for role in ("audit", "unseen")) == 1
     )
     assert "(first: u20)" in checked.duplicates.sentence
-
-
-def test_ids_that_repeat_are_counted_and_named(tmp_path: Path) -> None:
-    ids = [*(f"a{i}" for i in range(40)), *(f"a{i}" for i in range(5))]
-    plan = planned(tmp_path, list(map(text, range(45))), list(map(text, range(100, 130))), audit_ids=ids)
-    found = check_documents(plan, PLAN).duplicates
-    assert (found.ok, found.count) == (None, 5)
-    assert "5 documents repeat an id and go to quarantine (first: a0, a1, a2)." in found.sentence
-    assert "error_budget 0.01 allows fewer" in found.sentence
 
 
 def test_documents_without_an_id_are_named_by_their_row_in_whatever_shard_they_stand(tmp_path: Path) -> None:
@@ -230,3 +217,22 @@ def test_a_damaged_file_stops_no_check_of_the_others(tmp_path: Path) -> None:
     assert found.documents["unseen"] == 60
     assert found.documents["audit"] > 60
     assert "cut.jsonl.gz is damaged after row" in found.damaged[0]
+
+
+# --- a run waits for its checks where it must
+
+
+def checks_of(path: Path, output: io.StringIO) -> Checks:
+    plan = make_plan(load_config(str(path), ()))
+    reporter = Reporter(Console(file=output, width=400))
+    return Checks(plan, Store(plan.config.run), reporter, begin_checks(plan, RUN))
+
+
+def test_checks_that_are_not_done_stop_nothing_and_what_they_say_is_said_once(make_audit: Callable[..., Path]) -> None:
+    output = io.StringIO()
+    checks = checks_of(make_audit([sentence(1)] * 2 + [sentence(i) for i in range(9)]), output)
+    checks.look()
+    assert output.getvalue() == ""
+    checks.wait()
+    checks.look()
+    assert output.getvalue().count("are near-duplicates of") == 1

@@ -13,25 +13,40 @@ from operator import add
 
 import numpy as np
 import pytest
+from commands import user_error
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.optimize import minimize_scalar
 from statsmodels.stats.multitest import multipletests
 
 import seenset
 from benchmarks.selection import count_procedures
 from pipeline.errors import UserError
 from pipeline.selection.calibrations import pool, simes_grid, smallest_simes
-from pipeline.selection.conformal import Grid, RankCounts, p_values
+from pipeline.selection.conformal import Grid, RankCounts, calibrate, p_values, ranks
 from pipeline.selection.procedures import PROCEDURES
-from pipeline.selection.procedures.estimating import default_lambda, kernel, slope, storey
+from pipeline.selection.procedures.estimating import (
+    MAX_BANDWIDTH,
+    MIN_BANDWIDTH,
+    bandwidth,
+    default_lambda,
+    jkbb,
+    kernel,
+    slope,
+    storey,
+    strict,
+)
 from pipeline.selection.procedures.known import known_members, known_scores
 from pipeline.selection.procedures.record import decide
+from pipeline.selection.procedures.right_boundary import LAMBDAS, right_boundary
 from pipeline.selection.promises import adapted
-from pipeline.selection.step_up import dependence_factor, minimum_selectable, step_up
+from pipeline.selection.step_up import EXACT_HARMONIC, dependence_factor, harmonic_bound, minimum_selectable, step_up
 from pipeline.selection.thresholds import Moments
 
 TENTH = Fraction(1, 10)
 alphas = st.fractions(Fraction(1, 100), Fraction(99, 100), max_denominator=100)
+null_proportions = st.fractions(Fraction(1, 20), Fraction(3, 2), max_denominator=40)
 
 
 @st.composite
@@ -66,7 +81,7 @@ def textbook(p: list[Fraction], alpha: Fraction) -> int:
 # ---------------------------------------------------------------- step-up and estimators on any grid
 
 
-@given(audits(), alphas, st.fractions(Fraction(1, 20), Fraction(3, 2), max_denominator=40))
+@given(audits(), alphas, null_proportions)
 def test_step_up_on_any_grid_equals_sorting_in_exact_rationals(
     audit: tuple[list[int], Grid], alpha: Fraction, pi0: Fraction
 ) -> None:
@@ -104,6 +119,9 @@ def test_procedures_equal_their_definitions_on_sorted_p_values(audit: tuple[list
     two_stages = first if first in (0, m) else textbook(p, level * m / (m - first))
 
     expected = {
+        "bh": textbook(p, alpha),
+        "by": textbook(p, alpha / sum((Fraction(1, j) for j in range(1, m + 1)), Fraction(0))),
+        "ptdi": textbook(p, alpha / Fraction(jkbb(counts).pi0)),
         "storey": textbook(p, alpha / pi0_storey),
         "quantile": textbook(p, alpha / pi0_slope),
         "bky": two_stages,
@@ -113,6 +131,7 @@ def test_procedures_equal_their_definitions_on_sorted_p_values(audit: tuple[list
         decision = decide(procedure, counts, alpha)
         assert decision.n_selected == selected == counts.at_most(decision.rank), procedure
         assert decision.largest_p == grid.p(decision.rank)
+        assert decision.threshold == (float(decision.largest_p) if selected else None)
         assert decision.n_selected == textbook(p, alpha / decision.factor)
         assert all(math.isfinite(detail) for detail in decision.details.values())
 
@@ -123,17 +142,23 @@ def _parts(grid: Grid) -> list[list[Fraction]]:
     return [[Fraction(k, d) for k in range(1, d + 1)] for d in sizes]
 
 
-@given(audits(), alphas)
-def test_bky_agrees_with_statsmodels_away_from_ties(audit: tuple[list[int], Grid], alpha: Fraction) -> None:
+@given(audits(), alphas, st.sampled_from([("bh", "fdr_bh"), ("by", "fdr_by"), ("bky", "fdr_tsbky")]))
+def test_procedures_agree_with_statsmodels_away_from_ties(
+    audit: tuple[list[int], Grid], alpha: Fraction, names: tuple[str, str]
+) -> None:
     """Its `fdr_tsbky` takes the same level alpha / (1 + alpha) for both stages from the alpha that is given."""
     found, grid = audit
-    counts, m, level = RankCounts.of(np.array(found), grid), len(found), alpha / (1 + alpha)
-    first = counts.at_most(step_up(counts, level))
-    assume(first < m)
-    for stage in (level, level * m / (m - first)):
+    counts, m = RankCounts.of(np.array(found), grid), len(found)
+    stages = [alpha / harmonic_bound(m) if names[0] == "by" else alpha]
+    if names[0] == "bky":
+        level = alpha / (1 + alpha)
+        first = counts.at_most(step_up(counts, level))
+        assume(first < m)
+        stages = [level, level * m / (m - first)]
+    for stage in stages:
         assume(all(abs(stage * i / (m * grid.p(k)) - 1) > 1e-9 for i in range(1, m + 1) for k in found))
-    rejected, *_ = multipletests(p_values(np.array(found), grid), float(alpha), "fdr_tsbky")
-    assert decide("bky", counts, alpha).n_selected == rejected.sum()
+    rejected, *_ = multipletests(p_values(np.array(found), grid), float(alpha), names[1])
+    assert decide(names[0], counts, alpha).n_selected == rejected.sum()
 
 
 @given(audits())
@@ -245,13 +270,11 @@ def test_known_scores_are_those_of_the_published_equations() -> None:
     assert fewer.pi0 == pytest.approx((estimate.pi0 * 200 + 200) / 400), "quarantined documents count as nulls"
 
 
-@pytest.mark.parametrize(
-    ("known", "audit"), [([5.0, 5.0], [6.0, 7.0]), ([1.0, 1.0], [3.0]), ([5.0, 6.0], [0.0, 1.0]), ([5.0], [])]
-)
-def test_known_scores_that_tell_nothing_give_a_null_proportion_of_one(known: list[float], audit: list[float]) -> None:
+def test_known_scores_that_tell_nothing_give_a_null_proportion_of_one() -> None:
     """Audited documents beyond the known ones, no difference to nulls, all like nulls, nobody to judge."""
-    sides = ([0.0, 1.0, 2.0], known, audit)
-    assert known_scores(*(Moments.of(np.array(side), 1.0) for side in sides)).pi0 == 1.0
+    for known, audit in (([5, 5], [6, 7]), ([1, 1], [3]), ([5, 6], [0, 1]), ([5], [])):
+        sides = (np.array(side, dtype=float) for side in ([0, 1, 2], known, audit))
+        assert known_scores(*(Moments.of(side, 1.0) for side in sides)).pi0 == 1.0
 
 
 def test_known_members_that_are_missing_are_asked_for_in_one_line() -> None:
@@ -284,22 +307,14 @@ def test_at_most_counts_p_values_exactly(grid: Grid, p: Fraction) -> None:
     assert (exact == sorted(exact), exact[-1]) == (True, 1)
 
 
-def test_order_is_exact_where_floats_cannot_tell() -> None:
-    a = Grid(np.array([(1 << 61) - 1, 1 << 62]), np.array(1 << 62), 1)
-    b = Grid(np.array([(1 << 60) - 1, 1 << 61]), np.array(1 << 61), 1)
-    grid, (first, second) = pool([a, b])
-    assert a.values[0] == b.values[0] == 0.5
-    assert (first[0], second[0]) == (2, 1)
-    assert grid.p(1) < grid.p(2)
-    assert grid.at_most(grid.p(1)) == 1
-
-
 @given(audits(), st.randoms(use_true_random=False))
 def test_counts_over_any_grid_merge_to_the_same_in_any_order(audit: tuple[list[int], Grid], random: object) -> None:
     found, grid = audit
     parts = [RankCounts.of(np.array(found[i::3], dtype=np.int64), grid) for i in range(3)]
     random.shuffle(parts)  # type: ignore[attr-defined]
-    whole = RankCounts.of(np.array(found), grid).with_quarantined(2)
+    whole = RankCounts.of(np.array(found), grid)
+    assert whole.counts.tolist() == [found.count(k) for k in range(1, grid.size + 1)]
+    whole = whole.with_quarantined(2)
     parts.append(pickle.loads(pickle.dumps(RankCounts.empty(grid))).with_quarantined(2))  # as from another process
     for merged in (reduce(add, parts), (parts[0] + parts[1]) + (parts[2] + parts[3])):
         assert merged.counts.tolist() == whole.counts.tolist()
@@ -309,23 +324,16 @@ def test_counts_over_any_grid_merge_to_the_same_in_any_order(audit: tuple[list[i
     assert whole.at_most(grid.size - 1) <= len(found)
 
 
-def test_counts_over_different_grids_do_not_merge() -> None:
-    counts = RankCounts.empty(9)
-    for other in (simes_grid(9, TENTH), pool([Grid.uniform(4), Grid.uniform(5)])[0]):
-        with pytest.raises(ValueError, match="two different sets of p-values"):
-            counts + RankCounts.empty(other)
-    assert (counts + RankCounts.empty(Grid.uniform(9))).m == 0
-    with pytest.raises(ValueError, match="one a rank, got 10 for 11"):
-        RankCounts(counts.counts, Grid.uniform(10))
-
-
-@given(st.integers(1, 400), st.integers(1, 100), alphas)
-def test_exactly_the_minimum_can_be_selected_with_conditional_p_values(n: int, m: int, alpha: Fraction) -> None:
-    grid = simes_grid(n, TENTH)
-    least = minimum_selectable(grid, m, alpha)
+@given(st.integers(1, 400), st.booleans(), st.integers(1, 100), alphas, null_proportions)
+def test_exactly_the_minimum_can_be_selected_and_one_document_less_cannot(
+    n: int, conditional: bool, m: int, alpha: Fraction, pi0: Fraction
+) -> None:
+    assume(pi0 > alpha)  # otherwise documents at p = 1 are selected too
+    grid = simes_grid(n, TENTH) if conditional else Grid.uniform(n)
+    least = minimum_selectable(grid, m, alpha, pi0)
     for selected in {least - 1, least} & set(range(1, m + 1)):
         best = RankCounts.of(np.array([1] * selected + [grid.size] * (m - selected)), grid)
-        assert (step_up(best, alpha) > 0) == (selected == least)
+        assert (step_up(best, alpha, pi0) > 0) == (selected == least)
 
 
 def test_every_procedure_decides_a_hundred_million_documents_over_a_hundred_thousand_p_values_at_once() -> None:
@@ -380,3 +388,249 @@ def test_no_conditional_p_value_is_above_one() -> None:
     """1 - delta is 1 in float64, and the margin for rounding would lift it above."""
     assert smallest_simes(1, Fraction(1, 10**18)) == 1
     assert simes_grid(1, Fraction(1, 10**18)).numerators.tolist() == [1 << 62] * 2
+
+
+# --- the right boundary: Storey's procedure at the first lambda where its estimate does not fall
+
+
+def test_it_stops_where_the_estimate_first_does_not_fall() -> None:
+    """Estimates at .05, .10, .15, .20 are 21/19, 11/18, 9/17 and 9/16; later ones are not looked at."""
+    counts = RankCounts(np.array([10, 2, 0, 8, *[0] * 16]))
+    assert right_boundary(counts) == (Fraction(9, 16), Fraction(1, 5))
+    assert storey(counts, Fraction(1, 4)) == Fraction(1, 15)
+    decision = decide("right_boundary", counts, Fraction(1, 4))
+    assert (decision.factor, decision.details["lambda"]) == (Fraction(9, 16), 0.2)
+    assert decision.rank == step_up(counts, Fraction(1, 4), Fraction(9, 16))
+
+
+@given(audits())
+def test_it_is_storey_at_one_of_its_lambdas_over_any_grid(audit: tuple[list[int], Grid]) -> None:
+    found, grid = audit
+    counts = RankCounts.of(np.array(found), grid)
+    estimates = [storey(counts, lambda_) for lambda_ in LAMBDAS]
+    stops = [i for i in range(1, len(LAMBDAS)) if estimates[i] >= estimates[i - 1]]
+    place = stops[0] if stops else len(LAMBDAS) - 1
+    assert right_boundary(counts) == (estimates[place], LAMBDAS[place])
+    assert decide("right_boundary", counts, TENTH).rank == decide("storey", counts, TENTH, lambda_=LAMBDAS[place]).rank
+
+
+# --- ranks, counts and estimators over one grid
+
+
+GOLDEN = RankCounts.of(np.array([1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 70, 80, 90, 99]), 99)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "b", "pi0"),
+    [(2.0, 0.651295193831284, 0.738858766315621), (3.0, 0.537783599642014, 0.750142983934607)],
+)
+def test_jkbb_gives_the_golden_values(gamma: float, b: float, pi0: float) -> None:
+    estimate = jkbb(GOLDEN, gamma)
+    assert estimate.c == pytest.approx(0.523853633246022, rel=1e-12)
+    assert estimate.bandwidth == pytest.approx(b, rel=1e-12)
+    assert estimate.pi0 == pytest.approx(pi0, rel=1e-12)
+    assert estimate.unclipped == estimate.pi0
+
+
+def test_bh_and_storey_decide_as_the_golden_values_say() -> None:
+    decision = decide("bh", GOLDEN, Fraction("0.2"))
+    assert (decision.n_selected, decision.rank, decision.threshold) == (6, 8, 0.08), "an exact tie"
+    assert decide("bh", GOLDEN, Fraction("0.2") - Fraction(1, 10**30)).n_selected < 6
+    assert storey(GOLDEN) == Fraction(14, 15)
+
+
+def test_resolution_gives_the_figures_of_the_methods_page() -> None:
+    assert minimum_selectable(1000, 10**6, TENTH) == 9_991
+    assert minimum_selectable(10**5, 10**6, TENTH) == 100
+
+
+@given(
+    st.lists(st.integers(-4, 4), min_size=1, max_size=30),
+    st.lists(st.integers(-5, 5), min_size=1, max_size=30),
+)
+def test_ranks_count_calibration_documents_at_least_as_extreme(unseen: list[int], audit: list[int]) -> None:
+    calibration = calibrate(np.array(unseen))
+    members = ranks(np.array(audit), calibration, "members")
+    clean = ranks(np.array(audit), calibration, "clean")
+    assert members.tolist() == [1 + sum(s >= a for s in unseen) for a in audit]
+    assert clean.tolist() == [1 + sum(s <= a for s in unseen) for a in audit]
+    assert members.dtype == np.int64
+    n = len(unseen)
+    assert p_values(members, n).tolist() == [k / (n + 1) for k in members.tolist()]
+
+
+def test_calibration_does_not_change_the_scores_that_it_is_given() -> None:
+    scores = np.array([2.0, 1.0])
+    assert calibrate(scores).tolist() == [1.0, 2.0]
+    assert scores.tolist() == [2.0, 1.0]
+
+
+def test_scores_that_cannot_be_ranked_are_refused_in_one_line() -> None:
+    assert "no calibration documents" in user_error(calibrate, np.array([]))
+    assert "1 of 2 calibration scores are NaN" in user_error(calibrate, np.array([0.0, math.nan]))
+    with pytest.raises(UserError, match="1 of 3 audit scores are NaN"):
+        ranks(np.array([0.0, math.nan, 1.0]), calibrate(np.array([0.0])), "members")
+
+
+# ---------------------------------------------------------------- summaries
+
+
+def test_counts_refuse_what_they_cannot_hold() -> None:
+    counts = RankCounts.empty(9)
+    assert (counts + RankCounts.empty(Grid.uniform(9))).m == 0
+    for other in (8, simes_grid(9, TENTH), pool([Grid.uniform(4), Grid.uniform(5)])[0]):
+        with pytest.raises(ValueError, match="cannot merge counts"):
+            counts + RankCounts.empty(other)
+    with pytest.raises(ValueError, match="one a rank, got 10 for 11"):
+        RankCounts(counts.counts, Grid.uniform(10))
+    for outside in (0, 5):
+        with pytest.raises(ValueError, match=r"1\.\.4"):
+            RankCounts.of(np.array([outside]), 3)
+    for bad in (np.array([1, -1]), np.array([0.5, 1.0]), np.array([1]), np.array([[1, 2]])):
+        with pytest.raises(ValueError, match="counts must"):
+            RankCounts(bad)
+    with pytest.raises(ValueError, match="negative"):
+        GOLDEN.with_quarantined(-1)
+
+
+def test_counts_cannot_be_changed_from_outside() -> None:
+    source = np.array([1, 2, 3])
+    for counts in (RankCounts(source), pickle.loads(pickle.dumps(RankCounts(source)))):
+        source[0] = 9
+        assert counts.counts.tolist() == [1, 2, 3]
+        source[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        RankCounts(source).counts[0] = 9
+
+
+def test_quarantined_documents_are_hypotheses_at_p_one() -> None:
+    more = GOLDEN.with_quarantined(7)
+    assert (more.m, GOLDEN.m) == (22, 15)
+    assert (more.counts - GOLDEN.counts).tolist() == [0] * 99 + [7]
+    # m k <= alpha (n + 1) R_k: 22 * 8 > 20 * 6 and 22 * 5 > 20 * 5, but 22 * 3 <= 20 * 4
+    assert [decide("bh", counts, Fraction("0.2")).n_selected for counts in (GOLDEN, more)] == [6, 4]
+
+
+# ---------------------------------------------------------------- step-up
+
+
+def test_ties_and_orders_are_exact_where_floats_cannot_tell() -> None:
+    a = Grid(np.array([(1 << 61) - 1, 1 << 62]), np.array(1 << 62), 1)
+    b = Grid(np.array([(1 << 60) - 1, 1 << 61]), np.array(1 << 61), 1)
+    grid, (first, second) = pool([a, b])
+    assert a.values[0] == b.values[0] == 0.5
+    assert (first[0], second[0], grid.at_most(grid.p(1))) == (2, 1, 1)
+    assert grid.p(1) < grid.p(2)
+    m, tie = 10**18, 10**17  # m * 1 = alpha (n + 1) * tie at alpha = 1/10, n = 99, rank 1
+    assert float(tie - 1) == float(tie)
+    for selected, k in ((tie, 1), (tie - 1, 0)):
+        counts = RankCounts(np.array([selected] + [0] * 98 + [m - selected]))
+        assert step_up(counts, TENTH) == k
+
+
+@pytest.mark.parametrize("procedure", count_procedures())
+def test_nulls_at_p_one_alone_select_nothing_and_signal_alone_selects_everything(procedure: str) -> None:
+    decision = decide(procedure, RankCounts.of(np.full(50, 100), 99), TENTH)
+    assert (decision.rank, decision.n_selected, decision.threshold) == (0, 0, None)
+    assert decision.null_proportion == 1.0
+    assert decide(procedure, RankCounts.of(np.full(50, 1), 99), TENTH).n_selected == 50
+
+
+# ---------------------------------------------------------------- null proportion
+
+
+@given(st.integers(1, 60), st.data())
+def test_jkbb_is_the_jackknife_of_its_kernel(n: int, data: st.DataObject) -> None:
+    found = data.draw(st.lists(st.integers(1, n + 1), min_size=1, max_size=40))
+    m, p = len(found), [k / (n + 1) for k in found]
+    assume(min(found) <= n)
+    estimate = jkbb(RankCounts.of(np.array(found), n))
+    b = estimate.bandwidth
+    f = {h: sum((1 / h + 1) * x ** (1 / h) for x in p) / m for h in (b, 2 * b)}
+    assert estimate.c == pytest.approx(-m / sum(math.log(x) for x in p), rel=1e-12)
+    assert estimate.unclipped == pytest.approx(2 * f[b] - f[2 * b], rel=1e-9, abs=1e-9)
+    assert estimate.pi0 == min(1.0, max(1 / m, estimate.unclipped))
+
+
+@pytest.mark.parametrize("gamma", [1.5, 2.0, 3.0])
+@pytest.mark.parametrize("c", [0.3, 0.6, 2.0])
+def test_the_bandwidth_minimises_the_mean_squared_error_of_the_kernel_estimate(gamma: float, c: float) -> None:
+    m = 10**12  # so that b is small and the error is its leading terms
+
+    def kernel(t: float, b: float) -> float:
+        return (1 / b + 1) * t ** (1 / b)
+
+    def jackknifed(t: float, b: float) -> float:
+        return (gamma * kernel(t, b) - kernel(t, gamma * b)) / (gamma - 1)
+
+    def moment(power: int, b: float) -> float:  # of the jackknifed kernel under f(t) = c t^(c - 1), t = exp(-b u)
+        def integrand(u: float) -> float:
+            return jackknifed(math.exp(-b * u), b) ** power * c * math.exp(-b * u * c) * b
+
+        return quad(integrand, 0, 60 * gamma, epsabs=0, epsrel=1e-12, limit=200)[0]
+
+    def error(log_b: float) -> float:
+        b = math.exp(log_b)
+        return (moment(1, b) - c) ** 2 + moment(2, b) / m
+
+    best = minimize_scalar(error, bounds=(math.log(1e-4), 0.0), method="bounded", options={"xatol": 1e-6})
+    assert bandwidth(c, m, gamma) == pytest.approx(math.exp(best.x), rel=0.05)
+
+
+def test_an_estimate_at_the_edge_of_what_it_can_be_is_clipped_and_divides_by_nothing() -> None:
+    assert bandwidth(1.0, 1000, 2.0) == MAX_BANDWIDTH, "of a flat density"
+    assert bandwidth(math.nextafter(1.0, 2.0), 1000, 2.0) == MAX_BANDWIDTH
+    all_at_one = jkbb(RankCounts.of(np.full(20, 10), 9))
+    assert (all_at_one.pi0, all_at_one.bandwidth, all_at_one.c) == (1.0, MIN_BANDWIDTH, math.inf)
+    all_small = jkbb(RankCounts.of(np.full(20, 1), 999))
+    assert all_small.unclipped < 1 / 20 == all_small.pi0, "one document at least"
+
+
+def test_storey_is_reported_at_most_one_but_decides_uncapped() -> None:
+    counts = RankCounts.of(np.array([1, 1, 9, 9, 9, 9, 10, 10]), 9)
+    assert storey(counts) == Fraction(7 * 10, 8 * 5)
+    decision = decide("storey", counts, Fraction(2, 5))
+    assert decision.null_proportion == 1.0
+    assert decision.details["null_proportion_unclipped"] == 1.75
+    assert decision.n_selected == 0  # capped at 1 the two would be selected:
+    assert counts.at_most(step_up(counts, Fraction(2, 5))) == 2
+
+
+@pytest.mark.parametrize("m", [1, 2, 128, 129, 130, 1000, 3000])
+def test_the_harmonic_bound_is_never_below_the_sum_and_never_far_above(m: int) -> None:
+    exact = sum((Fraction(1, j) for j in range(1, m + 1)), Fraction(0))
+    bound = harmonic_bound(m)
+    assert exact <= bound <= exact * (1 + Fraction(1, 10**14))
+    assert (bound == exact) == (m <= EXACT_HARMONIC)
+
+
+def test_strict_is_storey_for_what_holds_only_in_the_limit_and_itself_otherwise() -> None:
+    for procedure in count_procedures():
+        finite = PROCEDURES[procedure].terms.guarantee == "finite-sample"
+        decision = decide(procedure, GOLDEN, TENTH)
+        answer = strict(decision, GOLDEN)
+        assert answer.guarantee == "finite-sample"
+        assert answer == (decision if finite else decide("storey", GOLDEN, TENTH))
+
+
+def test_a_procedure_is_the_same_record_in_another_process() -> None:
+    for procedure in PROCEDURES.values():
+        assert pickle.loads(pickle.dumps(procedure)) is procedure
+
+
+def test_every_procedure_says_what_it_promises() -> None:
+    for procedure in (*count_procedures(), "known_members"):
+        decision, terms = decide(procedure, GOLDEN, TENTH, known_members=GOLDEN), PROCEDURES[procedure].terms
+        assert (decision.assumption, decision.promise) == (terms.assumption, terms.promise)
+        for word in (
+            "expected share of wrong documents",
+            "average over repetitions",
+            "exchangeable",
+            "one list",
+        ):
+            assert word in f"{terms.promise} {terms.assumption}"
+
+
+def test_what_cannot_be_decided_is_refused_in_one_line() -> None:
+    assert "did you mean 'storey'" in user_error(decide, "story", GOLDEN, TENTH)
+    assert "no audit documents" in user_error(decide, "bh", RankCounts.empty(9), TENTH)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import printed, refusal
+from commands import here, printed, refusal
 from compared_runs import ITEMS, amend, benchmark_run, copied
 from made_up import sentence
 
@@ -81,12 +81,11 @@ def clean_rows(run: Path) -> np.ndarray:
     return clean
 
 
-def test_files_of_lm_eval_become_accuracies_on_all_and_on_clean_items(
+def test_files_of_lm_eval_become_accuracies_on_all_and_on_clean_items_and_say_who_changes_places(
     runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, _ = printed(capsys, "rank", results, "--run", runs[0], "--output", tmp_path / "x", "--json")
-    assert code == 0
-    (task,) = json.loads(out)["tasks"]
+    arguments = ("rank", results, "--run", runs[0], "--output", tmp_path / "x")
+    (task,) = json.loads(here(capsys, *arguments, "--json")[0])["tasks"]
     clean = clean_rows(runs[0])
     assert (task["task"], task["metric"], task["n_items"], task["n_clean"]) == ("bench", "acc", ITEMS, clean.sum())
     for one in task["models"]:
@@ -102,21 +101,15 @@ def test_files_of_lm_eval_become_accuracies_on_all_and_on_clean_items(
     table = pq.read_table(tmp_path / "x/items.parquet").to_pylist()
     assert len(table) == 2 * ITEMS
     assert {row["item"] for row in table if row["clean"]} == {f"bench.jsonl#{row}" for row in np.flatnonzero(clean)}
-
-
-def test_who_changes_places_is_told_with_the_items_that_carry_it_and_whether_it_may_be_chance(
-    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ("rank", results, "--run", runs[0], "--output", tmp_path / "x")
-    (change,) = json.loads(printed(capsys, *arguments, "--json")[1])["tasks"][0]["changes"]
-    clean, ahead = clean_rows(runs[0]), RIGHT["org__cheat"] & ~RIGHT["org__honest"]
+    (change,) = task["changes"]
+    ahead = RIGHT["org__cheat"] & ~RIGHT["org__honest"]
     assert (change["first"], change["second"]) == ("org__cheat", "org__honest")
     assert change["n_for"] == (ahead & ~clean).sum()
     assert set(change["items"]) <= {f"bench.jsonl#{row}" for row in np.flatnonzero(ahead & ~clean)}
     limits = paired_difference(RIGHT["org__honest"][clean], RIGHT["org__cheat"][clean])
     assert (change["difference_clean"], change["low"], change["high"]) == pytest.approx(limits)
     assert change["shown"] == (limits[1] > 0)
-    out = " ".join(printed(capsys, *arguments)[1].split())
+    out = " ".join(here(capsys, *arguments)[0].split())
     assert "org__cheat is ahead of org__honest by" in out
     assert ("which may be chance" in out) == (not change["shown"])
     assert "an item that was not selected as clean is not shown to be contaminated" in out
@@ -191,8 +184,7 @@ def test_what_cannot_be_ranked_is_one_line(
     assert "no such input; did you mean 'bench.jsonl'?" in bad(good, "--task", "bench=bench.json")
     assert "line 1 is no sample of lm-eval" in bad([{"item": 1}])
     renamed = write_samples(tmp_path / "named", "m", good, task="arc")
-    code, _, _ = printed(capsys, "rank", renamed, *run, "--task", "arc=bench.jsonl")
-    assert code == 0
+    here(capsys, "rank", renamed, *run, "--task", "arc=bench.jsonl")
     assert "no such file or folder" in refusal(capsys, "rank", tmp_path / "none", *run)
     assert "holds no sample files" in refusal(capsys, "rank", runs[0] / "report", *run)
     (tmp_path / "x.jsonl").write_text("{}\n")
@@ -216,13 +208,10 @@ def test_where_nothing_is_clean_there_is_no_accuracy_on_clean_items(
     runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nothing = ("--run", runs[0], "--run", runs[1], "--alpha", "0.001", "--output", tmp_path / "x")
-    code, out, _ = printed(capsys, "rank", results, *nothing, "--json")
-    assert code == 0
-    (task,) = json.loads(out)["tasks"]
+    (task,) = json.loads(here(capsys, "rank", results, *nothing, "--json")[0])["tasks"]
     assert task["changes"] == []
     assert {one["accuracy_clean"] for one in task["models"]} == {None}
-    code, out, _ = printed(capsys, "rank", results, *nothing)
-    assert code == 0
+    out, _ = here(capsys, "rank", results, *nothing)
     assert "there is no accuracy on clean items. Nothing can be selected at alpha 0.001" in " ".join(out.split())
 
 

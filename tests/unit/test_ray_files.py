@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 CLUSTERS = sorted((ROOT / "cluster/ray").glob("*.yaml"))
 
 
@@ -39,32 +40,22 @@ def test_ray_takes_a_cluster_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
-def test_a_cluster_of_a_file_lets_nobody_in_without_a_token(path: Path) -> None:
+def test_a_cluster_file_lets_nobody_in_without_a_token_and_names_extras_and_a_python_that_there_are(path: Path) -> None:
     read = settings(path)
     assert "~/.ray/auth_token" in read["file_mounts"]
     for commands in (read["head_start_ray_commands"], read["worker_start_ray_commands"]):
-        starts = [command for command in commands if "ray start" in command]
-        assert len(starts) == 1
-        assert "RAY_AUTH_MODE=token" in starts[0].split("ray start")[0]
-        assert "--dashboard-host" not in starts[0], "the dashboard is for who may log in to the head"
-
-
-@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
-def test_a_cluster_file_names_extras_and_a_python_that_there_are(path: Path) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    commands = "\n".join(settings(path)["setup_commands"])
-    (extras,) = re.findall(r'"\.\[([\w,]+)\]"', commands)
-    assert set(extras.split(",")) <= set(project["optional-dependencies"])
-    (python,) = re.findall(r"--python (3\.\d+) ", commands)
-    assert project["requires-python"] == f">={python}"
+        (start,) = (command for command in commands if "ray start" in command)
+        assert "RAY_AUTH_MODE=token" in start.split("ray start")[0]
+        assert "--dashboard-host" not in start, "the dashboard is for who may log in to the head"
+    setup = "\n".join(read["setup_commands"])
+    (extras,) = re.findall(r'"\.\[([\w,]+)\]"', setup)
+    assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
+    (python,) = re.findall(r"--python (3\.\d+) ", setup)
+    assert PROJECT["project"]["requires-python"] == f">={python}"
 
 
 def test_every_file_of_the_cluster_folder_is_in_the_package() -> None:
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
-        "package-data"
-    ]
-    packed = {path for pattern in patterns["cluster"] for path in (ROOT / "cluster").glob(pattern)}
-    wanted = {
-        path for folder in ("deepspeed", "grafana", "ray", "slurm") for path in (ROOT / "cluster" / folder).iterdir()
-    }
-    assert wanted <= packed
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["cluster"]
+    packed = {path for pattern in patterns for path in (ROOT / "cluster").glob(pattern)}
+    for folder in ("deepspeed", "grafana", "ray", "slurm"):
+        assert set((ROOT / "cluster" / folder).iterdir()) <= packed

@@ -2,76 +2,39 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from report_run import amend, build_run
+from report_run import amend, amend_checks, amend_manifest, build_run, summary_in
 from signed import sign
+from test_report import Page, report
 
-from pipeline.audit.summary import BlindDiagnostic, Summary, read_summary
+from pipeline.audit.history import note_answers, read_history
+from pipeline.audit.manifest import read_run
+from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostics, ShareDiagnostic
 from pipeline.config.models import EndpointConfig, ModelConfig
-from pipeline.report.contents import BriefAnswer, Folders, Light, Report, model_name
+from pipeline.config.selection import SelectionConfig
+from pipeline.report.contents import Folders, Light, Report, model_name, run_names
 from pipeline.report.page import write_report
+from pipeline.report.wording.brief import TITLES
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection.bounds import Bound
+from pipeline.selection.procedures.bound import terms_of_bound
 from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
 
 BOUND = Bound(confidence=0.95, wrong_at_most=3, right_at_least=80, members_at_least=91, published_wrong_at_most=5)
 APART = BlindDiagnostic(ok=False, outcome="failed", sentence="Their words alone tell them apart (AUC 0.91).")
 
 
-class Visible(HTMLParser):
-    """The words of a page outside its closed folds, and what the folds and tabs are called."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.assumed: list[str] = []
-        self.open: list[bool] = []
-        self.hidden = 0
-        self.in_summary = False
-        self.feed(source)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "details":
-            self.open.append("open" in dict(attrs))
-        self.in_summary = tag == "summary" or (self.in_summary and tag == "span")
-        self.hidden += tag in ("style", "script", "title", "svg")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "details":
-            self.open.pop()
-        self.in_summary = self.in_summary and tag != "summary"
-        self.hidden -= tag in ("style", "script", "title", "svg")
-
-    def handle_data(self, data: str) -> None:
-        closed = self.open[:-1] if self.in_summary else self.open
-        if not self.hidden and all(closed):
-            self.words.extend(data.split())
-
-
 def page_of(store: Store) -> tuple[str, Report]:
+    store = sign(store)
     write_report(store)
-    facts = Report.model_validate(store.read_json("report/report.json"))
-    return store.read("report/report.html").decode(), facts
-
-
-def amended(folder: Path, **changes: Any) -> BriefAnswer:
-    store = build_run(folder)
-    store.remove("selection/members/ranks.parquet")  # nothing to draw: figures take their time
-    store.remove("selection/members/scores.json")
-    amend(store, "members", **changes)
-    return page_of(store)[1].selections[0].brief
-
-
-def without_counts(store: Store, names: list[str]) -> None:
-    for name in names:
-        store.remove(f"selection/{name}/ranks.parquet")
-        store.remove(f"selection/{name}/scores.json")
-    sign(store)
+    return store.read("report/report.html").decode(), Report.model_validate(store.read_json("report/report.json"))
 
 
 @pytest.mark.parametrize(("number", "most"), [(2, 700), (14, 1500)])
@@ -79,18 +42,14 @@ def test_a_page_is_short_outside_its_folds(tmp_path: Path, number: int, most: in
     names = [f"selection-{index}" for index in range(number)]
     procedures = ["storey", "ptdi", "bh", "kernel"]
     selections = [{"name": name, "procedure": procedures[i % 4]} for i, name in enumerate(names)]
-    store = build_run(tmp_path, selections=tuple(selections))
-    without_counts(store, names[1:])
+    store = build_run(tmp_path, selections=tuple(selections), drawn=names[:1])
     for name in names:
         amend(store, name, bound=BOUND)
-    summary = read_summary(store, names[0])
-    assert isinstance(summary, Summary)
-    failed = summary.diagnostics.model_copy(update={"blind": APART})
-    amend(store, names[0], diagnostics=failed, supported=False, reasons=failed.failures())
+    amend_checks(store, names[0], blind=APART)
     page, facts = page_of(store)
-    visible = Visible(page)
-    assert len(visible.words) <= most
-    text = " ".join(visible.words)
+    visible = Page(page).visible
+    assert len(visible) <= most
+    text = " ".join(visible)
     for term in ("bandwidth", "null share", "hypothesis"):
         assert term not in text, text[max(0, text.find(term) - 60) : text.find(term) + 40]
     for name in names:
@@ -103,19 +62,17 @@ def test_a_page_is_short_outside_its_folds(tmp_path: Path, number: int, most: in
 
 
 def test_what_is_not_supported_says_so_in_the_first_words_of_its_row_and_its_card(tmp_path: Path) -> None:
-    store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}))
-    without_counts(store, ["members", "wide"])
-    summary = read_summary(store, "wide")
-    assert summary is not None
-    failed = summary.diagnostics.model_copy(update={"blind": APART})
-    amend(store, "wide", diagnostics=failed, supported=False, reasons=failed.failures(), bound=BOUND)
+    store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}), drawn=())
+    amend(store, "wide", bound=BOUND)
+    amend_checks(store, "wide", blind=APART)
     page, facts = page_of(store)
     assert '<th scope="row"><strong class="bad">Contradicted:</strong> <a href="#selection-wide">wide</a>' in page
     brief = facts.selections[1].brief
     assert brief.claim.startswith("Contradicted: their words alone")
     assert brief.standing == "contradicted"
     assert brief.reason == "failed: blind test"
-    assert brief.bound == "not stated"
+    assert (brief.bound, facts.selections[1].answer.bound) == ("not stated", CONTRADICTED)
+    assert "95% confidence" not in page
     assert brief.condition == "Nothing is promised: a check contradicts the assumption."
     assert brief.this_list == CONTRADICTED
     shown = " ".join((brief.claim, brief.average, brief.this_list, brief.collection))
@@ -125,90 +82,106 @@ def test_what_is_not_supported_says_so_in_the_first_words_of_its_row_and_its_car
 
 
 def test_three_sentences_say_what_holds_on_average_of_this_list_and_of_all(tmp_path: Path) -> None:
-    brief = amended(tmp_path, bound=BOUND, supported=True)
-    summary = read_summary(Store(str(tmp_path / "run")), "members")
-    assert summary is not None
+    store = build_run(tmp_path, drawn=())
+    amend(store, "members", bound=BOUND, supported=True)
+    page, facts = report(store)
+    brief, answer = facts.selections[0].brief, facts.selections[0].answer
+    claim = f"95% confidence at most 3 of these {summary_in(store).n_selected} are wrong"
     assert brief.condition == "If the assumption holds, which no check contradicts:"
     assert brief.average == "At most 10% of such a list is wrong, over repeated audits."
-    assert brief.this_list == f"With 95% confidence at most 3 of these {summary.n_selected} are wrong."
+    assert brief.this_list == f"With {claim}."
     assert brief.collection == "With 95% confidence at least 91 of the 240 audited were trained on."
     assert brief.bound == "at most 3 (95%)"
     assert max(map(len, (brief.average, brief.this_list, brief.collection))) < 80, "a line each"
+    assert answer.headline.endswith(f"; with {claim}.")
+    assert "With 95% confidence at least 91 of the 240 audited documents were trained on" in answer.bound
+    assert "On average over repetitions" in answer.terms
+    assert any("this one list and these audited documents" in sentence for sentence in facts.not_covered)
+    for stated in (claim, answer.bound, "the same by the published bound"):
+        assert stated in page.text
 
 
-@pytest.mark.parametrize(
-    ("changes", "average"),
-    [
-        ({"guarantee": "asymptotic"}, "At most about 10% of such a list is wrong, not guaranteed at this size."),
-        ({"guarantee": "heuristic"}, "No guarantee is proved: it aims at 10% wrong, and can be higher."),
-        ({"procedure": "bound"}, "No average is stated: procedure bound bounds the errors of this one list."),
-        ({"calibration": "conditional"}, "At most 10% of such a list is wrong, with the probability stated below."),
-        ({"n_selected": 0}, "An empty list is no evidence that the model was not trained on them."),
-        (
-            {"n_selected": 0, "direction": "clean"},
-            "An empty list is no evidence that the model was trained on them.",
-        ),
-    ],
-)
-def test_the_average_is_as_certain_as_the_guarantee(tmp_path: Path, changes: dict[str, Any], average: str) -> None:
-    assert amended(tmp_path, **changes).average == average
-
-
-def test_without_a_bound_nothing_is_said_of_the_list_or_of_all(tmp_path: Path) -> None:
-    brief = amended(tmp_path, bound=None, n_selected=12)
+def test_a_bound_that_is_missing_or_excludes_nothing_says_so(tmp_path: Path) -> None:
+    store = build_run(tmp_path, drawn=())
+    amend(store, "members", bound=None, n_selected=12)
+    page, facts = report(store)
+    brief = facts.selections[0].brief
     assert brief.this_list == "How many of these 12 are wrong is not bounded."
     assert brief.collection == "How many of all 240 were trained on is not bounded."
-    assert brief.bound == "not bounded"
-
-
-def test_a_bound_that_excludes_nothing_says_so(tmp_path: Path) -> None:
-    brief = amended(tmp_path, bound=Bound(0.95, 12, 0, 0, 12), n_selected=12)
+    assert (brief.bound, facts.selections[0].answer.bound) == ("not bounded", None)
+    assert "confidence of the bounds" not in page.text
+    assert not any("this one list and these audited documents" in sentence for sentence in facts.not_covered)
+    amend(store, "members", bound=Bound(0.95, 12, 0, 0, 12))
+    brief = report(store)[1].selections[0].brief
     assert brief.this_list == "All of these 12 may be wrong."
     assert brief.collection == "The bound is 0: it does not show that any of the 240 audited was trained on."
     assert brief.bound == "possibly all"
 
 
-@pytest.mark.parametrize(
-    ("blind", "condition", "reason"),
-    [
-        (
-            BlindDiagnostic(ok=None, outcome="not tested", sentence="Not tested."),
-            "Provided both groups are alike and their documents independent; this was not checked:",
-            "Not checked: that audited and calibration documents are alike is assumed.",
-        ),
-        (
-            BlindDiagnostic(ok=None, outcome="inconclusive", n_to_settle=993, sentence="Inconclusive."),
-            "Provided both groups are alike; the test could not confirm this:",
-            "Inconclusive: about 993 documents of each kind would decide it.",
-        ),
-    ],
-)
-def test_what_was_not_tested_is_no_green_light(
-    tmp_path: Path, blind: BlindDiagnostic, condition: str, reason: str
-) -> None:
-    summary = read_summary(build_run(tmp_path), "members")
-    assert summary is not None
-    brief = amended(tmp_path / "again", diagnostics=summary.diagnostics.model_copy(update={"blind": blind}))
-    assert brief.condition == condition
-    light = next(light for light in brief.lights if light.name == "blind")
-    assert (light.colour, light.reason) == ("amber", reason)
-    assert all((light.reason is None) == (light.colour == "green") for light in brief.lights)
+def test_procedure_bound_promises_of_this_list_and_says_of_an_empty_one_what_it_would_take(tmp_path: Path) -> None:
+    store = build_run(tmp_path, drawn=())
+    terms = terms_of_bound(SelectionConfig(name="one", detectors=["loss"], confidence=0.9).exact_confidence)
+    promised = {"promise": terms.promise, "assumption": terms.assumption}
+    amend(store, "members", bound=BOUND, supported=True, procedure="bound", factor=None, **promised)
+    stated = report(store)[1].selections[0].answer.terms
+    assert stated.startswith("With 90% confidence the share of wrong documents")
+    assert "On average" not in stated
+    for least, said in ((20, "the shortest possible list has 20 documents"), (1_000, "nothing could ever have been")):
+        amend(store, "members", n_selected=0, minimum_selectable=least)
+        page, facts = report(store)
+        assert said in facts.selections[0].answer.terms
+        assert "smallest possible p-value" not in page.text
+
+
+def test_the_average_is_as_certain_as_the_guarantee(tmp_path: Path) -> None:
+    store = build_run(tmp_path, drawn=())
+    plain = {"guarantee": "finite-sample", "procedure": "storey", "calibration": "pooled", "direction": "members"}
+    no_evidence = "An empty list is no evidence that the model was"
+    for changes, average in (
+        ({"guarantee": "asymptotic"}, "At most about 10% of such a list is wrong, not guaranteed at this size."),
+        ({"guarantee": "heuristic"}, "No guarantee is proved: it aims at 10% wrong, and can be higher."),
+        ({"procedure": "bound"}, "No average is stated: procedure bound bounds the errors of this one list."),
+        ({"calibration": "conditional"}, "At most 10% of such a list is wrong, with the probability stated below."),
+        ({"n_selected": 0}, f"{no_evidence} not trained on them."),
+        ({"n_selected": 0, "direction": "clean"}, f"{no_evidence} trained on them."),
+    ):
+        amend(store, "members", **{**plain, **changes})
+        assert page_of(store)[1].selections[0].brief.average == average
+
+
+def test_what_was_not_tested_is_no_green_light(tmp_path: Path) -> None:
+    store = build_run(tmp_path, drawn=())
+
+    def shown_of(**blind: Any) -> tuple[str, str, str | None]:
+        amend_checks(store, blind=BlindDiagnostic(ok=None, sentence="Not tested.", **blind))
+        (selection,) = page_of(store)[1].selections
+        assert any("was not checked" in one for one in selection.answer.cautions) == (blind["outcome"] == "not tested")
+        brief = selection.brief
+        assert all((light.reason is None) == (light.colour == "green") for light in brief.lights)
+        light = next(light for light in brief.lights if light.name == "blind")
+        return brief.condition, light.colour, light.reason
+
+    assert shown_of(outcome="not tested") == (
+        "Provided both groups are alike and their documents independent; this was not checked:",
+        "amber",
+        "Not checked: that audited and calibration documents are alike is assumed.",
+    )
+    assert shown_of(outcome="inconclusive", n_to_settle=993) == (
+        "Provided both groups are alike; the test could not confirm this:",
+        "amber",
+        "Inconclusive: about 993 documents of each kind would decide it.",
+    )
 
 
 def test_a_note_that_some_selections_share_is_printed_once_with_their_names(tmp_path: Path) -> None:
     """It was repeated in the card of every selection as soon as one selection did not share it."""
     names = ["one", "two", "three", "four"]
-    store = build_run(tmp_path, selections=tuple({"name": name} for name in names))
-    without_counts(store, names)
-    summary = read_summary(store, "one")
-    assert summary is not None
-    for name, sentence in zip(
-        names, ("The same note.", "The same note.", "Another note.", APART.sentence), strict=True
-    ):
-        blind = APART if sentence == APART.sentence else BlindDiagnostic(ok=True, sentence="Alike.")
-        overlap = summary.diagnostics.overlap.model_copy(update={"ok": None, "sentence": sentence})
-        changed = summary.diagnostics.model_copy(update={"overlap": overlap, "blind": blind})
-        amend(store, name, diagnostics=changed, supported=changed.support(), reasons=changed.failures())
+    store = build_run(tmp_path, selections=tuple({"name": name} for name in names), drawn=())
+    overlap, alike = summary_in(store, "one").diagnostics.overlap, BlindDiagnostic(ok=True, sentence="Alike.")
+    sentences = ("The same note.", "The same note.", "Another note.", APART.sentence)
+    for name, sentence in zip(names, sentences, strict=True):
+        noted = overlap.model_copy(update={"ok": None, "sentence": sentence})
+        amend_checks(store, name, overlap=noted, blind=APART if sentence == APART.sentence else alike)
     page, _ = page_of(store)
     cards = page.split("<article ", 1)[1]
     shared = page.split("Checks with the same result for one, two:")[1].split("</ul>")[0]
@@ -220,39 +193,23 @@ def test_a_note_that_some_selections_share_is_printed_once_with_their_names(tmp_
     assert cards.count("Passed: ") == 3
 
 
-def test_too_few_calibration_documents_are_an_amber_light(tmp_path: Path) -> None:
-    store = build_run(tmp_path, n=5)
-    without_counts(store, ["members"])
-    brief = page_of(store)[1].selections[0].brief
-    light = next(light for light in brief.lights if light.name == "resolution")
-    assert (light.colour, light.reason) == (
-        "amber",
-        "With 5 documents for calibration nothing could ever have been selected.",
-    )
-    assert brief.this_list == "It is empty; nothing could ever have been selected."
-
-
 # --- names
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("HuggingFaceTB/SmolLM2-135M", "HuggingFaceTB/SmolLM2-135M"),
-        ("/home/somebody/secret-project/tiny", "tiny"),
-        ("/root/.cache/hub/models--org--name/snapshots/0a1b2c", "org/name"),
-        ("s3://bucket/models/tiny/", "tiny"),
-    ],
-)
-def test_a_model_is_called_by_its_name_and_not_by_its_folder(path: str, name: str) -> None:
-    assert model_name(ModelConfig(path=path)) == name
-    assert model_name(ModelConfig(path=path, adapter="/y/few")) == f"{name} with adapter few"
+def test_a_model_is_called_by_its_name_and_not_by_its_folder() -> None:
+    for path, name in {
+        "HuggingFaceTB/SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M",
+        "/home/somebody/secret-project/tiny": "tiny",
+        "/root/.cache/hub/models--org--name/snapshots/0a1b2c": "org/name",
+        "s3://bucket/models/tiny/": "tiny",
+    }.items():
+        assert model_name(ModelConfig(path=path)) == name
+        assert model_name(ModelConfig(path=path, adapter="/y/few")) == f"{name} with adapter few"
     assert model_name(EndpointConfig(endpoint="https://host/v1", name="big")) == "big"
 
 
 def test_ids_are_relative_to_their_corpus(tmp_path: Path) -> None:
-    store = build_run(tmp_path)
-    without_counts(store, ["members"])
+    store = build_run(tmp_path, drawn=())
     page, facts = page_of(store)
     assert facts.selections[0].selected[0].doc_id == f"{tmp_path}/audit.jsonl#0", "a program gets the id as it is"
     articles = page.split('<article id="selection-members">')[1].split("</article>")[0]
@@ -267,12 +224,15 @@ def test_the_folder_of_an_input_is_what_all_inputs_of_its_role_share() -> None:
     assert folders.relative("s3://k/z/u.parquet#1") == "u.parquet#1"
     assert folders.relative("an id / of its own") == "an id / of its own"
     assert folders.without("cannot read /a/b/x.jsonl") == "cannot read x.jsonl"
+    names = [("audit", "/one/a.jsonl"), ("audit", "/other/deep/b.jsonl")]
+    below_root = Folders.of([SimpleNamespace(role=role, name=name, format="jsonl") for role, name in names])  # type: ignore[misc]
+    assert [below_root.relative(f"{name}#1") for _, name in names] == ["a.jsonl#1", "b.jsonl#1"]
 
 
 def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estimated(tmp_path: Path) -> None:
     """It was stated as a fact about the number of calibration documents, beside a shorter list."""
     storey, bh = ({"name": name, "procedure": procedure} for name, procedure in (("s", "storey"), ("b", "bh")))
-    store = build_run(tmp_path, selections=(storey, {**storey, "name": "all"}, bh))
+    store = build_run(tmp_path, selections=(storey, {**storey, "name": "all"}, bh), drawn=())
     for name, factor in (("s", 0.414), ("all", 1.22), ("b", 1.0)):
         amend(store, name, minimum_selectable=7, n_selected=0, factor=factor)
     part = " (as estimated, 41.4% of the audited documents were not trained on)"
@@ -281,3 +241,168 @@ def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estima
         (reason,) = (light.reason for light in selection.brief.lights if light.name == "resolution")
         assert reason == f"With 100 documents for calibration the shortest possible list has 7 documents{given}."
         assert selection.brief.this_list == f"It is empty; the shortest possible list has 7 documents{given}."
+
+
+# --- what a page begins with, and the sections that it names
+
+
+WEIGHTS = "3fa9c1d2e4b5968778695a4b3c2d1e0f3fa9c1d2e4b5968778695a4b3c2d1e0f"
+
+
+def run_of(folder: Path, **changes: Any) -> Store:
+    """A finished run with the digest of a model and a recorded date; `changes` are of its manifest."""
+    store = build_run(folder, drawn=(), **changes.pop("build", {}))
+    amend_manifest(store, fingerprint={"model": WEIGHTS}, **changes)
+    note(store)
+    return sign(store)
+
+
+def note(store: Store, **settings: Any) -> None:
+    """Record the answers, of a question with other settings where some are given."""
+    store = sign(store)
+    manifest, _ = read_run(store)
+    config = manifest.config
+    asked = [one.model_copy(update=settings) for one in config.selections]
+    summaries = [summary_in(store, one.name) for one in asked]
+    note_answers(store, config.model_copy(update={"selections": asked}), "run", summaries)
+
+
+def shown(part: str) -> str:
+    """The words of a part of a page."""
+    body = re.sub(r"<(style|script)\b.*?</\1>", " ", part, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", "", body.replace("<dt>", " <dt>").replace("<dd>", " <dd>")).split())
+
+
+def upper(page: str) -> str:
+    return page[: page.index('<section id="provenance">')]
+
+
+# --- the first four lines
+
+
+def test_the_page_begins_with_date_corpora_model_and_version(tmp_path: Path) -> None:
+    store = run_of(tmp_path)
+    page, facts = page_of(store)
+    head = page[page.index("</h1>") : page.index("<nav")]
+    assert re.findall(r"<dt>(.*?)</dt>", head) == ["Answered", "Corpora", "Model", "Version"]
+    (when,) = [entry.when for entry in read_history(store)]
+    audited, unseen = facts.documents
+    assert shown(head) == (
+        f"Answered {when[:10]} {when[11:16]} UTC "
+        f"Corpora audited: audit.jsonl, 240 documents, SHA-256 {audited.digest[:16]}; "
+        f"known unseen: unseen.jsonl, 100 documents, SHA-256 {unseen.digest[:16]} "
+        f"Model models/tiny&lt;b&gt;, SHA-256 {WEIGHTS[:16]} Version seenset 0.1.0"
+    )
+
+
+def test_the_same_run_renders_the_same_bytes_at_any_time(tmp_path: Path) -> None:
+    store = run_of(tmp_path)
+    page, _ = page_of(store)
+    note(store)  # the same answers to the same questions
+    assert page_of(store)[0] == page
+
+
+def test_another_text_changes_the_digest_of_its_corpus_alone(tmp_path: Path) -> None:
+    store = run_of(tmp_path)
+    audited, unseen = page_of(store)[1].documents
+    (receipt,) = [one for one in read_receipts(store, "score") if one.role == "audit"]
+    store.write_json(f"receipts/score/{receipt.shard}.json", replace(receipt, documents="of another text").to_dict())
+    changed, same = page_of(store)[1].documents
+    assert changed.digest != audited.digest
+    assert same.digest == unseen.digest
+
+
+def test_what_is_not_known_is_stated_as_not_known(tmp_path: Path) -> None:
+    store = build_run(tmp_path)
+    page, facts = page_of(store)
+    assert (facts.answered_at, facts.model.digest) == (None, None)
+    assert "Answered date not recorded" in shown(page)
+    endpoint = EndpointConfig(name="served", endpoint="http://localhost:8000/v1")
+    manifest, _ = read_run(store)
+    known = manifest.model.model_copy(update={"architecture": "endpoint"})
+    amend_manifest(store, config=manifest.config.model_copy(update={"model": endpoint}), model=known)
+    assert "Model served, digest not known: an endpoint does not state its weights" in shown(page_of(store)[0])
+
+
+# --- no path of the machine above provenance
+
+
+def test_no_absolute_path_stands_above_provenance(tmp_path: Path) -> None:
+    store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
+    repeated = CountDiagnostic(ok=True, sentence=f"1 document repeats an id: {tmp_path}/audit.jsonl#3.", count=1)
+    gone = f"Not tested: {tmp_path}/audit.jsonl is gone."
+    amend_checks(store, duplicates=repeated, blind=BlindDiagnostic(ok=None, outcome="not tested", sentence=gone))
+    page, facts = page_of(store)
+    assert str(tmp_path) in facts.provenance.inputs[0].name
+    assert str(tmp_path) not in upper(page)
+    assert "1 document repeats an id: audit.jsonl#3." in upper(page)
+    assert str(tmp_path) in page, "provenance holds it"
+
+
+def test_two_runs_are_named_by_as_much_of_their_paths_as_tells_them_apart() -> None:
+    """Both stood as "run run" on the page of a comparison."""
+    assert run_names("/data/old/run", "/data/new/run/") == ("old/run", "new/run")
+    assert run_names("/data/a", "/data/b") == ("a", "b")
+    assert run_names("s3://k/a/run", "/a/run") == ("k/a/run", "/a/run")
+    assert run_names("run", "/x/run") == ("run", "x/run")
+    assert run_names("/same", "/same") == ("/same", "/same")
+
+
+# --- sections that are named
+
+
+def sections(page: str) -> dict[int, str]:
+    """The numbered sections of a page, by their number."""
+    parts = re.split(r"<h2>(?:<a[^>]*>)?(\d+)\. ", page)
+    return {int(number): part for number, part in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one question", "several questions"])
+def test_every_section_that_the_page_names_exists(tmp_path: Path, several: bool) -> None:
+    store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
+    if several:
+        note(store, alpha=0.2)
+        note(store)
+    page, facts = page_of(store)
+    found = sections(page)
+    assert list(found) == list(range(1, len(found) + 1))
+    named = {int(number) for number in re.findall(r"[Ss]ection (\d+)", shown(page))}
+    assert named
+    assert named <= set(found)
+    assert 'id="history"' in found[2], "where the sentences say that the questions are listed"
+    if several:
+        assert "Section 2 lists them." in facts.selections[0].answer.sentence
+
+
+# --- checks and notes
+
+
+TRUNCATED = "200 of 200 documents were truncated at max_tokens. A truncated document is judged by its beginning."
+
+
+def test_a_check_is_titled_by_its_subject_and_its_light_gives_the_result(tmp_path: Path) -> None:
+    store = run_of(tmp_path)
+    for ok, sentence, colour, reason in (
+        (None, TRUNCATED, "amber", "200 of 200 documents were truncated at max_tokens."),
+        (True, "None of the 200 documents was truncated.", "green", None),
+    ):
+        amend_checks(store, truncated=ShareDiagnostic(ok=ok, sentence=sentence, share=0.0 if ok else 1.0))
+        page, facts = page_of(store)
+        light = next(light for light in facts.selections[0].brief.lights if light.name == "truncated")
+        assert (light.label, light.colour, light.reason) == ("Truncation", colour, reason)
+        assert f"Truncation. {reason or sentence}" in shown(page)
+
+
+def test_every_diagnostic_has_a_title_that_states_no_result() -> None:
+    assert set(Diagnostics.model_fields) <= set(TITLES)
+    for title in TITLES.values():
+        assert not re.search(r"\b(no|not|enough|alike|distinct|fair|read|kept)\b", title.lower()), title
+
+
+def test_what_one_selection_alone_has_stays_with_it(tmp_path: Path) -> None:
+    store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
+    amend(store, "wide", n_quarantined=3)
+    page, _ = page_of(store)
+    card = page[page.index('id="selection-wide"') :]
+    assert "3 of the audited documents could not be scored" in card
+    assert "3 of the audited documents could not be scored" not in page[: page.index('id="selection-wide"')]

@@ -14,18 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from bundle_runs import ALIKE, asked
-from commands import ended, refusal
+from commands import ended, refusal, user_error
 from finished import refile, run, with_column
+from finished import rows as scored
 from made_up import sentence, write_audit, write_corpus
 from signed import file_blind_test
 
-from pipeline.audit.review import COLUMNS
+from pipeline.audit.description import load_config
+from pipeline.audit.review import COLUMNS, Reviewed, read_review
 from pipeline.bundle.verify import verify_bundle
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
 N_UNSEEN, SEEN_AFTER_ALL, COUNT = 60, (3, 17, 40, 41), 6
-Change = Callable[[list[dict[str, str]]], list[dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +90,15 @@ def select(folder: Path) -> int:
     return ended("select", folder / "run", "--set", f"corpus.unseen.review={folder / 'review.csv'}")
 
 
+def reviewed(audit: Path) -> None:
+    """Fill the list in, and answer again."""
+    write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
+    assert select(audit) == 0
+
+
 def test_the_list_holds_the_highest_scores_and_shows_none(audit: Path) -> None:
     rows = rows_of(audit / "review.csv")
-    tables = [Store(str(audit / "run")).read_table(str(path.relative_to(audit / "run"))) for path in _scores(audit)]
-    scores = {
-        name: value
-        for one in tables
-        for name, value in zip(*(one[c].to_pylist() for c in ("doc_id", "loss")), strict=True)
-    }
+    scores = {name: row["loss"] for name, row in scored(audit / "run").items()}
     unseen = sorted((name for name in scores if name.startswith("unseen")), key=lambda name: -scores[name])
     assert {row["doc_id"] for row in rows} == set(unseen[:COUNT])
     assert [int(row["row"]) for row in rows] == sorted(int(row["row"]) for row in rows)
@@ -107,20 +109,16 @@ def test_the_list_holds_the_highest_scores_and_shows_none(audit: Path) -> None:
     assert again.read_bytes() == (audit / "review.csv").read_bytes()
 
 
-def _scores(audit: Path) -> list[Path]:
-    return sorted((audit / "run" / "scores").rglob("*.parquet"))
-
-
 def test_confirmed_documents_do_not_calibrate_and_the_answer_is_approximate(
     audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {name: answer(audit, name) for name in ("members", "storey", "learnt")}
-    assert before["members"]["guarantee"] == "finite-sample"
+    clean = answer(audit, "clean")
+    assert before["members"]["guarantee"] == clean["guarantee"] == "finite-sample"
     assert before["members"]["bound"] is not None
     assert "review" not in before["members"]
-    write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
     capsys.readouterr()
-    assert select(audit) == 0
+    reviewed(audit)
     shown = " ".join(capsys.readouterr().out.split())
     sentence = "Of the 6 calibration documents with the highest scores (loss), 5 were reviewed and 3 removed"
     assert sentence in shown
@@ -137,14 +135,9 @@ def test_confirmed_documents_do_not_calibrate_and_the_answer_is_approximate(
     assert answer(audit, "members")["n_calibration"] == N_UNSEEN - 3
     assert answer(audit, "members")["n_selected"] > before["members"]["n_selected"]
     assert answer(audit, "members")["promise"] in page
-
-
-def test_answers_that_seen_documents_calibrate_stay_as_they_are(audit: Path) -> None:
-    before = answer(audit, "clean")
-    assert before["guarantee"] == "finite-sample"
-    write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
-    assert select(audit) == 0
-    assert answer(audit, "clean") == before
+    assert answer(audit, "clean") == clean, "seen documents calibrate it"
+    assert ended("select", audit / "run") == 0
+    assert answer(audit, "members") == before["members"], "without the file all documents count again"
 
 
 def test_a_selection_by_signs_is_refused_with_a_review(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,23 +145,6 @@ def test_a_selection_by_signs_is_refused_with_a_review(base: Path, capsys: pytes
     changes = ("detectors=[loss, min_k_plus_plus]", signs, f"corpus.unseen.review={base / 'review.csv'}")
     assert ended("plan", base / "audit.yaml", *(word for one in changes for word in ("--set", one))) == 2
     assert "procedure ktd tests its signs on all unseen documents, and corpus.unseen.review" in capsys.readouterr().err
-
-
-def test_an_evaluation_counts_all_documents_with_their_labels(audit: Path, base: Path) -> None:
-    write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
-    assert select(audit) == 0
-    assert len(json.loads((audit / "run" / "reviewed.json").read_text())["documents"]) == 3
-    assert ended("evaluate", base / "audit.yaml", "--set", f"run={audit / 'run'}") == 0
-    rows = json.loads((audit / "run" / "evaluation" / "evaluation.json").read_text())["rows"]
-    assert {row["n_unseen"] for row in rows if row["detector"] == "loss"} == {N_UNSEEN}
-
-
-def test_without_the_file_the_next_selection_counts_all_documents_again(audit: Path) -> None:
-    before = answer(audit, "members")
-    write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
-    assert select(audit) == 0
-    assert ended("select", audit / "run") == 0
-    assert answer(audit, "members") == before
 
 
 def test_a_review_that_confirms_nothing_takes_nothing_from_the_promise(audit: Path) -> None:
@@ -179,11 +155,11 @@ def test_a_review_that_confirms_nothing_takes_nothing_from_the_promise(audit: Pa
     assert now == before
 
 
-def test_a_bundle_of_a_reviewed_run_holds_and_no_verdict_or_joint_answer_is_given(
-    audit: Path, capsys: pytest.CaptureFixture[str]
+def test_a_reviewed_run_is_packed_gets_no_verdict_or_joint_answer_and_is_evaluated_whole(
+    base: Path, audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(audit / "review.csv", confirmed(rows_of(audit / "review.csv")))
-    assert select(audit) == 0
+    reviewed(audit)
+    assert len(json.loads((audit / "run" / "reviewed.json").read_text())["documents"]) == 3
     assert ended("pack", audit / "run", audit / "run.bundle") == 0
     verified = verify_bundle((audit / "run.bundle").read_bytes(), "run.bundle")
     assert verified.holds
@@ -192,9 +168,12 @@ def test_a_bundle_of_a_reviewed_run_holds_and_no_verdict_or_joint_answer_is_give
     shutil.copytree(audit / "run", audit / "other")
     line = refusal(capsys, "joint", audit / "run", audit / "other", "--selection", "members", "--output", audit / "j")
     assert "removed calibration documents after a review" in line
+    assert ended("evaluate", base / "audit.yaml", "--set", f"run={audit / 'run'}") == 0
+    rows = json.loads((audit / "run" / "evaluation" / "evaluation.json").read_text())["rows"]
+    assert {row["n_unseen"] for row in rows if row["detector"] == "loss"} == {N_UNSEEN}, "with their labels"
 
 
-def saved(rows: list[dict[str, str]], delimiter: str, columns: Sequence[str] = COLUMNS, **how: Any) -> str:
+def saved(rows: list[dict[str, str]], delimiter: str = ",", columns: Sequence[str] = COLUMNS, **how: Any) -> str:
     """Rows as a spreadsheet program saves them."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, delimiter=delimiter, **how)
@@ -203,116 +182,73 @@ def saved(rows: list[dict[str, str]], delimiter: str, columns: Sequence[str] = C
     return text.getvalue()
 
 
-@pytest.mark.parametrize(
-    "as_bytes",
-    [
-        lambda rows: saved(rows, ";", lineterminator="\r\n").encode("utf-8-sig"),
-        lambda rows: saved(rows, "\t", lineterminator="\r\n").encode("utf-16"),
-        lambda rows: saved(rows, ",", quoting=csv.QUOTE_ALL, lineterminator="\r").encode(),
-        lambda rows: ("sep=;\r\n" + saved(rows, ";", lineterminator="\r\n")).encode("utf-8-sig"),
-        lambda rows: saved(rows, ";", [*reversed(COLUMNS), "notes"]).encode(),
-        lambda rows: saved([*rows, {}, {}], ",", [*COLUMNS, "", " "]).encode(),
-        lambda rows: saved(
-            [{**r, "trained_on": f" {r['trained_on'].upper()}\xa0", "review": f" {r['review']} "} for r in rows],
-            ",",
-        ).encode(),
-        lambda rows: saved(rows, ";").replace("trained_on", " Trained_On ").encode(),
-    ],
-    ids=["semicolons", "utf-16 tabs", "all quoted, CR", "sep=", "other order", "empty rows", "capitals", "header"],
-)
-def test_a_list_that_a_spreadsheet_program_saved_removes_the_same_documents(
-    audit: Path, as_bytes: Callable[[list[dict[str, str]]], bytes]
+def read(base: Path, audit: Path) -> Callable[[], Reviewed | None]:
+    """What reads the list as every selection does."""
+    config = load_config(str(base / "audit.yaml"), [f"corpus.unseen.review={audit / 'review.csv'}"])
+    return lambda: read_review(Store(str(audit / "run")), config)
+
+
+def test_a_list_that_a_spreadsheet_program_saved_removes_the_same_documents(base: Path, audit: Path) -> None:
+    path, read_again = audit / "review.csv", read(base, audit)
+    rows = confirmed([{**row, "excerpt": f'{row["excerpt"]}; a, b\n"c"'} for row in rows_of(path)])
+    semicolons = saved(rows, ";", lineterminator="\r\n")
+    spaced = [{**r, "trained_on": f" {r['trained_on'].upper()}\xa0", "review": f" {r['review']} "} for r in rows]
+    for content in (
+        semicolons.encode("utf-8-sig"),
+        saved(rows, "\t", lineterminator="\r\n").encode("utf-16"),
+        saved(rows, quoting=csv.QUOTE_ALL, lineterminator="\r").encode(),
+        f"sep=;\r\n{semicolons}".encode("utf-8-sig"),
+        saved(rows, ";", [*reversed(COLUMNS), "notes"]).encode(),
+        saved([*rows, {}, {}], columns=[*COLUMNS, "", " "]).encode(),
+        saved(spaced).encode(),
+        saved(rows, ";").replace("trained_on", " Trained_On ").encode(),
+    ):
+        path.write_bytes(content)
+        found = read_again()
+        review = found.review
+        assert (review.n_listed, review.n_reviewed, review.n_removed) == (6, 5, 3), content
+        assert set(found.documents) == {f"unseen-{row}" for row in SEEN_AFTER_ALL[:3]}
+
+
+def test_a_list_that_is_damaged_or_not_the_filled_in_one_is_refused_with_the_remedy_and_the_answers_stay(
+    base: Path, audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{**row, "excerpt": f'{row["excerpt"]}; a, b\n"c"'} for row in rows_of(audit / "review.csv")]
-    (audit / "review.csv").write_bytes(as_bytes(confirmed(rows)))
-    assert select(audit) == 0
-    review = answer(audit, "members")["review"]
-    assert (review["n_listed"], review["n_reviewed"], review["n_removed"]) == (6, 5, 3)
+    path, before, read_again = audit / "review.csv", answer(audit, "members"), read(base, audit)
+    rows = [{**row, "excerpt": "one, two"} for row in confirmed(rows_of(path))]
+    first, *rest = rows
 
+    def changed(**values: str) -> str:
+        return saved([{**row, **values} for row in rows])
 
-REMEDY = "save it as CSV in UTF-8"
+    def first_changed(**values: str) -> str:
+        return saved([{**first, **values}, *rest])
 
-
-@pytest.mark.parametrize(
-    ("as_bytes", "expected"),
-    [
-        (lambda rows: b"PK\x03\x04" + b"\0" * 40, f"is a workbook and no CSV file; {REMEDY}"),
-        (lambda rows: b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 40, f"is a workbook and no CSV file; {REMEDY}"),
-        (
-            lambda rows: saved(rows, ";").encode().replace(b"unseen-", b"unseen\xe4"),
-            f"is no CSV file in UTF-8; {REMEDY}",
-        ),
-        (lambda rows: saved(rows, ",").encode() + b'"torn', f"is no CSV file in UTF-8; {REMEDY}"),
-        (
-            lambda rows: saved([{**row, "trained_on": "TRUE"} for row in rows], ",").encode(),
-            "is 'true'; it takes: yes, no",
-        ),
-        (lambda rows: saved(rows, ",", [*COLUMNS, "trained_on"]).encode(), "has 2 columns trained_on"),
-        (
-            lambda rows: (
-                saved(rows, ",", ["doc_id", "excerpt", "review", "trained_on"], quoting=csv.QUOTE_NONE, escapechar="\\")
-                .replace("\\,", ",")
-                .encode()
-            ),
-            "has more values than columns",
-        ),
-        (
-            lambda rows: saved([{**row, "doc_id": "1E+05"} for row in rows[:1]] + rows[1:], ",").encode(),
-            "'1E+05' is none of the 6 that were listed; a spreadsheet program changes what looks like a number or",
-        ),
-        (
-            lambda rows: saved([{**row, "": "x"} for row in rows], ",", [*COLUMNS, ""]).encode(),
-            "has more values than columns",
-        ),
-        (lambda rows: saved([{**row, "review": "1.2E+15"} for row in rows], ",").encode(), "read the columns as text"),
-    ],
-    ids=[
-        "xlsx",
-        "xls",
-        "latin-1",
-        "torn",
-        "true",
-        "two answers",
-        "unquoted comma",
-        "no name",
-        "changed id",
-        "changed digest",
-    ],
-)
-def test_a_list_that_a_spreadsheet_program_changed_is_refused_with_the_remedy(
-    audit: Path,
-    capsys: pytest.CaptureFixture[str],
-    as_bytes: Callable[[list[dict[str, str]]], bytes],
-    expected: str,
-) -> None:
-    before = answer(audit, "members")
-    rows = [{**row, "excerpt": "one, two"} for row in confirmed(rows_of(audit / "review.csv"))]
-    (audit / "review.csv").write_bytes(as_bytes(rows))
-    line = refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
-    assert expected in line
-    assert answer(audit, "members") == before
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda rows: rows[1:], "has no row; leave trained_on empty"),
-        (lambda rows: [*rows, {**rows[0], "doc_id": "unseen-none"}], "'unseen-none' is none of the 6 that were listed"),
-        (lambda rows: [*rows, rows[0]], "has 2 rows"),
-        (lambda rows: [{**rows[0], "trained_on": "yess"}, *rows[1:]], "is 'yess'; did you mean 'yes'?"),
-        (lambda rows: [{**row, "review": "0" * 16} for row in rows], "is of another run or another review_count"),
-        (lambda rows: [{k: v for k, v in row.items() if k != "trained_on"} for row in rows], "no column trained_on"),
-        (lambda rows: [], "has no row"),
-    ],
-    ids=["row removed", "row added", "row repeated", "unknown value", "another run", "no column", "empty"],
-)
-def test_a_file_that_is_not_the_filled_in_list_is_refused_and_the_answers_stay(
-    audit: Path, capsys: pytest.CaptureFixture[str], change: Change, expected: str
-) -> None:
-    before = answer(audit, "members")
-    write(audit / "review.csv", change(rows_of(audit / "review.csv")))
-    line = refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
-    assert expected in line
+    remedy = "save it as CSV in UTF-8"
+    unquoted = saved(rows, ",", ["doc_id", "excerpt", "review", "trained_on"], quoting=csv.QUOTE_NONE, escapechar="\\")
+    nameless = saved([{**row, "": "x"} for row in rows], columns=[*COLUMNS, ""])
+    number = "a spreadsheet program changes what looks like a number or"
+    for content, expected in (
+        (b"PK\x03\x04" + b"\0" * 40, f"is a workbook and no CSV file; {remedy}"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 40, f"is a workbook and no CSV file; {remedy}"),
+        (saved(rows, ";").encode().replace(b"unseen-", b"unseen\xe4"), f"is no CSV file in UTF-8; {remedy}"),
+        (saved(rows) + '"torn', f"is no CSV file in UTF-8; {remedy}"),
+        (changed(trained_on="TRUE"), "is 'true'; it takes: yes, no"),
+        (first_changed(trained_on="yess"), "is 'yess'; did you mean 'yes'?"),
+        (saved(rows, columns=[*COLUMNS, "trained_on"]), "has 2 columns trained_on"),
+        (saved(rows, columns=COLUMNS[:-1]), "no column trained_on"),
+        (unquoted.replace("\\,", ","), "has more values than columns"),
+        (nameless, "has more values than columns"),
+        (first_changed(doc_id="1E+05"), f"'1E+05' is none of the 6 that were listed; {number}"),
+        (changed(review="1.2E+15"), "read the columns as text"),
+        (changed(review="0" * 16), "is of another run or another review_count"),
+        (saved(rest), "has no row; leave trained_on empty"),
+        (saved([]), "has no row"),
+        (saved([*rows, {**first, "doc_id": "unseen-none"}]), "'unseen-none' is none of the 6 that were listed"),
+        (saved([*rows, first]), "has 2 rows"),
+    ):
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        assert expected in user_error(read_again)
+    assert "has 2 rows" in refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={path}")
     assert ended("status", audit / "run") == 0
     assert answer(audit, "members") == before
 
@@ -327,27 +263,18 @@ def test_the_number_is_fixed_before_the_first_score(
     missing = refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'none.csv'}")
     assert "none.csv is no file" in missing
     assert "overwrites nothing" in refusal(capsys, "review", audit / "run", audit / "review.csv")
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (["corpus.audit.review_count=3"], "review and review_count are of unseen documents"),
-        (["corpus.unseen.review_count=null", "corpus.unseen.review=x.csv"], "review goes with review_count"),
-        (["series.ledger=ledger", "series.horizon=4"], "holds for no reviewed scan"),
-        (["corpus.unseen.review_count=0"], "greater than or equal to 1"),
-    ],
-)
-def test_a_review_is_of_unseen_documents_with_a_number_and_outside_schedules(
-    base: Path, capsys: pytest.CaptureFixture[str], settings: list[str], expected: str
-) -> None:
-    overrides = [part for setting in settings for part in ("--set", setting)]
-    assert expected in refusal(capsys, "plan", base / "audit.yaml", *overrides)
-
-
-def test_a_run_that_listed_nothing_takes_no_file(base: Path, audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refusal(capsys, "select", base / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
     assert "has listed no documents" in line
+
+
+def test_a_review_is_of_unseen_documents_with_a_number_and_outside_schedules(base: Path) -> None:
+    for expected, *overrides in (
+        ("review and review_count are of unseen documents", "corpus.audit.review_count=3"),
+        ("review goes with review_count", "corpus.unseen.review_count=null", "corpus.unseen.review=x.csv"),
+        ("holds for no reviewed scan", "series.ledger=ledger", "series.horizon=4"),
+        ("greater than or equal to 1", "corpus.unseen.review_count=0"),
+    ):
+        assert expected in user_error(load_config, str(base / "audit.yaml"), overrides)
 
 
 def test_a_file_that_was_changed_after_an_answer_makes_the_run_answer_anew(base: Path, audit: Path) -> None:

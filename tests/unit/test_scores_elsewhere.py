@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from commands import ended
+from commands import ended, here, user_error
+from finished import rows as rows_scored
 from made_up import write_corpus, write_rows
+from report_run import summary_in
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
-from pipeline.audit.summary import Summary, read_summary
 from pipeline.audit.verdict import read_verdict
 from pipeline.bundle.verify import verify_bundle
 from pipeline.config.corpus import SourceConfig
@@ -44,11 +45,6 @@ def run(folder: Path, name: str, given: Mapping[str, Any], do: str = "run") -> P
     return folder / name
 
 
-def score_rows(folder: Path) -> list[Row]:
-    store = Store(str(folder))
-    return [row for one in read_receipts(store, "score") for row in store.read_table(one.data).to_pylist()]
-
-
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """The folder of a run by a model, of the files of its documents, and of these with its scores: scored-ROLE."""
@@ -61,11 +57,17 @@ def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
         "detectors": ["loss", {"min_k": {"k": 0.5}}],
         "selections": SELECTIONS,
     }
-    held = {row["doc_id"]: row for row in score_rows(run(folder, "first", given))}
+    held = rows_scored(run(folder, "first", given))
     assert ended("verdict", folder / "first") == 0
     for role, of in rows.items():
         write_rows(folder / f"scored-{role}.jsonl", [{**row, **{c: held[row["id"]][c] for c in COLUMNS}} for row in of])
     return folder
+
+
+@pytest.fixture(scope="module", params=["with", "without"])
+def again(request: pytest.FixtureRequest, scored: Path) -> Path:
+    """The run of imported scores, with texts or without."""
+    return run(scored, request.param, imported(scored, **({"text": "text"} if request.param == "with" else {})))
 
 
 def imported(scored: Path, **settings: Any) -> dict[str, Any]:
@@ -81,47 +83,48 @@ def verdicts(folder: Path, name: str) -> list[Row]:
     return sorted(table.drop_columns(["source"]).to_pylist(), key=lambda row: row["doc_id"])
 
 
-def answer_of(folder: Path, name: str) -> Summary:
-    summary = read_summary(Store(str(folder)), name)
-    assert summary is not None
-    return summary
+def test_imported_scores_give_the_answers_of_their_run_to_the_byte(
+    scored: Path, again: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_texts = again.name == "with"
+    blocks = " ".join(here(capsys, "verdict", again)[0].split())
+    assert ("families of near-duplicates;" in blocks) is with_texts
+    for selection in SELECTIONS:
+        label = str(selection["name"])
+        assert verdicts(again, label) == verdicts(scored / "first", label)
+        first, other = (summary_in(Store(str(one)), label).model_dump() for one in (scored / "first", again))
+        checks, others = first.pop("diagnostics"), other.pop("diagnostics")
+        assert other["assumption"].startswith(first["assumption"])
+        assert "was not fitted to the documents that calibrate" in other["assumption"]
+        differing = {"assumption", *(() if with_texts else ("conclusion", "supported", "condition"))}
+        assert {key for key in first if first[key] != other[key]} <= differing
+        changed = {key for key in checks if checks[key] != others[key]}
+        texts = set() if with_texts else {"blind", "overlap", "near_copies", "families", "tail"}
+        assert changed <= {"truncated", *texts}
+    first, other = (read_verdict(Store(str(one))) for one in (scored / "first", again))
+    assert any(summary_in(Store(str(again)), str(selection["name"])).n_selected for selection in SELECTIONS)
+    assert (other.counts, other.test) == (first.counts, first.test)
 
 
-def test_imported_scores_give_the_answers_of_their_run_to_the_byte(scored: Path) -> None:
-    for name, settings in (("with", {"text": "text"}), ("without", {})):
-        folder = run(scored, name, imported(scored, **settings))
-        assert ended("verdict", folder) == 0
-        for selection in SELECTIONS:
-            label = str(selection["name"])
-            assert verdicts(folder, label) == verdicts(scored / "first", label)
-            first, other = (answer_of(one, label).model_dump() for one in (scored / "first", folder))
-            checks, others = first.pop("diagnostics"), other.pop("diagnostics")
-            assert other["assumption"].startswith(first["assumption"])
-            assert "was not fitted to the documents that calibrate" in other["assumption"]
-            differing = {"assumption", *(("conclusion", "supported", "condition") if name == "without" else ())}
-            assert {key for key in first if first[key] != other[key]} <= differing
-            changed = {key for key in checks if checks[key] != others[key]}
-            texts = {"blind", "overlap", "near_copies", "families", "tail"} if name == "without" else set()
-            assert changed <= {"truncated", *texts}
-        first, other = (read_verdict(Store(str(one))) for one in (scored / "first", folder))
-        assert first is not None
-        assert other is not None
-        assert any(answer_of(folder, str(selection["name"])).n_selected for selection in SELECTIONS)
-        assert (other.counts, other.test) == (first.counts, first.test)
+def test_a_run_with_imported_scores_is_packed_verified_and_planned(
+    again: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended("pack", again, tmp_path / "run.bundle") == 0
+    assert verify_bundle((tmp_path / "run.bundle").read_bytes(), "run.bundle").holds
+    shown = " ".join(here(capsys, "plan", again.with_suffix(".yaml"))[0].split())
+    assert ("the words of at most" in shown) is (again.name == "with")
 
 
-def test_checks_that_need_texts_are_not_made_without_them(scored: Path) -> None:
-    summary = answer_of(run(scored, "lights", imported(scored)), "bh")
+@pytest.mark.parametrize("again", ["without"], indirect=True)
+def test_checks_that_need_texts_are_not_made_without_them(again: Path) -> None:
+    summary = summary_in(Store(str(again)), "bh")
     diagnostics = summary.diagnostics
-    assert (summary.conclusion, diagnostics.blind.ok) == ("inconclusive", None)
-    assert summary.condition is not None
+    assert (summary.conclusion, diagnostics.blind.outcome, diagnostics.blind.ok) == ("inconclusive", "not tested", None)
     assert "their documents independent; this was not checked" in summary.condition
-    assert diagnostics.blind.outcome == "not tested"
-    assert diagnostics.near_copies is not None
     assert diagnostics.near_copies.ok is None
     assert diagnostics.near_copies.sentence.startswith("Near-duplicates were not checked")
     assert (diagnostics.overlap.ok, diagnostics.truncated.ok) == (None, None)
-    assert "Near-duplicates were not checked" in (scored / "lights/report/report.html").read_text()
+    assert "Near-duplicates were not checked" in (again / "report/report.html").read_text()
 
 
 def rows_of(count: int, name: str = "d", above: float = 0.0) -> list[Row]:
@@ -144,7 +147,7 @@ def test_a_document_without_a_finite_score_is_quarantined_and_counts(tmp_path: P
     values = [float("nan"), None, "much", True, [1.0], 10**400]
     audit = [*rows_of(40), *({"id": f"bad{n}", "loss": value} for n, value in enumerate(values)), {"id": "none"}]
     folder = run(tmp_path, "run", small(tmp_path, audit, error_budget=0.2))
-    summary = answer_of(folder, "bh")
+    summary = summary_in(Store(str(folder)), "bh")
     assert (summary.n_audit, summary.n_quarantined) == (47, 7)
     store = Store(str(folder))
     files = [one.quarantine for one in read_receipts(store, "score") if one.quarantine]
@@ -164,29 +167,6 @@ def test_a_column_called_shard_can_be_reviewed(tmp_path: Path) -> None:
     assert [line.split(",")[0] for line in lines[1:]] == ["u28", "u29"]
 
 
-@pytest.mark.parametrize("settings", [{}, {"text": "text"}], ids=["scores alone", "with texts"])
-def test_a_run_with_imported_scores_is_packed_and_verified(
-    scored: Path, tmp_path: Path, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = imported(scored, **settings)
-    folder = run(tmp_path, "run", given)
-    assert ended("verdict", folder) == 0
-    blocks = " ".join(capsys.readouterr().out.split())
-    assert ("families of near-duplicates;" in blocks) is bool(settings)
-    assert ended("pack", folder, tmp_path / "run.bundle") == 0
-    verified = verify_bundle((tmp_path / "run.bundle").read_bytes(), "run.bundle")
-    assert verified.holds
-    assert ended("plan", tmp_path / "run.yaml") == 0
-    assert ("the words of at most" in " ".join(capsys.readouterr().out.split())) is bool(settings)
-
-
-def test_an_id_that_stands_twice_is_scored_once(tmp_path: Path) -> None:
-    rows = rows_of(40)
-    folder = run(tmp_path, "run", small(tmp_path, [*rows, {**rows[3], "loss": 99.0}], error_budget=0.1))
-    summary = answer_of(folder, "bh")
-    assert (summary.n_audit, summary.n_quarantined, summary.diagnostics.duplicates.count) == (41, 1, 1)
-
-
 def test_higher_nonmember_changes_the_sign(tmp_path: Path) -> None:
     audit = rows_of(40, above=2.0)
     turned = [{**row, "loss": -row["loss"]} for row in audit]
@@ -196,7 +176,7 @@ def test_higher_nonmember_changes_the_sign(tmp_path: Path) -> None:
     given = small(tmp_path / "other", turned, scores=[{"column": "loss", "higher": "nonmember"}])
     write_rows(tmp_path / "other/unseen.jsonl", unseen)
     assert verdicts(run(tmp_path / "other", "run", given), "bh") == verdicts(first, "bh")
-    assert answer_of(first, "bh").n_selected > 0
+    assert summary_in(Store(str(first)), "bh").n_selected > 0
 
 
 @pytest.mark.parametrize(
@@ -236,7 +216,8 @@ def test_samples_of_lm_eval_are_scored_by_the_likelihood_of_the_right_answer(tmp
     unseen = [{"doc_id": n, "target": "x", "filtered_resps": [-float(n)]} for n in range(30)]
     for role, rows in (("audit", audit), ("unseen", unseen)):
         given["corpus"][role] |= {"path": write_rows(tmp_path / f"samples_{role}.jsonl", rows), "id": "doc_id"}
-    rows = score_rows(run(tmp_path, "run", given))
+    store = Store(str(run(tmp_path, "run", given)))
+    rows = (row for one in read_receipts(store, "score") for row in store.read_table(one.data).to_pylist())
     scores = {row["doc_id"]: row["filtered_resps"] for row in rows if row["role"] == "audit"}
     assert scores == {"0": -1.25, "1": -3.5, "2": -7.0, "3": -8.0}
 
@@ -298,8 +279,7 @@ def test_scores_of_a_table_are_numbers_and_a_name_alone_is_no_model(tmp_path: Pa
         make_plan(build_config(given))
     for of in given["corpus"].values():
         del of["scores"]
-    with pytest.raises(UserError, match=r"add corpus\.\*\.scores"):
-        build_config({**given, "model": {"name": "OLMo"}})
+    assert "add corpus.*.scores" in user_error(build_config, {**given, "model": {"name": "OLMo"}})
     with pytest.raises(UserError, match=r"add corpus\.\*\.scores"):
         build_config({**given, "model": {"path": "org/model"}, "reference_model": {"name": "OLMo"}})
     with pytest.raises(UserError, match=r"add corpus\.\*\.scores"):

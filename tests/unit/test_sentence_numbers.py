@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,29 +13,41 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up import write_corpus
 from report_run import build_run
+from scipy.stats import binom
 from test_fused_selections import verdict_of
-from test_plan import outlook
 from test_preflight_checks import planned, text
 
 import seenset
 from pipeline.audit.blind import blind_diagnostic
 from pipeline.audit.density_weights import weighted_diagnostic, weighting_diagnostic
 from pipeline.audit.dependence import near_copies_diagnostic
+from pipeline.audit.description import build_config
+from pipeline.audit.diagnostics import diagnose_scores
+from pipeline.audit.forecast import forecast
 from pipeline.audit.halvings import LEAST, Blind
+from pipeline.audit.plan import describe_model, make_plan
 from pipeline.audit.preflight import RUN, Effort, check_documents
 from pipeline.audit.summary import NearCopies, Summary
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount
+from pipeline.config.models import ModelConfig
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
 from pipeline.report.wording import verdict as wording
 from pipeline.report.wording.bounds import bound_text, sureness
 from pipeline.report.wording.selection import answer_text
-from pipeline.selection.conformal import RankCounts, halves
+from pipeline.selection.calibrations import simes_grid, smallest_simes
+from pipeline.selection.conformal import Grid, RankCounts, halves
 from pipeline.selection.knockoff import sign_symmetry
+from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.bound import terms_of_bound
-from pipeline.selection.procedures.ktd import filter_terms
-from pipeline.selection.procedures.record import decide
+from pipeline.selection.procedures.record import Rule, decide
 from pipeline.selection.promises import beside, decimal, percentage
+from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable
+from pipeline.selection.step_up import minimum_selectable
+from ray_jobs.terminal import print_plan
 
 ALPHA = 0.1
 
@@ -88,6 +101,12 @@ def limit_of(text: str) -> dict[str, Any]:
     return {key: int(value.replace(",", "")) if value and value[0].isdigit() else value for key, value in parts.items()}
 
 
+def check_limit(said: dict[str, Any], m: int, selected_of: Callable[[int, int], int]) -> None:
+    """So many known documents let all of m be selected, or one in a hundred; with one document fewer nothing is."""
+    for known, strongest in ((said["least"], m), (said["good"], max(1, m // 100))):
+        assert (selected_of(known, strongest), selected_of(known - 1, strongest)) == (strongest, 0)
+
+
 @pytest.mark.parametrize("m", [40, 230])
 @pytest.mark.parametrize("procedure", ["bh", "by", "ebh"])
 def test_a_report_says_why_nothing_could_be_selected_and_what_would_change_it(
@@ -102,9 +121,7 @@ def test_a_report_says_why_nothing_could_be_selected_and_what_would_change_it(
     assert said["size"] == ("one in a hundred" if few > 1 else "a single one")
     assert said["needed"] > m
     assert selected(procedure, 4, m, m, alpha) == 0, "not even if all stand out"
-    for known, strongest in ((said["least"], m), (said["good"], few)):
-        assert selected(procedure, known, m, strongest, alpha) == strongest
-        assert selected(procedure, known - 1, m, strongest, alpha) == 0
+    check_limit(said, m, lambda known, strongest: selected(procedure, known, m, strongest, alpha))
 
 
 @pytest.mark.parametrize("procedure", ["storey", "bky", "quantile", "ptdi", "kernel", "known_members"])
@@ -113,13 +130,10 @@ def test_the_same_holds_at_the_share_of_nulls_that_was_estimated(run: RunFacts, 
     summary = asked(4, m, procedure=procedure, seen=9 if procedure == "known_members" else 0)
     said = limit_of(terms_of(run, summary))
     assert said["ever"].startswith("have been selected (as estimated, ")
-    assert summary.factor is not None
     alpha = Fraction(1, 10) / Fraction(repr(summary.factor))  # which the share of nulls stretches alpha to
     assert said["needed"] == math.ceil(m / 5 / alpha)
     assert selected("bh", 4, m, m, alpha) == 0
-    for known, strongest in ((said["least"], m), (said["good"], m // 100)):
-        assert selected("bh", known, m, strongest, alpha) == strongest
-        assert selected("bh", known - 1, m, strongest, alpha) == 0
+    check_limit(said, m, lambda known, strongest: selected("bh", known, m, strongest, alpha))
 
 
 @pytest.mark.parametrize(
@@ -128,28 +142,22 @@ def test_the_same_holds_at_the_share_of_nulls_that_was_estimated(run: RunFacts, 
 def test_where_half_of_the_documents_calibrate_the_report_counts_all_that_it_takes(
     run: RunFacts, settings: dict[str, Any]
 ) -> None:
-    m, alpha = 230, Fraction(1, 10)
+    m = 230
     said = limit_of(terms_of(run, asked(9, m, detectors=2, **settings)))
     assert said["half"]
-    for known, strongest in ((said["least"], m), (said["good"], m // 100)):
-        for count, enough in ((known, strongest), (known - 1, 0)):
-            calibrating = int((~halves(np.arange(count), 0)).sum())
-            assert selected("bh", calibrating, m, strongest, alpha) == enough
-    calibrating = int((~halves(np.arange(9), 0)).sum())
-    assert (said["n"], said["p"]) == (calibrating, calibrating + 1)
+
+    def half(known: int) -> int:
+        return int((~halves(np.arange(known), 0)).sum())
+
+    check_limit(said, m, lambda known, strongest: selected("bh", half(known), m, strongest, Fraction(1, 10)))
+    assert (said["n"], said["p"]) == (half(9), half(9) + 1)
 
 
 @pytest.mark.parametrize("detectors", [1, 2])
 def test_td4eval_takes_what_the_report_says(run: RunFacts, detectors: int) -> None:
-    m = 230
-    said = limit_of(terms_of(run, asked(4, m, procedure="td4eval", detectors=detectors)))
-    for known, strongest in ((said["least"], m), (said["good"], m // 100)):
-        for count, enough in ((known, strongest), (known - 1, 0)):
-            values = np.stack([np.arange(count, dtype=float)] * detectors, axis=1)
-            audit = np.full((m, detectors), -1.0)
-            audit[:strongest] = 1e6
-            answer = verdict_of(values, audit, procedure="td4eval", alpha=ALPHA)
-            assert answer.selected.sum() == enough
+    settings: dict[str, Any] = {"procedure": "td4eval", "detectors": detectors}
+    said = limit_of(terms_of(run, asked(4, 230, **settings)))
+    check_limit(said, 230, lambda known, strongest: asked(known, 230, strongest, **settings).n_selected)
 
 
 FEWEST = re.compile(
@@ -163,6 +171,13 @@ def fewest_of(text: str) -> int:
     return int(matched[1].replace(",", ""))
 
 
+def check_fewest(run: RunFacts, m: int, answer: Callable[[int], Summary]) -> None:
+    """The fewest that an empty answer names can be selected, where so many stand out, and one fewer cannot."""
+    fewest = fewest_of(terms_of(run, answer(0)))
+    assert 1 < fewest <= m
+    assert (answer(fewest).n_selected, answer(fewest - 1).n_selected) == (fewest, 0)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -172,11 +187,7 @@ def fewest_of(text: str) -> int:
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
 def test_an_empty_answer_says_the_fewest_that_there_could_have_been(run: RunFacts, settings: dict[str, Any]) -> None:
-    n, m = 400, 90
-    fewest = fewest_of(terms_of(run, asked(n, m, **settings)))
-    assert 1 < fewest <= m
-    assert asked(n, m, fewest, **settings).n_selected == fewest
-    assert asked(n, m, fewest - 1, **settings).n_selected == 0
+    check_fewest(run, 90, lambda strongest: asked(400, 90, strongest, **settings))
 
 
 @pytest.mark.parametrize("kind", ["by_group", "weighted"])
@@ -195,10 +206,7 @@ def test_the_fewest_of_groups_and_of_weighted_documents_are_those_of_the_sentenc
         audit = table_of(scores, 1, **audited)
         return seenset.select(audit, unseen, procedure="bh", alpha=ALPHA, calibration=kind).summary  # type: ignore[arg-type]
 
-    fewest = fewest_of(terms_of(run, answer(0)))
-    assert 1 < fewest <= m
-    assert answer(fewest).n_selected == fewest
-    assert answer(fewest - 1).n_selected == 0
+    check_fewest(run, m, answer)
 
 
 def test_no_list_of_procedure_bound_is_shorter_than_the_report_says(run: RunFacts) -> None:
@@ -211,18 +219,7 @@ def test_no_list_of_procedure_bound_is_shorter_than_the_report_says(run: RunFact
 
 @pytest.mark.parametrize("count", [60, 200])
 def test_a_plan_says_what_one_group_takes_and_of_few_documents_that_it_is_one(tmp_path: Path, count: int) -> None:
-    texts = {"audit": count, "unseen": 5}
-    corpus = {role: {"path": str(tmp_path / f"{role}.jsonl"), "group": "g"} for role in texts}
-    for role, size in texts.items():
-        rows = "".join(f'{{"text": "{role} {row}", "g": "a"}}\n' for row in range(size))
-        (tmp_path / f"{role}.jsonl").write_text(rows)
-    from pipeline.audit.description import build_config
-    from pipeline.audit.forecast import forecast
-    from pipeline.audit.plan import make_plan
-
-    selection = {"name": "a", "detectors": ["loss"], "alpha": ALPHA, "procedure": "bh", "calibration": "by_group"}
-    config = build_config({"run": "r", "model": {"path": "m"}, "corpus": corpus, "selections": [selection]})
-    sentence = forecast(make_plan(config), {"dtype": "float32"})["selections"][0]["sentence"]
+    sentence = outlook(tmp_path, known=5, audited=count, procedure="bh", calibration="by_group")["sentence"]
     few = max(1, count // 100)
     smallest = "a single document" if few == 1 else "as few as 1% of the audited documents"
     matched = re.search(rf"With ([\d,]+) unseen documents of one group {smallest} can be selected\.", sentence)
@@ -278,7 +275,6 @@ def test_a_confidence_is_told_as_it_was_set_and_never_as_certainty(confidence: f
     summary = seenset.select(
         np.r_[np.full(60, 9.0), np.zeros(40)], unseen=np.arange(99.0) / 99, procedure="bh", confidence=confidence
     ).summary
-    assert summary.bound is not None
     count = MemberCount(selection="a", detectors=["loss"], confidence=confidence, at_least=3, n_audit=9, supported=True)
     exact = 100 * Fraction(repr(confidence))
     told = [
@@ -298,13 +294,8 @@ def test_a_confidence_is_told_as_it_was_set_and_never_as_certainty(confidence: f
 
 
 def test_exact_decimals_are_written_as_they_are() -> None:
-    assert [decimal(Fraction(text)) for text in ("0.05", "1", "100", "0.0000001", "99.99999")] == [
-        "0.05",
-        "1",
-        "100",
-        "0.0000001",
-        "99.99999",
-    ]
+    for exact in ("0.05", "1", "100", "0.0000001", "99.99999"):
+        assert decimal(Fraction(exact)) == exact
     assert percentage(Fraction(1, 8)) == "12.5%"
 
 
@@ -325,7 +316,7 @@ def copies(sizes: list[int]) -> NearCopies:
     )
 
 
-@pytest.mark.parametrize("sizes", [[3, 1, 1, 1], [2, 2, 2], [5, 1], [4, 3, 2, 1, 1], [1, 1, 1, 2]])
+@pytest.mark.parametrize("sizes", [[3, 1, 1, 1], [2, 2, 2], [4, 3, 2, 1, 1]])
 def test_copies_that_calibrate_shrink_p_values_by_the_factor_of_the_sentence_and_no_more(sizes: list[int]) -> None:
     """Every order of the families and one null document, by enumeration."""
     n, families = sum(sizes), len(sizes)
@@ -343,69 +334,23 @@ def test_copies_that_calibrate_shrink_p_values_by_the_factor_of_the_sentence_and
     assert float(factor) == pytest.approx(float(reached), abs=0.005)
 
 
-def test_the_independent_documents_of_the_sentence_are_what_a_mean_is_worth() -> None:
-    sizes = [20] * 3 + [5] * 8 + [1] * 20
-    sentence = near_copies_diagnostic("storey", 7, "unseen", copies(sizes), copies([1] * 99)).sentence
-    (worth,) = re.findall(r"count as about (\d+) independent documents, too few for storey", sentence)
-    assert "The guarantee of bh holds with near-duplicates among the audited documents; bh selects 7." in sentence
-    runs, family = 4_000, np.repeat(np.arange(len(sizes)), sizes)
-    means = np.random.default_rng(0).normal(size=(runs, len(sizes)))[:, family].mean(axis=1)
-    assert 1 / means.var() == pytest.approx(int(worth), rel=4 * math.sqrt(2 / runs) + 0.5 / int(worth))
-
-
-def test_the_effective_number_of_weighted_documents_is_what_their_mean_is_worth() -> None:
-    weights = np.r_[np.full(30, 1.0), np.full(30, 4.0), 30.0]
-    effective = float(weights.sum() ** 2 / (weights**2).sum())
-    sentence = weighting_diagnostic(effective, weights.size, "unseen").sentence
-    (told,) = re.findall(r"the 61 unseen documents count as much as ([\d.]+) of equal weight", sentence)
-    runs = 4_000
-    means = np.random.default_rng(0).normal(size=(runs, weights.size)) @ (weights / weights.sum())
-    assert 1 / means.var() == pytest.approx(float(told), rel=4 * math.sqrt(2 / runs))
+def test_the_effective_number_of_weighted_documents_is_shown_on_its_side_of_the_limit() -> None:
     for number, few in ((49.96, True), (50.0, False)):
         sentence = weighting_diagnostic(number, 61, "unseen").sentence
-        (told,) = re.findall(r"as much as ([\d.]+) of equal weight", sentence)
-        assert (float(told) < 50) == few == ("fewer than 50" in sentence)
+        (shown,) = re.findall(r"the 61 unseen documents count as much as ([\d.]+) of equal weight", sentence)
+        assert (float(shown) < 50) == few == ("fewer than 50" in sentence)
 
 
-def tail(heads: range, tosses: int, share: float) -> float:
-    return sum(math.comb(tosses, h) * share**h * (1 - share) ** (tosses - h) for h in heads)
-
-
-@pytest.mark.parametrize(("heads", "tosses"), [(27, 39), (12, 19), (31, 45), (10, 10)])
-def test_the_signs_of_a_sentence_are_counted_against_the_coin_that_it_names(heads: int, tosses: int) -> None:
-    for draws in (1, 4):
-        w = np.concatenate([np.ones(heads), -np.ones(tosses - heads)])
-        result = sign_symmetry(np.random.default_rng(0).permutation(w), draws)
-        groups = max(1, min(10, tosses // 10))
-        fair = 1 / (draws + 1)
-        (p,) = re.findall(r"\(p = ([\d.e-]+)\)", result.sentence)
-        if groups == 1:
-            tails = tail(range(heads + 1), tosses, fair), tail(range(heads, tosses + 1), tosses, fair)
-            assert float(p) == pytest.approx(min(1.0, 2 * min(tails)), rel=0.05)
-        assert (float(p) < 0.01) == (not result.ok)
-        if not result.ok:
-            continue
-        share, low, high = (int(x) / 100 for x in re.findall(r"(\d+)%", result.sentence.replace("(95%", "("))[:3])
-        assert share == pytest.approx(heads / tosses, abs=0.005)
-        within = 0.006
-        if low:
-            assert (
-                tail(range(heads, tosses + 1), tosses, low - within)
-                < 0.025
-                < tail(range(heads, tosses + 1), tosses, low + within)
-            )
-        if high < 1:
-            assert tail(range(heads + 1), tosses, high + within) < 0.025 < tail(range(heads + 1), tosses, high - within)
-
-
-@pytest.mark.parametrize("draws", [2, 4, 6])
-def test_exchangeable_paraphrases_give_a_text_the_odds_that_the_assumption_names(draws: int) -> None:
-    orders = list(itertools.permutations(range(draws + 1)))
-    wins = sum(order[0] == draws for order in orders)
-    assert f"higher than all {draws} of its paraphrases with a probability of at most 1/{draws + 1}," in (
-        filter_terms(draws).assumption
-    )
-    assert Fraction(wins, len(orders)) == Fraction(1, draws + 1)
+@pytest.mark.parametrize("draws", [1, 4])
+@pytest.mark.parametrize(("heads", "tosses"), [(12, 19), (10, 10), (2, 15)])
+def test_the_signs_of_a_sentence_are_counted_against_the_coin_that_it_names(
+    heads: int, tosses: int, draws: int
+) -> None:
+    result, fair = sign_symmetry(np.r_[np.ones(heads), -np.ones(tosses - heads)], draws), 1 / (draws + 1)
+    exact = min(1.0, 2 * min(binom.cdf(heads, tosses, fair), binom.sf(heads - 1, tosses, fair)))
+    (p,) = re.findall(r"\(p = ([\d.e-]+)\)", result.sentence)
+    assert (result.p_value, float(p)) == (pytest.approx(exact), pytest.approx(exact, rel=0.05))
+    assert (float(p) < 0.01) == (not result.ok)
 
 
 # --- documents
@@ -433,13 +378,227 @@ def test_of_a_sample_it_is_not_said_that_a_run_would_end(tmp_path: Path) -> None
 def test_as_many_documents_as_a_weighted_test_is_said_to_take_are_enough_in_every_split() -> None:
     sentence = weighted_diagnostic(None, "unseen").sentence
     (count,) = map(int, re.findall(r"at least (\d+) documents of each kind are needed", sentence))
-    chosen = [
-        int(halves(np.random.default_rng(seed).integers(0, 2**62, 2 * count), seed)[:count].sum())
-        for seed in range(500)
-    ]
-    assert min(min(half, count - half) for half in chosen) >= LEAST
-    fewer = [
-        int(halves(np.random.default_rng(seed).integers(0, 2**62, count), seed)[: count // 2].sum())
-        for seed in range(500)
-    ]
-    assert min(min(half, count // 2 - half) for half in fewer) < LEAST, "half as many are often too few"
+
+    def smallest_half(kind: int) -> int:
+        keys = (np.random.default_rng(seed).integers(0, 2**62, 2 * kind) for seed in range(500))
+        chosen = [int(halves(of, seed)[:kind].sum()) for seed, of in enumerate(keys)]
+        return min(min(half, kind - half) for half in chosen)
+
+    assert smallest_half(count) >= LEAST > smallest_half(count // 2), "half as many are often too few"
+
+
+# --- how small a selection can be, against every outcome that there is, and what a plan states of it
+
+
+ALPHAS = [Fraction(1, 10), Fraction(1, 4), Fraction(1, 2)]
+HALF = Fraction(1, 2)
+DELTA = Fraction(1, 10)
+PLUGINS = {"bh", "by", "ebh", "storey", "bky", "quantile", "ptdi", "kernel"}
+
+
+def outcomes(ranks: int, m: int) -> Iterator[np.ndarray]:
+    """Every way in which m documents can spread over the ranks."""
+    for cuts in itertools.combinations(range(m + ranks - 1), ranks - 1):
+        yield np.diff([-1, *cuts, m + ranks - 1]) - 1
+
+
+@pytest.mark.parametrize("alpha", ALPHAS, ids=str)
+@pytest.mark.parametrize("delta", [None, DELTA], ids=["pooled", "conditional"])
+@pytest.mark.parametrize("procedure", sorted(PLUGINS & set(PROCEDURES)))
+def test_no_outcome_selects_fewer_than_is_said(procedure: str, delta: Fraction | None, alpha: Fraction) -> None:
+    for n, m in ((4, 4), (6, 3), (3, 6), (9, 2)):
+        grid = Grid.uniform(n) if delta is None else simes_grid(n, delta)
+        rule = Rule(PROCEDURES[procedure], alpha, delta)
+        sizes = set()
+        for counts in outcomes(n + 1, m):
+            decision = decide(procedure, RankCounts(counts, grid), alpha)
+            share = float(decision.factor) if procedure == "storey" else decision.null_proportion
+            if decision.n_selected:
+                sizes.add(decision.n_selected)
+                assert decision.n_selected >= fewest_selectable(rule, n, m, decision.factor)
+                for at in (HALF, Fraction(1)):
+                    if share >= at:
+                        assert decision.n_selected >= fewest_selectable(rule, n, m, factor_at(rule, m, at))
+        assert min(sizes, default=m + 1) >= min(m + 1, fewest_at_best(rule, n, m))
+        if procedure in ("bh", "by", "ebh"):
+            assert min(sizes, default=m + 1) == min(m + 1, fewest_selectable(rule, n, m))
+
+
+@given(st.integers(1, 3_000), st.sampled_from(["0.1", "0.001", "0.9"]))
+def test_the_smallest_conditional_p_value_is_that_of_the_grid(n: int, delta: str) -> None:
+    assert smallest_simes(n, Fraction(delta)) == simes_grid(n, Fraction(delta)).p(1)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"calibration": "conditional", "alpha": 1e-25}, {"procedure": "ebh", "alpha": 1e-7}]
+)
+def test_a_very_small_alpha_gets_an_answer(settings: dict[str, Any]) -> None:
+    """The search for a sufficient number of calibration documents had no end, or counted over hundreds of millions."""
+    assert seenset.select([9.0, 9.0, 1.5], unseen=[1.0, 2.0, 3.0], **settings).summary.n_selected == 0
+
+
+def test_a_plan_with_conditional_p_values_counts_what_they_take(tmp_path: Path) -> None:
+    """It said that 999 suffice."""
+    planned = outlook(tmp_path, known=1_000, calibration="conditional", alpha=0.1)
+    (taken,) = re.findall(r"\. With ([\d,]+) unseen documents as few", planned["sentence"])
+    needed = int(taken.replace(",", ""))
+    assert 4_000 < needed < 5_000
+    for known, enough in ((needed, True), (needed - 1, False)):
+        assert (minimum_selectable(simes_grid(known, DELTA), 200, Fraction(1, 10)) <= 2) == enough
+
+
+FUSED: list[dict[str, Any]] = [
+    {"procedure": "adadetect", "detectors": ["loss", "zlib"]},
+    {"procedure": "td4eval", "detectors": ["loss", "zlib"], "reconformal": True},
+]
+
+
+@pytest.mark.parametrize("selection", FUSED, ids=["adadetect", "reconformal"])
+def test_where_half_of_the_documents_calibrate_the_plan_and_the_answer_count_that_half(
+    tmp_path: Path, selection: dict[str, Any]
+) -> None:
+    planned = outlook(tmp_path, known=100, **selection)
+    assert planned["sentence"].startswith(
+        "With 50 unseen documents to calibrate on, half of those that are known, and 200 to judge, the shortest "
+        "possible list has 40 documents."
+    )
+    assert (
+        "With 1,997 unseen documents, half of which calibrate, as few as 1% of the audited documents can"
+        in planned["sentence"]
+    )
+    rng = np.random.default_rng(0)
+    settings = {key: value for key, value in selection.items() if key != "detectors"}
+    answer = verdict_of(rng.normal(size=(100, 2)), rng.normal(size=(200, 2)), **settings).answer
+    assert diagnose_scores(answer, "unseen").resolution.sentence == planned["sentence"]
+
+
+def test_an_answer_says_of_which_share_of_nulls_its_figures_are() -> None:
+    rng = np.random.default_rng(1)
+    audit = np.concatenate([rng.normal(size=(100, 1)), rng.normal(3.0, size=(100, 1))])
+    answer = verdict_of(rng.normal(size=(100, 1)), audit, procedure="storey").answer
+    resolution = diagnose_scores(answer, "unseen").resolution
+    assert f"at an estimated null share of {answer.factor:.3g}, the shortest" in resolution.sentence
+    assert resolution.minimum_selectable == minimum_selectable(100, 200, Fraction(1, 10), Fraction(repr(answer.factor)))
+    plain = diagnose_scores(verdict_of(rng.normal(size=(100, 1)), audit, procedure="bh").answer, "unseen").resolution
+    assert "share of nulls" not in plain.sentence
+
+
+def test_the_plan_of_a_procedure_that_estimates_the_nulls_says_what_holds_at_a_share_of_1_and_at_best(
+    tmp_path: Path,
+) -> None:
+    planned = outlook(tmp_path, procedure="storey")
+    assert (
+        "the length of the shortest possible list depends on the estimated null share: 20 at a share of 1, 10 at 0.5, "
+        "never fewer than 1. With 999 unseen documents as few as 1% of the audited documents can be selected; fewer "
+        "suffice if part of the audited documents were trained on." in planned["sentence"]
+    )
+    assert (planned["minimum_selectable"], planned["minimum_at_best"], planned["ok"]) == (20, 1, None)
+    assert "null share" not in outlook(tmp_path, procedure="bh")["sentence"]
+    few = outlook(tmp_path, known=5, procedure="storey")
+    assert few["minimum_selectable"] > 200
+    assert few["ok"] is None, "an estimate can be as small as it takes"
+
+
+def test_a_knockoff_selection_says_nothing_of_calibration_documents() -> None:
+    rng = np.random.default_rng(2)
+    answer = verdict_of(rng.normal(size=(40, 1)), rng.normal(size=(120, 1)), procedure="ktd", alpha=0.2).answer
+    resolution = diagnose_scores(answer, "unseen").resolution
+    assert resolution.sentence == "The shortest possible list of the knockoff filter has 5 documents."
+    assert resolution.calibration_for_1_percent is None
+
+
+def test_one_detector_in_td4eval_takes_no_more_documents_than_bh(tmp_path: Path) -> None:
+    plain, fused = (outlook(tmp_path, procedure=procedure) for procedure in ("bh", "td4eval"))
+    assert fused["sentence"] == plain["sentence"]
+
+
+# --- what a plan states
+
+
+def outlook(tmp_path: Path, known: int | None = 100, audited: int = 200, **selection: Any) -> dict[str, Any]:
+    rows = {
+        role: [{"text": f"{role} {i}", "group": "a"} for i in range(count)]
+        for role, count in (("audit", audited), ("unseen", known))
+        if count is not None
+    }
+    corpus = write_corpus(tmp_path, rows, group="group")
+    signed = selection.get("procedure") == "ktd"
+    asked = {"name": "a", "detectors": ["min_k_plus_plus" if signed else "loss"], "alpha": 0.1, **selection}
+    config = build_config({"run": "run", "model": {"path": "m"}, "corpus": corpus, "selections": [asked]})
+    found: dict[str, Any] = forecast(make_plan(config), {"dtype": "float32"})["selections"][0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("selection", "fewest"),
+    [
+        ({"procedure": "bh"}, 20),  # 200 / (.1 * 101) = 19.8
+        ({"procedure": "by"}, 117),  # times 1 + 1/2 + ... + 1/200 = 5.878
+        ({"procedure": "adadetect", "detectors": ["loss", "zlib"]}, 40),  # 50 of the 100 calibrate
+        ({"procedure": "ktd"}, 10),  # 1 / q
+    ],
+)
+def test_the_fewest_that_can_be_selected_are_those_of_the_procedure(
+    tmp_path: Path, selection: dict[str, Any], fewest: int
+) -> None:
+    assert outlook(tmp_path, **selection)["minimum_selectable"] == fewest
+
+
+def warnings_of(outlook: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of a printed plan that warn."""
+    facts = {
+        "model": {"path": "m", "architecture": "LlamaForCausalLM", "dtype": "float32"},
+        "roles": {},
+        "limit": None,
+        "passes": [],
+        "adapters": [],
+        "detectors": ["loss"],
+        "estimated_seconds_one_worker": None,
+        "endpoint": None,
+        "checks": {"scope": "all 1,200 documents", "lines": []},
+        "selections": [outlook],
+    }
+    print_plan(facts)
+    return [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+
+
+def test_an_ordinary_audit_is_planned_without_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = outlook(tmp_path, procedure="bh")
+    assert usual["minimum_selectable"] == 20
+    assert usual["ok"] is None, "10% of the audited documents: a number to know"
+    assert "With 999 unseen documents as few as 1% of the audited documents can be selected." in usual["sentence"]
+    assert warnings_of(usual, capsys) == []
+    assert outlook(tmp_path, known=1000, procedure="bh")["ok"] is True
+
+
+def test_an_audit_that_cannot_select_anything_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hopeless = outlook(tmp_path, known=5, procedure="bh")
+    assert hopeless["ok"] is False
+    (line,) = warnings_of(hopeless, capsys)
+    assert (
+        "warning: With 5 unseen documents to calibrate on and 200 to judge, nothing can be selected: the shortest "
+        "possible list would have" in line
+    )
+
+
+def test_a_knockoff_selection_is_planned_without_unseen_documents(tmp_path: Path) -> None:
+    found = outlook(tmp_path, known=None, procedure="ktd")
+    assert found["ok"]
+    assert "list of the knockoff filter has 10 documents." in found["sentence"]
+    beyond = outlook(tmp_path, known=None, procedure="ktd", alpha=0.001)
+    assert not beyond["ok"]
+    assert "has 1,000 documents and only 200 are audited, so nothing can be selected" in beyond["sentence"]
+
+
+def test_the_time_is_a_guess_from_the_number_of_parameters(tmp_path: Path, tiny_model_folder: Path) -> None:
+    about = describe_model(ModelConfig(path=str(tiny_model_folder)))
+    corpus = write_corpus(tmp_path, {"audit": [f"some words {i}" for i in range(50)]})
+    described = {"run": "run", "model": {"path": str(tiny_model_folder)}, "corpus": corpus}
+    plan = make_plan(build_config({**described, "detectors": ["loss"]}))
+    small, large = (forecast(plan, {**about, "parameters": parameters}) for parameters in (10**6, 10**9))
+    assert small["estimated_seconds_one_worker"] > 0
+    assert large["estimated_seconds_one_worker"] > 20 * small["estimated_seconds_one_worker"]
+    assert small["estimated_from"] == "a matrix product on it"
+    unknown = forecast(plan, {**about, "parameters": None})
+    assert unknown["estimated_seconds_one_worker"] is None
+    assert unknown["estimated_from"] is None

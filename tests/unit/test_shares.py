@@ -123,15 +123,12 @@ def test_one_model_has_the_first_rank_and_too_few_items_leave_all_ranks_open() -
     assert [rank_interval(differences, index, 2) for index in range(2)] == [(1, 2), (1, 2)]
 
 
-def test_no_part_has_no_difference_and_a_part_that_is_all_has_none_by_definition() -> None:
-    assert difference_to_all(np.array([]), np.array([1.0])) is None
-    assert difference_to_all(np.array([1.0, 0.0]), np.array([])) == (0.0, 0.0, 0.0)
-    assert share_interval(np.array([])) == (0.0, 1.0)
-
-
-def test_the_difference_is_that_of_the_two_accuracies() -> None:
+def test_the_difference_is_that_of_the_two_accuracies_and_no_part_has_none() -> None:
     rng = np.random.default_rng(72)
     part, rest = rng.integers(2, size=30).astype(float), rng.integers(2, size=12).astype(float)
     value, low, high = difference_to_all(part, rest) or (0, 0, 0)
     assert value == pytest.approx(part.mean() - np.concatenate([part, rest]).mean())
     assert low < value < high
+    assert difference_to_all(np.array([]), np.array([1.0])) is None
+    assert difference_to_all(np.array([1.0, 0.0]), np.array([])) == (0.0, 0.0, 0.0)
+    assert share_interval(np.array([])) == (0.0, 1.0)

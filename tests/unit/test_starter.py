@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import shutil
+import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 import zstandard
-from commands import ended
+from commands import here, refusal, user_error
+from picture_models import encoded, random_pictures
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import describe_model, make_plan
-from pipeline.audit.starter import HUB_MODEL, audit_starter, write_starter
+from pipeline.audit.starter import HUB_MODEL, HUB_PICTURE_MODEL, audit_starter, write_starter
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import SourceConfig
 from pipeline.config.models import ModelConfig
@@ -29,7 +31,6 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.config.yaml import config_schema
 from pipeline.corpus.discovery import id_column, role_of, text_column
-from pipeline.errors import UserError
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.trial.config import TrialConfig, load_trial
 from pipeline.trial.starter import trial_starter
@@ -95,7 +96,6 @@ def test_the_starter_of_every_format_plans_as_it_stands(
     assert isinstance(config.model, ModelConfig)
     assert config.model.shown == "models/tiny"
     assert describe_model(config.model)["architecture"] == "LlamaForCausalLM"
-    assert config.corpus.unseen is not None
     for source in (config.corpus.audit, config.corpus.unseen):
         assert (source.text, source.id) == ("body", "key")
     assert documents(path) == {"audit": 30, "unseen": 20}
@@ -143,26 +143,15 @@ def test_the_splits_of_a_saved_dataset_have_roles_by_their_names(tmp_path: Path)
     assert documents(started(tmp_path)) == {"audit": 5, "unseen": 5, "seen": 5}
 
 
-@pytest.mark.parametrize(
-    ("path", "role"),
-    [
-        ("unseen.jsonl", "unseen"),
-        ("data/after_cutoff.jsonl.zst", "unseen"),
-        ("heldOut/part-0.parquet", "unseen"),
-        ("non-members.csv", "unseen"),
-        ("not_trained.csv", "unseen"),
-        ("after2024.jsonl", "unseen"),
-        ("unseen/train-00000-of-00001.parquet", "unseen"),
-        ("candidates/x.jsonl", "audit"),
-        ("members.jsonl", "seen"),
-        ("train.jsonl", "seen"),
-        ("seen/audit.jsonl", "audit"),
-        ("wikipedia.jsonl", None),
-        ("restraint.jsonl", None),
-    ],
-)
-def test_a_role_is_guessed_from_the_last_part_of_a_path_that_speaks_of_one(path: str, role: str | None) -> None:
-    assert role_of(path)[0] == role
+def test_a_role_is_guessed_from_the_last_part_of_a_path_that_speaks_of_one() -> None:
+    held_out = ["heldOut/part-0.parquet", "non-members.csv", "not_trained.csv", "after2024.jsonl", "unseen.jsonl"]
+    for role, paths in {
+        "unseen": [*held_out, "data/after_cutoff.jsonl.zst", "unseen/train-00000-of-00001.parquet"],
+        "audit": ["candidates/x.jsonl", "seen/audit.jsonl"],
+        "seen": ["members.jsonl", "train.jsonl"],
+        None: ["wikipedia.jsonl", "restraint.jsonl"],
+    }.items():
+        assert [role_of(path)[0] for path in paths] == [role] * len(paths)
 
 
 def test_the_text_is_told_by_name_and_else_by_length_and_ids_never_repeat() -> None:
@@ -175,37 +164,33 @@ def test_the_text_is_told_by_name_and_else_by_length_and_ids_never_repeat() -> N
     assert text_column(["n", "name"], [{"n": 1, "name": "two words"}]) is None
 
 
-def test_a_missing_role_is_a_comment_and_init_says_what_to_add(
+def test_a_missing_role_is_a_comment_and_init_says_what_to_add_and_overwrites_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "wikipedia.jsonl", rows_of("a", 4))
-    command(["init", str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert (
-        "missing: add corpus.unseen: {path: ...}, documents of the same kind that are known not to be in the training "
-        "data\n"
-    ) in printed
+    needed = "documents of the same kind that are known not to be in the training data"
+    assert f"missing: add corpus.unseen: {{path: ...}}, {needed}\n" in here(capsys, "init", tmp_path)[0]
     path = tmp_path / "audit.yaml"
-    with pytest.raises(UserError, match=r"add corpus\.unseen: \{path: \.\.\.\}"):
-        load_config(str(path))
+    assert "add corpus.unseen: {path: ...}" in user_error(load_config, str(path))
     write(tmp_path / "new.jsonl", [{"text": "a text"}] * 3)
     text = path.read_text()
     block = "  # unseen:\n  #   path: PATH\n  #   text: text\n"
     assert block in text
     path.write_text(text.replace(block, block.replace("# ", "").replace("PATH", "new.jsonl")))
     assert documents(path) == {"audit": 4, "unseen": 3}
+    path.write_text("mine")
+    line = refusal(capsys, "init", tmp_path)
+    assert line == f"seenset: {path} is there already; remove it, or give another folder\n"
+    assert path.read_text() == "mine"
 
 
-def test_known_training_data_alone_ask_for_the_clean_ones(tmp_path: Path) -> None:
+def test_known_training_data_alone_ask_for_the_clean_ones_and_need_documents_to_judge(tmp_path: Path) -> None:
     write(tmp_path / "benchmark.jsonl", rows_of("a", 4))
     write(tmp_path / "train.jsonl", rows_of("s", 4))
     path = started(tmp_path)
     assert load_config(str(path)).selections[0].direction == "clean"
     assert documents(path) == {"audit": 4, "seen": 4}
-
-
-def test_known_documents_without_any_to_judge_say_so(tmp_path: Path) -> None:
-    write(tmp_path / "members.jsonl", rows_of("s", 4))
+    (tmp_path / "benchmark.jsonl").unlink()
     write(tmp_path / "nonmembers.jsonl", rows_of("u", 4))
     assert audit_starter(str(tmp_path)).missing == ("add corpus.audit: {path: ...}, documents to be judged",)
 
@@ -236,8 +221,7 @@ def test_what_a_run_wrote_and_what_belongs_to_a_model_is_no_data(tmp_path: Path,
     write(tmp_path / ".cache/x.jsonl", rows_of("c", 4))
     write(tmp_path / "README.txt", rows_of("r", 4))
     (tmp_path / "package.json").write_text('{"name": "one two three four"}')
-    with pytest.raises(UserError, match="no documents in"):
-        audit_starter(str(tmp_path))
+    assert "no documents in" in user_error(audit_starter, str(tmp_path))
     write(tmp_path / "notices.jsonl", rows_of("n", 4))
     assert yaml.safe_load(started(tmp_path).read_text())["corpus"]["audit"]["path"] == "notices.jsonl"
 
@@ -251,12 +235,11 @@ def test_names_of_files_and_columns_are_no_settings(
     name = f"audit{break_}import: [evil.py]" if break_ != "\x00" else "audit"
     for kind in ("one", "other"):
         write(tmp_path / f"{name} {kind}.jsonl", rows_of("a", 4))
-    command(["init", str(tmp_path)])
+    printed, _ = here(capsys, "init", tmp_path)
     settings = yaml.safe_load((tmp_path / "audit.yaml").read_text())
     assert "import" not in settings
     assert settings["corpus"]["unseen"]["text"] == f"{evil} text"
     assert settings["corpus"]["audit"]["path"] == [f"{name} one.jsonl", f"{name} other.jsonl"]
-    printed = capsys.readouterr().out
     assert "\x1b" not in printed
     assert len(printed.splitlines()) == 5
 
@@ -279,7 +262,9 @@ def test_every_setting_has_the_sentence_of_its_field_once(tmp_path: Path) -> Non
             assert description is None or text.count(description) == 1, key
 
 
-def test_the_schema_beside_it_checks_the_starter(tmp_path: Path) -> None:
+def test_the_schema_beside_it_is_that_of_the_command_and_checks_the_starter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path / "audit.jsonl", rows_of("a", 4))
     write(tmp_path / "unseen.jsonl", rows_of("u", 4))
     for starter, kind in ((audit_starter(str(tmp_path)), AuditConfig), (trial_starter(str(tmp_path)), TrialConfig)):
@@ -288,7 +273,8 @@ def test_the_schema_beside_it_checks_the_starter(tmp_path: Path) -> None:
         named = tmp_path / first.removeprefix("# yaml-language-server: $schema=")
         assert named == Path(schema_path)
         schema = json.loads(named.read_text())
-        assert schema == config_schema(kind, tuple(PROCEDURES))
+        trial = ["--trial"] if kind is TrialConfig else []
+        assert schema == config_schema(kind, tuple(PROCEDURES)) == json.loads(here(capsys, "schema", *trial)[0])
         validator = jsonschema.Draft202012Validator(schema)
         settings = yaml.safe_load(Path(path).read_text())
         validator.validate(settings)
@@ -296,8 +282,11 @@ def test_the_schema_beside_it_checks_the_starter(tmp_path: Path) -> None:
             validator.validate({**settings, "max_token": 5})
 
 
-def test_the_starter_of_a_trial_loads(tmp_path: Path) -> None:
+def test_the_starter_of_a_trial_loads_and_never_takes_what_the_model_has_seen(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", rows_of("s", 4))
+    starter = trial_starter(str(tmp_path))
+    assert starter.missing == ("add documents: {path: ...}, documents that the model has not seen",)
+    assert "documents" not in yaml.safe_load(starter.text)
     write(tmp_path / "after.jsonl", rows_of("u", 4))
     path, _ = write_starter(str(tmp_path), trial_starter(str(tmp_path)))
     config, points = load_trial(path)
@@ -306,49 +295,133 @@ def test_the_starter_of_a_trial_loads(tmp_path: Path) -> None:
     assert config.contaminate.epochs == FinetuneConfig().epochs
 
 
-def test_a_trial_never_takes_what_the_model_has_seen(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", rows_of("s", 4))
-    starter = trial_starter(str(tmp_path))
-    assert starter.missing == ("add documents: {path: ...}, documents that the model has not seen",)
-    assert "documents" not in yaml.safe_load(starter.text)
-
-
-def command(arguments: list[str], code: int = 0) -> None:
-    assert ended(*arguments) == code
-
-
-def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "audit.jsonl", rows_of("a", 4))
-    (tmp_path / "audit.yaml").write_text("mine")
-    command(["init", str(tmp_path)], code=2)
-    assert capsys.readouterr().err == (
-        f"seenset: {tmp_path}/audit.yaml is there already; remove it, or give another folder\n"
-    )
-    assert (tmp_path / "audit.yaml").read_text() == "mine"
-
-
 @pytest.mark.parametrize("option", [[], ["--trial"]])
 def test_a_folder_without_data_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
 ) -> None:
-    command(["init", str(tmp_path / "nowhere"), *option], code=2)
-    assert capsys.readouterr().err == f"seenset: no folder {tmp_path}/nowhere\n"
-    command(["init", str(tmp_path), *option], code=2)
-    assert capsys.readouterr().err.endswith("; the folder is empty\n")
+    assert refusal(capsys, "init", tmp_path / "nowhere", *option) == f"seenset: no folder {tmp_path}/nowhere\n"
+    assert refusal(capsys, "init", tmp_path, *option).endswith("; the folder is empty\n")
     (tmp_path / "table.xlsx").write_text("")
-    command(["init", str(tmp_path), *option], code=2)
-    assert capsys.readouterr().err.endswith("; the folder holds table.xlsx\n")
+    assert refusal(capsys, "init", tmp_path, *option).endswith("; the folder holds table.xlsx\n")
     (tmp_path / "numbers.csv").write_text("a,b\n1,2\n")
     (tmp_path / "list.json").write_text("[\n1\n]\n")
-    command(["init", str(tmp_path), *option], code=2)
-    error = capsys.readouterr().err
-    assert error.endswith("not taken: list.json (not readable as jsonl), numbers.csv (no column of text)\n")
-    assert error.count("\n") == 1
+    line = refusal(capsys, "init", tmp_path, *option)
+    assert line.endswith("not taken: list.json (not readable as jsonl), numbers.csv (no column of text)\n")
     assert not (tmp_path / ".seenset").exists()
 
 
-def test_the_command_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
-    command(["schema"])
-    assert json.loads(capsys.readouterr().out) == config_schema(AuditConfig, tuple(PROCEDURES))
-    command(["schema", "--trial"])
-    assert json.loads(capsys.readouterr().out) == config_schema(TrialConfig, tuple(PROCEDURES))
+# --- folders of pictures
+
+
+def picture_bytes(number: int) -> bytes:
+    return encoded(random_pictures([(24, 24)], seed=number)[0])
+
+
+def write_pictures(folder: Path, count: int, captions: bool = True, first: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(first, first + count):
+        (folder / f"{index}.png").write_bytes(picture_bytes(index))
+        if captions:
+            (folder / f"{index}.txt").write_text(f"A picture of the number {index} in a quiet river.")
+
+
+def records(count: int, first: int) -> list[dict[str, Any]]:
+    return [
+        {"key": f"p{i}", "photo": {"bytes": picture_bytes(i), "path": f"{i}.png"}, "words": f"Seen from the place {i}."}
+        for i in range(first, first + count)
+    ]
+
+
+def corpus_of(folder: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = yaml.safe_load(started(folder).read_text())
+    return settings["corpus"]
+
+
+def test_captions_beside_pictures_are_no_documents(
+    tmp_path: Path, llava: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pictures(tmp_path / "candidates" / "cats", 3)
+    write_pictures(tmp_path / "candidates" / "dogs", 3, first=10)
+    write_pictures(tmp_path / "after_cutoff", 4, first=20)
+    assert corpus_of(tmp_path) == {
+        "audit": {"path": "candidates", "image": "image", "caption": "txt"},
+        "unseen": {"path": "after_cutoff", "image": "image", "caption": "txt"},
+    }
+    assert documents(tmp_path / "audit.yaml") == {"audit": 6, "unseen": 4}
+    config = load_config(str(tmp_path / "audit.yaml"))
+    assert config.detectors == [{"renyi": {"part": "description"}}]
+    assert config.selections[0].detectors == ["renyi(part=description)"]
+    assert config.model.path == HUB_PICTURE_MODEL
+    (tmp_path / "audit.yaml").unlink()
+    shutil.copytree(llava, tmp_path / "llava")
+    assert "pictures: image, captions: txt" in here(capsys, "init", tmp_path)[0]
+    assert "renyi(part=description)" in here(capsys, "plan", tmp_path / "audit.yaml")[0]
+
+
+def test_other_data_in_a_folder_of_pictures_are_left_out_of_it(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "audit", 3)
+    (tmp_path / "audit" / "about.json").write_text(json.dumps({"made": "by several hands in a long year"}))
+    write_pictures(tmp_path / "audit" / "unseen", 2, first=10)
+    settings = corpus_of(tmp_path)
+    assert settings["unseen"]["path"] == "audit/unseen"
+    assert settings["audit"]["path"] == "audit/*.png"
+    text = (tmp_path / "audit.yaml").read_text()
+    assert "Left out: audit/about.json. They are texts, and this audit is of pictures." in text
+    assert documents(tmp_path / "audit.yaml") == {"audit": 3, "unseen": 2}
+
+
+@pytest.mark.parametrize("form", ["parquet", "dataset", "tar", "jsonl", "csv"])
+def test_columns_of_pictures_and_captions_are_found(form: str, tmp_path: Path) -> None:
+    for role, first in (("audit", 0), ("unseen", 10)):
+        rows = records(4, first)
+        path = tmp_path / f"{role}.{form}"
+        if form == "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        elif form == "dataset":
+            features = datasets.Features({"key": datasets.Value("string"), "photo": datasets.Image()})
+            made = datasets.Dataset.from_list([{"key": r["key"], "photo": r["photo"]} for r in rows], features=features)
+            made.save_to_disk(str(tmp_path / role))
+        elif form == "tar":
+            write_pictures(tmp_path / "loose", 4, first=first)
+            with tarfile.open(path, "w") as archive:
+                for entry in sorted((tmp_path / "loose").iterdir()):
+                    archive.add(entry, entry.name)
+                    entry.unlink()
+        else:
+            write_pictures(tmp_path / "photos", 4, captions=False, first=first)
+            named = [
+                {"key": f"p{i}", "photo": f"photos/{i}.png", "words": f"What is seen at place {i}."}
+                for i in range(first, first + 4)
+            ]
+            write(path, named)
+    column = "image" if form == "tar" else "photo"
+    for source in corpus_of(tmp_path).values():
+        assert source["image"] == column
+        assert source.get("caption") == {"dataset": None, "tar": "txt"}.get(form, "words")
+        assert source.get("id") == (None if form == "tar" else "key")
+    assert documents(tmp_path / "audit.yaml") == {"audit": 4, "unseen": 4}
+
+
+def test_pictures_beside_texts_are_left_out_of_an_audit_of_texts(tmp_path: Path) -> None:
+    write(tmp_path / "audit.jsonl", rows_of("a", 4))
+    write(tmp_path / "unseen.jsonl", rows_of("u", 4))
+    write_pictures(tmp_path / "docs", 2, captions=False)
+    write_pictures(tmp_path / "few", 1, captions=False, first=7)
+    write(tmp_path / "few" / "one.txt", rows_of("t", 1))
+    write(tmp_path / "few" / "other.txt", rows_of("u", 1))
+    assert corpus_of(tmp_path / "few") == {"audit": {"path": ["one.txt", "other.txt"]}}
+    shutil.rmtree(tmp_path / "few")
+    assert documents(started(tmp_path)) == {"audit": 4, "unseen": 4}
+    assert "Left out: docs. They are pictures, and this audit is of texts." in (tmp_path / "audit.yaml").read_text()
+
+
+def test_a_trial_trains_on_pictures_with_captions_alone(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "photos", 6)
+    path, _ = write_starter(str(tmp_path), trial_starter(str(tmp_path)))
+    config, _ = load_trial(path)
+    assert (config.documents.image, config.documents.caption) == ("image", "txt")
+    for caption in (tmp_path / "photos").glob("*.txt"):
+        caption.unlink()
+    starter = trial_starter(str(tmp_path))
+    assert "pictures with captions that the model has not seen" in starter.text
+    assert audit_starter(str(tmp_path)).missing

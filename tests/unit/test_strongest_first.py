@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,19 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from finished import run
-from made_up import sentence, write_jsonl
+from made_up import sentence, write_audit, write_jsonl
 
 from pipeline.audit.top_documents import read_evidence
 from pipeline.store.files import Store
 
 SHORT = [sentence(1000 + i, 10) for i in range(40)]
 LONG = [sentence(i, 60 + 37 * i % 50) for i in range(50)]  # of which zlib scores the longest highest
+LONGER = [sentence(2000 + i, 120 + 7 * i % 30) for i in range(50)]
 SELECTIONS: dict[str, dict[str, Any]] = {
     "members": {"detectors": ["zlib"], "procedure": "bh"},
     "fused": {"detectors": ["loss", "zlib"], "procedure": "td4eval"},
     "learnt": {"detectors": ["loss", "zlib"], "procedure": "adadetect"},
+    "clean": {"direction": "clean", "detectors": ["zlib"], "procedure": "bh"},
 }
 
 
@@ -29,14 +30,20 @@ def listed(folder: Path, name: str) -> list[dict[str, Any]]:
     return pq.read_table(folder / "run" / "selection" / name / "selected.parquet").to_pylist()
 
 
-@pytest.fixture
-def folder(make_audit: Callable[..., Path], tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("strongest")
     selections = [{"name": name, "alpha": 0.4, **settings} for name, settings in SELECTIONS.items()]
-    run(make_audit(LONG, SHORT, detectors=["loss", "zlib"], selections=selections, evidence=7))
-    return tmp_path
+    corpus = {
+        role: {"path": write_jsonl(folder / f"{role}.jsonl", texts), "id": "id"}
+        for role, texts in (("audit", LONG), ("unseen", SHORT), ("seen", LONGER))
+    }
+    settings = {"detectors": ["loss", "zlib"], "selections": selections, "evidence": 7}
+    run(write_audit(folder, tiny_model_folder, corpus=corpus, **settings))
+    return folder
 
 
-def test_of_documents_with_equal_p_values_the_highest_score_comes_first(folder: Path) -> None:
+def test_of_documents_with_equal_p_values_the_strongest_score_comes_first(folder: Path) -> None:
     """They were in the order of the file, and tokens were shown of the first of these."""
     rows = listed(folder, "members")
     assert len({row["p_value"] for row in rows}) == 1
@@ -46,6 +53,10 @@ def test_of_documents_with_equal_p_values_the_highest_score_comes_first(folder: 
     assert [row["row"] for row in rows] != sorted(row["row"] for row in rows)
     assert list(read_evidence(Store(str(folder / "run")), "members")) == [row["doc_id"] for row in rows[:7]]
     assert rows[0].keys() == {"doc_id", "p_value", "zlib", "source", "row", "text_key", "excerpt"}
+    clean = [row["zlib"] for row in listed(folder, "clean")]
+    assert len(clean) > 40
+    assert clean == sorted(clean)
+    assert pq.read_table(folder / "run/selection/clean/clean.parquet")["zlib"].to_pylist() == clean
 
 
 def test_a_fused_statistic_orders_before_the_score_of_the_detector_of_the_largest_weight(folder: Path) -> None:
@@ -64,19 +75,3 @@ def test_the_learnt_score_orders_documents_of_equal_p_values(folder: Path) -> No
     assert [one.ranked_by for one in shown] == ["adadetect"] * 7
     scores = [one.score for one in shown]
     assert scores == sorted(scores, reverse=True)
-
-
-def test_in_direction_clean_the_lowest_score_comes_first(make_audit: Callable[..., Path], tmp_path: Path) -> None:
-    corpus = {
-        role: {"path": write_jsonl(tmp_path / f"{role}.jsonl", texts), "id": "id"}
-        for role, texts in (("audit", [sentence(i, 5 + 7 * i % 30) for i in range(50)]), ("seen", LONG))
-    }
-    selections = [
-        {"name": "clean", "direction": "clean", "detectors": ["zlib"], "procedure": "bh", "alpha": 0.4},
-    ]
-    run(make_audit(corpus=corpus, detectors=["zlib"], selections=selections))
-    scores = [row["zlib"] for row in listed(tmp_path, "clean")]
-    assert len(scores) > 40
-    assert scores == sorted(scores)
-    clean = pq.read_table(tmp_path / "run/selection/clean/clean.parquet")
-    assert clean["zlib"].to_pylist() == scores

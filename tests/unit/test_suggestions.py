@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import user_error
 
 import seenset
 from pipeline.audit.description import build_config, load_config
 from pipeline.audit.plan import make_plan
-from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
 from pipeline.trial.config import load_trial
 
@@ -37,26 +37,17 @@ def suggestion(data: dict[str, Any], *overrides: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize(
-    ("entry", "meant"),
-    [
-        ("{min_k: 0.2}", "{min_k: {k: 0.2}}"),
-        ("{gap_k: 0.3}", "{gap_k: {k: 0.3}}"),
-        ("{min_k: [0.1, 0.2]}", "{min_k: {k: [0.1, 0.2]}}"),
-    ],
-)
-def test_a_value_in_the_place_of_arguments_is_given_to_the_first_that_takes_it(entry: str, meant: str) -> None:
-    assert suggestion(described(detectors=[yaml.safe_load(entry)])) == meant
-    config = build_config(described(detectors=[yaml.safe_load(meant)]))
-    assert config.detectors == [yaml.safe_load(meant)]
+def test_a_value_in_the_place_of_arguments_is_given_to_the_first_that_takes_it() -> None:
+    for name, value in (("min_k", "0.2"), ("gap_k", "0.3"), ("min_k", "[0.1, 0.2]")):
+        meant = f"{{{name}: {{k: {value}}}}}"
+        assert suggestion(described(detectors=[yaml.safe_load(f"{{{name}: {value}}}")])) == meant
+        config = build_config(described(detectors=[yaml.safe_load(meant)]))
+        assert config.detectors == [yaml.safe_load(meant)]
 
 
-@pytest.mark.parametrize("name", ["LOSS", "Loss", "los"])
-def test_a_detector_in_capitals_is_found(name: str) -> None:
-    assert suggestion(described(detectors=[name])) == "'loss'"
-
-
-def test_one_detector_in_the_place_of_a_list_is_put_into_one() -> None:
+def test_a_detector_in_capitals_is_found_and_one_in_the_place_of_a_list_is_put_into_one() -> None:
+    for name in ("LOSS", "Loss", "los"):
+        assert suggestion(described(detectors=[name])) == "'loss'"
     listed = suggestion(described(), "detectors=renyi")
     assert listed == "[renyi]"
     assert build_config(described(), [f"detectors={listed}"]).detectors == ["renyi"]
@@ -70,8 +61,7 @@ def test_a_setting_of_the_selections_is_found_there() -> None:
 
 
 def test_a_setting_of_no_section_that_is_given_is_not_suggested() -> None:
-    with pytest.raises(UserError, match="unknown key 'alpha'"):
-        build_config(described(), ["alpha=0.05"])
+    assert "unknown key 'alpha'" in user_error(build_config, described(), ["alpha=0.05"])
 
 
 def test_a_selection_that_names_a_detector_gets_its_column() -> None:
@@ -90,7 +80,6 @@ def test_a_detector_of_pictures_gets_its_part() -> None:
     with pytest.raises(UserError) as caught:
         build_config(data)
     example = re.search(r"as in (\{.*\});", str(caught.value))
-    assert example is not None
     data["detectors"] = [yaml.safe_load(example[1])]
     assert build_config(data).detectors == [{"renyi": {"part": "description"}}]
 
@@ -129,7 +118,11 @@ def test_a_run_directory_that_would_fill_the_folder_of_a_model_is_refused(tmp_pa
     make_plan(load_config(str(tmp_path / "audit.yaml"), [f"run={tmp_path}/model/runs"]))
 
 
-def test_what_is_no_sequence_of_texts_or_no_model_is_refused() -> None:
+def test_what_is_one_text_or_no_sequence_or_no_model_is_refused() -> None:
+    with pytest.raises(UserError, match=r"texts must be a sequence of texts, got one str; write \[text\] to score one"):
+        seenset.score("none", "one text")
+    with pytest.raises(UserError, match=r"detectors must be a sequence, got 'loss'; write \['loss'\]"):
+        seenset.score("none", ["one text"], "loss")
     for texts in (5, None, {"a": "text"}):
         with pytest.raises(UserError, match="texts must be a sequence of texts, got "):
             seenset.score("none", texts)  # type: ignore[arg-type]
@@ -137,13 +130,6 @@ def test_what_is_no_sequence_of_texts_or_no_model_is_refused() -> None:
         seenset.score("none", ["one text"], 5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="model must be a path, a ModelConfig or an opened model, got int"):
         seenset.score(5, ["one text"])  # type: ignore[arg-type]
-
-
-def test_one_text_in_the_place_of_several_is_refused() -> None:
-    with pytest.raises(UserError, match=r"texts must be a sequence of texts, got one str; write \[text\] to score one"):
-        seenset.score("none", "one text")
-    with pytest.raises(UserError, match=r"detectors must be a sequence, got 'loss'; write \['loss'\]"):
-        seenset.score("none", ["one text"], "loss")
 
 
 def test_a_notebook_without_widgets_shows_no_warning_of_a_progress_bar() -> None:
@@ -157,8 +143,3 @@ import tqdm.auto
 """
     end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert end.stderr == ""
-
-
-def test_the_configuration_keeps_what_it_took_for_detectors() -> None:
-    entries = ["loss", {"min_k": {"k": [0.1, 0.2]}}]
-    assert AuditConfig(**described(detectors=entries)).detectors == entries

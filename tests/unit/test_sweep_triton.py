@@ -87,19 +87,3 @@ def test_tiles_of_any_dtype_give_one_row_of_statistics_each(monkeypatch):
     expected = module._sweep(tail.finish(logits.double()), targets, STATISTICS)
     for name in STATISTICS:
         torch.testing.assert_close(swept[name].double(), expected[name], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("value", "used"), [(1.0, True), (1.1, False)])
-def test_a_kernel_is_used_where_it_gives_what_pytorch_gives(monkeypatch, caplog, value, used):
-    def kernel(*_):
-        return {"log_prob": torch.full((8,), value)}
-
-    monkeypatch.setattr(module, "_proofs", {})
-    monkeypatch.setattr(module, "interpreted", True)
-    monkeypatch.setattr(module, "fused", kernel)
-    for _ in range(2):  # the second answer is kept from the first
-        proven = proven_kernel(
-            torch.zeros(1, 9), STATISTICS, 1.0, None, lambda *_: {"log_prob": torch.ones(8).double()}
-        )
-        assert proven is (kernel if used else None)
-    assert ["another log_prob" in record.getMessage() for record in caplog.records] == ([] if used else [True])

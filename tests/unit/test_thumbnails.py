@@ -12,10 +12,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from picture_models import encoded, random_pictures, save_llava
+from picture_models import encoded, picture_audit, random_pictures, save_llava, write_pictures
 from PIL import Image, PngImagePlugin
 from rich.console import Console
-from test_picture_runs import settings, write
 
 from pipeline.audit.description import build_config
 from pipeline.audit.top_documents import SIDE, read_thumbnails, thumbnail_of, thumbnails_file
@@ -44,14 +43,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def finished_run(folder: Path, **arguments: Any) -> Store:
     """A finished run that selected pictures, some of them with a hostile file and all with a hostile caption."""
     save_llava(folder / "llava")
-    write(folder / "unseen.parquet", 12, 2)
-    write(folder / "audit.parquet", 8, 1, {row: hostile_picture() for row in (0, 3)})
+    write_pictures(folder / "unseen.parquet", 12, 2)
+    write_pictures(folder / "audit.parquet", 8, 1, {row: hostile_picture() for row in (0, 3)})
     names = pq.read_table(folder / "audit.parquet")
     captions = [f"{HOSTILE} a red house {row}" for row in range(8)]
     pq.write_table(names.set_column(2, "caption", [captions]), folder / "audit.parquet")
     selection = {"name": "m", "detectors": [DETECTOR], "procedure": "bh", "alpha": 0.999}
     detectors: list[Any] = [{"loss": {"part": "description", "caption": "given"}}]
-    given = settings(folder, folder / "llava", detectors=detectors, selections=[selection], overlap="drop")
+    given = picture_audit(folder, folder / "llava", detectors=detectors, selections=[selection], overlap="drop")
     outcome = run_audit(build_config(given), Reporter(Console(), quiet=True), **arguments)
     assert outcome.report
     return Store(given["run"])

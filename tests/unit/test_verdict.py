@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -76,6 +77,13 @@ def set_scores(store: Store, shift: float, groups: Callable[[str, int], str | No
     refile(Path(store.root), changed)
 
 
+def answered(store: Store, shift: float, blocks: str | None = None, **given: Any) -> CollectionVerdict:
+    """The verdict on scores that are set, with the selections answered anew."""
+    set_scores(store, shift, **given)
+    select_again(store.url, [], texts=False)
+    return give_verdict(store.url, blocks)
+
+
 def test_a_collection_that_was_not_trained_on_is_not_shown_to_be(store: Store) -> None:
     set_scores(store, 0)
     verdict = give_verdict(store.url)
@@ -97,10 +105,8 @@ def test_a_collection_that_was_not_trained_on_is_not_shown_to_be(store: Store) -
 def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_settles_it(
     store: Store, outcome: BlindDiagnostic, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    set_scores(store, 1.5)
     file_blind_test(store, outcome)
-    select_again(store.url, [], texts=False)
-    verdict = give_verdict(store.url)
+    verdict = answered(store, 1.5)
     assert (verdict.answer, verdict.conclusion, verdict.supported) == ("trained on", "inconclusive", None)
     assert verdict.exit_code == ExitCode.SELECTED
     unchecked = " and their documents independent; this was not checked"
@@ -179,10 +185,8 @@ def test_the_python_interface_gives_the_record_and_warns(store: Store) -> None:
 
 
 def test_the_report_shows_the_verdict_and_a_new_question_takes_it_away(store: Store) -> None:
-    set_scores(store, 1.5)
     file_blind_test(store, APART)
-    select_again(store.url, [], texts=False)
-    give_verdict(store.url)
+    answered(store, 1.5)
     report = Report.model_validate(store.read_json("report/report.json"))
     assert report.verdict == read_verdict(store)
     assert not report.texts, "the report has no more texts than before"
@@ -211,9 +215,7 @@ def test_a_run_without_unseen_documents_or_with_too_few_says_what_to_add(store: 
 
 
 def test_with_groups_in_both_roles_the_verdict_counts_groups(store: Store) -> None:
-    set_scores(store, 1.5, groups=lambda role, row: "shared" if row < 2 else f"{role} {row // 2}")
-    select_again(store.url, [], texts=False)
-    verdict = give_verdict(store.url)
+    verdict = answered(store, 1.5, groups=lambda role, row: "shared" if row < 2 else f"{role} {row // 2}")
     (counted,) = verdict.counts
     assert (counted.unit, counted.n_units, counted.documents_of_each, counted.n_mixed) == ("group", 29, 2, 4)
     assert 0 < counted.at_least <= 29
@@ -267,9 +269,7 @@ def test_groups_move_whole_and_one_in_both_roles_is_left_out(store: Store) -> No
 
 
 def test_where_one_role_alone_is_grouped_the_page_leaves_the_count_to_the_verdict(store: Store) -> None:
-    set_scores(store, 2.5, groups=lambda role, row: f"{role} {row // 2}" if role == "unseen" else None)
-    select_again(store.url, [], texts=False)
-    verdict = give_verdict(store.url)
+    verdict = answered(store, 2.5, groups=lambda role, row: f"{role} {row // 2}" if role == "unseen" else None)
     (count,) = verdict.counts
     assert (count.unit, count.n_units) == ("document", 60)
     assert count.at_least > 0
@@ -282,9 +282,7 @@ def test_where_one_role_alone_is_grouped_the_page_leaves_the_count_to_the_verdic
 
 
 def test_no_count_is_stated_of_blocks_that_ignore_groups_and_the_test_names_its_condition(store: Store) -> None:
-    set_scores(store, 2.5, groups=lambda role, row: f"{role} {row // 2}")
-    select_again(store.url, [], texts=False)
-    verdict = give_verdict(store.url, "family")
+    verdict = answered(store, 2.5, "family", groups=lambda role, row: f"{role} {row // 2}")
     assert (verdict.answer, verdict.counts) == ("trained on", [])
     assert verdict.sentences[0].endswith(", provided documents of one group are independent.")
     assert verdict.sentences[1] == (
@@ -293,10 +291,10 @@ def test_no_count_is_stated_of_blocks_that_ignore_groups_and_the_test_names_its_
     )
     (summary,) = select_again(store.url, ["selections.0.procedure=bound"], texts=False)
     assert (summary.conclusion, summary.bound) == ("contradicted", None), "it promises nothing but a bound"
-    assert (give_verdict(store.url).conclusion, give_verdict(store.url).counts[0].unit) == ("supported", "group")
-    set_scores(store, 2.5, groups=lambda role, row: f"{role} {row}")
-    select_again(store.url, [], texts=False)
-    assert give_verdict(store.url, "family").counts, "groups of one document each"
+    verdict = give_verdict(store.url)
+    assert (verdict.answer, verdict.conclusion, verdict.counts[0].unit) == ("trained on", "supported", "group")
+    verdict = answered(store, 2.5, "family", groups=lambda role, row: f"{role} {row}")
+    assert verdict.counts, "groups of one document each"
 
 
 def test_lower_scores_are_no_sign_of_training_and_the_verdict_explains_a_p_value_of_1(store: Store) -> None:

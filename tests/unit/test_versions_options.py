@@ -34,7 +34,7 @@ def text_of(options: Any) -> str:
     return "Which?\n" + "\n".join(f"{letter}. {one}" for letter, one in zip("ABCDEFG", options, strict=False))
 
 
-@pytest.mark.parametrize("number", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("number", [2, 3, 4, 5])
 def test_the_published_order_is_uniform_among_its_versions_and_they_do_not_depend_on_it(number: int) -> None:
     seen: dict[tuple[str, ...], Counter[int]] = {}
     for order in itertools.permutations(WORDS[:number]):

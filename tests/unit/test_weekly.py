@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from wsgiref.simple_server import WSGIServer, make_server
 
 import certifi
 import pytest
@@ -26,11 +26,10 @@ TEMPLATE = {
 OWNER = ("seenset-29400000", "uid-1")
 
 
-class Kubernetes(ThreadingHTTPServer):
+class Kubernetes:
     """The little of Kubernetes' API that is asked: RayJobs of one namespace, each passing through given states."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
         self.jobs: dict[str, dict[str, Any]] = {}
         self.states: dict[str, list[str]] = {}
         self.next_states = ["Initializing", "Running", "Complete"]
@@ -38,71 +37,60 @@ class Kubernetes(ThreadingHTTPServer):
         self.lose_answers = 0  # creations that are done and answered with 503
         self.tokens: list[str] = []
 
+    def __call__(self, request: dict[str, Any], start: Callable[..., object]) -> list[bytes]:
+        body = request["wsgi.input"].read(int(request.get("CONTENT_LENGTH") or 0))
+        self.tokens.append(request["HTTP_AUTHORIZATION"])
+        if self.failures:
+            self.failures -= 1
+            code, answer = 503, {}
+        elif request["REQUEST_METHOD"] == "GET":
+            code, answer = self.find(request["PATH_INFO"].rpartition("/")[2])
+        else:
+            assert request["PATH_INFO"] == "/apis/ray.io/v1/namespaces/seenset/rayjobs"
+            code, answer = self.create(json.loads(body))
+        start(f"{code} Answer", [])
+        return [json.dumps(answer).encode()]
 
-class Handler(BaseHTTPRequestHandler):
-    server: Kubernetes
-
-    def do_GET(self) -> None:
-        name = self.path.rpartition("/")[2]
-        if self._fails():
-            return
-        if name not in self.server.jobs:
-            return self._answer(404, {"reason": "NotFound"})
-        states, job = self.server.states[name], self.server.jobs[name]
+    def find(self, name: str) -> tuple[int, dict[str, Any]]:
+        if name not in self.jobs:
+            return 404, {"reason": "NotFound"}
+        states, job = self.states[name], self.jobs[name]
         state = states.pop(0) if len(states) > 1 else states[0]
         job["status"] = {"jobDeploymentStatus": state, "reason": "AppFailed", "message": "exit code\n3"}
-        self._answer(200, job)
+        return 200, job
 
-    def do_POST(self) -> None:
-        job = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self._fails():
-            return
-        assert self.path == "/apis/ray.io/v1/namespaces/seenset/rayjobs"
+    def create(self, job: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         name = job["metadata"]["name"]
-        if name in self.server.jobs:
-            return self._answer(409, {"reason": "AlreadyExists"})
-        self.server.jobs[name], self.server.states[name] = job, list(self.server.next_states)
-        if self.server.lose_answers:
-            self.server.lose_answers -= 1
-            return self._answer(503, {})
-        self._answer(201, job)
-
-    def _fails(self) -> bool:
-        self.server.tokens.append(self.headers["Authorization"])
-        if not self.server.failures:
-            return False
-        self.server.failures -= 1
-        self._answer(503, {})
-        return True
-
-    def _answer(self, code: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        if name in self.jobs:
+            return 409, {"reason": "AlreadyExists"}
+        self.jobs[name], self.states[name] = job, list(self.next_states)
+        if self.lose_answers:
+            self.lose_answers -= 1
+            return 503, {}
+        return 201, job
 
 
 @pytest.fixture
-def kubernetes() -> Iterator[Kubernetes]:
-    server = Kubernetes()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def server() -> Iterator[WSGIServer]:
+    with make_server("127.0.0.1", 0, Kubernetes()) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture
-def jobs(kubernetes: Kubernetes, tmp_path: Path) -> RayJobs:
+def kubernetes(server: WSGIServer) -> Kubernetes:
+    return server.get_app()
+
+
+@pytest.fixture
+def jobs(server: WSGIServer, tmp_path: Path) -> RayJobs:
     (tmp_path / "token").write_text("first\n")
     (tmp_path / "namespace").write_text("seenset")
     shutil.copy(certifi.where(), tmp_path / "ca.crt")
-    return RayJobs(f"http://127.0.0.1:{kubernetes.server_port}", tmp_path, patience=5, pause=0.01)
+    return RayJobs(f"http://127.0.0.1:{server.server_port}", tmp_path, patience=5, pause=0.01)
 
 
 def run(jobs: RayJobs, owner: tuple[str, str] | None = OWNER) -> tuple[bool, list[str]]:

@@ -13,15 +13,17 @@ from typing import IO
 import pyarrow as pa
 
 from pipeline.config.corpus import Dialect, LimitsConfig, SourceConfig, mark_of
-from pipeline.corpus.dialects import columns_in_dialect, delimiter_of, head_of
 from pipeline.corpus.files import (
     Extent,
     Overlong,
+    columns_in_dialect,
     compression_of,
     csv_columns,
     csv_pieces,
     csv_records,
+    delimiter_of,
     estimated_extent,
+    head_of,
     open_plain,
     packed_file,
 )

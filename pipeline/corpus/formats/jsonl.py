@@ -12,11 +12,11 @@ from operator import itemgetter
 from typing import IO, Any
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.corpus.dialects import columns_in_dialect
 from pipeline.corpus.files import (
     Extent,
     Overlong,
     bounded_lines,
+    columns_in_dialect,
     compression_of,
     estimated_extent,
     open_plain,

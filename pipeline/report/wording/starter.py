@@ -79,9 +79,9 @@ def role_by_name(words: Sequence[str], role: Role) -> str:
     return f"Guessed from the name ({', '.join(words)}). {_if_wrong(role)}"
 
 
-def role_by_default(role: Role) -> str:
-    """Why files have a role: no name gives them another."""
-    return f"Guessed: no name says another role. {_if_wrong(role)}"
+def audited_by_default() -> str:
+    """Why files are audited: no name gives them another role."""
+    return f"Guessed: no name says another role. {_if_wrong('audit')}"
 
 
 def _if_wrong(role: Role) -> str:
