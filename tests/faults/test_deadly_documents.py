@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -14,10 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from recorder import shards_of
 
 from benchmarks.plain_loop import process
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
@@ -82,22 +80,6 @@ def stage_of(**settings: Any) -> Stage:
     return Stage("lengths", "lengths", SCHEMA, Settings(**settings), None, 0, Lengths, model_digests())
 
 
-def shard_of(folder: Path, lines: list[Any]) -> tuple[Shard, Store]:
-    """One shard of texts, or of lines of JSON as they are, and a store."""
-    folder.mkdir(exist_ok=True)
-    rows = [line if isinstance(line, bytes) else json.dumps({"text": line}).encode() for line in lines]
-    (folder / "audit.jsonl").write_bytes(b"\n".join(rows))
-    settings = {
-        "run": str(folder / "run"),
-        "model": {"path": "none"},
-        "corpus": {"audit": {"path": str(folder / "audit.jsonl")}},
-        "resources": {"shard_bytes": 1 << 30},
-    }
-    config = build_config(settings)
-    (shard,) = make_plan(config).shards
-    return shard, Store(config.run)
-
-
 def killed(work: Callable[[], Any], megabytes: int = 10**6) -> int:
     """The exit status of a process; one that takes more memory than it may is killed, as nodes do that."""
     if (child := os.fork()) == 0:
@@ -148,11 +130,11 @@ def problems(stage: Stage, shard: Shard, store: Store) -> dict[int, str]:
 def test_a_document_that_kills_its_worker_while_it_is_tokenised_is_found(driver: str, tmp_path: Path) -> None:
     texts = ["one", "two", "three", "deadly to tokenise", "four", "five"]
     stage = stage_of()
-    shard, store = shard_of(tmp_path / "killed", texts)
+    (shard,), store = shards_of(tmp_path / "killed", texts)
     assert attempts_at(stage, shard, store, driver) <= 6
     assert problems(stage, shard, store) == {3: "it was being worked on when its worker was killed, again and again"}
     assert not store.names("attempts/lengths", ".json")
-    other, clean = shard_of(tmp_path / "clean", [*texts[:3], "wrong to tokenise", *texts[4:]])
+    (other,), clean = shards_of(tmp_path / "clean", [*texts[:3], "wrong to tokenise", *texts[4:]])
     assert attempts_at(stage, other, clean, driver) == 1
     assert problems(stage, other, clean) == {3: "no tokens"}
     rows, expected = read_rows(stage, shard, store), read_rows(stage, other, clean)
@@ -165,7 +147,7 @@ def test_a_document_that_kills_its_worker_while_it_is_read_is_found(driver: str,
     """2.4 MB of JSON that become 50 MB, on a node that kills whoever takes 30 MB."""
     lines = ["one", "two", f'{{"text": "x", "other": {JSON_BOMB}}}'.encode(), "three", "four", "five", "six"]
     stage = stage_of()
-    shard, store = shard_of(tmp_path, lines)
+    (shard,), store = shards_of(tmp_path, lines)
     assert attempts_at(stage, shard, store, driver, megabytes=30) <= 7
     row = store.read_table(store.read_json("receipts/lengths/audit-000000.json")["data"])
     assert row.num_rows == 6  # such a row no stage can read: it is counted, and in no file but the quarantine
@@ -178,7 +160,7 @@ def test_more_deadly_documents_than_a_shard_may_have_deaths_are_all_found(driver
     texts = [f"{number} deadly to score" if number % 3 else f"document {number}" for number in range(12)]
     texts += ["deadly to tokenise"] * 3
     stage = stage_of()
-    shard, store = shard_of(tmp_path, texts)
+    (shard,), store = shards_of(tmp_path, texts)
     assert attempts_at(stage, shard, store, driver) > MAX_STARTS
     assert sorted(problems(stage, shard, store)) == [1, 2, 4, 5, 7, 8, 10, 11, 12, 13, 14]
 
@@ -197,7 +179,7 @@ def test_a_node_that_is_preempted_again_and_again_costs_no_document(
     rows = []
     for name, times in (("killed", kills), ("clean", ())):
         stage = stage_of(calls=str(tmp_path / f"{name}.calls"), kills=times)
-        shard, store = shard_of(tmp_path / name, texts)
+        (shard,), store = shards_of(tmp_path / name, texts)
         assert attempts_at(stage, shard, store, driver) <= len(times) + 1
         assert problems(stage, shard, store) == {}
         rows.append(rows_of(stage, shard, store))
@@ -207,7 +189,7 @@ def test_a_node_that_is_preempted_again_and_again_costs_no_document(
 def test_a_document_alone_in_flight_at_three_kills_from_outside_is_quarantined(tmp_path: Path) -> None:
     """It cannot be told from one that kills its worker (docs/cluster.md)."""
     stage = stage_of(calls=str(tmp_path / "calls"), kills=(2, 1, 1, 1))
-    shard, store = shard_of(tmp_path / "run", [f"document {number}" for number in range(11)])
+    (shard,), store = shards_of(tmp_path / "run", [f"document {number}" for number in range(11)])
     assert attempts_at(stage, shard, store, "some") == 5
     assert list(problems(stage, shard, store)) == [0]
 
@@ -220,7 +202,7 @@ def test_a_batch_that_kills_though_none_of_its_documents_does_is_worked_on_one_b
             super().work(batch, output)
 
     stage = replace(stage_of(), make=Together, digest=model_digests())
-    shard, store = shard_of(tmp_path / "run", [f"document {number}" for number in range(6)])
+    (shard,), store = shards_of(tmp_path / "run", [f"document {number}" for number in range(6)])
     assert attempts_at(stage, shard, store, LOCAL_DRIVER) == 4
     assert problems(stage, shard, store) == {}
     assert sorted(rows_of(stage, shard, store)) == [10, 10, 10, 10, 20, 20]
@@ -229,14 +211,14 @@ def test_a_batch_that_kills_though_none_of_its_documents_does_is_worked_on_one_b
 @pytest.mark.parametrize("text", ["deadly to score", "deadly to tokenise"])
 def test_a_deadly_document_without_a_neighbour_is_found(text: str, tmp_path: Path) -> None:
     stage = stage_of()
-    shard, store = shard_of(tmp_path, [text])
+    (shard,), store = shards_of(tmp_path, [text])
     assert attempts_at(stage, shard, store, LOCAL_DRIVER) <= 6
     assert list(problems(stage, shard, store)) == [0]
 
 
 def test_a_shard_whose_every_attempt_dies_is_given_up_and_the_next_command_tries_again(tmp_path: Path) -> None:
     stage = stage_of(calls=str(tmp_path / "calls"), kills=(0,) * MAX_STARTS)
-    shard, store = shard_of(tmp_path / "run", ["one", "two", "three"])
+    (shard,), store = shards_of(tmp_path / "run", ["one", "two", "three"])
 
     def attempt() -> int:
         return killed(lambda: process(stage, stage.make(stage, Placement()), shard, store, LOCAL_DRIVER))
@@ -249,7 +231,7 @@ def test_a_shard_whose_every_attempt_dies_is_given_up_and_the_next_command_tries
 
 
 def test_a_place_in_a_file_that_kills_its_reader_fails_the_shard_by_name(tmp_path: Path) -> None:
-    shard, _ = shard_of(tmp_path, ["one", "two", "three"])
+    (shard,), _ = shards_of(tmp_path, ["one", "two", "three"])
     with pytest.raises(UserError, match=r"audit.jsonl cannot be read beyond row 1: that killed its reader"):
         list(read_shard(replace(shard, name="audit.jsonl"), watch=lambda row, between: between and row == 2))
     documents = list(read_shard(shard, watch=lambda row, between: not between and row == 1))

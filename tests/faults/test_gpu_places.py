@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from made_up import sentence
+from two_nodes import on_two_nodes
 
 EIGHT_GPUS = """
 import json, sys
@@ -40,26 +41,6 @@ except Pool as asked:
     size = asked.args[0]
 ready = [placement_group([{"GPU": 0.3, "CPU": 1}] * size).wait(30), placement_group([{"GPU": 0.3}]).wait(2)]
 print(json.dumps([len(plan.shards), size, *ready]))
-"""
-
-TWO_NODES = """
-import os, subprocess, sys
-from ray.cluster_utils import Cluster
-
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 2, "include_dashboard": False})
-cluster.add_node(num_cpus=6, num_gpus=3)
-cluster.wait_for_nodes()
-environment = {**os.environ, "RAY_ADDRESS": cluster.address, "COLUMNS": "200"}
-for command in ("plan", "run"):
-    for gpus in (4, 3):
-        if (command, gpus) == ("run", 3):  # a place, but no GPU of this machine to load a model on
-            continue
-        settings = ["--set", f"resources.gpus_per_actor={gpus}", "--set", "model.dtype=float32"]  # else a GPU is asked
-        done = subprocess.run([sys.executable, "-m", "ray_jobs.cli", command, sys.argv[1], *settings],
-                              env=environment, capture_output=True, text=True, timeout=200)
-        refusal = [line for line in done.stderr.splitlines() if "resources." in line]
-        print(command, gpus, done.returncode, *refusal)
-cluster.shutdown()
 """
 
 NOT_THERE = """
@@ -108,15 +89,11 @@ def run_script(script: str, path: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def output_of(script: str, path: Path) -> list[str]:
-    return run_script(script, path).stdout.splitlines()
-
-
 @pytest.mark.slow
 def test_eight_gpus_at_three_tenths_are_asked_for_24_actors(make_audit: Callable[..., Path]) -> None:
     resources = {"cluster": "ray", "actors": "auto", "gpus_per_actor": 0.3, "shard_bytes": 100}
     path = make_audit([sentence(i) for i in range(200)], [sentence(1000 + i) for i in range(50)], resources=resources)
-    shards, size, all_fit, one_more_fits = json.loads(output_of(EIGHT_GPUS, path)[-1])
+    shards, size, all_fit, one_more_fits = json.loads(run_script(EIGHT_GPUS, path).stdout.splitlines()[-1])
     assert shards > 26
     assert (size, all_fit, one_more_fits) == (24, True, False)
 
@@ -126,9 +103,14 @@ def test_an_actor_larger_than_any_node_is_refused_by_plan_and_by_run(make_audit:
     resources = {"cluster": "auto", "actors": "auto"}
     texts = [sentence(i) for i in range(20)], [sentence(1000 + i) for i in range(20)]
     path = make_audit(*texts, resources=resources)
-    lines = [line for line in output_of(TWO_NODES, path) if line.startswith(("plan", "run"))]
-    refusal = "seenset: resources.gpus_per_actor is 4, the largest of 2 nodes has 3 GPUs and 6 CPUs"
-    assert lines == [f"plan 4 2 {refusal}", "plan 3 0", f"run 4 2 {refusal}"]
+    asked = [("plan", 4), ("plan", 3), ("run", 4)]  # ("run", 3) has a place, but no GPU here to load a model on
+    more = ["--set", "model.dtype=float32"]  # else a GPU is asked
+    commands = [["ray_jobs.cli", c, str(path), "--set", f"resources.gpus_per_actor={n}", *more] for c, n in asked]
+    nodes = {"num_cpus": 4, "num_gpus": 2}, {"num_cpus": 6, "num_gpus": 3}
+    refused, fits, run = on_two_nodes(*nodes, *commands, RAY_AUTH_MODE="disabled")
+    assert (refused[0], fits[0], run[0]) == (2, 0, 2)
+    for _, _, errors in (refused, run):
+        assert "seenset: resources.gpus_per_actor is 4, the largest of 2 nodes has 3 GPUs and 6 CPUs" in errors
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from made_up import sentence
+from made_up import sentence, write_corpus
 from recorder import Recorder, shards_of, stage_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -20,12 +19,13 @@ from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import read_shard
+from pipeline.corpus.shard import Shard
 from pipeline.errors import ExitCode, LostDeviceError
 from pipeline.models.devices import check_lost
 from pipeline.models.load import open_model, open_paraphraser
 from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.paraphrase import Draws, ParaphraseFailure, ParaphraseSettings, draw_paraphrases
-from pipeline.stages.base import Entry, Output, Placement, model_digests
+from pipeline.stages.base import Entry, Output, Placement, Stage, model_digests
 from pipeline.stages.local import finish_shards
 from pipeline.stages.process import read_rows
 from pipeline.stages.registry import stages_of
@@ -121,24 +121,22 @@ def ids_seen(lm: Any) -> list[int]:
     return largest
 
 
+def worker_of(folder: Path, model: Path, texts: list[str], *detectors: Any) -> tuple[Stage, Any, Shard, Store]:
+    """The first stage of an audit of one shard, and a worker of it."""
+    folder.mkdir(exist_ok=True)
+    corpus = write_corpus(folder, {"audit": texts})
+    described = {"run": str(folder / "run"), "model": {"path": str(model)}, "corpus": corpus}
+    config = build_config({**described, "detectors": [*detectors]})
+    stage, (shard,) = stages_of(config)[0], make_plan(config).shards
+    return stage, stage.make(stage, Placement()), shard, Store(config.run)
+
+
 def test_an_id_that_the_embedding_has_no_row_for_never_reaches_the_device(narrow_model: Path, tmp_path: Path) -> None:
     texts = [sentence(number) for number in range(6)]
     tables = []
     for name, changed in (("wrong", texts[2] + " <beyond> river"), ("short", "")):
-        folder = tmp_path / name
-        folder.mkdir()
         rows = [*texts[:2], changed, *texts[3:]]
-        (folder / "audit.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
-        config = build_config(
-            {
-                "run": str(folder / "run"),
-                "model": {"path": str(narrow_model)},
-                "corpus": {"audit": {"path": str(folder / "audit.jsonl")}},
-                "detectors": ["loss", "lowercase"],
-            }
-        )
-        (stage,), (shard,), store = stages_of(config), make_plan(config).shards, Store(config.run)
-        worker = stage.make(stage, Placement())
+        stage, worker, shard, store = worker_of(tmp_path / name, narrow_model, rows, "loss", "lowercase")
         seen = ids_seen(worker.models["target"])
         receipt = process(stage, worker, shard, store)
         assert max(seen) < worker.rows["target"]
@@ -161,17 +159,8 @@ def test_a_paraphraser_and_a_sampler_never_see_such_an_id_either(narrow_model: P
     wrong, _ = draw_paraphrases(lm, texts, 2, settings, 0)
     assert isinstance(wrong, ParaphraseFailure)
     assert wrong.message == "the paraphraser's tokenizer gave an id that its model has no embedding of"
-    (tmp_path / "audit.jsonl").write_text("".join(json.dumps({"text": f"{text} " * 4}) + "\n" for _, text in texts))
-    config = build_config(
-        {
-            "run": str(tmp_path / "run"),
-            "model": {"path": str(narrow_model)},
-            "corpus": {"audit": {"path": str(tmp_path / "audit.jsonl")}},
-            "detectors": [{"samia": {"draws": 2}}],
-        }
-    )
-    stage, (shard,), store = stages_of(config)[0], make_plan(config).shards, Store(config.run)
-    worker = stage.make(stage, Placement())
+    longer = [f"{text} " * 4 for _, text in texts]
+    stage, worker, shard, store = worker_of(tmp_path, narrow_model, longer, {"samia": {"draws": 2}})
     seen += ids_seen(worker.lm)
     process(stage, worker, shard, store)
     drawn = read_rows(stage, shard, store)

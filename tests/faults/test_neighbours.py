@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from clusters import free_port, until
 from commands import printed
 from made_up import sentence, write_audit
 from openai_server import openai_server
@@ -115,34 +116,16 @@ def sighting(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) 
 
 
 @pytest.mark.slow
-def test_a_cluster_that_a_file_of_anybody_names_is_not_joined(sighting: Sighting) -> None:
+def test_a_neighbour_sees_no_open_port_no_file_and_no_key_of_a_run_on_a_local_cluster(sighting: Sighting) -> None:
     assert sighting.code == 0, sighting.output
-    assert sighting.visits == 0
-
-
-@pytest.mark.slow
-def test_whatever_listens_does_so_on_the_loopback_interface(sighting: Sighting) -> None:
-    assert any("gcs_server" in name for name in sighting.listening)
-    assert any("raylet" in name for name in sighting.listening)
-    assert any("DashboardAgent" in name for name in sighting.listening), "it exports the metrics"
+    assert sighting.visits == 0, "a cluster that a file of anybody names is not joined"
+    for name in ("gcs_server", "raylet", "DashboardAgent"):  # the last exports the metrics
+        assert any(name in command for command in sighting.listening)
     assert {name: sorted(ips - LOOPBACK) for name, ips in sighting.listening.items() if ips - LOOPBACK} == {}
-
-
-@pytest.mark.slow
-def test_the_files_of_a_local_cluster_are_for_its_user_alone_and_gone_afterwards(sighting: Sighting) -> None:
-    assert set(sighting.modes.values()) == {0o700}
-    assert sighting.folders_afterwards == []
-
-
-@pytest.mark.slow
-def test_no_child_of_a_run_on_a_cluster_has_the_key(sighting: Sighting) -> None:
+    assert (set(sighting.modes.values()), sighting.folders_afterwards) == ({0o700}, [])
     assert len(sighting.children) > 6, "the cluster's processes and its workers"
     assert sighting.with_key == set()
-
-
-@pytest.mark.slow
-def test_a_local_cluster_needs_no_home(sighting: Sighting) -> None:
-    assert "Traceback" not in sighting.output
+    assert "Traceback" not in sighting.output, "no home is needed"
     assert not [line for line in sighting.output.splitlines() if line.startswith("seenset:")]
 
 
@@ -169,9 +152,7 @@ def test_a_temporary_folder_of_the_system_too_long_for_sockets_is_replaced(
 def shared_cluster(**environment: str) -> Iterator[tuple[str, list[psutil.Process]]]:
     """A cluster that somebody started: its address, and the processes of its head node."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = ["--num-cpus=2", "--include-dashboard=false", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}"]
     command = [*RAY, "start", "--head", f"--port={port}", *options]
     subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True)
@@ -224,9 +205,7 @@ def test_a_lost_head_node_ends_with_exit_3_and_says_how_to_go_on(
         driver = subprocess.Popen(
             [*SEENSET, "run", path], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        deadline = time.monotonic() + 180
-        while not list((tmp_path / "run/receipts/score").glob("*.json")) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: list((tmp_path / "run/receipts/score").glob("*.json")), 180)
         for process in processes:
             if lost == "head" or lost in _words(process)[0]:
                 with contextlib.suppress(psutil.Error):

@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+from clusters import until
 from openai_server import openai_server
 
 from pipeline.endpoint.answers import Answers, spent_before
@@ -53,9 +53,7 @@ def test_requests_under_way_when_a_driver_is_killed_are_in_the_budget(tmp_path: 
     with openai_server(behave=behave, hang=60) as server:
         command = [sys.executable, "-c", ASKING, server.url, str(tmp_path)]
         driver = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-        deadline = time.monotonic() + 60
-        while (len(server.bodies) < 5 or server.busy < 3) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: len(server.bodies) >= 5 and server.busy >= 3)
         driver.send_signal(signal.SIGKILL)
         driver.wait()
         assert len(server.bodies) == 5

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from commands import ended
 from finished import rows, run
 from made_up import sentence, write_audit
-from openai_server import openai_server
+from openai_server import Said, openai_server
 from rich.console import Console
 
 from pipeline.audit.description import load_config
@@ -43,6 +45,22 @@ def model(url: str) -> dict[str, Any]:
     return {"endpoint": url, "name": "stub", "backoff": 0.01, "attempts": 2, "concurrency": 4, "choices": 2}
 
 
+@contextmanager
+def failing(
+    folder: Path, model_folder: Path, prompts: Set[str] = PREFIXES, kept: int = 0, **settings: Any
+) -> Iterator[tuple[Said, Path, threading.Event]]:
+    """An endpoint that fails at some prompts after so many attempts until it is mended, and the audit that asks it."""
+    mended = threading.Event()
+
+    def behave(prompt: str, attempt: int) -> str:
+        return "500" if prompt in prompts and attempt > kept and not mended.is_set() else "answer"
+
+    of_server = {key: settings.pop(key) for key in ("most_choices", "log_probs") if key in settings}
+    with openai_server(behave=behave, models=["stub"], **of_server) as server:
+        asked = {**SAMPLED, **settings}
+        yield server, write_audit(folder, model_folder, AUDIT, UNSEEN, model=model(server.url), **asked), mended
+
+
 def retry(folder: Path, *reasons: str) -> Any:
     return retry_run(str(folder), reasons, Reporter(Console(), quiet=True))
 
@@ -64,19 +82,14 @@ def content(folder: Path) -> dict[str, Any]:
 def test_documents_that_an_endpoint_failed_are_asked_again_alone_and_come_to_the_same_bytes(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    broken = True
-
-    def behave(prompt: str, attempt: int) -> str:
-        return "500" if broken and prompt in PREFIXES else "answer"
-
-    with openai_server(behave=behave, models=["stub"]) as server:
-        path = write_audit(tmp_path, tiny_model_folder, AUDIT, UNSEEN, model=model(server.url), **SAMPLED)
+    with failing(tmp_path, tiny_model_folder) as (server, path, mended):
         run(path)
         folder = tmp_path / "run"
         assert rows(folder, "score").keys() == rows(folder, STAGE).keys() - FAILING
         assert retry(folder) is not None, "the endpoint fails still: they stay in quarantine"
         assert rows(folder, "score").keys() == rows(folder, STAGE).keys() - FAILING
-        broken, before = False, len(server.bodies)
+        before = len(server.bodies)
+        mended.set()
         outcome = retry(folder)
         assert outcome.status.state == "complete"
         assert len(server.bodies) == before + 2 * len(FAILING), "three draws, two at a time"
@@ -91,18 +104,13 @@ def test_documents_that_an_endpoint_failed_are_asked_again_alone_and_come_to_the
 @pytest.mark.slow
 def test_draws_that_a_document_had_before_its_fault_are_kept(tmp_path: Path, tiny_model_folder: Path) -> None:
     """The second of three draws fails; and two of the draws stand in a file of an earlier question."""
-    broken = True
-
-    def behave(prompt: str, attempt: int) -> str:
-        return "500" if broken and prompt in PREFIXES and attempt > 1 else "answer"
-
-    with openai_server(behave=behave, models=["stub"], most_choices=1) as server:
-        path = write_audit(tmp_path, tiny_model_folder, AUDIT, UNSEEN, model=model(server.url), **SAMPLED)
+    with failing(tmp_path, tiny_model_folder, kept=1, most_choices=1) as (server, path, mended):
         run(path, "detectors=[{samia: {draws: 1}}]", "selections=[]")
         run(path)
         folder = tmp_path / "run"
         assert {len(rows(folder, STAGE)[name]["continuations"]) for name in FAILING} == {1}
-        broken, before = False, len(server.bodies)
+        before = len(server.bodies)
+        mended.set()
         retry(folder)
         assert len(server.bodies) == before + 2 * len(FAILING)
         whole = tmp_path / "never failed"
@@ -115,21 +123,16 @@ def test_draws_that_a_document_had_before_its_fault_are_kept(tmp_path: Path, tin
 def test_log_probabilities_that_failed_are_asked_again(
     tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = True
-
-    def behave(prompt: str, attempt: int) -> str:
-        return "500" if broken and prompt in (AUDIT[3], AUDIT[11], UNSEEN[5]) else "answer"
-
     def log_probs(prompt: str) -> list[float]:
         return [-0.1 * (1 + sum(map(ord, word)) % 50) for word in prompt.split()[1:]]
 
-    settings = {"detectors": ["loss"], "selections": SELECTIONS, "error_budget": 0.5}
-    with openai_server(behave=behave, models=["stub"], log_probs=log_probs) as server:
-        path = write_audit(tmp_path, tiny_model_folder, AUDIT, UNSEEN, model=model(server.url), **settings)
+    prompts, settings = {AUDIT[3], AUDIT[11], UNSEEN[5]}, {"detectors": ["loss"], "selections": SELECTIONS}
+    with failing(tmp_path, tiny_model_folder, prompts, log_probs=log_probs, **settings) as (server, path, mended):
         run(path)
         folder = tmp_path / "run"
         assert len(rows(folder)) == 31
-        broken, before = False, len(server.bodies)
+        before = len(server.bodies)
+        mended.set()
         monkeypatch.chdir(tmp_path)
         retry(Path("run"))
         assert json.loads((folder / "manifest.json").read_text())["config"]["run"] == str(folder)
@@ -141,18 +144,13 @@ def test_log_probabilities_that_failed_are_asked_again(
 
 @pytest.mark.slow
 def test_a_retry_that_is_stopped_at_any_step_goes_on_as_the_run_does(tmp_path: Path, tiny_model_folder: Path) -> None:
-    broken = True
-
-    def behave(prompt: str, attempt: int) -> str:
-        return "500" if broken and prompt in PREFIXES else "answer"
-
-    with openai_server(behave=behave, models=["stub"]) as server:
-        path = write_audit(tmp_path, tiny_model_folder, AUDIT, UNSEEN, model=model(server.url), **SAMPLED)
+    with failing(tmp_path, tiny_model_folder) as (server, path, mended):
         run(path)
         folder = tmp_path / "run"
         store, config = Store(str(folder)), load_config(str(path))
         stages = stages_of(config)
-        before, broken = len(server.bodies), False
+        before = len(server.bodies)
+        mended.set()
         # killed once the receipts were withdrawn, and later on in the midst of asking
         assert withdraw_refused(stages, read_run(store)[1], store, ["model_error"]) > 1
         assert spent_before(store, STAGE, ANSWER_FOLDERS).requests == before

@@ -100,29 +100,21 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     plain = LanguageModel(model, NumberTokenizer(), torch.device("cpu"), 64)
     with ClaimedDevices() as devices:
         spread = devices.spread(copy.deepcopy(model), places(model, coarse))
-        yield plain, replace(plain, model=spread, device=torch.device(FIRST)), devices
+        yield plain, replace(plain, model=spread, device=torch.device(FIRST))
 
 
-def test_the_forward_pass_over_two_devices_agrees_with_the_cpu(pair: Any) -> None:
-    plain, spread, _ = pair
+def test_passes_and_continuations_over_two_devices_agree_with_the_cpu(pair: Any) -> None:
+    plain, spread = pair
     expected, actual = forward(plain, IDS, STATISTICS), forward(spread, IDS, STATISTICS)
     assert tail_of(spread.model) is not None
     assert actual.log_prob.device == torch.device(FIRST)
     torch.testing.assert_close(real(actual.log_prob), expected.log_prob, rtol=1e-7, atol=5e-7)
     for name in ("mean", "variance", "m_entropy"):  # the variance is a difference of numbers near 30
         torch.testing.assert_close(real(getattr(actual, name)), getattr(expected, name), rtol=1e-6, atol=5e-5)
-
-
-def test_the_gradient_pass_over_two_devices_agrees_with_the_cpu(pair: Any) -> None:
-    plain, spread, _ = pair
     assert coverage_of(spread.model).method == "batched"
     norms = gradient_norms(spread, IDS)
     assert norms.device == torch.device(FIRST)
     torch.testing.assert_close(real(norms), gradient_norms(plain, IDS), rtol=1e-6, atol=0)
-
-
-def test_continuations_over_two_devices_are_those_of_the_cpu(pair: Any) -> None:
-    plain, spread, _ = pair
     prompts = [Prompt((row,), ids[: 20 - row], range(2), None, 8) for row, ids in enumerate(IDS)]
     sampling = Sampling(top_k=50, max_new_tokens=8)
     assert continuations(spread, prompts, sampling, 0) == continuations(plain, prompts, sampling, 0)

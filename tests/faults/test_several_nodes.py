@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from finished import run
+from finished import run, selection_digest
 from made_up import sentence
 
 from pipeline.store.files import Store
@@ -133,16 +132,6 @@ cluster.shutdown()
 """
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """Of what a run answers."""
-    files = [path for path in sorted((folder / "selection").rglob("*")) if path.is_file()]
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-        if path.name not in ("history.jsonl", "digests.json")  # where the run lies is in these
-    }
-
-
 @pytest.fixture
 def audit(make_audit: Callable[..., Path], tmp_path: Path) -> Path:
     """An audit of some thirty shards with a detector that takes its time, and its answer in one process."""
@@ -181,7 +170,7 @@ def test_a_late_node_is_used_a_lost_one_is_not_missed_and_the_slowest_is_not_wai
     assert outcome["lost_at"], "a node was lost in mid-run"
     assert set((tmp_path / "notes").read_text().split()) == {"head", "leaving", "slow", "late"}
     assert float(str(outcome["seconds"])) < ASLEEP
-    assert digests(tmp_path / "there") == digests(tmp_path / "here")
+    assert selection_digest(tmp_path / "there") == selection_digest(tmp_path / "here")
     receipts = list(read_receipts(Store(str(tmp_path / "there")), "score"))
     assert sum(receipt.n_scored for receipt in receipts) == 150
     assert not any(receipt.n_quarantined for receipt in receipts)

@@ -7,11 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from clusters import until
 
 from pipeline.audit.machine import may_need_cluster
 from pipeline.config.audit import ResourcesConfig
@@ -74,6 +74,8 @@ def test_a_process_that_ray_ends_leaves_exit_3_and_one_line(end: str) -> None:
         ("supervisor.finish(4)", 4, ""),
         ("supervisor.fail('no such file', 2)", 2, "seenset: no such file\n"),
         ("supervisor.leave_at_once('the other node', 3)", 3, "seenset: the other node\n"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV, ""),
         # what is decided stands, whatever ends the process afterwards, and is said once
         ("import atexit; atexit.register(os._exit, 1); supervisor.finish(0)", 0, ""),
         (
@@ -83,7 +85,7 @@ def test_a_process_that_ray_ends_leaves_exit_3_and_one_line(end: str) -> None:
         ),
     ],
 )
-def test_what_a_command_decides_is_how_it_ends(end: str, code: int, errors: str) -> None:
+def test_what_a_command_decides_or_a_signal_ends_is_how_it_ends(end: str, code: int, errors: str) -> None:
     assert ended(CONNECTED + end) == (code, errors)
 
 
@@ -96,11 +98,6 @@ def test_an_error_of_python_keeps_its_traceback() -> None:
 
 def test_a_process_without_a_cluster_ends_as_it_does_by_itself() -> None:
     assert ended("os._exit(1)") == (1, "")
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_signal_that_ends_the_child_is_what_ends_the_command(number: signal.Signals) -> None:
-    assert ended(CONNECTED + f"os.kill(os.getpid(), {int(number)})") == (-number, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -187,10 +184,7 @@ def test_a_child_dies_with_its_parent() -> None:
     child = psutil.Process(int(process.stdout.readline()))
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 30
-    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 30)
 
 
 def test_a_run_that_needs_no_cluster_has_no_second_process() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from clusters import free_port
 from commands import printed, refusal
 from finished import rows
 from made_up import sentence
@@ -106,9 +106,7 @@ def test_a_link_to_nothing_as_an_input(
 
 
 def test_an_input_at_an_address_where_nobody_listens(make_audit: MakeAudit, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     for name in ("a.jsonl", "*.jsonl"):
         path = f"corpus.audit.path=http://{address}/{name}"
         error = refusal(capsys, "plan", str(make_audit(TEXTS, TEXTS)), "--set", path)

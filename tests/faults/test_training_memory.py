@@ -80,14 +80,16 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def gradients(model: Any, elements: int, monkeypatch: pytest.MonkeyPatch) -> tuple[float, dict[str, torch.Tensor], int]:
+def gradients(
+    model: Any, elements: int, monkeypatch: pytest.MonkeyPatch, documents: list[list[int]] = DOCUMENTS
+) -> tuple[float, dict[str, torch.Tensor], int]:
     """The loss of the documents, the gradients, and the elements of the largest tensor, with so many logits at once."""
     monkeypatch.setitem(memory_module.PIECE_ELEMENTS, "cpu", elements)
     model.zero_grad(set_to_none=True)
     with Largest() as largest:
-        loss, count = batch_loss(model, DOCUMENTS)
+        loss, count = batch_loss(model, documents)
         loss.backward()
-    assert count == sum(len(document) - 1 for document in DOCUMENTS)
+    assert count == sum(len(document) - 1 for document in documents)
     return loss.item(), {n: w.grad for n, w in model.named_parameters() if w.grad is not None}, largest.elements
 
 
@@ -134,17 +136,10 @@ def test_a_model_with_another_tail_is_trained_from_its_own_logits(monkeypatch: p
         output.logits = output.logits * 1.5
 
     model.get_base_model().register_forward_hook(sharpen)
-    whole_loss, whole, _ = gradients_of_all(model)
-    monkeypatch.setitem(memory_module.PIECE_ELEMENTS, "cpu", 400)
-    loss, parts, _ = gradients_of_all(model)
+    documents = [[token % 400 for token in document] for document in DOCUMENTS]
+    whole_loss, whole, _ = gradients(model, 1 << 40, monkeypatch, documents)
+    loss, parts, _ = gradients(model, 400, monkeypatch, documents)
     assert (loss, parts.keys()) == (whole_loss, whole.keys())
-
-
-def gradients_of_all(model: Any) -> tuple[float, dict[str, torch.Tensor], None]:
-    model.zero_grad(set_to_none=True)
-    loss, _ = batch_loss(model, [[token % 400 for token in document] for document in DOCUMENTS])
-    loss.backward()
-    return loss.item(), {n: w.grad for n, w in model.named_parameters() if w.grad is not None}, None
 
 
 @pytest.mark.parametrize("settings", [{"pass_tokens": 16}, {"pass_tokens": 40}, {"recompute": True}])

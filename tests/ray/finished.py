@@ -79,6 +79,12 @@ def refile(folder: Path, change: Callable[[pa.Table, Receipt], pa.Table], role: 
             write_receipt(store, "score", replace(receipt, files=files))
 
 
+def written(folder: Path, *parts: str) -> dict[str, int]:
+    """When each file was written, of all or of those below folders of these names."""
+    files = [path for path in folder.rglob("*") if path.is_file() and (not parts or {*parts} & {*path.parts})]
+    return {str(path): path.stat().st_mtime_ns for path in files}
+
+
 def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
     """The table with other values in a column."""
     return table.set_column(table.column_names.index(name), name, values)

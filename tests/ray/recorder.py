@@ -123,12 +123,13 @@ def stage_of(**settings: Any) -> Stage:
     return Stage("turns", "turns", schema, Settings(**settings), None, 0, make, model_digests())
 
 
-def shards_of(folder: Path, *texts: list[str]) -> tuple[list[Shard], Store]:
-    """A shard of each list of texts, and a store."""
+def shards_of(folder: Path, *texts: list[Any]) -> tuple[list[Shard], Store]:
+    """A shard of each list of texts, or of lines of JSON as they are, and a store."""
     folder.mkdir(exist_ok=True)
     paths = [str(folder / f"{number}.jsonl") for number in range(len(texts))]
     for path, some in zip(paths, texts, strict=True):
-        Path(path).write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
+        rows = [line if isinstance(line, bytes) else json.dumps({"text": line}).encode() for line in some]
+        Path(path).write_bytes(b"".join(row + b"\n" for row in rows))
     corpus = {"audit": {"path": paths}}
     config = build_config({"run": str(folder / "run"), "model": {"path": "none"}, "corpus": corpus})
     shards = make_plan(config).shards

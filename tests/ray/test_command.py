@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from clusters import free_port, until
 from commands import refusal
 from made_up import sentence
 
@@ -40,9 +40,7 @@ def test_a_signal_leaves_a_run_that_resumes_and_one_line(
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "run/receipts/score").glob("*.json")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: list((tmp_path / "run/receipts/score").glob("*.json")))
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (130, "seenset: interrupted; the same command goes on from here\n")
@@ -61,9 +59,7 @@ def test_a_signal_while_ray_starts_leaves_one_line_and_nothing_else(
         monkeypatch.setenv("RAY_TMPDIR", folder)
         command = [*SEENSET, "run", str(make_audit()), "--set", "resources.cluster=ray"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 120
-        while not list(Path(folder).iterdir()) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: list(Path(folder).iterdir()))
         time.sleep(after)
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
@@ -78,9 +74,7 @@ def test_a_signal_while_ray_starts_leaves_one_line_and_nothing_else(
 def test_a_cluster_that_is_not_there_is_one_line(
     make_audit: MakeAudit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     monkeypatch.setenv("RAY_ADDRESS", address)
     error = refusal(capsys, "run", str(make_audit()), "--set", "resources.cluster=auto")
     assert f"no Ray cluster answers at RAY_ADDRESS {address}" in error

@@ -8,7 +8,6 @@ import logging
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from clusters import until
 from commands import ended, user_error
 from finished import rows, run
 from made_up import sentence
@@ -156,9 +156,7 @@ def test_ctrl_c_while_an_endpoint_answers_leaves_a_run_that_goes_on(make_audit: 
         path = make_audit(AUDIT, UNSEEN, model=model(server.url, concurrency=2), **SETTINGS)
         command = [sys.executable, "-m", "ray_jobs.cli", "run", str(path)]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        deadline = time.monotonic() + 120
-        while len(server.bodies) < 4 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: len(server.bodies) >= 4)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 130, errors

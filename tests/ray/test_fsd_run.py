@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from finished import rows, run, run_trial
+from finished import rows, run, run_trial, written
 from made_up import sentence, write_jsonl
 from tiny_t5 import save_tiny_t5
 
@@ -42,10 +42,6 @@ SELECTIONS = [{"name": "members", "detectors": ["fsd(base=loss)"], "procedure": 
 
 def digest(text: str) -> str:
     return f"{text_key(text) & (1 << 64) - 1:016x}"
-
-
-def written(folder: Path) -> dict[str, int]:
-    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")

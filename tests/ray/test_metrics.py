@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clusters import until
 from finished import run
 from made_up import sentence
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,9 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.actors import COUNTERS, LABELS, WORKERS, run_label
-
-SECONDS = 60.0
-"""Waited for what must come; a test that waits so long has failed."""
 
 NAMES = {f"ray_{name}_total" for name in COUNTERS} | {f"ray_{WORKERS}"}
 NODE_LABEL = "NodeAddress"
@@ -74,9 +72,8 @@ def test_a_node_exports_what_its_actors_did(
     }
     label = run_label(str(folder))
     assert label.isascii()
-    deadline = time.monotonic() + SECONDS
-    while not all((sums := totals(label))[name] >= expected[name] for name in expected) and time.monotonic() < deadline:
-        time.sleep(0.5)
+    until(lambda: all(totals(label)[name] >= expected[name] for name in expected), pause=0.5)
+    sums = totals(label)
     for name, least in expected.items():  # what two actors work on at the same time counts for both
         assert least <= sums[name] < 1.5 * least
     assert sums["ray_seenset_quarantined_total"] == 3  # documents of receipts, of which a shard has one
@@ -88,10 +85,8 @@ def test_a_node_exports_what_its_actors_did(
         Store(str(folder)).remove(f"receipts/score/{receipt.shard}.json")
     run(path)
     more = sum(receipt.n_in for receipt in receipts[:2])
-    deadline = time.monotonic() + SECONDS
     documents = "ray_seenset_documents_total"
-    while totals(label)[documents] < expected[documents] + more and time.monotonic() < deadline:
-        time.sleep(0.5)
+    until(lambda: totals(label)[documents] >= expected[documents] + more, pause=0.5)
     assert expected[documents] + more <= totals(label)[documents] < 1.5 * expected[documents] + 2 * more
 
 

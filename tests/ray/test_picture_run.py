@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from clusters import until
 from commands import here
 from finished import selection_digest
 from picture_models import encoded, random_pictures, save_llava
@@ -62,38 +61,31 @@ def audit(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_killed_run_over_pictures_resumes_to_the_same_bytes(
+def test_pictures_are_planned_compared_and_asked_again_and_a_killed_run_resumes_to_the_same_bytes(
     audit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    here(capsys, "run", audit, "--set", f"run={whole}")
-    assert (whole / "report/report.html").exists()
-    command = [sys.executable, "-m", "ray_jobs.cli", "run", audit, "--set", f"run={cut}"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while len(list((cut / "receipts/describe").glob("*.json"))) < 3 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = {p.name: p.stat().st_mtime_ns for p in (cut / "receipts/describe").glob("[a-z]*.json")}
-    assert len(done) >= 3
-    assert not (cut / "finished.json").exists(), "the driver should have died in mid-run"
-    assert json.loads(here(capsys, "status", str(cut), "--json", code=3)[0])["state"] == "incomplete"
-
-    here(capsys, "run", audit, "--set", f"run={cut}")
-    assert selection_digest(cut) == selection_digest(whole)
-    assert {name: (cut / "receipts/describe" / name).stat().st_mtime_ns for name in done} == done
-
-
-def test_pictures_are_planned_compared_and_asked_again(
-    audit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    whole, cut = tmp_path / "run", tmp_path / "cut"
     planned = json.loads(here(capsys, "plan", audit, "--json")[0])
     assert planned["roles"]["audit"]["shards"] > 1
     assert planned["estimated_seconds_one_worker"] > 0
     figures = json.loads(here(capsys, "evaluate", audit, "--json")[0])
     assert {row["detector"] for row in figures["rows"]} >= {"blind (pictures alone)", GIVEN}
     here(capsys, "run", audit)
-    chosen = json.loads(here(capsys, "select", str(tmp_path / "run"), "--set", "selections.0.alpha=0.3", "--json")[0])
+    assert (whole / "report/report.html").exists()
+
+    command = [sys.executable, "-m", "ray_jobs.cli", "run", audit, "--set", f"run={cut}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: len(list((cut / "receipts/describe").glob("*.json"))) >= 3, pause=0.005)
+    process.kill()
+    process.wait()
+    done = {p.name: p.stat().st_mtime_ns for p in (cut / "receipts/describe").glob("[a-z]*.json")}
+    assert len(done) >= 3
+    assert not (cut / "finished.json").exists(), "the driver should have died in mid-run"
+    assert json.loads(here(capsys, "status", str(cut), "--json", code=3)[0])["state"] == "incomplete"
+    here(capsys, "run", audit, "--set", f"run={cut}")
+    assert selection_digest(cut) == selection_digest(whole)
+    assert {name: (cut / "receipts/describe" / name).stat().st_mtime_ns for name in done} == done
+
+    chosen = json.loads(here(capsys, "select", str(whole), "--set", "selections.0.alpha=0.3", "--json")[0])
     assert chosen["selections"][0]["alpha"] == 0.3
-    here(capsys, "verdict", str(tmp_path / "run"))
+    here(capsys, "verdict", str(whole))

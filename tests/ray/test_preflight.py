@@ -4,43 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_up import sentence
-
-TWO_NODES = """
-import json, os, subprocess, sys
-from ray.cluster_utils import Cluster
-
-other, audit, *commands = sys.argv[1:]
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-paths = f"{other}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-cluster.add_node(num_cpus=2, num_gpus=2, include_dashboard=False, env_vars={"PYTHONPATH": paths})
-cluster.wait_for_nodes()
-environment = {**os.environ, "RAY_ADDRESS": cluster.address, "COLUMNS": "250"}
-for command in commands:
-    words = [sys.executable, "-m", *command.split(), audit, "--set", "resources.gpus_per_actor=0"]
-    if "gpus" in command:
-        words = [sys.executable, "-m", *command.split()[:-1], audit, "--set", "resources.gpus_per_actor=4"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=200)
-    print(json.dumps([command, done.returncode, done.stdout, done.stderr]))
-cluster.shutdown()
-"""
-
-
-def on_two_nodes(other: Path, audit: Path, *commands: str) -> dict[str, tuple[int, str, str]]:
-    """(exit code, standard output, standard error) of each command; the second node looks for packages there first."""
-    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-this-test" * 4}
-    script = [sys.executable, "-c", TWO_NODES, str(other), str(audit), *commands]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=550, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    return {command: (code, out, err) for command, code, out, err in rows}
+from two_nodes import on_two_nodes
 
 
 def write_package(folder: Path, name: str, version: str) -> Path:
@@ -58,9 +28,17 @@ def test_a_node_with_another_version_is_named_before_anything_is_scored(
     other = write_package(tmp_path / "other", "transformers", "4.0.1")
     resources = {"cluster": "auto", "actors": "auto"}
     audit = make_audit([sentence(i) for i in range(20)], [sentence(1000 + i) for i in range(20)], resources=resources)
-    commands = ("cluster.preflight --json", "cluster.preflight gpus", "ray_jobs.cli plan", "ray_jobs.cli run")
-    results = on_two_nodes(other, audit, *commands)
-    code, out, err = results["cluster.preflight --json"]
+    none, four = (["--set", f"resources.gpus_per_actor={gpus}"] for gpus in (0, 4))
+    paths = f"{other}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # the second node looks for packages there first
+    (code, out, err), too_many, *ended = on_two_nodes(
+        {"num_cpus": 2},
+        {"num_cpus": 2, "num_gpus": 2, "env_vars": {"PYTHONPATH": paths}},
+        ["cluster.preflight", "--json", str(audit), *none],
+        ["cluster.preflight", str(audit), *four],
+        *(["ray_jobs.cli", command, str(audit), *none] for command in ("plan", "run")),
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN="of-this-test" * 4,
+    )
     assert code == 2, err
     lines: list[dict[str, Any]] = json.loads(out)["lines"]
     red = [line for line in lines if line["state"] == "red"]
@@ -77,12 +55,11 @@ def test_a_node_with_another_version_is_named_before_anything_is_scored(
     for checks in measured.values():
         assert {"clock", "model", "input", "run directory", "storage", "first batch", "/dev/shm", "memory"} <= checks
     assert {line["state"] for line in lines if line["check"] == "run directory"} == {"good"}
-    code, out, err = results["cluster.preflight gpus"]
+    code, out, err = too_many
     assert code == 2, err
     assert "resources.gpus_per_actor is 4, the largest of 2 nodes has 2 GPUs and 2 CPUs" in out
     assert "Traceback" not in out + err
-    for command in ("ray_jobs.cli plan", "ray_jobs.cli run"):
-        code, _, err = results[command]
+    for code, _, err in ended:
         assert code != 0
         assert "transformers 4.0.1 (here " in err
         assert "Traceback" not in err

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from commands import user_error
-from finished import rows, run
+from finished import rows, run, written
 from made_up import sentence
 
 from pipeline.detectors.samia import samia_score
@@ -20,10 +20,6 @@ SETTINGS: dict[str, Any] = {
     "detectors": [{"samia": {"draws": 3}}, {"samia_zlib": {"draws": 3}}],
     "selections": [{"name": "members", "detectors": ["samia(draws=3)"], "procedure": "bh", "alpha": 0.2}],
 }
-
-
-def changed_at(folder: Path) -> dict[Path, int]:
-    return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
 
 
 def test_continuations_are_scored_stored_and_the_same_whatever_the_number_of_workers(
@@ -51,9 +47,9 @@ def test_continuations_are_scored_stored_and_the_same_whatever_the_number_of_wor
     assert rows(again, f"{STAGE}/3") == drawn
     assert rows(again, "score") == scored
     # a resume draws nothing anew
-    before = changed_at(folder / "samples")
+    before = written(folder / "samples")
     run(path, "selections.0.alpha=0.3")
-    assert changed_at(folder / "samples") == before
+    assert written(folder / "samples") == before
     # other n-grams and fewer draws read what is stored, and more draws begin with it
     run(path, "detectors=[{samia: {draws: [2, 4], n: 2, kind: precision}}]", "selections=[]", "resources.actors=1")
     found = rows(folder, f"{STAGE}/4")

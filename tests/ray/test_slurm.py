@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 
 import psutil
 import pytest
+from clusters import until
 from finished import run, selection_digest
 from made_up import sentence
 
@@ -97,14 +97,6 @@ def job(folder: Path, srun: str = SRUN) -> dict[str, str]:
         "SLURM_JOB_NUM_NODES": "1",
         "SLURM_SUBMIT_DIR": str(folder),
     }
-
-
-def until(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait for something that must come."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come in time"
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from clusters import free_port, until
 from finished import run, selection_digest
 from made_up import sentence
 
@@ -88,20 +88,6 @@ def head() -> Iterator[Head]:
                     each.kill()
             process.wait()
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for something that must come."""
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end, "it did not come in time"
-        time.sleep(0.02)
 
 
 @pytest.mark.timeout(1200)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from finished import run_trial
+from finished import run_trial, written
 
 from examples.trials.pictures import make_model, make_pictures
 from pipeline.trial.config import load_trial
@@ -17,6 +17,9 @@ from pipeline.trial.trial import TrialOutcome
 def column(part: str, caption: str = "given") -> str:
     return f"renyi(order=0.5, k=1.0, part={part}, caption={caption})"
 
+
+KEPT = ("models", "input", "receipts", "scores", "descriptions")
+"""Folders of models and of the stages of audits."""
 
 FINITE_SAMPLE = ("bh", "storey")
 CONFIG: dict[str, Any] = {
@@ -59,16 +62,6 @@ def carried_out(folder: Path, name: str, **settings: Any) -> TrialOutcome:
     return run_trial(config, points)
 
 
-def times(folder: Path) -> dict[str, int]:
-    """When the files of models and of the stages of audits were written."""
-    kept = {"models", "input", "receipts", "scores", "descriptions"}
-    return {
-        str(path): path.stat().st_mtime_ns
-        for path in (folder / "work").rglob("*")
-        if path.is_file() and kept & set(path.parts)
-    }
-
-
 def test_captions_that_were_trained_in_are_found_and_the_promise_is_kept(folder: Path) -> None:
     outcome = carried_out(folder, "first")
     areas = {row["detector"]: row["auc"] for row in outcome.facts["detectors"]}
@@ -83,9 +76,9 @@ def test_captions_that_were_trained_in_are_found_and_the_promise_is_kept(folder:
     (audit, _) = outcome.facts["audits"]
     assert (audit["audited"], audit["trained"]) == (40, 24)
     assert Path(outcome.reports[0]).exists()
-    before = times(folder)
+    before = written(folder / "work", *KEPT)
     assert any("descriptions" in name for name in before)
     shares = carried_out(folder, "second", sweep={"split.member_share": [0.3, 0.6], "split.unseen": [10, 20]})
     assert len(shares.facts["selections"]) == 4 * len(FINITE_SAMPLE)
     assert not any(row["contradicted"] for row in shares.facts["selections"])
-    assert times(folder) == before, "a sweep over the split neither trains nor scores again"
+    assert written(folder / "work", *KEPT) == before, "a sweep over the split neither trains nor scores again"

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from commands import ended
-from finished import run_trial
+from finished import run_trial, written
 from made_up import sentence, write_jsonl
 from rich.console import Console
 
@@ -32,6 +32,9 @@ FINITE_SAMPLE: list[dict[str, Any]] = [
     {"name": "learnt", "procedure": "adadetect", "detectors": ["loss", "min_k"]},
     {"name": "fused", "procedure": "td4eval", "reconformal": True, "detectors": ["loss", "min_k"]},
 ]
+KEPT = ("models", "input", "receipts", "scores", "repeats")
+"""Folders of what no sweep makes again: all but tables, which are drawn anew, and an audit's answers."""
+
 SELECTIONS = [{"detectors": ["loss"], "alpha": 0.2, **selection} for selection in FINITE_SAMPLE]
 
 
@@ -70,13 +73,6 @@ def make_trial(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 def run(path: Path, console: Console | None = None, **arguments: Any) -> TrialOutcome:
     config, points = load_trial(str(path))
     return run_trial(config, points, console, **arguments)
-
-
-def written(folder: Path) -> dict[str, int]:
-    """When each file was written, save the tables that are drawn anew and an audit's answers."""
-    kept = ("models", "input", "receipts", "scores", "repeats")
-    files = [path for path in folder.rglob("*") if path.is_file() and set(kept) & set(path.parts)]
-    return {str(path): path.stat().st_mtime_ns for path in files}
 
 
 @pytest.mark.slow
@@ -144,7 +140,7 @@ def test_no_label_reaches_scoring_or_selection(make_trial: Callable[..., Path]) 
 def test_sweeps_that_need_no_new_scores_never_train_or_score_again(make_trial: Callable[..., Path]) -> None:
     before = run(make_trial("first"))
     work = Path(before.facts["config"]["work"])
-    files = written(work)
+    files = written(work, *KEPT)
     sweep = {
         "selections.0.alpha": [0.1, 0.3],
         "split.unseen": [40, 80],
@@ -153,7 +149,7 @@ def test_sweeps_that_need_no_new_scores_never_train_or_score_again(make_trial: C
     }
     settings = {"unseen": 100, "audited": 60}
     outcome = run(make_trial("swept", sweep=sweep, split=settings))
-    assert written(work) == files
+    assert written(work, *KEPT) == files
     assert len(outcome.facts["selections"]) == 16
     assert len(outcome.facts["detectors"]) == 2  # one row a detector: the sweep leaves the scores as they are
     by_alpha = {
@@ -168,9 +164,9 @@ def test_a_sweep_over_the_contamination_trains_each_once(make_trial: Callable[..
     outcome = run(path)
     areas = [row["auc"] for row in outcome.facts["detectors"] if row["detector"] == "loss"]
     assert areas[0] < areas[1]
-    files = written(Path(outcome.facts["config"]["work"]))
+    files = written(Path(outcome.facts["config"]["work"]), *KEPT)
     assert run(path).facts["selections"] == outcome.facts["selections"]
-    assert written(Path(outcome.facts["config"]["work"])) == files
+    assert written(Path(outcome.facts["config"]["work"]), *KEPT) == files
 
 
 class Interrupting(Console):
@@ -204,12 +200,12 @@ def test_a_trial_stopped_anywhere_goes_on_and_repeats_no_finished_work(
     for at in ("  step 10/20", "score: shards 3/", "repeats: point 2 of 3"):
         with pytest.raises(KeyboardInterrupt):
             run(path, Interrupting(at))
-    files = {**written(tmp_path / "cut"), **written(folder)}
+    files = {**written(tmp_path / "cut", *KEPT), **written(folder, *KEPT)}
     assert any("receipts" in name for name in files)
     assert len(list(folder.glob("repeats/*.parquet"))) == 1
     last = Interrupting("")
     outcome = run(path, last)
-    after = {**written(tmp_path / "cut"), **written(folder)}
+    after = {**written(tmp_path / "cut", *KEPT), **written(folder, *KEPT)}
     assert {name: after[name] for name in files} == files
     assert not any("step" in line or "training" in line for line in last.lines)
     assert outcome.facts["selections"] == whole.facts["selections"]
