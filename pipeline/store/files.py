@@ -395,6 +395,8 @@ class Store:
             with HashedFile(temporary) as file:
                 yield file
         except OSError as error:
+            if error.errno is None and not is_full(error):  # of what the block reads
+                raise
             raise write_error(error, f"run directory {self.url}") from None
         finally:
             with contextlib.suppress(OSError):  # renamed to its final place
