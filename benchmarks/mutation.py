@@ -68,6 +68,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if high - low <= PRECISION * high:",
         "- -> +",
     ): "the search goes on to its last round: the height is as valid, and closer",
+    (
+        "pipeline/detectors/likelihood.py",
+        "tokens = statistics.token.masked_fill(~statistics.mask, -1)",
+        "1 -> 2",
+    ): "no token has either number, and what is masked is taken out again",
 }
 """(module, line, change) -> why no result can show the change."""
 

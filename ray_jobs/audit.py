@@ -21,7 +21,6 @@ from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.reconcile import (
     FinishedRecord,
     check_inputs_since,
-    forget_finished,
     note_finished,
     note_gradient,
     read_finished,
@@ -32,7 +31,7 @@ from pipeline.audit.repair import check_reasons, count_refused, withdraw_damaged
 from pipeline.audit.review import read_review
 from pipeline.audit.scored import Scored, check_budget, note_review, read_scored, without_reviewed
 from pipeline.audit.select import Answering, Each, damaged_answers, select_all
-from pipeline.audit.status import Counts, Status, StatusFile, ending, read_status
+from pipeline.audit.status import Counts, Status, StatusFile, ending, forget_finished, read_status
 from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.audit.top_documents import Reread
 from pipeline.audit.work import Work, device_on_file, note_device, work_of

@@ -282,7 +282,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         supervisor.fail(str(error), int(error.exit_code))
     except TyperException as error:
         supervisor.give_as_zero(None)  # a misspelt command is never given as done
-        supervisor.fail(str(getattr(error, "format_message", error.__str__)()), int(ExitCode.USER_ERROR))
+        message = str(getattr(error, "format_message", error.__str__)())
+        if "extra argument" in message and "=" in message:
+            message += "; a setting is changed by --set A.B=C"
+        supervisor.fail(message, int(ExitCode.USER_ERROR))
     except SystemExit as error:  # nothing of this package raises it in a command
         if isinstance(error.__context__, BrokenPipeError):  # the reader of the output is gone, as with `| head -1`
             supervisor.finish(1)

@@ -398,6 +398,8 @@ def verify(
     from pipeline.bundle.contents import commitment_of
     from pipeline.bundle.verify import verify_bundle
 
+    if os.path.isdir(bundle):
+        raise UserError(f"{bundle} is a folder; seenset verify reads the file that seenset pack makes of a run")
     committed = None if commitment is None else commitment_of(_content(commitment), commitment)
     verification = verify_bundle(_content(bundle), bundle, committed)
     terminal.show(json_, verification.plain(), terminal.print_verification, verification)

@@ -17,12 +17,11 @@ from pipeline.audit.for_review import list_for_review
 from pipeline.audit.history import answer_names
 from pipeline.audit.judge import judge_collection, judge_versions
 from pipeline.audit.manifest import read_run
-from pipeline.audit.reconcile import forget_finished
 from pipeline.audit.records import MANIFEST_FILE, SHARDS_FILE
 from pipeline.audit.review import read_review
 from pipeline.audit.scored import Each, Scored, check_budget, each_in_turn, note_review, read_scored
 from pipeline.audit.select import Answering, check_training_keys, select_all
-from pipeline.audit.status import made_answer
+from pipeline.audit.status import forget_finished, made_answer
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import BlockKind, CollectionVerdict, write_verdict
 from pipeline.bundle.pack import pack_run

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from pipeline.audit.records import FINISHED_FILE
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
@@ -33,8 +34,6 @@ BYTES_PER_TOKEN = 4.0
 
 PICTURE_TOKENS = 640
 """Of a picture with the instruction and a description, about: 576 of them are the picture's in LLaVA-1.5."""
-
-FINISHED_FILE = "finished.json"
 
 
 @dataclass(frozen=True, slots=True)

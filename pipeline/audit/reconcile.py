@@ -23,8 +23,8 @@ from pipeline.audit.manifest import (
     write_manifest,
     write_shards,
 )
-from pipeline.audit.plan import FINISHED_FILE, Plan, describe_model, digest_of_sources
-from pipeline.audit.records import MANIFEST_FILE, SHARDS_FILE, VersionedRecord, opened, write_record
+from pipeline.audit.plan import Plan, describe_model, digest_of_sources
+from pipeline.audit.records import FINISHED_FILE, MANIFEST_FILE, SHARDS_FILE, VersionedRecord, opened, write_record
 from pipeline.audit.repair import Stamps, check_documents_read
 from pipeline.audit.review import content_of_review
 from pipeline.audit.scored import Each, Scored, each_in_turn
@@ -282,11 +282,6 @@ def read_finished(store: Store, plan: Plan, flags: Sequence[bool]) -> FinishedRe
         return None
     unchanged = all(store.state(folder, _PASSING) == state for folder, state in record.files.items())
     return record if unchanged else None
-
-
-def forget_finished(store: Store) -> None:
-    """To be called before anything of a finished run is changed."""
-    store.remove(FINISHED_FILE)
 
 
 def _written(status: Status) -> list[str]:

@@ -17,6 +17,7 @@ from pipeline.store.receipts import DIGEST, is_sealed, sealed
 MANIFEST_FILE = "manifest.json"
 SHARDS_FILE = "shards.json"
 VERDICT_FILE = "verdict.json"
+FINISHED_FILE = "finished.json"
 
 JUDGED_RECORD = "judged.json"
 """Which runs `against` counted, and the digest of the keys of the texts that they have judged."""

@@ -107,7 +107,7 @@ def draws_of_row(number: int, output: Output) -> list[str]:
 
 
 def task_of(stage: Stage, document: Document, kept: int, output: Output) -> Task | None:
-    """What is to be drawn of a document; None where nothing is, or where it has too few words, which is refused.
+    """What is to be drawn of a document; None where it has too few words, which is refused.
 
     Args:
         stage: of the continuations.
@@ -116,8 +116,6 @@ def task_of(stage: Stage, document: Document, kept: int, output: Output) -> Task
         output: of the shard.
     """
     settings: SampleSettings = stage.settings
-    if len(draws_of_row(document.row, output)) >= settings.draws:
-        return None
     task = cut_in_two(document, kept, settings.continued)
     if task is None:
         count, ratio = len(document.text.split()), settings.continued.prefix_ratio
@@ -260,7 +258,7 @@ class EndpointSampler:
             texts = inputs.get((document.row, text_digest(document.text))) or filed
             if len(filed) >= self.settings.draws:  # more than is wanted now may be wanted later
                 output.rows[document.row]["continuations"] = texts
-            if (task := task_of(self.stage, document, kept, output)) is not None:
+            elif (task := task_of(self.stage, document, kept, output)) is not None:
                 entries.append(Entry(document, 0, (task, texts)))
         return entries
 

@@ -395,6 +395,8 @@ class Store:
             with HashedFile(temporary) as file:
                 yield file
         except OSError as error:
+            if error.errno is None and not is_full(error):  # of what the block reads
+                raise
             raise write_error(error, f"run directory {self.url}") from None
         finally:
             with contextlib.suppress(OSError):  # renamed to its final place
@@ -492,7 +494,8 @@ def _check_local_folder(path: str) -> None:
     if not os.path.exists(place):
         raise UserError(f"run directory {path}: {place} is a link to nothing")
     if not os.path.isdir(place):
-        raise UserError(f"run directory {path}: {place} is a file, not a folder")
+        named = "; give the folder that its setting run names" if place.endswith((".yaml", ".yml")) else ""
+        raise UserError(f"run directory {path}: {place} is a file, not a folder{named}")
 
 
 @contextlib.contextmanager

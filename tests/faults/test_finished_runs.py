@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.audit.description import load_config
-from pipeline.audit.plan import FINISHED_FILE
+from pipeline.audit.records import FINISHED_FILE
 from pipeline.errors import UserError
 from ray_jobs.audit import Outcome, run_audit
 from ray_jobs.progress import Reporter

@@ -21,7 +21,8 @@ from object_store import BUCKET, ObjectStore, object_store
 from rich.console import Console
 
 from pipeline.audit.description import load_config
-from pipeline.audit.plan import FINISHED_FILE, make_plan
+from pipeline.audit.plan import make_plan
+from pipeline.audit.records import FINISHED_FILE
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.corpus.documents import read_shard

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -105,6 +103,9 @@ def test_kuberay_knows_every_field(every: list[Object]) -> None:
     assert {one["kind"] for one in ours} == {"RayJob", "RayCronJob"}
     for one in ours:
         validator.validate(one)
+    ours[0]["spec"]["backofLimit"] = 3
+    assert not validator.is_valid(ours[0]), "a misspelt field"
+    del ours[0]["spec"]["backofLimit"]
 
 
 def test_kubernetes_knows_every_field(every: list[Object]) -> None:
@@ -232,13 +233,19 @@ def test_every_config_map_that_is_mounted_is_made(rendered: dict[str, list[Objec
     assert mounted == made
 
 
-def test_the_entry_point_is_a_command_of_seenset(rendered: dict[str, list[Object]], every: list[Object]) -> None:
-    data = of_kind(rendered["setup"], "ConfigMap")["data"]
+def test_the_entry_point_runs_the_scan_of_the_iso_week(rendered: dict[str, list[Object]], every: list[Object]) -> None:
+    """A second job of the week has the same run directory, so that it goes on with what the week has."""
+    script = of_kind(rendered["setup"], "ConfigMap")["data"]["scan.sh"]
     assert {job["entrypoint"] for job in jobs_of(every)} == {"bash /etc/seenset/scan.sh"}
-    subprocess.run(["bash", "-n"], input=data["scan.sh"], text=True, check=True)
-    words = shlex.split(data["scan.sh"].split("exec ")[1])
-    assert words[0] == "seenset"
-    options = {option for each in get_command(app).commands[words[1]].params for option in each.opts}  # type: ignore[attr-defined]
+    shown = 'exec() { printf "%s\\n" "$@"; }\n' + script  # what it would run, without running it
+    environment = {**os.environ, "SEENSET_SCANS": "/scans", "SEENSET_AUDIT": "/audit.yaml"}
+    weeks = {f"{datetime.now(UTC):%G-W%V}"}
+    done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True, env=environment)
+    weeks.add(f"{datetime.now(UTC):%G-W%V}")
+    words = done.stdout.splitlines()
+    assert words[:3] == ["seenset", "run", "/audit.yaml"]
+    assert words[words.index("--set") + 1] in {f"run=/scans/{week}" for week in weeks}
+    options = {option for each in get_command(app).commands["run"].params for option in each.opts}  # type: ignore[attr-defined]
     assert {word for word in words if word.startswith("--")} <= options
     codes = {int(code) for code in words[words.index("--exit-zero-on") + 1].split(",")}
     assert codes == {4, 5}, "an incomplete run must fail, or nothing tries it again"
@@ -263,31 +270,3 @@ def test_the_audit_of_the_config_map_is_an_audit(
         local.append(f"corpus.{role}.path={tmp_path}/{role}.parquet")
     planned = make_plan(load_config(str(tmp_path / "audit.yaml"), local))
     assert {shard.role for shard in planned.shards} == {"audit", "unseen"}
-
-
-@pytest.mark.slow
-def test_a_second_job_of_the_week_goes_on_with_its_scan(
-    make_audit: Callable[..., Path], tmp_path: Path, rendered: dict[str, list[Object]]
-) -> None:
-    """The entry point as it stands, twice, where the store of its scans is a folder."""
-    easily = {"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.99}
-    audit = make_audit(selections=[easily])
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "seenset"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ray_jobs.cli "$@"\n')
-    command.chmod(0o755)
-    scans = tmp_path / "scans"
-    environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    environment |= {"SEENSET_SCANS": str(scans), "SEENSET_AUDIT": str(audit)}
-    receipts: list[dict[str, int]] = []
-    for _ in range(2):
-        script = of_kind(rendered["setup"], "ConfigMap")["data"]["scan.sh"]
-        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr
-        (run,) = scans.iterdir()
-        assert re.fullmatch(r"\d{4}-W\d\d", run.name)
-        receipts.append({path.name: path.stat().st_mtime_ns for path in (run / "receipts").rglob("*.json")})
-        status = json.loads((run / "status.json").read_text())
-        assert status["exit_code"] in (4, 5)  # something was selected, which fails no job
-    assert receipts[0]
-    assert receipts[0] == receipts[1]
