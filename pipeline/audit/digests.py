@@ -31,7 +31,7 @@ from pipeline.audit.records import (
 from pipeline.audit.review import REVIEWED_FILE
 from pipeline.config.selection import HISTORY
 from pipeline.errors import DamagedError, UserError
-from pipeline.report.wording.files import PUT_BACK, REWRITTEN, answered_by, not_as_written
+from pipeline.report.wording.files import PUT_BACK, REWRITTEN, answered_by, not_as_written, not_of_answer
 from pipeline.store.files import SIDE_BY_SIDE, Store
 from pipeline.store.receipts import DIGEST, Receipt, json_digest
 
@@ -258,7 +258,8 @@ def no_digests(store: Store, selection: str) -> DamagedError:
 
 def changed_file(store: Store, name: str, missing: bool) -> DamagedError:
     """The error of a file that is gone or is not the one that was written, with the command that writes it again."""
-    what = not_as_written(f"{store.url}/{name}", missing)
+    place = f"{store.url}/{name}"
+    what = not_of_answer(place) if name == MANIFEST_FILE and not missing else not_as_written(place, missing)
     return DamagedError(f"{what}; {_OF_RUN.get(name) or answered_by(store.url)}")
 
 

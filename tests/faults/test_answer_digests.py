@@ -407,7 +407,7 @@ def test_the_answer_of_another_run_is_refused(run: Path, tmp_path: Path) -> None
     other = Path(finished_run(tmp_path / "there", {"path": str(tmp_path / "b.jsonl")}, selections=[selection]))
     shutil.rmtree(run / "selection/first")
     shutil.copytree(other / "selection/first", run / "selection/first")
-    assert "is damaged: its content is not what was written" in answered(said_by_python, run)[1]
+    assert "manifest.json is damaged, or not the one of this answer" in answered(said_by_python, run)[1]
 
 
 @pytest.mark.parametrize("name", ["summary.json", "digests.json", "selected.parquet", "groups.json"])

@@ -60,6 +60,11 @@ def not_as_written(place: str, missing: bool = False) -> str:
     return f"{place} is missing" if missing else f"{place} is damaged: its content is not what was written"
 
 
+def not_of_answer(place: str) -> str:
+    """That the manifest of a run is not the one with which its answer was made."""
+    return f"{place} is damaged, or not the one of this answer (seenset evaluate with other settings writes it too)"
+
+
 def differs(key: str, was: object, now: object, there: bool = False) -> str:
     """A field in which a run differs from what is asked now; `there`: it is another run. Long values are cut."""
     before, after = _cut(was), _cut(now)
