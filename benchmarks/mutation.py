@@ -73,6 +73,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "tokens = statistics.token.masked_fill(~statistics.mask, -1)",
         "1 -> 2",
     ): "no token has either number, and what is masked is taken out again",
+    (
+        "pipeline/passes/gradient.py",
+        "group.out_features += output.shape[-1]",
+        "+ -> -",
+    ): "it decides which of two products gives the same norm at less cost",
 }
 """(module, line, change) -> why no result can show the change."""
 

@@ -30,6 +30,13 @@ def test_the_interval_of_a_share_is_that_of_clopper_and_pearson() -> None:
     assert share_interval(first(7, 30), 0.9) == pytest.approx((beta.ppf(0.05, 7, 24), beta.ppf(0.95, 8, 23)))
 
 
+def test_the_limits_of_shares_between_0_and_1_mirror_those_of_what_is_missing() -> None:
+    shares = np.array([0.9, 0.7, 0.95, 0.8])
+    low, high = share_interval(shares)
+    assert 0 < low < shares.mean() < high <= 1
+    assert share_interval(1 - shares) == pytest.approx((1 - high, 1 - low))
+
+
 def test_no_interval_of_a_share_covers_less_often_than_stated() -> None:
     """Over all outcomes."""
     for n in (1, 2, 5, 10, 30):

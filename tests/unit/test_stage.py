@@ -34,7 +34,7 @@ from pipeline.stages.events import Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
 from pipeline.stages.prefixes import Prefixes, Shots
-from pipeline.stages.process import earlier_rows, read_rows
+from pipeline.stages.process import earlier_rows, new_rows, read_rows
 from pipeline.stages.registry import stages_of
 from pipeline.stages.sample import SampleSettings
 from pipeline.stages.score import ScoreSettings
@@ -297,3 +297,14 @@ def test_a_batch_holds_documents_of_like_length_within_its_size(
             padded = longer[0] * (len(batch) + 1)
             too_much = padding is not None and padded - sum(batch) - longer[0] > padding
             assert padded > tokens or too_much
+
+
+def test_a_table_holds_the_rows_that_changed_since_those_that_it_goes_on_from() -> None:
+    kept = {"doc_id": "a", "row": 0, "reason": None, "problem": None, "texts": ["x"]}
+    refused = {**kept, "row": 1, "reason": "endpoint", "problem": "no answer", "texts": []}
+    earlier = {0: kept, 1: refused, 2: {**kept, "row": 2}}
+    rows = {**earlier, 1: {**refused, "reason": None, "problem": None}, 2: {**kept, "row": 2, "texts": ["x", "y"]}}
+    assert [(row["row"], row["reason"], row["texts"]) for row in new_rows(rows, earlier)] == [
+        (1, None, []),
+        (2, None, ["y"]),
+    ]
