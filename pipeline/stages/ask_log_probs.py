@@ -177,7 +177,7 @@ def _choice(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(values: list[Any]) -> list[float]:
-    rest = values[1:] if values and values[0] is None else values
+    rest = values[1:] if values[:1] == [None] else values
     if any(isinstance(entry, bool) or not isinstance(entry, (int, float)) for entry in rest):
         raise Fault("a token has no log-probability")
     return [float(entry) for entry in rest]

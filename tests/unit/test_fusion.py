@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from benchmarks.selection import run_passes
 from pipeline.errors import UserError
 from pipeline.selection.calibrations import calibrate_by_group, ranks_by_group, simes_grid
-from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, ranks, shuffled, tie_draws
+from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, mix, ranks, shuffled, tie_draws
 from pipeline.selection.procedures.td4eval import find_fused_threshold as find_threshold
 from pipeline.selection.procedures.td4eval import fuse, rounded_up, statistic, symmetric_weights
 from pipeline.selection.procedures.td4eval import fusion_weights as weights
@@ -276,3 +276,9 @@ def test_random_ties_take_every_place_equally_often_and_differ_by_seed() -> None
     for found in (first, second):
         assert np.abs(np.bincount(found, minlength=11)[1:] - count / 10).max() < 4.5 * math.sqrt(count * 0.09)
     assert abs(np.corrcoef(first, second)[0, 1]) < 4 / math.sqrt(count)
+
+
+def test_the_hash_of_keys_has_the_published_values_of_splitmix64() -> None:
+    """The first outputs of the reference implementation (Vigna 2015) from the state 1234567."""
+    states = (1234567 + np.arange(3, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
+    assert mix(states).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
