@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from commands import user_error
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from made_up import write_corpus, write_jsonl
 
@@ -279,6 +279,7 @@ def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(shard_of: Ma
     tokens=st.integers(1, 2048),
     padding=st.none() | st.integers(0, 200),
 )
+@example(lengths=[2, 4], tokens=8, padding=2)
 def test_a_batch_holds_documents_of_like_length_within_its_size(
     lengths: list[int], tokens: int, padding: int | None
 ) -> None:
