@@ -78,6 +78,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "group.out_features += output.shape[-1]",
         "+ -> -",
     ): "it decides which of two products gives the same norm at less cost",
+    (
+        "pipeline/stages/tokens.py",
+        "self.window = Window(1024, characters=1 << 20)",
+        "1 -> 2",
+    ): "documents that are prepared at a time: the numbers of a document depend on it alone",
 }
 """(module, line, change) -> why no result can show the change."""
 
