@@ -45,7 +45,7 @@ Say = Callable[[str], None]
 
 
 class JudgedRecord(VersionedRecord):
-    """Which texts a run leaves out, settled when it began: `judged.json`."""
+    """Which texts a run leaves out, fixed when it started: `judged.json`."""
 
     sealed = True
 

@@ -2,7 +2,7 @@
 
 The tail check asks of the same scores whether calibration lacks a kind of which some audited documents are.
 
-Published benchmarks of pictures are told apart by facts of their files alone (arXiv 2504.18349): the one half was kept
+Facts of the files alone separate the halves of published picture benchmarks (arXiv 2504.18349): the one half was kept
 in another size, format or quality than the other.
 """
 
@@ -155,7 +155,7 @@ def blind(
 
     Hashed bag of words, logistic regression; AUC of documents that the classifier was not trained on, and its 99%
     interval, from random halvings (`halvings.held_out`). Members and non-members that differ in words only by chance
-    leave it at 0.5, whatever the share of members. Pictures are told apart by `picture_features`, and
+    leave it at 0.5, whatever the share of members. Pictures are distinguished by `picture_features`, and
     `caption_features` where all have captions, and boosted trees.
 
     Args:

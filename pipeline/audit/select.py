@@ -69,7 +69,7 @@ from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
 from pipeline.report.wording.files import answered_by, judged_before_note, made_again_note
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
-from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, together
+from pipeline.selection.passes import EMPTY, Answer, Ask, Asking, Batch, together
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.versions import answer_versions
 from pipeline.selection.schedule import Slot
@@ -356,7 +356,7 @@ class _Question:
             return answer_versions(self.selection, self.config.seed, self.quarantined)
         sought = SOUGHT_ROLE[self.selection.direction]
         needed = procedure_of(self.selection.procedure).reads_sought
-        others = self.scored.batches(sought, self.selection.detectors, self.grouped) if needed else NOBODY
+        others = self.scored.batches(sought, self.selection.detectors, self.grouped) if needed else EMPTY
         return answer(self.selection, self.config.seed, self.known(), others, self.quarantined, self.slot)
 
     @property

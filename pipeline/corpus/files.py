@@ -122,7 +122,7 @@ def estimated_extent(
 
     Args:
         entry: the file.
-        count: how many rows a whole file has; None where they cannot be told apart.
+        count: how many rows a whole file has; None where they cannot be distinguished.
         ends: how many rows end in a part of the file, given its beginning too.
 
     Raises:

@@ -92,7 +92,7 @@ def spent_before(store: Store, stage: str, folders: Mapping[str, str]) -> Usage:
 
     Args:
         store: the run directory.
-        stage: name of a stage that asks the endpoint; the audited model's and the reference model's are told apart.
+        stage: name of a stage that asks the endpoint; the audited model's and the reference model's are distinguished.
         folders: kinds of stages that ask endpoints -> where their answers lie.
     """
     reference = _of_reference(stage.split("/")[1])
@@ -131,13 +131,13 @@ def _spent_for(receipt: Receipt) -> Usage:
 
 
 def _costs(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The lines that count: of a question that was not settled the last of those before its requests, else none."""
-    settled = {line["settles"] for line in lines if "settles" in line}
+    """The lines that count: of a question that has no final answer the last of those before its requests, else none."""
+    final = {line["settles"] for line in lines if "settles" in line}
     last = {line["begun"]: place for place, line in enumerate(lines) if "begun" in line}
     return (
         line
         for place, line in enumerate(lines)
-        if "begun" not in line or (line["begun"] not in settled and last[line["begun"]] == place)
+        if "begun" not in line or (line["begun"] not in final and last[line["begun"]] == place)
     )
 
 

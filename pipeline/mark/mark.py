@@ -143,10 +143,10 @@ def versions_of(text: str, doc_id: str, k: int, seed: int, rules: Sequence[MarkR
     """
     if k * len(text) > MOST_CHARACTERS:
         return f"more than {MOST_CHARACTERS:,} characters in {k:,} versions"
-    settled = canonical(text, rules)
-    if settled is None:
+    form = canonical(text, rules)
+    if form is None:
         return "its edits exclude one another"
-    base, sites = settled
+    base, sites = form
     if len(sites) < FEWEST_SITES:
         return f"fewer than {FEWEST_SITES} sites"
     if math.prod(len(site.forms) for site in sites) < k:

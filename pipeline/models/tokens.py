@@ -77,7 +77,7 @@ def tokenize(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
     tokens = encode([text[:length] for text in texts])
     for index, text in enumerate(texts):
         if len(text) > length:
-            tokens[index] = _settled(encode, vocabulary_of(tokenizer), text, tokens[index], max_tokens)
+            tokens[index] = _checked_tokens(encode, vocabulary_of(tokenizer), text, tokens[index], max_tokens)
     return tokens
 
 
@@ -310,7 +310,7 @@ def _next_length(text: str, length: int) -> int:
     return length * _LONGER if len(text) > WHOLE_CHARACTERS else len(text)
 
 
-def _settled(
+def _checked_tokens(
     encode: Callable[[list[str]], list[Tokens]], vocabulary: Vocabulary, text: str, tokens: Tokens, max_tokens: int
 ) -> Tokens:
     """The kept tokens of a long text.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _UNUSUAL = re.compile(r"[^\n\t\x20-\x7e]")
 _EXPORTS = re.compile(r"export\s*\{[^}]*?([\w$]+) as default[^}]*\};?")
 
-BLUE, ORANGE, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#333333"  # Okabe & Ito: told apart by every eye
+BLUE, ORANGE, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#333333"  # Okabe & Ito: safe for colour blindness
 COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", INK)
 SIZE = (5.4, 3.7)
 """Inches, at 72 units each; on a narrow phone a unit is still a pixel."""

@@ -21,7 +21,7 @@ from pipeline.errors import UserError
 from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import RankCounts
-from pipeline.selection.passes import NOBODY, Answer, Ask, Asking, Batch, SelectionInput, together
+from pipeline.selection.passes import EMPTY, Answer, Ask, Asking, Batch, SelectionInput, together
 from pipeline.selection.procedures import PROCEDURES, procedure_of, why_unbounded
 from pipeline.selection.procedures.record import decide
 from pipeline.selection.promises import NOTHING_PROVED, percentage
@@ -244,13 +244,13 @@ def answer_all(
     """
 
     def batch(role: Role, selection: SelectionConfig) -> Batch:
-        return scores.batch(roles[role], selection) if role in roles else NOBODY
+        return scores.batch(roles[role], selection) if role in roles else EMPTY
 
     batches = [batch("audit", selection) for selection in selections]
     asking = []
     for selection in selections:
         sought = procedure_of(selection.procedure).reads_sought
-        others = batch(SOUGHT_ROLE[selection.direction], selection) if sought else NOBODY
+        others = batch(SOUGHT_ROLE[selection.direction], selection) if sought else EMPTY
         known = batch(NULL_ROLE[selection.direction], selection)
         asking.append(answer(selection, seed, known, others, quarantined, slot))
 

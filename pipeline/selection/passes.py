@@ -68,7 +68,7 @@ class Basis:
 PLAIN = Basis()
 """Of a procedure that takes a share of nulls of 1 and calibrates on all known documents."""
 
-NOBODY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))
+EMPTY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)

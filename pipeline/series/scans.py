@@ -199,7 +199,7 @@ def _record(content: dict[str, Any], where: str) -> Opening | Claim | Filing:
 def begin_against(
     config: AuditConfig, fingerprint: Mapping[str, Any], store: Store, say: Say = lambda line: None
 ) -> JudgedTexts | None:
-    """Which texts a run leaves out, settled when it began or now; None where it audits all. The lock must be held.
+    """Which texts a run leaves out, fixed when it started or now; None where it audits all. The lock must be held.
 
     Args:
         config: of the audit.
@@ -211,14 +211,14 @@ def begin_against(
         UserError: `against` is no run and no ledger, or is this run; or a run that scored otherwise, or is damaged.
         IncompleteError: a run that is not complete.
     """
-    if (settled := reconciled_judged(config, store)) is None:
+    if (reconciled := reconciled_judged(config, store)) is None:
         if config.against is None:
             return None
         runs, strict = earlier_runs(config, store.url)
         judged = reconcile_judged(config, fingerprint, store, runs, strict, say)
         say(judged_before_phrase(config.against, judged.count))
         return judged
-    _, judged = settled
+    _, judged = reconciled
     read_judged(store, judged.sha256)
     return judged
 

@@ -73,7 +73,7 @@ def _estimate(entry: InputFile) -> Extent:
     dialect = entry.dialect
 
     def count(data: bytes) -> int | None:
-        """Rows below the first; None where they cannot be told apart."""
+        """Rows below the first; None where they cannot be distinguished."""
         text = io.StringIO(data.decode(dialect.codec, "replace"), newline="")
         try:
             return sum(1 for _ in csv.DictReader(text, delimiter=dialect.delimiter))
