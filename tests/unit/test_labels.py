@@ -126,12 +126,6 @@ def test_a_column_that_does_not_say_who_is_a_member_is_one_line_that_names_its_v
     assert part.replace("{path}", str(path)) in refusal(path)
 
 
-def test_a_third_value_in_another_file_or_beyond_the_limit_is_noticed(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [0, 1] * 10)
-    write_jsonl(tmp_path / "b.jsonl", [0, 1, "maybe"])
-    assert "b.jsonl holds 3 values: 0, 1, maybe" in refusal(tmp_path / "*.jsonl", limit=1)
-
-
 def test_a_row_without_a_label_goes_to_quarantine_and_none_vanishes(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [1, None, 0, "", 1])
     path.write_text(path.read_text() + "{broken\n" + json.dumps({"text": "no label at all"}) + "\n")
@@ -147,10 +141,13 @@ def test_a_row_without_a_label_goes_to_quarantine_and_none_vanishes(tmp_path: Pa
     assert "no label in column 'label'" in str(documents["unseen"][0].problem)
 
 
-def test_a_wrong_label_column_and_text_files_are_named(tmp_path: Path) -> None:
+def test_a_wrong_label_column_text_files_and_a_third_value_beyond_the_limit_are_named(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [0, 1])
-    assert "no column 'labels' in" in refusal(path, labelled={"label": "labels"})
-    assert "did you mean 'label'" in refusal(path, labelled={"label": "labels"})
+    line = refusal(path, labelled={"label": "labels"})
+    assert "no column 'labels' in" in line
+    assert "did you mean 'label'" in line
+    write_jsonl(tmp_path / "b.jsonl", [0, 1, "maybe"])
+    assert "b.jsonl holds 3 values: 0, 1, maybe" in refusal(tmp_path / "*.jsonl", limit=1)
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts/one.txt").write_text("a text")
     assert "corpus.labelled: .txt files have no column 'label'" in refusal(tmp_path / "texts")

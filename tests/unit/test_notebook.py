@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from commands import user_error
 import torch
 
 import seenset
@@ -140,8 +141,7 @@ def table(seed: int, members: int = 0) -> pa.Table:
 
 
 def test_tables_of_several_detectors_are_fused_or_one_is_named() -> None:
-    with pytest.raises(UserError, match="columns loss, min_k: say which"):
-        seenset.select(table(1, 40), table(2))
+    assert "columns loss, min_k: say which" in user_error(seenset.select, table(1, 40), table(2))
     one = seenset.select(table(1, 40), table(2), detectors=["min_k"])
     assert (one.p_values == seenset.select(made_up(101, 40), made_up(102)).p_values).all()
     both = seenset.select(table(1, 40), table(2), procedure="td4eval", reconformal=True)
