@@ -163,9 +163,6 @@ def test_the_label_column_is_in_the_fingerprint_of_a_shard_and_of_no_other(tmp_p
     assert shard_fingerprint({}, plain)["columns"] == ["text", None, None]
 
 
-# --- the configuration
-
-
 def message(build: Any, corpus: dict[str, Any], **settings: Any) -> str:
     return user_error(build, {"run": "r", "model": {"path": "m"}, "corpus": corpus, **settings})
 

@@ -115,9 +115,6 @@ def test_a_detector_of_a_notebook_scores_here(model: LanguageModel) -> None:
     assert table["worst_token"][0].as_py() == pytest.approx(log_prob(model, TEXTS[0]).min().item(), rel=1e-5)
 
 
-# --- selections
-
-
 def made_up(seed: int, members: int = 0, documents: int = 200) -> np.ndarray:
     scores = np.random.default_rng(seed).normal(size=documents)
     scores[:members] += 5

@@ -331,9 +331,6 @@ def test_a_caption_that_was_written_again_shows_in_the_stamp_of_its_folder(tmp_p
     assert find_inputs(corpus)[0].stamp != before
 
 
-# --- exports: what is kept is copied byte for byte, with what stands beside it
-
-
 SQUARES = [encoded(picture) for picture in random_pictures([(20, 20)] * 5)]
 
 

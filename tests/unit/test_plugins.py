@@ -74,9 +74,6 @@ def audit(*paths: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-# --- what @detector checks
-
-
 @pytest.mark.parametrize("names", [["log_prob"], ("log_prob",), {"log_prob"}, "log_prob"])
 def test_names_of_statistics_may_be_written_in_any_way(names: Any) -> None:
     @detector(needs={FORWARD: names})
@@ -164,9 +161,6 @@ def test_a_detector_that_returns_no_score_a_document_says_so() -> None:
         parsed.score(Evidence(["a", "b"], {FORWARD: statistics}))
 
 
-# --- files
-
-
 def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     load(path)
@@ -234,9 +228,6 @@ def test_a_check_or_needs_that_raise_are_one_line_with_the_file(tmp_path: Path) 
     assert "lowest (my_detectors.py): its function of needs raised ZeroDivisionError" in error
 
 
-# --- fingerprints
-
-
 def test_the_content_of_a_plugin_is_in_the_fingerprint_and_its_place_is_not(tmp_path: Path) -> None:
     first = write(tmp_path, GOOD)
     load(first)
@@ -271,9 +262,6 @@ def test_an_installed_module_counts_by_all_files_of_its_package(
     assert plugin_fingerprint(config.import_, config.detectors) != before
     for name in ("their_detectors", "their_detectors.likelihood"):
         monkeypatch.delitem(sys.modules, name)
-
-
-# --- configurations
 
 
 def test_a_configuration_names_a_plugins_detector_and_procedure(tmp_path: Path) -> None:

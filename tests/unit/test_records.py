@@ -59,9 +59,6 @@ def seal(store: Store, name: str) -> None:
         sign(store)
 
 
-# --- the schemas
-
-
 @pytest.mark.parametrize("record", sorted(set(records()), key=lambda record: record.__name__))
 def test_every_field_of_a_record_has_a_sentence_and_none_changes(record: type[Record]) -> None:
     assert record.__doc__
@@ -106,9 +103,6 @@ def test_each_file_of_a_run_says_its_schema_and_holds_the_keys_that_its_schema_n
     assert Report.model_validate(store.read_json(files["report"])).selections[0].summary == summary
 
 
-# --- supported, and why not
-
-
 def test_an_answer_is_supported_unless_a_check_of_its_promise_failed(store: Store) -> None:
     diagnostics = summary_in(store).diagnostics
     for outcomes, supported, reasons in (
@@ -124,9 +118,6 @@ def test_an_answer_is_supported_unless_a_check_of_its_promise_failed(store: Stor
         update = {name: getattr(diagnostics, name).model_copy(update=result) for name, result in about.items()}
         checked = diagnostics.model_copy(update=update)
         assert (checked.support(), checked.failures()) == (supported, reasons), outcomes
-
-
-# --- old, newer and damaged files
 
 
 def test_an_old_manifest_that_holds_all_that_is_needed_is_read(store: Store) -> None:

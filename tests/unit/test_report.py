@@ -98,9 +98,6 @@ def reported(run: Store) -> tuple[Page, Report]:
     return report(run)
 
 
-# --- how certain it sounds
-
-
 def test_a_finite_sample_answer_names_the_average_its_assumption_and_its_limits(
     reported: tuple[Page, Report],
 ) -> None:
@@ -244,9 +241,6 @@ def test_several_selections_have_no_common_guarantee(tmp_path: Path) -> None:
     assert "is at most 30%, if this holds" in page.text
 
 
-# --- what the run is
-
-
 def test_a_sample_says_so_first_and_in_the_answer(tmp_path: Path) -> None:
     page, facts = report(build_run(tmp_path, limit=240, drawn=()))
     assert facts.limit == 240
@@ -323,9 +317,6 @@ def test_an_id_that_repeats_across_shards_is_quarantined_and_not_scored(tmp_path
     assert (audited.n_in, audited.n_scored, audited.n_quarantined) == (240, 235, 5)
 
 
-# --- what it never contains
-
-
 def test_a_hostile_text_is_shown_and_not_run(reported: tuple[Page, Report]) -> None:
     page, facts = reported
     assert str(facts.selections[0].selected[0].excerpt).startswith(SCRIPT)
@@ -395,9 +386,6 @@ def test_excerpts_are_short_and_one_that_is_missing_says_so(reported: tuple[Page
     assert "text not available" in page.text
 
 
-# --- files
-
-
 def test_figures_are_files_and_in_the_page_and_stale_ones_go(tmp_path: Path) -> None:
     store = build_run(tmp_path)
     for old in ("old-scores.svg", "members-scores.png"):
@@ -436,9 +424,6 @@ def test_the_drawn_threshold_is_where_the_curve_last_meets_the_line(tmp_path: Pa
     every[ranks.rank - 1] = ranks.count
     p = np.arange(1, 1002) / 1001
     assert p[np.cumsum(every) >= slope * p * (1 - 1e-12)].max() == selection.summary.threshold
-
-
-# --- the table of the selected documents
 
 
 HOME = Folders(("/home/somebody/",))

@@ -196,9 +196,6 @@ def test_a_note_that_some_selections_share_is_printed_once_and_what_one_alone_ha
     assert cards.count("Passed: ") == 3
 
 
-# --- names
-
-
 def test_a_model_is_called_by_its_name_and_two_runs_by_as_much_of_their_paths_as_tells_them_apart() -> None:
     for path, name in {
         "HuggingFaceTB/SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M",
@@ -248,9 +245,6 @@ def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estima
         (reason,) = (light.reason for light in selection.brief.lights if light.name == "resolution")
         assert reason == f"With 100 documents for calibration the shortest possible list has 7 documents{given}."
         assert selection.brief.this_list == f"It is empty; the shortest possible list has 7 documents{given}."
-
-
-# --- what a page begins with, and the sections that it names
 
 
 WEIGHTS = "3fa9c1d2e4b5968778695a4b3c2d1e0f3fa9c1d2e4b5968778695a4b3c2d1e0f"
