@@ -141,25 +141,22 @@ def changed(file: Path, **content: Any) -> str:
     return learnt_text({**old, **content})
 
 
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
+def test_a_bad_file_is_one_line(file: Path, tmp_path: Path) -> None:
+    for text, part in (
         (lambda file: file.read_text().replace('"baseline": ', '"baseline": 1'), "undamaged: it states fingerprint"),
         (lambda file: file.read_text()[:-40], "this is another or a damaged one"),
         (lambda file: '{"format": "another"}', "this is another or a damaged one"),
         (lambda file: changed(file, version=2), "must be of version 1 of its format, and this is of 2"),
         (lambda file: changed(file, trees=[{"feature": [0]}]), "this lacks 'threshold'"),
         (lambda file: changed(file, features=["los"]), "did you mean 'loss'?"),
-    ],
-)
-def test_a_bad_file_is_one_line(file: Path, tmp_path: Path, text: Callable[[Path], str], part: str) -> None:
-    bad = tmp_path / "bad.json"
-    bad.write_text(text(file))
-    error = user_error(detector_of, bad)
-    assert part in error
-    assert str(bad) in error
-    for entry in ("learnt", {"learnt": {"file": 3}}, {"learnt": {"file": str(tmp_path / "none.json")}}):
-        assert "`seenset trial --learn`" in user_error(parse, [entry])
+    ):
+        bad = tmp_path / "bad.json"
+        bad.write_text(text(file))
+        error = user_error(detector_of, bad)
+        assert part in error
+        assert str(bad) in error
+        for entry in ("learnt", {"learnt": {"file": 3}}, {"learnt": {"file": str(tmp_path / "none.json")}}):
+            assert "`seenset trial --learn`" in user_error(parse, [entry])
 
 
 def audit_of(make_audit: Callable[..., Path], file: Path | str) -> AuditConfig:

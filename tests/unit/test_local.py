@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import user_error
 import torch
+from commands import user_error
 from made_up import sentence
 
 from pipeline.audit import machine
@@ -117,9 +117,10 @@ def on_machine(patch: pytest.MonkeyPatch, cores: int, small: float = 0.0) -> Non
 SMALL, LARGE = {"cores": 16, "small": 5e6}, partial(dict, small=0.0)
 
 
-@pytest.mark.parametrize(
-    ("here", "resources", "named", "gpus", "expected"),
-    [
+def test_work_that_is_small_or_of_few_workers_needs_no_cluster(
+    plan_of: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for here, resources, named, gpus, expected in (
         (SMALL, {}, False, 0, True),
         (SMALL, {}, False, 1, True),
         (SMALL, {}, False, 2, False),
@@ -133,19 +134,9 @@ SMALL, LARGE = {"cores": 16, "small": 5e6}, partial(dict, small=0.0)
         (LARGE(cores=2 * LOCAL_WORKERS), {"cpus_per_actor": 2}, False, 0, True),
         (LARGE(cores=16), {"actors": 4}, False, 0, True),
         (LARGE(cores=16), {"cluster": "local"}, False, 0, True),
-    ],
-)
-def test_work_that_is_small_or_of_few_workers_needs_no_cluster(
-    plan_of: MakePlan,
-    monkeypatch: pytest.MonkeyPatch,
-    here: Any,
-    resources: Any,
-    named: bool,
-    gpus: int,
-    expected: bool,
-) -> None:
-    on_machine(monkeypatch, **here)
-    assert runs_locally(plan_of(**resources), named, gpus) is expected
+    ):
+        on_machine(monkeypatch, **here)
+        assert runs_locally(plan_of(**resources), named, gpus) is expected
 
 
 def test_a_machine_with_one_gpu_may_need_a_cluster(plan_of: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:

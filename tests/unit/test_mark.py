@@ -188,26 +188,21 @@ def test_rows_without_a_text_are_copied_and_named(tmp_path: Path) -> None:
     assert (tmp_path / "out/public/a.jsonl").read_bytes().splitlines()[:4] == lines[:4]
 
 
-@pytest.mark.parametrize(
-    ("name", "n", "write"),
-    [
+def test_a_damaged_file_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    for name, n, write in (
         ("a.jsonl.gz", 3000, write_jsonl),
         ("a.parquet", 600, write_parquet),
         ("a.csv.gz", 3000, write_csv),
         ("a.csv.gz", 300, write_csv),  # read when a public file is open, which is then not to blame
-    ],
-)
-def test_a_damaged_file_is_one_line_and_leaves_nothing(
-    tmp_path: Path, name: str, n: int, write: Callable[..., None]
-) -> None:
-    rng, path = random.Random(0), tmp_path / name
-    write(path, texts(n) if name == "a.parquet" else [f"{text} {rng.randbytes(99).hex()}" for text in texts(n)])
-    data = gzip.compress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
-    cut = len(data) // 3 if n > 300 else len(data) // 2
-    path.write_bytes(data[:cut] + (b"" if name.endswith(".gz") else b"x" * 40 + data[cut + 40 :]))
-    with pytest.raises(UserError, match=f"{name} is (damaged|not a readable)"):
-        mark_file(path, tmp_path / "out")
-    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+    ):
+        rng, path = random.Random(0), tmp_path / name
+        write(path, texts(n) if name == "a.parquet" else [f"{text} {rng.randbytes(99).hex()}" for text in texts(n)])
+        data = gzip.compress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
+        cut = len(data) // 3 if n > 300 else len(data) // 2
+        path.write_bytes(data[:cut] + (b"" if name.endswith(".gz") else b"x" * 40 + data[cut + 40 :]))
+        with pytest.raises(UserError, match=f"{name} is (damaged|not a readable)"):
+            mark_file(path, tmp_path / "out")
+        assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
 def test_a_text_that_stands_twice_in_its_line_changes_once(tmp_path: Path) -> None:
@@ -267,22 +262,19 @@ def test_a_run_over_private_files_that_do_not_match_names_what_differs(
     assert "holds no private/versions.parquet" in user_error(check_private, str(tmp_path / "marked"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_bad_settings_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
+    for settings, message in (
         ({"versions": 1}, "--versions must be between 2 and 1,000, got 1"),
         ({"versions": 1001}, "--versions must be between 2 and 1,000, got 1001"),
         ({"seed": -1}, "--seed must be between 0 and 2"),
         ({"language": "de"}, "--language 'de' has no rules of marking"),
         ({"text": "txt"}, "no column 'txt' in .*; did you mean 'text'"),
         ({"id": "x"}, "id '1.5' stands twice in a.jsonl"),
-    ],
-)
-def test_bad_settings_are_one_line_and_leave_nothing(tmp_path: Path, settings: dict, message: str) -> None:
-    write_jsonl(tmp_path / "a.jsonl", texts())
-    with pytest.raises(UserError, match=message):
-        mark_file(tmp_path / "a.jsonl", tmp_path / "out", **settings)
-    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+    ):
+        write_jsonl(tmp_path / "a.jsonl", texts())
+        with pytest.raises(UserError, match=message):
+            mark_file(tmp_path / "a.jsonl", tmp_path / "out", **settings)
+        assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
 def test_nothing_is_overwritten_and_no_input_holds_its_output(tmp_path: Path) -> None:

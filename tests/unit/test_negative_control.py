@@ -13,7 +13,6 @@ from made_up import sentence, write_jsonl
 from examples.trials import run
 from examples.trials.negative_control import VERDICT, count_alarms, exact_size
 from pipeline.config.selection import SelectionConfig
-from pipeline.errors import UserError
 from pipeline.selection.engine import Scores
 from pipeline.selection.shares import clopper_pearson
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from commands import user_error
 import torch
+from commands import user_error
 
 import seenset
 from pipeline.config.models import ModelConfig
@@ -87,9 +87,8 @@ def test_a_bad_text_is_a_row_without_a_score(model: LanguageModel) -> None:
     assert seenset.score(model, [], ["loss"]).num_rows == 0
 
 
-@pytest.mark.parametrize(
-    ("detectors", "settings", "message"),
-    [
+def test_what_scoring_in_memory_cannot_do_is_one_line(model: LanguageModel) -> None:
+    for detectors, settings, message in (
         (["reference"], {}, "detector reference needs more: use seenset.audit"),
         (["samia"], {}, "detector samia needs more"),
         ([{"knockoff": {"base": "loss"}}], {}, "needs more"),
@@ -97,13 +96,9 @@ def test_a_bad_text_is_a_row_without_a_score(model: LanguageModel) -> None:
         (["losss"], {}, "did you mean 'loss'"),
         (["loss"], {"max_tokens": 1}, "max_tokens must be at least 2, got 1"),
         (["loss"], {"ids": ["a"]}, "ids must be one a text, got 1 ids for 4 texts"),
-    ],
-)
-def test_what_scoring_in_memory_cannot_do_is_one_line(
-    model: LanguageModel, detectors: list[Any], settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        seenset.score(model, TEXTS, detectors, **settings)
+    ):
+        with pytest.raises(UserError, match=message):
+            seenset.score(model, TEXTS, detectors, **settings)
 
 
 def test_a_detector_of_a_notebook_scores_here(model: LanguageModel) -> None:
@@ -155,9 +150,8 @@ def test_groups_are_calibrated_each_on_its_own() -> None:
         assert np.allclose(answer.p_values[first::2], p)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_a_selection_cannot_do_is_one_line() -> None:
+    for arguments, message in (
         ({"alpha": 1.5}, r"alpha: must be in \(0, 1\), got 1.5"),
         ({"procedure": "storeyy"}, "unknown procedure 'storeyy'; did you mean 'storey'"),
         ({"direction": "clean"}, "direction clean is calibrated on seen documents"),
@@ -175,11 +169,9 @@ def test_groups_are_calibrated_each_on_its_own() -> None:
         ({"unseen": "abc"}, "scores must be a table or numbers, got str"),
         ({"unseen": np.array([])}, "no calibration documents"),
         ({"unseen": None}, "calibrated on unseen documents, which are not given"),
-    ],
-)
-def test_what_a_selection_cannot_do_is_one_line(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        seenset.select(**{"scores": made_up(1), "unseen": made_up(2), **arguments})
+    ):
+        with pytest.raises(UserError, match=message):
+            seenset.select(**{"scores": made_up(1), "unseen": made_up(2), **arguments})
 
 
 def test_an_answer_prints_what_its_promise_is_worth_and_warns_where_it_is_void() -> None:

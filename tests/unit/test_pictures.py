@@ -147,17 +147,14 @@ def test_a_missing_column_is_named_with_its_neighbours(tmp_path: Path) -> None:
     assert ".txt files hold no pictures" in user_error(documents, str(tmp_path / "a.txt"))
 
 
-@pytest.mark.parametrize(
-    ("corpus", "message"),
-    [
+def test_a_corpus_is_of_texts_or_of_pictures() -> None:
+    for corpus, message in (
         ({"audit": {"path": "a", "caption": "c"}}, "caption goes with image"),
         ({"audit": {"path": "a", "text": "t", "image": "i"}}, "text and image"),
         ({"audit": {"path": "a", "image": "i"}, "unseen": {"path": "b"}}, r"no image is given for corpus\.unseen"),
-    ],
-)
-def test_a_corpus_is_of_texts_or_of_pictures(corpus: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        build(CorpusConfig, corpus)
+    ):
+        with pytest.raises(UserError, match=message):
+            build(CorpusConfig, corpus)
 
 
 def natural(seed: int) -> Image.Image:

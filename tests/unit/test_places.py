@@ -95,12 +95,12 @@ def test_an_actor_larger_than_any_node_is_refused_with_the_nearest_node() -> Non
         assert user_error(actor_shape, resources, nodes) == f"resources.{message}"
 
 
-@pytest.mark.parametrize("gpus", [1.5, 0.00001, 2.25])
-def test_gpus_that_no_cluster_can_place_are_refused_in_the_configuration(gpus: float) -> None:
-    with pytest.raises(
-        UserError, match=rf"gpus_per_actor: input should be 'auto' or 0, a share of a GPU .*, got {gpus:g}"
-    ):
-        build(ResourcesConfig, {"gpus_per_actor": gpus})
+def test_gpus_that_no_cluster_can_place_are_refused_in_the_configuration() -> None:
+    for gpus in (1.5, 0.00001, 2.25):
+        with pytest.raises(
+            UserError, match=rf"gpus_per_actor: input should be 'auto' or 0, a share of a GPU .*, got {gpus:g}"
+        ):
+            build(ResourcesConfig, {"gpus_per_actor": gpus})
 
 
 class Card:

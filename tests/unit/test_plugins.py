@@ -177,9 +177,8 @@ def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
         parse_detectors(["lowest"])
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_plugin_that_cannot_be_loaded_is_one_line_with_its_file(tmp_path: Path) -> None:
+    for text, message in (
         ("x = = 1", "my_detectors.py, line 1: cannot be imported: SyntaxError: invalid syntax"),
         (
             "\nimport none_such",
@@ -193,13 +192,11 @@ def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
         (PROCEDURE.replace("half", "ktd"), "procedure ktd: the name is built in"),
         (PROCEDURE.replace("finite-sample", "finite"), "did you mean 'finite-sample'"),
         (PROCEDURE.replace('promise="As BH."', 'promise=""'), "one that says what it promises"),
-    ],
-)
-def test_a_plugin_that_cannot_be_loaded_is_one_line_with_its_file(tmp_path: Path, text: str, message: str) -> None:
-    path = write(tmp_path, text)
-    error = user_error(load, path)
-    assert error.startswith(f"import: {path}")
-    assert message in error
+    ):
+        path = write(tmp_path, text)
+        error = user_error(load, path)
+        assert error.startswith(f"import: {path}")
+        assert message in error
 
 
 def test_an_import_that_is_no_plugin_is_one_line() -> None:

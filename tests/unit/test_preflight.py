@@ -72,9 +72,8 @@ def test_a_good_cluster_has_no_red_line() -> None:
     assert judged(node()) == []
 
 
-@pytest.mark.parametrize(
-    ("facts", "check", "state", "value"),
-    [
+def test_a_bad_fact_is_a_line_of_its_node_and_check() -> None:
+    for facts, check, state, value in (
         ({"versions": {"torch": "2.8.0+cu128"}}, "versions", "red", "torch 2.8.0+cu128 (here 2.9.0+cu128)"),
         ({"versions": {"seenset": "0.6.0"}}, "versions", "red", "seenset 0.6.0 (here 0.7.0)"),
         ({"versions": {"my-detectors": "1.0"}}, "versions", "red", "my-detectors 1.0 (here missing)"),
@@ -98,13 +97,11 @@ def test_a_good_cluster_has_no_red_line() -> None:
         ({"processor": {"flags": []}}, "processor", "note", "most nodes have avx2"),
         ({"clock": {"offset": -75.0}}, "clock", "red", "-75.0 s"),
         ({"clock": {"offset": 5.0}}, "clock", "note", "+5.0 s"),
-    ],
-)
-def test_a_bad_fact_is_a_line_of_its_node_and_check(facts: dict[str, Any], check: str, state: str, value: str) -> None:
-    (line,) = judged(node(**facts))
-    assert (line.node, line.check, line.state) == ("two", check, state)
-    assert value in line.value
-    assert line.remedy
+    ):
+        (line,) = judged(node(**facts))
+        assert (line.node, line.check, line.state) == ("two", check, state)
+        assert value in line.value
+        assert line.remedy
 
 
 def test_what_cannot_change_a_score_is_no_difference_of_versions() -> None:

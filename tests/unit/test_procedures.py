@@ -378,16 +378,13 @@ def test_it_is_storey_at_one_of_its_lambdas_over_any_grid(audit: tuple[list[int]
 GOLDEN = RankCounts.of(np.array([1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 70, 80, 90, 99]), 99)
 
 
-@pytest.mark.parametrize(
-    ("gamma", "b", "pi0"),
-    [(2.0, 0.651295193831284, 0.738858766315621), (3.0, 0.537783599642014, 0.750142983934607)],
-)
-def test_jkbb_gives_the_golden_values(gamma: float, b: float, pi0: float) -> None:
-    estimate = jkbb(GOLDEN, gamma)
-    assert estimate.c == pytest.approx(0.523853633246022, rel=1e-12)
-    assert estimate.bandwidth == pytest.approx(b, rel=1e-12)
-    assert estimate.pi0 == pytest.approx(pi0, rel=1e-12)
-    assert estimate.unclipped == estimate.pi0
+def test_jkbb_gives_the_golden_values() -> None:
+    for gamma, b, pi0 in ((2.0, 0.651295193831284, 0.738858766315621), (3.0, 0.537783599642014, 0.750142983934607)):
+        estimate = jkbb(GOLDEN, gamma)
+        assert estimate.c == pytest.approx(0.523853633246022, rel=1e-12)
+        assert estimate.bandwidth == pytest.approx(b, rel=1e-12)
+        assert estimate.pi0 == pytest.approx(pi0, rel=1e-12)
+        assert estimate.unclipped == estimate.pi0
 
 
 def test_bh_and_storey_decide_as_the_golden_values_say() -> None:
