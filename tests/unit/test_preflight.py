@@ -54,7 +54,7 @@ def node(name: str = "two", **facts: dict[str, Any]) -> NodeReport:
     return NodeReport(name, 16.0, 2.0, 8.0 * GIB, answers)
 
 
-def of_model(files: dict[str, Any]) -> Any:
+def held(files: dict[str, Any]) -> Any:
     return {"model": {"models": {"org/model": files}}}
 
 
@@ -78,13 +78,13 @@ def test_a_bad_fact_is_a_line_of_its_node_and_check() -> None:
         ({"memory": {"free": 9 * GIB}}, "memory", "red", "10.0 GiB of weights pass through it"),
         ({"dev_shm": {"total": 64 << 20}}, "/dev/shm", "note", "less than Ray's object store of 8 GiB"),
         (
-            of_model({**FILES, WEIGHTS: [10 * GIB, "z"]}),
+            held({**FILES, WEIGHTS: [10 * GIB, "z"]}),
             "model",
             "red",
             f"{WEIGHTS} of org/model is of another content",
         ),
-        (of_model({WEIGHTS: FILES[WEIGHTS]}), "model", "red", "config.json of org/model is missing there"),
-        (of_model({CONFIG: FILES[CONFIG]}), "model", "note", "org/model: the hub will send its weights"),
+        (held({WEIGHTS: FILES[WEIGHTS]}), "model", "red", "config.json of org/model is missing there"),
+        (held({CONFIG: FILES[CONFIG]}), "model", "note", "org/model: the hub will send its weights"),
         ({"input": {"marks": {"a.jsonl": "cannot be read: no"}}}, "input", "red", "a.jsonl: cannot be read: no"),
         ({"input": {"marks": {"a.jsonl": [101, "cc"]}}}, "input", "red", "a.jsonl is another file there"),
         ({"run_directory": {"seen": False}}, "run directory", "red", "it does not see what this machine writes there"),
