@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,21 +57,12 @@ def test_rows_are_the_same_bytes_however_many_threads_make_them(plan_of: MakePla
 
 def test_a_model_opened_beside_others_has_its_dtype(tiny_model_folder: Path) -> None:
     """While transformers builds a model, its dtype is what every thread's torch takes by default."""
-    ended = threading.Event()
-
-    def build_others() -> None:
-        while not ended.is_set():
-            check_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
-
-    other = threading.Thread(target=build_others)
-    other.start()
-    try:
+    half, single = (ModelConfig(path=str(tiny_model_folder), dtype=dtype) for dtype in ("bfloat16", "float32"))
+    with ThreadPoolExecutor(1) as pool:
         for _ in range(40):
-            lm = open_model(ModelConfig(path=str(tiny_model_folder), dtype="bfloat16"))
-            assert {parameter.dtype for parameter in lm.model.parameters()} == {torch.bfloat16}
-    finally:
-        ended.set()
-        other.join()
+            other = pool.submit(check_model, single)
+            assert {parameter.dtype for parameter in open_model(half).model.parameters()} == {torch.bfloat16}
+            other.result()
 
 
 def test_weights_are_shared_and_layers_and_tokenizers_are_not(tiny_model_folder: Path) -> None:

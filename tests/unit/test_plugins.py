@@ -295,15 +295,9 @@ def test_a_detector_of_an_installed_package_needs_no_import(tmp_path: Path, monk
 
 def test_a_trial_hands_its_plugins_to_its_audits(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    data = {
-        "run": "run",
-        "model": {"path": "m"},
-        "documents": {"path": "texts.jsonl"},
-        "import": [path],
-        "detectors": ["lowest"],
-        "selections": [{"name": "members", "detectors": ["lowest"]}],
-    }
-    trial, _ = build_trial(data)
+    selections = [{"name": "members", "detectors": ["lowest"]}]
+    described = audit(path, detectors=["lowest"], selections=selections, documents={"path": "texts.jsonl"})
+    trial, _ = build_trial({key: value for key, value in described.items() if key != "corpus"})
     files = {"audit": "audit.parquet", "unseen": "unseen.parquet"}
     assert audit_of(trial, trial.model, files).import_ == [path]
     assert "import" in trial.model_dump()

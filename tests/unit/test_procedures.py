@@ -16,7 +16,6 @@ import pytest
 from commands import user_error
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from statsmodels.stats.multitest import multipletests
 
 import seenset
 from benchmarks.selection import count_procedures
@@ -124,25 +123,6 @@ def _parts(grid: Grid) -> list[list[Fraction]]:
     """The p-values of each group's size, without those of equal size twice."""
     sizes = {int(d) for d in np.broadcast_to(grid.denominators, grid.size)}
     return [[Fraction(k, d) for k in range(1, d + 1)] for d in sizes]
-
-
-@given(audits(), alphas, st.sampled_from([("bh", "fdr_bh"), ("by", "fdr_by"), ("bky", "fdr_tsbky")]))
-def test_procedures_agree_with_statsmodels_away_from_ties(
-    audit: tuple[list[int], Grid], alpha: Fraction, names: tuple[str, str]
-) -> None:
-    """Its `fdr_tsbky` takes the same level alpha / (1 + alpha) for both stages from the alpha that is given."""
-    found, grid = audit
-    counts, m = RankCounts.of(np.array(found), grid), len(found)
-    stages = [alpha / harmonic_bound(m) if names[0] == "by" else alpha]
-    if names[0] == "bky":
-        level = alpha / (1 + alpha)
-        first = counts.at_most(step_up(counts, level))
-        assume(first < m)
-        stages = [level, level * m / (m - first)]
-    for stage in stages:
-        assume(all(abs(stage * i / (m * grid.p(k)) - 1) > 1e-9 for i in range(1, m + 1) for k in found))
-    rejected, *_ = multipletests(p_values(np.array(found), grid), float(alpha), names[1])
-    assert decide(names[0], counts, alpha).n_selected == rejected.sum()
 
 
 @given(audits())
