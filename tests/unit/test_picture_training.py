@@ -167,10 +167,12 @@ def test_max_tokens_and_the_models_positions_cut_captions_and_never_a_picture(
 def test_what_cannot_be_trained_on_is_said_in_a_line(
     open_base: Open, captioned: Captioned, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    lm, texts = open_base(), open_model(ModelConfig(path=str(tiny_model_folder)))
+    def refusal(lm: LanguageModel, some: Captioned) -> str:
+        return user_error(train_pictures, lm, some, CONFIG, tmp_path / "a")
+
     nameless = [captioned[0], (captioned[1][0], ""), *captioned[2:]]
-    assert user_error(train_pictures, lm, nameless, CONFIG, tmp_path) == "fine-tuning picture 1 has no caption: ''"
-    few = user_error(train_pictures, lm, captioned[:3], CONFIG, tmp_path)
-    assert "at least batch_size = 4 texts, got 3" in few
-    assert "this model reads texts alone" in user_error(train_pictures, texts, captioned, CONFIG, tmp_path)
+    assert refusal(open_base(), nameless) == "fine-tuning picture 1 has no caption: ''"
+    assert "at least batch_size = 4 texts, got 3" in refusal(open_base(), captioned[:3])
+    reader = open_model(ModelConfig(path=str(tiny_model_folder)))
+    assert "this model reads texts alone" in refusal(reader, captioned)
     assert list(tmp_path.iterdir()) == []
