@@ -14,7 +14,7 @@ import yaml
 from commands import ended, here, user_error
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_up import write_audit, write_corpus
+from made_up import sentence, write_audit, write_corpus
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import Parts, allocate, allocation_record
@@ -41,10 +41,6 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 
 LOG_PROB = frozenset({"log_prob"})
-
-
-def sentence(seed: int, words: int = 14) -> str:
-    return " ".join(WORDS[i] for i in np.random.default_rng(seed).integers(len(WORDS), size=words))
 
 
 @pytest.fixture(scope="module")
