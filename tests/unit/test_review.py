@@ -140,13 +140,6 @@ def test_confirmed_documents_do_not_calibrate_and_the_answer_is_approximate(
     assert answer(audit, "members") == before["members"], "without the file all documents count again"
 
 
-def test_a_selection_by_signs_is_refused_with_a_review(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    signs = "selections=[{name: signs, detectors: [min_k_plus_plus], procedure: ktd, alpha: 0.1}]"
-    changes = ("detectors=[loss, min_k_plus_plus]", signs, f"corpus.unseen.review={base / 'review.csv'}")
-    assert ended("plan", base / "audit.yaml", *(word for one in changes for word in ("--set", one))) == 2
-    assert "procedure ktd tests its signs on all unseen documents, and corpus.unseen.review" in capsys.readouterr().err
-
-
 def test_a_review_that_confirms_nothing_takes_nothing_from_the_promise(audit: Path) -> None:
     before = answer(audit, "members")
     assert select(audit) == 0
@@ -267,8 +260,13 @@ def test_the_number_is_fixed_before_the_first_score(
     assert "has listed no documents" in line
 
 
-def test_a_review_is_of_unseen_documents_with_a_number_and_outside_schedules(base: Path) -> None:
+def test_a_review_is_of_unseen_documents_with_a_number_outside_schedules_and_of_no_signs(base: Path) -> None:
+    signs = "selections=[{name: signs, detectors: [min_k_plus_plus], procedure: ktd, alpha: 0.1}]"
     for expected, *overrides in (
+        (
+            "procedure ktd tests its signs on all unseen documents, and corpus.unseen.review",
+            *("detectors=[loss, min_k_plus_plus]", signs, "corpus.unseen.review=x.csv"),
+        ),
         ("review and review_count are of unseen documents", "corpus.audit.review_count=3"),
         ("review goes with review_count", "corpus.unseen.review_count=null", "corpus.unseen.review=x.csv"),
         ("holds for no reviewed scan", "series.ledger=ledger", "series.horizon=4"),
