@@ -75,9 +75,7 @@ def test_weights_are_shared_and_layers_and_tokenizers_are_not(tiny_model_folder:
     assert one.tokenizer is not other.tokenizer
 
 
-def test_a_damaged_file_fails_its_shards_alone_and_a_model_that_cannot_be_opened_the_stage(
-    plan_of: MakePlan, tmp_path: Path
-) -> None:
+def test_a_damaged_file_fails_its_shards_and_a_missing_model_the_stage(plan_of: MakePlan, tmp_path: Path) -> None:
     plan = plan_of()
     (stage,), store = stages_of(plan.config), Store(plan.config.run)
     object.__setattr__(plan.shards[0], "path", str(tmp_path / "elsewhere.jsonl"))
@@ -98,7 +96,7 @@ def on_machine(patch: pytest.MonkeyPatch, cores: int, small: float = 0.0) -> Non
 SMALL, LARGE = {"cores": 16, "small": 5e6}, partial(dict, small=0.0)
 
 
-def test_work_that_is_small_or_of_few_workers_needs_no_cluster(
+def test_small_work_and_work_of_few_workers_needs_no_cluster(
     plan_of: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for here, resources, named, gpus, expected in (

@@ -64,7 +64,7 @@ def ids_of(config: AuditConfig) -> list[str]:
     return [document.doc_id for shard in shards for document in read_shard(shard)]
 
 
-def test_data_lie_beside_the_file_wherever_the_command_runs_and_ids_do_not_tell_where_that_is(
+def test_data_lie_beside_the_file_and_ids_do_not_tell_where_that_is(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = load_config(str(project / "audit.yaml"))

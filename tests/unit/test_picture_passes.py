@@ -120,9 +120,7 @@ def test_the_statistics_of_each_part_are_those_of_a_plain_loop(
                     torch.testing.assert_close(got, expected, atol=1e-4, rtol=0, msg=f"{part} {name}")
 
 
-def test_parts_are_found_by_the_token_that_stands_for_a_picture(
-    lm: LanguageModel, prompts: list[PicturePrompt], token: int
-) -> None:
+def test_parts_are_told_by_the_token_of_a_picture(lm: LanguageModel, prompts: list[PicturePrompt], token: int) -> None:
     assert tail_of(lm.model) is not None, "its head is applied to the rows of the parts alone"
     for prompt in prompts:
         image = positions_of(prompt, 3, "image", token)
@@ -133,9 +131,7 @@ def test_parts_are_found_by_the_token_that_stands_for_a_picture(
         assert positions_of(prompt, 3, "description", token) == list(range(len(prompt.ids), len(prompt.ids) + 3))
 
 
-def test_no_caption_and_no_description_stands_for_one_more_picture(
-    lm: LanguageModel, prompts: list[PicturePrompt], token: int
-) -> None:
+def test_no_caption_or_description_holds_a_picture(lm: LanguageModel, prompts: list[PicturePrompt], token: int) -> None:
     mark = lm.tokenizer.decode([token])
     assert lm.tokenizer.decode(caption_ids(lm, f"a {mark}house")) == " a house"
     assert caption_ids(lm, "a red house") == lm.tokenizer(" a red house")["input_ids"]
@@ -155,9 +151,7 @@ def test_no_caption_and_no_description_stands_for_one_more_picture(
             head.weight.copy_(before)
 
 
-def test_a_description_is_what_the_model_itself_writes_whatever_shares_its_batch(
-    lm: LanguageModel, prompts: list[PicturePrompt]
-) -> None:
+def test_a_description_is_what_the_model_writes_in_any_batch(lm: LanguageModel, prompts: list[PicturePrompt]) -> None:
     together = describe(lm, prompts, 6)
     assert together == [describe(lm, [prompt], 6)[0] for prompt in prompts]
     for prompt, description in zip(prompts, together, strict=True):
@@ -190,9 +184,7 @@ def test_a_batch_too_large_for_memory_is_measured_in_halves(
     assert torch.equal(halves.mask, whole.mask)
 
 
-def test_a_model_of_pictures_says_so_where_no_picture_is_given_and_one_of_texts_where_one_is(
-    llava: Path, tiny_model_folder: Path
-) -> None:
+def test_a_model_of_pictures_and_one_of_texts_say_what_they_read(llava: Path, tiny_model_folder: Path) -> None:
     with pytest.raises(UserError, match=r"reads texts alone, and the documents are pictures: LlamaForCausalLM"):
         open_picture_model(ModelConfig(path=str(tiny_model_folder)))
     assert "reads texts alone" in user_error(check_model, ModelConfig(path=str(tiny_model_folder)), "pictures")
@@ -240,9 +232,7 @@ def test_an_adapter_is_merged_into_a_model_of_pictures(folder: Path, tmp_path: P
     assert (got - before).abs().max() > 0.01
 
 
-def test_a_model_of_pictures_in_bfloat16_measures_near_its_float32(
-    folder: Path, lm: LanguageModel, prompts: list[PicturePrompt]
-) -> None:
+def test_bfloat16_measures_near_float32(folder: Path, lm: LanguageModel, prompts: list[PicturePrompt]) -> None:
     config = ModelConfig(path=str(folder), dtype="bfloat16")
     assert check_model(config, "pictures")["dtype"] == fingerprint_model(config)["dtype"] == "bfloat16"
     half = open_picture_model(config)

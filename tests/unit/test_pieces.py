@@ -77,9 +77,7 @@ def test_pieces_join_to_any_text_that_is_cut_anywhere(byte_level: Any, text: str
     cut(byte_level, text, most)
 
 
-def test_a_piece_is_what_its_token_says_and_a_character_of_several_tokens_stands_with_the_first(
-    byte_level: Any,
-) -> None:
+def test_a_piece_is_what_its_token_says_and_a_character_stands_with_its_first_token(byte_level: Any) -> None:
     pieces, text = cut(byte_level, "the river learns of seven letters")
     assert pieces == [byte_level.decode([token]) for token in byte_level(text)["input_ids"]]
     assert len(pieces) < len(text)

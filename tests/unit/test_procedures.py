@@ -144,9 +144,7 @@ def e_value(p: Fraction, grid: Grid, m: int, alpha: Fraction) -> Fraction:
 
 
 @given(audits(), alphas)
-def test_ebh_is_e_bh_with_e_values_that_are_valid_for_the_worst_null(
-    audit: tuple[list[int], Grid], alpha: Fraction
-) -> None:
+def test_ebh_is_e_bh_with_valid_e_values_of_the_worst_null(audit: tuple[list[int], Grid], alpha: Fraction) -> None:
     found, grid = audit
     m = len(found)
     p = [grid.p(k) for k in range(grid.size + 1)]

@@ -156,7 +156,7 @@ def test_the_last_file_of_a_folder_counts_and_names_are_given_to_single_files(
     assert task["models"][1]["accuracy_all"] == 0
 
 
-def test_what_cannot_be_ranked_is_one_line(
+def test_bad_results_are_one_line(
     runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = ("--run", runs[0], "--output", tmp_path / "x")

@@ -98,9 +98,7 @@ def reported(run: Store) -> tuple[Page, Report]:
     return report(run)
 
 
-def test_a_finite_sample_answer_names_the_average_its_assumption_and_its_limits(
-    reported: tuple[Page, Report],
-) -> None:
+def test_a_finite_sample_answer_names_the_average_its_assumption_and_limits(reported: tuple[Page, Report]) -> None:
     page, facts = reported
     (selection,), text = facts.selections, page.text
     summary, sentence = selection.summary, selection.answer.sentence

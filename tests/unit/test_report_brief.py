@@ -278,9 +278,7 @@ def upper(page: str) -> str:
     return page[: page.index('<section id="provenance">')]
 
 
-def test_the_page_begins_with_date_model_version_and_corpora_whose_digests_are_those_of_their_texts(
-    tmp_path: Path,
-) -> None:
+def test_the_page_begins_with_date_model_version_and_corpora_with_their_digests(tmp_path: Path) -> None:
     store = run_of(tmp_path)
     page, facts = page_of(store)
     head = page[page.index("</h1>") : page.index("<nav")]

@@ -109,7 +109,7 @@ def test_the_list_holds_the_highest_scores_and_shows_none(audit: Path) -> None:
     assert again.read_bytes() == (audit / "review.csv").read_bytes()
 
 
-def test_confirmed_documents_do_not_calibrate_and_the_answer_is_approximate(
+def test_confirmed_documents_do_not_calibrate_and_answers_are_approximate(
     audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {name: answer(audit, name) for name in ("members", "storey", "learnt")}
@@ -246,9 +246,7 @@ def test_a_list_that_is_damaged_or_not_the_filled_in_one_is_refused_with_the_rem
     assert answer(audit, "members") == before
 
 
-def test_the_number_is_fixed_before_the_first_score(
-    base: Path, audit: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_number_is_fixed_before_scoring(base: Path, audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refusal(capsys, "run", base / "audit.yaml", "--set", "corpus.unseen.review_count=7")
     assert "was started with corpus.unseen.review_count 6, now 7" in line
     line = refusal(capsys, "select", audit / "run", "--set", "corpus.unseen.review_count=7")
