@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from picture_models import SAVE, random_pictures, save_llava
 from torch import Tensor
 
 from pipeline.config.models import ModelConfig
-from pipeline.errors import UserError
 from pipeline.models.load import check_model, fingerprint_model, open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import INSTRUCTION, PicturePrompt, caption_ids, picture_prompt, picture_token
@@ -185,10 +183,10 @@ def test_a_batch_too_large_for_memory_is_measured_in_halves(
 
 
 def test_a_model_of_pictures_and_one_of_texts_say_what_they_read(llava: Path, tiny_model_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"reads texts alone, and the documents are pictures: LlamaForCausalLM"):
-        open_picture_model(ModelConfig(path=str(tiny_model_folder)))
-    assert "reads texts alone" in user_error(check_model, ModelConfig(path=str(tiny_model_folder)), "pictures")
-    model = ModelConfig(path=str(llava))
+    reader, model = ModelConfig(path=str(tiny_model_folder)), ModelConfig(path=str(llava))
+    refused = user_error(open_picture_model, reader)
+    assert "reads texts alone, and the documents are pictures: LlamaForCausalLM" in refused
+    assert "reads texts alone" in user_error(check_model, reader, "pictures")
     assert "it reads pictures with text, and no corpus.*.image is given" in user_error(open_model, model)
     facts = check_model(model, "pictures")
     assert facts["architecture"] == "LlavaForConditionalGeneration"
@@ -213,23 +211,6 @@ def test_a_processor_that_makes_no_room_for_a_picture_is_refused_before_the_weig
     assert "cannot read its processor" in refusal(whole | {"patch_size": None})
     assert "writes no token that stands for a picture" in refusal(whole, image_token_index=7)
     assert "Found total 0 <image> tokens and 1 images" in refusal(whole | {"chat_template": "{{ 'look' }}"})
-
-
-def test_an_adapter_is_merged_into_a_model_of_pictures(folder: Path, tmp_path: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(1)
-    settings = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    base: Any = open_picture_model(ModelConfig(path=str(folder), dtype="float32"))
-    prompt = picture_prompt(base, random_pictures([(40, 30)])[0])
-    _, before = logits_of(base, prompt, [])
-    adapted: Any = get_peft_model(base.model, settings).eval()
-    adapted.save_pretrained(tmp_path / "adapter")
-    _, expected = logits_of(replace(base, model=adapted), prompt, [])
-    merged = open_picture_model(ModelConfig(path=str(folder), dtype="float32", adapter=str(tmp_path / "adapter")))
-    _, got = logits_of(merged, prompt, [])
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
-    assert (got - before).abs().max() > 0.01
 
 
 def test_bfloat16_measures_near_float32(folder: Path, lm: LanguageModel, prompts: list[PicturePrompt]) -> None:
