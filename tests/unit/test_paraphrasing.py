@@ -102,7 +102,7 @@ def test_pieces_end_where_sentences_end_or_between_words_and_hold_as_many_as_fit
     assert split_text("aaaaaaa bb, c", len, 5) == ["aaaaa", "aa ", "bb, c"]
 
 
-def test_only_what_is_surely_no_paraphrase_is_taken_off_an_answer():
+def test_only_what_is_surely_no_paraphrase_is_taken_off_and_case_and_punctuation_make_none():
     for answer, source, expected in (
         ('  "Some words."\n', "Words.", "Some words."),
         ("“Some words.”", "Words.", "Some words."),
@@ -119,9 +119,6 @@ def test_only_what_is_surely_no_paraphrase_is_taken_off_an_answer():
         ("", "Words.", ""),
     ):
         assert clean(answer, source) == expected
-
-
-def test_case_punctuation_and_whitespace_make_no_paraphrase():
     assert is_verbatim("the QUIET river \n shows", "The quiet river, shows!")
     assert not is_verbatim("the quiet rivers show", "The quiet river shows")
     assert is_verbatim("?!", " ?! ")

@@ -88,6 +88,10 @@ def test_a_piece_is_what_its_token_says_and_a_character_stands_with_its_first_to
     pieces, kept = cut(byte_level, text, most=20)
     assert len(text) > first_length(20) > len(kept)
     assert pieces[3] == " the"
+    with pytest.raises(ValueError, match="its tokens are others now"):
+        pieces_of(byte_level, "the river", [1, 2, 3], 9)
+    with pytest.raises(ValueError, match="do not decode to it"):
+        pieces_of(ByT5Tokenizer(), "the river", [103, 104, 105], 9)
 
 
 def test_special_tokens_have_no_text_and_dropped_blanks_have_a_place() -> None:
@@ -96,10 +100,3 @@ def test_special_tokens_have_no_text_and_dropped_blanks_have_a_place() -> None:
     assert [piece.strip() for piece in pieces if piece.strip()] == ["The", "river"]
     assert pieces[1:-1] == ["  The", "  river "]
     assert cut(metaspace(), "ab c")[0] == ["", "a", "", "b", " ", "c"], "the blank before it shares the a"
-
-
-def test_other_tokens_than_those_of_the_text_are_refused(byte_level: Any) -> None:
-    with pytest.raises(ValueError, match="its tokens are others now"):
-        pieces_of(byte_level, "the river", [1, 2, 3], 9)
-    with pytest.raises(ValueError, match="do not decode to it"):
-        pieces_of(ByT5Tokenizer(), "the river", [103, 104, 105], 9)

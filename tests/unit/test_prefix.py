@@ -277,34 +277,19 @@ def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
         entry["prefix"]: entry["prefix_cost"] for entry in forecast(plan, model)["passes"] if "prefix_cost" in entry
     }
     assert costs == dict.fromkeys(("4 of unseen", "3 of unseen", "3 of seen", "one of 5 of unseen"), 0)
-    for module in (prefixes_module, shared):
-        monkeypatch.setattr(module, "HELD", 50)
-    facts = forecast(plan, model)
-    passes = [entry for entry in facts["passes"] if "prefix_cost" in entry]
-    expected = sum(entry["prefix_cost"] for entry in passes)
-    assert [entry["prefix"] for entry in passes if entry["prefix_cost"]] == ["one of 5 of unseen"]
-    assert [forward_passes(entry) for entry in passes] == [1 + entry["prefix_cost"] for entry in passes]
-    continued = {"kind": "generate", "prefix_ratio": 0.25, "draws": 4}
-    assert forward_passes(continued) == 0.25 + 4 * 0.75, "the prefix once, and the rest once a draw"
-    read: list[int] = []
-    begun = shared._begun
-
-    def counted(model: Any, tail: Any, beginning: torch.Tensor) -> Any:
-        read.append(beginning.numel())
-        return begun(model, tail, beginning)
-
-    shown = " ".join(here(capsys, "plan", path)[0].split())
-    assert re.search(r"pass forward: target model, plain text behind 4 of unseen \(\d+ tokens\)", shown)
-    monkeypatch.setattr(shared, "_begun", counted)
-    rows, _ = run(path)
-    tokens = sum(row["n_tokens"] for row in rows.values())
-    expected *= tokens / facts["estimated_tokens"]  # whose guess is of texts with four bytes a token
-    assert 0.6 < expected / (sum(read) / tokens) < 1.6
-
-
-def test_single_documents_are_read_once_as_long_as_they_are_held_together() -> None:
     single, batch = Prefix("unseen", 4, joined=False), 1_000
     once = {"prefix_tokens": HELD // 4, "prefix_cost": 0.0}
     assert reading_of(single, HELD // 4, 50.0, batch, HELD) == once
     longer = reading_of(single, HELD // 4 + 1, 50.0, batch, HELD)
     assert longer["prefix_cost"] == 4 * (HELD // 4 + 1) / batch
+    assert reading_of(single, HELD, 500.0, batch, HELD)["prefix_cost"] == 2 * HELD / batch, "two documents a batch"
+    for module in (prefixes_module, shared):
+        monkeypatch.setattr(module, "HELD", 50)
+    facts = forecast(plan, model)
+    passes = [entry for entry in facts["passes"] if "prefix_cost" in entry]
+    assert [entry["prefix"] for entry in passes if entry["prefix_cost"]] == ["one of 5 of unseen"]
+    assert [forward_passes(entry) for entry in passes] == [1 + entry["prefix_cost"] for entry in passes]
+    continued = {"kind": "generate", "prefix_ratio": 0.25, "draws": 4}
+    assert forward_passes(continued) == 0.25 + 4 * 0.75, "the prefix once, and the rest once a draw"
+    shown = " ".join(here(capsys, "plan", path)[0].split())
+    assert re.search(r"pass forward: target model, plain text behind 4 of unseen \(\d+ tokens\)", shown)

@@ -195,16 +195,12 @@ def test_known_members_that_tell_nothing_give_a_null_proportion_of_one() -> None
     assert above.unclipped > 1 == above.pi0
 
 
-@pytest.mark.parametrize("n", [9, 17, 30, 100])
-def test_audited_documents_with_the_mean_p_of_the_known_ones_give_a_null_proportion_of_one(n: int) -> None:
+def test_audited_documents_with_the_mean_p_of_the_known_ones_give_a_null_proportion_of_one() -> None:
     """Their estimate is 0 in exact arithmetic, and rounding must not make it a small positive number."""
-    for low, high in combinations(range(2, n // 2), 2):
+    for n, low, high in ((m, *pair) for m in (9, 17, 30, 100) for pair in combinations(range(2, m // 2), 2)):
         known = RankCounts.of(np.array([low, high]), n)
         estimate = known_members(RankCounts.of(np.array([low - 1, low, high, high + 1]), n), known)
         assert (estimate.unclipped, estimate.pi0) == (0.0, 1)
-
-
-def test_a_null_proportion_of_exactly_zero_selects_nothing() -> None:
     answer = seenset.select([9, 9, 9, 1.5], unseen=[1, 2, 3, 4, 5], seen=[9, 3.5], procedure="known_members", alpha=0.1)
     assert (answer.summary.null_proportion, answer.summary.n_selected) == (1.0, 0)
 
@@ -412,16 +408,6 @@ def test_counts_refuse_what_they_cannot_hold() -> None:
             RankCounts(bad)
     with pytest.raises(ValueError, match="negative"):
         GOLDEN.with_quarantined(-1)
-
-
-def test_counts_cannot_be_changed_from_outside() -> None:
-    source = np.array([1, 2, 3])
-    for counts in (RankCounts(source), pickle.loads(pickle.dumps(RankCounts(source)))):
-        source[0] = 9
-        assert counts.counts.tolist() == [1, 2, 3]
-        source[0] = 1
-    with pytest.raises(ValueError, match="read-only"):
-        RankCounts(source).counts[0] = 9
 
 
 def test_quarantined_documents_are_hypotheses_at_p_one() -> None:

@@ -355,9 +355,6 @@ def test_a_check_is_titled_by_its_subject_and_its_light_gives_the_result(tmp_pat
         light = next(light for light in facts.selections[0].brief.lights if light.name == "truncated")
         assert (light.label, light.colour, light.reason) == ("Truncation", colour, reason)
         assert f"Truncation. {reason or sentence}" in shown(page)
-
-
-def test_every_diagnostic_has_a_title_that_states_no_result() -> None:
     assert set(Diagnostics.model_fields) <= set(TITLES)
     for title in TITLES.values():
         assert not re.search(r"\b(no|not|enough|alike|distinct|fair|read|kept)\b", title.lower()), title
