@@ -21,7 +21,8 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, open_model
 from pipeline.models.sharing import SharedModels
-from pipeline.stages.events import Failure
+from pipeline.stages.base import Placement
+from pipeline.stages.events import Advance, Failure, Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
@@ -43,12 +44,15 @@ def plan_of(make_audit: Callable[..., Path]) -> MakePlan:
 
 
 def test_rows_are_the_same_bytes_however_many_threads_make_them(plan_of: MakePlan, tmp_path: Path) -> None:
-    """In several windows a shard."""
     plan, threads = plan_of(shard_bytes=1500, batch_tokens=1), torch.get_num_threads()
     (stage,), tables = stages_of(plan.config), []
+    assert stage.make(stage, Placement()).window.kept == 512, "several windows a shard"
     for workers in (1, 4):
         store = Store(f"{tmp_path}/run-{workers}")
-        receipts = [e for e in finish_shards(stage, plan.shards, store, workers) if isinstance(e, Receipt)]
+        events = list(finish_shards(stage, plan.shards, store, workers))
+        assert any(isinstance(e, Ready) for e in events)
+        assert sum(e.documents for e in events if isinstance(e, Advance)) >= 100
+        receipts = [e for e in events if isinstance(e, Receipt)]
         tables.append({receipt.shard: store.read_table(receipt.data) for receipt in receipts})
     assert tables[0] == tables[1]
     assert tables[0].keys() == {shard.id for shard in plan.shards}

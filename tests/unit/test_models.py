@@ -253,9 +253,12 @@ def test_a_fingerprint_is_of_the_content_and_not_of_the_place(folder, tiny_model
     assert changed["tokenizer"] == original["tokenizer"]
 
 
-def test_tokens_beyond_the_limit_are_cut(tiny):
+def test_tokens_beyond_the_limit_are_cut_and_the_kept_text_is_known(tiny):
     for limit in range(1, 30):
         for text, tokens in zip(TEXTS, tokenize(tiny.tokenizer, TEXTS, limit), strict=True):
             whole = tiny.tokenizer(text)["input_ids"]
             assert (tokens.ids, tokens.truncated) == (whole[:limit], len(whole) > limit)
+            decoded = tiny.tokenizer.decode(tokens.ids, clean_up_tokenization_spaces=False).rstrip("\ufffd")
+            assert text[: tokens.kept].startswith(decoded)
+            assert tokens.kept - len(decoded) in (0, 1)
             assert tokens.truncated or tokens.kept == len(text)
