@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.compare.ranking import RankingReport
     from pipeline.export.export import Exported
     from pipeline.mark.mark import Marked
-    from pipeline.series.summary import Course
+    from pipeline.series.summary import SeriesSummary
     from pipeline.trial.progress import TrialStatus
     from pipeline.trial.trial import TrialOutcome
 
@@ -343,17 +343,17 @@ def print_ranking(ranking: RankingReport, folder: str) -> None:
     print_line(f"ranking: {folder}")
 
 
-def print_course(course: Course, page: str | None) -> None:
+def print_series(summary: SeriesSummary, page: str | None) -> None:
     """The scans of a schedule, what is promised of all of them and what is not, and what is new."""
-    from pipeline.series.summary import course_table
+    from pipeline.series.summary import series_table
 
     screen = console()
-    screen.print(course_table(course))
-    screen.lines(*(f"note: {note}" for note in course.notes))
-    for one in course.selections:
+    screen.print(series_table(summary))
+    screen.lines(*(f"note: {note}" for note in summary.notes))
+    for one in summary.selections:
         bounded = [one.bound.sentence] if one.bound is not None else []
         screen.lines(*(f"{one.name}: {line}" for line in (one.promise, *one.not_promised, *bounded)))
-    for latest in course.new:
+    for latest in summary.new:
         screen.lines(*(f"{latest.name}: {line}" for line in (latest.sentence(), *latest.notes)))
     if page is not None:
         print_line(f"page: {page}")

@@ -175,7 +175,7 @@ class ScanAnswer(FiledSelection):
     doubt: str | None = Field(description="Why the schedule promises nothing of this list; null where it does.")
 
 
-class ScanCourse(Record):
+class ScanSummary(Record):
     """One scan of a schedule."""
 
     slot: int = Field(description="Number of its place: 1 for the first scan.")
@@ -201,7 +201,7 @@ class ListsBound(Record):
     sentence: str = Field(description="The same in words.")
 
 
-class SelectionCourse(Record):
+class SelectionSums(Record):
     """What the scans select together under one name, and what is promised of it."""
 
     name: str = Field(description="Name of the selection, in every scan.")
@@ -221,7 +221,7 @@ class SelectionCourse(Record):
     )
 
 
-class Course(VersionedRecord):
+class SeriesSummary(VersionedRecord):
     """A schedule of scans from its first to its latest: `seenset series --json`, and series.json beside its page."""
 
     ledger: str = Field(description="Folder of the ledger.")
@@ -231,9 +231,9 @@ class Course(VersionedRecord):
     opened_at: str = Field(description="When its first scan opened it.")
     spent: float = Field(description="Sum of the levels of all scans: the part of alpha that is spent.")
     places_left: int | None = Field(description="Places that no scan has taken; null: no end.")
-    scans: list[ScanCourse] = Field(description="All scans by their places.")
+    scans: list[ScanSummary] = Field(description="All scans by their places.")
     unfiled: list[int] = Field(description="Places without a result: their level is spent.")
-    selections: list[SelectionCourse] = Field(description="Sums by the name of the selection.")
+    selections: list[SelectionSums] = Field(description="Sums by the name of the selection.")
     latest: int | None = Field(description="Place of the scan whose result was filed last; null: there is none.")
     new: list[LatestList] = Field(description="What the scan filed last selected and none filed before it had.")
     notes: list[str] = Field(description="What a reader must know besides, a line each.")
@@ -246,8 +246,8 @@ class Course(VersionedRecord):
         return ExitCode.SELECTED if lists else ExitCode.DONE
 
 
-def read_course(ledger: str) -> Course:
-    """The course of the schedule of a ledger; nothing is written.
+def read_series(ledger: str) -> SeriesSummary:
+    """The summary of the schedule of a ledger; nothing is written.
 
     Args:
         ledger: its folder, a local path or an fsspec URL.
@@ -263,11 +263,11 @@ def read_course(ledger: str) -> Course:
     schedule = read_schedule(store)
     if schedule is None:
         raise UserError(f"{store.url} holds no ledger: series.ledger of a scan's configuration names its folder")
-    return course_of(schedule, store.url)
+    return series_summary(schedule, store.url)
 
 
-def course_of(schedule: Schedule, url: str) -> Course:
-    """As `read_course`, of a schedule that was read.
+def series_summary(schedule: Schedule, url: str) -> SeriesSummary:
+    """As `read_series`, of a schedule that was read.
 
     Args:
         schedule: of the ledger.
@@ -278,7 +278,7 @@ def course_of(schedule: Schedule, url: str) -> Course:
     filed = [scan.claim.slot for scan in schedule.filed_scans()]
     claims = {scan.claim.slot: scan.claim for scan in schedule.scans}
     names = list(dict.fromkeys(answer.name for scan in scans for answer in scan.answers))
-    return Course(
+    return SeriesSummary(
         ledger=url,
         alpha=terms.alpha,
         rule=terms.rule,
@@ -299,13 +299,13 @@ def course_of(schedule: Schedule, url: str) -> Course:
     )
 
 
-def _scans(schedule: Schedule) -> list[ScanCourse]:
-    courses = []
+def _scans(schedule: Schedule) -> list[ScanSummary]:
+    scans = []
     for scan in schedule.scans:
         claim, filing = scan.claim, scan.filing
         answers = [] if filing is None else filing.selections
-        courses.append(
-            ScanCourse(
+        scans.append(
+            ScanSummary(
                 slot=claim.slot,
                 at=claim.at,
                 run=claim.run,
@@ -315,7 +315,7 @@ def _scans(schedule: Schedule) -> list[ScanCourse]:
                 answers=[ScanAnswer(**dict(answer), doubt=_doubt(answer, claim, schedule)) for answer in answers],
             )
         )
-    return courses
+    return scans
 
 
 def _level(alpha: float, claim: Claim) -> Fraction:
@@ -345,7 +345,7 @@ def _why(answer: FiledSelection, claim: Claim, schedule: Schedule) -> wording.Do
     return "level" if answer.alpha > float(_level(terms.alpha, claim)) * (1 + 1e-9) else None
 
 
-def _selection(name: str, schedule: Schedule, scans: Sequence[ScanCourse]) -> SelectionCourse:
+def _selection(name: str, schedule: Schedule, scans: Sequence[ScanSummary]) -> SelectionSums:
     """The sums and promises of one name."""
     answers = [(scan.slot, answer) for scan in scans for answer in scan.answers if answer.name == name]
     directions = list(dict.fromkeys(answer.direction for _, answer in answers))
@@ -357,7 +357,7 @@ def _selection(name: str, schedule: Schedule, scans: Sequence[ScanCourse]) -> Se
     untested = [slot for slot, answer in sound if answer.supported is None]
     limits = [wording.AVERAGE] if any(answer.n_selected for _, answer in answers) else []
     n_promised = 0 if broken else sum(answer.n_selected for _, answer in sound)
-    return SelectionCourse(
+    return SelectionSums(
         name=name,
         direction=directions,
         n_scans=len(answers),
@@ -431,21 +431,21 @@ def _rounded_down(confidence: Fraction) -> Fraction:
     return Fraction(math.floor(1000 * confidence), 1000) or confidence
 
 
-def course_table(course: Course) -> Table:
+def series_table(summary: SeriesSummary) -> Table:
     """Every answer of every scan, in a row of its own; a scan without a result has one too."""
-    of = "" if course.horizon is None else f" of {course.horizon:,}"
-    title = f"{len(course.scans):,}{of} scans, alpha {course.alpha:g} ({course.rule})"
+    of = "" if summary.horizon is None else f" of {summary.horizon:,}"
+    title = f"{len(summary.scans):,}{of} scans, alpha {summary.alpha:g} ({summary.rule})"
     figures = of_numbers("documents", "level", "selected", "wrong at most")
     table = Table("scan", "date", "model", "selection", *figures, "promise", title=title)
-    for row in course_rows(course):
+    for row in series_rows(summary):
         *cells, word = row
         table.add_row(*map(Text, cells), Text(word, style=_STYLES.get(word, "")))
     return table
 
 
-def course_rows(course: Course) -> Iterator[tuple[str, ...]]:
+def series_rows(summary: SeriesSummary) -> Iterator[tuple[str, ...]]:
     """(scan, date, model, selection, documents, level, selected, wrong at most, promise) of each answer."""
-    for scan in course.scans:
+    for scan in summary.scans:
         head, level = (f"{scan.slot:,}", scan.at[:16].replace("T", " "), scan.model), f"{scan.level:.3g}"
         if scan.filed_at is None:
             yield (*head, "-", "-", level, "-", "-", "no result")
