@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from pipeline.audit.against import reconciled_judged
 from pipeline.audit.allocation import allocation_record, write_document_keys
+from pipeline.audit.already_audited import recorded_audited_texts
 from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_types
 from pipeline.audit.evaluation import Evaluation, evaluate_scores
 from pipeline.audit.machine import LocalMachine, actor_shape
@@ -47,7 +47,7 @@ from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.page import write_report
 from pipeline.report.wording.evaluation import worded
 from pipeline.series.claims import check_ledger, claim_of, file_result
-from pipeline.series.scans import begin_against
+from pipeline.series.scans import reconcile_already_audited
 from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
@@ -163,10 +163,10 @@ def _intact(finished: FinishedRecord | None, plan: Plan, store: Store, reporter:
     config, device = with_types(plan.config, finished.types), CPU
     if finished.fingerprint.get("device") != CPU.mark:
         device = device_on_file(store, config.resources) or CPU
-    judged = None
-    if config.against is not None and (on_file := reconciled_judged(config, store)) is not None:
-        judged = on_file[1]
-    if finished.fingerprint != work_of(config, plan.shards, device, lambda _: judged).stages[-1].fingerprint:
+    texts = None
+    if config.against is not None and (on_file := recorded_audited_texts(config, store)) is not None:
+        texts = on_file[1]
+    if finished.fingerprint != work_of(config, plan.shards, device, lambda _: texts).stages[-1].fingerprint:
         return None
     # In an object store a changed object has another tag, which `read_finished` compares.
     problems = _damages(store, finished) if store.local else []
@@ -268,8 +268,8 @@ def scoring(
         forget_finished(store)
         unscored = pending(plan, SCORING, store)
         device = device_of_run(config.resources, store, machine, bool(unscored))
-        judging = partial(begin_against, config, store=store, say=reporter.say)
-        work = work_of(config, plan.shards, device, judging)
+        already_audited = partial(reconcile_already_audited, config, store=store, say=reporter.say)
+        work = work_of(config, plan.shards, device, already_audited)
         fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
         if config.series is not None:
             check_ledger(config, fingerprints[SCORING])

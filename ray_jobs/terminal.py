@@ -202,10 +202,10 @@ def _trial_lines(status: TrialStatus) -> list[str]:
 def _run_lines(status: Status) -> list[str]:
     stage = "" if is_scoring(status.stage) else f", {status.stage}"
     scored = f", scored {status.scored:,}" if is_scoring(status.stage) else ""
-    judged = f", judged before {status.judged:,}" if status.judged else ""
+    already_audited = f", already audited {status.judged:,}" if status.judged else ""
     lines = [
         f"{status.state}{stage}: shards {status.shards_done}/{status.shards}, documents {status.documents:,}{scored}, "
-        f"quarantined {status.quarantined:,}{judged}"
+        f"quarantined {status.quarantined:,}{already_audited}"
     ]
     if status.state == "running":
         eta = "-" if status.eta_s is None else f"{status.eta_s:.0f} s"

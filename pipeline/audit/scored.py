@@ -108,11 +108,11 @@ class Scored:
         return Keys.of_table(self.table(receipt, KEY_COLUMNS, finetuned))
 
     def n_judged(self) -> int:
-        """Audit documents that are left out, because an earlier run has judged them."""
+        """Audit documents that are left out, because an earlier run has already audited them."""
         return sum(receipt.n_judged for receipt in self.of("audit"))
 
     def has_news(self) -> bool:
-        """Whether there is an audit document that no earlier run has judged; True where none was left out."""
+        """Whether there is an audit document that no earlier run has audited; True where none was left out."""
         return not self.n_judged() or any(receipt.n_new for receipt in self.of("audit"))
 
     def n_finetuned(self, role: str) -> int:

@@ -34,8 +34,8 @@ from pipeline.audit.history import HISTORY_FILE, Command, note_answers
 from pipeline.audit.judge import NO_BLIND_TEST, NO_OVERLAP, version_part
 from pipeline.audit.minority import Listed, families_diagnostic, tail_diagnostic
 from pipeline.audit.records import (
+    AUDITED_RECORD,
     DUPLICATES,
-    JUDGED_RECORD,
     KEYS_FILE,
     MANIFEST_FILE,
     SHARDS_FILE,
@@ -47,8 +47,8 @@ from pipeline.audit.scored import Each, Overlap, Scored, Span, batch_of, find_ov
 from pipeline.audit.selected import (
     STRENGTH,
     GroupTally,
-    Judged,
     ScoreHistogram,
+    ShardAnswer,
     Total,
     alpha_curve,
     histogram,
@@ -66,7 +66,7 @@ from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, Selection
 from pipeline.errors import DamagedError, UserError
 from pipeline.models.devices import give_back
 from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
-from pipeline.report.wording.files import answered_by, judged_before_note, made_again_note
+from pipeline.report.wording.files import already_audited_note, answered_by, made_again_note
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import EMPTY, Answer, Ask, Asking, Batch, together
@@ -85,7 +85,7 @@ _OF_RUN = (
     MANIFEST_FILE,
     SHARDS_FILE,
     HISTORY_FILE,
-    JUDGED_RECORD,
+    AUDITED_RECORD,
     KEYS_FILE,
     DUPLICATES,
     REVIEWED_FILE,
@@ -125,7 +125,7 @@ def select_all(
     for line in damaged_answers(scored.store, [selection.name for selection in config.selections], shared=False):
         how.say(line)
     if scored.n_judged():
-        how.say(judged_before_note(scored.n_judged(), config.against, scored.has_news()))
+        how.say(already_audited_note(scored.n_judged(), config.against, scored.has_news()))
     scored.store.remove(VERDICT_FILE)  # it may be of other scores, and counts by other selections
     if not scored.has_news():
         config = config.model_copy(update={"selections": []})
@@ -145,13 +145,12 @@ def select_all(
         answers = _answer_all(questions, each)
     give_back()  # what threads sorted, before selected rows are merged
     tops = [
-        top_documents_of(one.selection, made, judged.selected.first(shown), one.overlap)
-        for one, made, judged in answers
+        top_documents_of(one.selection, made, total.selected.first(shown), one.overlap) for one, made, total in answers
     ]
     most = THUMBNAILS if pictured else 0
-    pictures = {one.selection.name: judged.selected.first(most) for one, _, judged in answers}
+    pictures = {one.selection.name: total.selected.first(most) for one, _, total in answers}
     near = {role: future.result() for role, future in copies.items()}
-    summaries = [question.summarise(answer, judged, near) for question, answer, judged in answers]
+    summaries = [question.summarise(answer, total, near) for question, answer, total in answers]
     note_answers(scored.store, config, how.command, summaries)  # before anyone can read an answer
     files = _write_files(scored, answers, summaries, pictures)
     _remove_others(config, scored)
@@ -179,8 +178,8 @@ def _write_files(
     """
     shared = run_digests(scored.store)
     files = {
-        summary.name: {**shared, **question.write(summary, made, judged)}
-        for (question, made, judged), summary in zip(answers, summaries, strict=True)
+        summary.name: {**shared, **question.write(summary, made, total)}
+        for (question, made, total), summary in zip(answers, summaries, strict=True)
     }
     thumbnails = write_thumbnails(scored, pictures)
     return {name: {**written, **thumbnails[name]} for name, written in files.items()}
@@ -261,7 +260,7 @@ def _answer_all(questions: Sequence[_Question], each: Each) -> list[tuple[_Quest
     for question in questions:
         question.clear()
 
-    def judge(receipt: Receipt) -> list[Judged]:
+    def judge(receipt: Receipt) -> list[ShardAnswer]:
         table = scored.table(receipt, columns)
         parts = [question.judge(table, receipt, answer) for question, answer in zip(questions, answers, strict=True)]
         if questions[0].texts:
@@ -369,7 +368,7 @@ class _Question:
         self.scored.store.remove(digests_file(self.selection.name))
         self.scored.store.remove_folder(self.folder)
 
-    def judge(self, table: pa.Table, receipt: Receipt, answer: Answer) -> Judged:
+    def judge(self, table: pa.Table, receipt: Receipt, answer: Answer) -> ShardAnswer:
         """Judge one shard and write its verdicts."""
         batch = self.batch(table, receipt)
         p, selected = answer.judge(batch)
@@ -385,21 +384,21 @@ class _Question:
         counts = np.bincount(places - 1, minlength=size)
         part = with_strength(table.filter(pa.array(selected)), self.selection, answer, batch, selected)
         groups = GroupTally.of(table["group"], selected)
-        return Judged(part, counts, histogram(batch.first, self.edges), groups, files)
+        return ShardAnswer(part, counts, histogram(batch.first, self.edges), groups, files)
 
-    def ordered(self, judged: Judged) -> Judged:
+    def ordered(self, part: ShardAnswer) -> ShardAnswer:
         """The verdicts on a shard with the columns of `selected.parquet`, in their order, and those that sort it."""
         shown = ["excerpt"] if self.texts else []
         order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", "text_key", *shown, *STRENGTH]
-        return replace(judged, selected=judged.selected.select(order))
+        return replace(part, selected=part.selected.select(order))
 
-    def summarise(self, answer: Answer, judged: Total, copies: Mapping[Role, NearCopies]) -> Summary:
+    def summarise(self, answer: Answer, total: Total, copies: Mapping[Role, NearCopies]) -> Summary:
         """The summary of the answer, with the near-duplicates among the documents of each role."""
-        selection, role, n_selected = self.selection, self.null_role, len(judged.selected)
+        selection, role, n_selected = self.selection, self.null_role, len(total.selected)
         diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, role)
         if self.config.corpus.versions is not None:
             return make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
-        listed = Listed(self.scored, self.overlap, role, judged.selected, selection.alpha, self.config.near_copies)
+        listed = Listed(self.scored, self.overlap, role, total.selected, selection.alpha, self.config.near_copies)
         sizes = self.groups["audit"], self.groups[role]
         groups = group_diagnostic(selection.procedure, selection.direction, role, *sizes)
         checks: dict[str, Diagnostic | None] = {
@@ -429,26 +428,26 @@ class _Question:
         dependent = breaks_bounds(audited, calibrating) or groups is not None
         return (made.without_bound(GROUPED) if dependent else made).after_review(review)
 
-    def write(self, summary: Summary, answer: Answer, judged: Total) -> dict[str, str]:
+    def write(self, summary: Summary, answer: Answer, total: Total) -> dict[str, str]:
         """Write the selected and what the report draws; SHA-256 of all files but the summary, by name."""
         store = self.scored.store
         files = {
-            **judged.files,
-            **write_selected(store, self.folder, judged.selected, self.selection.direction == "clean"),
+            **total.files,
+            **write_selected(store, self.folder, total.selected, self.selection.direction == "clean"),
         }
-        judged.selected.close()
-        counts = judged.ranks.copy()
+        total.selected.close()
+        counts = total.ranks.copy()
         counts[-1] += self.quarantined
         filled = np.flatnonzero(counts)
         ranks = pa.table({"rank": filled + 1, "count": counts[filled]})
         files[f"{self.folder}/ranks.parquet"] = store.write_table(f"{self.folder}/ranks.parquet", ranks)
-        roles = {self.null_role: histogram(self.known().first, self.edges).tolist(), "audit": judged.histogram.tolist()}
+        roles = {self.null_role: histogram(self.known().first, self.edges).tolist(), "audit": total.histogram.tolist()}
         scores = ScoreHistogram(column=self.selection.detectors[0], edges=self.edges.tolist(), roles=roles)
         answer = answer if summary.bound is not None else replace(answer, bound=None)
         curve = None  # of a scan, whose level is not for the user to choose
         if self.slot is None:
             curve = alpha_curve(self.selection, answer, summary.n_selected, self.quarantined)
-        for name, record in (("scores", scores), ("alphas", curve), ("groups", judged.groups.record())):
+        for name, record in (("scores", scores), ("alphas", curve), ("groups", total.groups.record())):
             if record is not None:
                 file = f"{self.folder}/{name}.json"
                 files[file] = store.write_json(file, record.plain())

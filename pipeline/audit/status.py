@@ -52,7 +52,7 @@ class Status(VersionedRecord):
     under_way: int = Field(0, description="Documents that are done in shards that are not finished.")
     scored: int = Field(description="Documents that the stage could read; with stage score, that have scores.")
     quarantined: int = Field(description="Documents that it could not.")
-    judged: int = Field(0, description="Documents that earlier runs have judged and that are left out (`against`).")
+    judged: int = Field(0, description="Documents left out because earlier runs have already audited them (`against`).")
     tokens: int = Field(description="Tokens of the finished shards.")
     documents_per_s: float = Field(description="Documents a second in the last driver's own work.")
     tokens_per_s: float = Field(description="Tokens a second in the last driver's own work.")

@@ -292,7 +292,7 @@ def _warnings(
     warnings = same_models(runs)
     warnings += untested_runs(runs, summaries)
     if not shared.alike:
-        warnings.append(f"{shared.sentence()}; {wording.SHARED_JUDGED}")
+        warnings.append(f"{shared.sentence()}; {wording.SHARED_ONLY}")
     limits = [(run.store.url, run.manifest.limit) for run in runs]
     warnings += [f"{url} is {wording.first_of_role(limit)}" for url, limit in limits if limit is not None]
     if small.fewest > shared.n_shared:

@@ -139,7 +139,7 @@ class AuditConfig(Section):
     )
     series: SeriesConfig | None = Field(None, description="The schedule that this run is a scan of.")
     against: Annotated[str | None, Place.RUN] = Field(
-        None, description="A run or ledger whose judged documents are left out."
+        None, description="A run or ledger whose audited documents are left out."
     )
     resources: ResourcesConfig = ResourcesConfig()
     import_: Imports = Field(default=[])

@@ -29,7 +29,7 @@ from pipeline.report.wording import series as wording
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.schedule import Slot, level_of_prds, share_of
 from pipeline.series.scans import Claim, FiledSelection, Filing, Opening, Scan, Schedule, read_schedule, schedule_of
-from pipeline.stages.judged import AGAINST
+from pipeline.stages.audited_texts import AGAINST
 from pipeline.store.files import Store
 from pipeline.store.ledger import LedgerEntry, append_entry
 from pipeline.store.receipts import json_digest

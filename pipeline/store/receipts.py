@@ -65,14 +65,14 @@ class Receipt:
     gradient: dict[str, Any] | None = None  # over what the gradient norm was taken and how, if it was
     spent: dict[str, int] | None = None  # requests and tokens, where an endpoint was asked
     earlier: tuple[str, ...] = ()  # tables of earlier receipts, in their order, that its data goes on from
-    n_judged: int = 0  # left out, because an earlier run has judged their text
+    n_judged: int = 0  # left out, because an earlier run has audited their text
 
     def __post_init__(self) -> None:
         """Refuse a receipt that loses a document, or that names a file without its digest."""
         if self.n_in != self.n_scored + self.n_quarantined + self.n_judged:
             raise ValueError(
                 f"shard {self.shard}: {self.n_in} in, {self.n_scored} scored, {self.n_quarantined} quarantined, "
-                f"{self.n_judged} judged before"
+                f"{self.n_judged} already audited"
             )
         for name in (self.data, self.quarantine, *self.earlier):
             if name is not None and name not in self.files:
@@ -80,7 +80,7 @@ class Receipt:
 
     @property
     def n_new(self) -> int:
-        """Documents that no earlier run has judged."""
+        """Documents that no earlier run has audited."""
         return self.n_in - self.n_judged
 
     def to_dict(self) -> dict[str, Any]:

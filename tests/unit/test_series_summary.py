@@ -22,7 +22,7 @@ from pipeline.series import claims
 from pipeline.series.claims import claim_slots, file_result
 from pipeline.series.page import check_page_place, write_series_page
 from pipeline.series.scans import Claim, read_schedule
-from pipeline.series.summary import SeriesSummary, SelectionSums, read_series
+from pipeline.series.summary import SelectionSums, SeriesSummary, read_series
 from pipeline.store.files import Store
 from pipeline.store.ledger import entry_file
 

@@ -26,7 +26,7 @@ NOTHING_CLEAN = "nothing is selected as clean, so there is no accuracy on clean 
 TOO_FEW_CALIBRATED = "nothing can be selected at this alpha with so few calibration documents"
 
 GAINED_AMONG_SHARED = "documents are gained and lost among the shared ones alone"
-SHARED_JUDGED = "only those are judged"
+SHARED_ONLY = "only those are tested"
 """What follows, after `shared_documents`, where runs audited different documents."""
 
 DIFFERENCES_TITLE = "What differs between the runs"

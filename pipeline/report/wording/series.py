@@ -258,17 +258,17 @@ def _numbers(places: Sequence[int]) -> str:
     return ", ".join(f"{place}" for place in places)
 
 
-# --- documents that earlier runs judged
+# --- documents that earlier runs audited
 
 
-def judged_before_phrase(against: str, count: int) -> str:
-    """How many texts a run leaves out because an earlier run judged them."""
-    return f"against {against}: {count:,} texts were judged before, and are not audited again"
+def already_audited_phrase(against: str, count: int) -> str:
+    """How many texts a run leaves out because an earlier run audited them."""
+    return f"against {against}: {count:,} texts are already audited and left out"
 
 
 def left_out_later(against: str, runs: int) -> str:
     """What a plan counts although the run will leave it out."""
     return (
-        f"audit documents that {against} ({runs:,} {'run' if runs == 1 else 'runs'}) has judged are left out; here "
-        "they are counted, because the run itself determines which these are"
+        f"audit documents that {against} ({runs:,} {'run' if runs == 1 else 'runs'}) already audited are left out; "
+        "this plan still counts them, because the run itself determines which these are"
     )
