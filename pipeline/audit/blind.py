@@ -35,7 +35,7 @@ from pipeline.audit.summary import BlindDiagnostic
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.keys import Keys, keyed
-from pipeline.corpus.near_copies import near_families
+from pipeline.corpus.near_duplicates import near_families
 from pipeline.corpus.pictures import FORMATS, open_picture
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError

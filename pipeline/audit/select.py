@@ -16,7 +16,7 @@ from pipeline.audit.dependence import (
     GroupSizes,
     breaks_bounds,
     group_diagnostic,
-    near_copies_diagnostic,
+    near_duplicates_diagnostic,
     read_sketches,
 )
 from pipeline.audit.diagnostics import blind_file, diagnose, run_blind_test, without_texts
@@ -56,7 +56,7 @@ from pipeline.audit.selected import (
     with_strength,
     write_selected,
 )
-from pipeline.audit.summary import Diagnostic, NearCopies, Summary, make_summary, series_place, summary_file
+from pipeline.audit.summary import Diagnostic, NearDuplicates, Summary, make_summary, series_place, summary_file
 from pipeline.audit.top_documents import MOST_THUMBNAILS as THUMBNAILS
 from pipeline.audit.top_documents import Reread, kept_tokens, top_documents_of, write_evidence, write_thumbnails
 from pipeline.config.audit import AuditConfig
@@ -138,7 +138,7 @@ def select_all(
     shown = config.evidence if rereads else 0
     kept = kept_tokens(scored) if shown else None  # of the answers that go
     with ThreadPoolExecutor(1, "seenset-copies") as beside:
-        questions, copies = _questions(config, scored, limit, how.texts, each, beside)
+        questions, duplicates = _questions(config, scored, limit, how.texts, each, beside)
         if how.claim is not None:
             questions = _claimed(questions, how.claim)
             config = config.model_copy(update={"selections": [question.selection for question in questions]})
@@ -149,7 +149,7 @@ def select_all(
     ]
     most = THUMBNAILS if pictured else 0
     pictures = {one.selection.name: total.selected.first(most) for one, _, total in answers}
-    near = {role: future.result() for role, future in copies.items()}
+    near = {role: future.result() for role, future in duplicates.items()}
     summaries = [question.summarise(answer, total, near) for question, answer, total in answers]
     note_answers(scored.store, config, how.command, summaries)  # before anyone can read an answer
     files = _write_files(scored, answers, summaries, pictures)
@@ -195,7 +195,7 @@ def _claimed(questions: Sequence[_Question], claim: Claiming) -> list[_Question]
 
 def _questions(
     config: AuditConfig, scored: Scored, limit: int | None, texts: bool, each: Each, beside: Executor
-) -> tuple[list[_Question], dict[Role, Future[NearCopies]]]:
+) -> tuple[list[_Question], dict[Role, Future[NearDuplicates]]]:
     """The configured selections, with what they share: the spans of scores, the checks, weights, near-duplicates."""
     columns = _columns(config.selections)
     if config.corpus.versions is not None:
@@ -207,11 +207,14 @@ def _questions(
     blind_tests: dict[Role, BlindTest] = {role: run_blind_test(scored, role, config) for role in overlaps}
     weighted = {NULL_ROLE[s.direction] for s in config.selections if calibration_of(s.calibration).weighted}
     weights: dict[Role, RunWeights] = {role: weigh_run(scored, role, config, each) for role in sorted(weighted)}
-    copies: dict[Role, Future[NearCopies]] = {}
+    duplicates: dict[Role, Future[NearDuplicates]] = {}
     groups: dict[Role, GroupSizes] = {}
     for role in roles:
         sketched = read_sketches(scored, role, each, overlaps[role].keep if role in overlaps else None)
-        copies[role], groups[role] = beside.submit(sketched.find_copies, config.near_copies), sketched.groups
+        duplicates[role], groups[role] = (
+            beside.submit(sketched.find_near_duplicates, config.near_copies),
+            sketched.groups,
+        )
     questions = []
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
@@ -221,7 +224,7 @@ def _questions(
             weights[role] if calibration_of(selection.calibration).weighted else None,
         )
         questions.append(_Question(config, selection, scored, *tests, span, limit, texts, groups))
-    return questions, copies
+    return questions, duplicates
 
 
 def _columns(selections: Sequence[SelectionConfig]) -> list[str]:  # of scores
@@ -392,7 +395,7 @@ class _Question:
         order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", "text_key", *shown, *STRENGTH]
         return replace(part, selected=part.selected.select(order))
 
-    def summarise(self, answer: Answer, total: Total, copies: Mapping[Role, NearCopies]) -> Summary:
+    def summarise(self, answer: Answer, total: Total, duplicates: Mapping[Role, NearDuplicates]) -> Summary:
         """The summary of the answer, with the near-duplicates among the documents of each role."""
         selection, role, n_selected = self.selection, self.null_role, len(total.selected)
         diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, role)
@@ -402,7 +405,7 @@ class _Question:
         sizes = self.groups["audit"], self.groups[role]
         groups = group_diagnostic(selection.procedure, selection.direction, role, *sizes)
         checks: dict[str, Diagnostic | None] = {
-            "families": families_diagnostic(copies, listed),
+            "families": families_diagnostic(duplicates, listed),
             "tail": tail_diagnostic(self.blind_test, listed),
             "groups": groups,
         }
@@ -415,8 +418,8 @@ class _Question:
         review = self.scored.review.review if self.scored.review is not None and role == "unseen" else None
         removed = review is not None and review.n_removed > 0
         alone = self.weights is None and not removed and not diagnostics.failures()
-        audited, calibrating = copies["audit"], copies[role]
-        near = near_copies_diagnostic(selection.procedure, answer.n_bh, role, audited, calibrating, alone)
+        audited, calibrating = duplicates["audit"], duplicates[role]
+        near = near_duplicates_diagnostic(selection.procedure, answer.n_bh, role, audited, calibrating, alone)
         diagnostics = diagnostics.model_copy(update={"near_copies": near})
         if not self.config.corpus.has_text:
             diagnostics = without_texts(diagnostics, role)

@@ -91,14 +91,14 @@ class ResolutionDiagnostic(Diagnostic):
     )
 
 
-class CopyFamily(Record):
+class NearDuplicateFamily(Record):
     """Documents that are near-duplicates of one another, directly or through others."""
 
     size: int = Field(description="Documents of the family.")
     ids: list[str] = Field(description="Ids of the first of them.")
 
 
-class NearCopies(Record):
+class NearDuplicates(Record):
     """Near-duplicates among the documents of one role."""
 
     n_documents: int = Field(description="Documents that were compared.")
@@ -112,11 +112,11 @@ class NearCopies(Record):
     effective: float = Field(
         description="Independent documents that a mean over all of them is worth: (sum of sizes)^2 / sum of sizes^2."
     )
-    families: list[CopyFamily] = Field(description="The largest families.")
+    families: list[NearDuplicateFamily] = Field(description="The largest families.")
     n_large: int = Field(0, description="Families of at least 5 documents.")
 
 
-class CopyPair(Record):
+class NearDuplicatePair(Record):
     """Two documents that are near-duplicates."""
 
     audit: str = Field(description="Id of the audited document.")
@@ -132,14 +132,14 @@ class OverlapDiagnostic(Diagnostic):
     )
     n_equal: int = Field(0, description="Of these, those whose text is the same.")
     n_audit: int = Field(description="Audited documents that calibration documents repeat.")
-    pairs: list[CopyPair] = Field([], description="The first few pairs.")
+    pairs: list[NearDuplicatePair] = Field([], description="The first few pairs.")
 
 
-class NearCopiesDiagnostic(Diagnostic):
+class NearDuplicatesDiagnostic(Diagnostic):
     """Near-duplicates among the audited documents, and among those that calibrate."""
 
-    audit: NearCopies = Field(description="Near-duplicates among the audited documents.")
-    calibration: NearCopies = Field(description="Near-duplicates among the documents that calibrate.")
+    audit: NearDuplicates = Field(description="Near-duplicates among the audited documents.")
+    calibration: NearDuplicates = Field(description="Near-duplicates among the documents that calibrate.")
     n_selected_by_bh: int | None = Field(
         None,
         description="Documents that bh selects, where the procedure does not bear the near-duplicates and bh does.",
@@ -215,7 +215,7 @@ class Diagnostics(Record):
         description="Whether there are enough calibration documents for a small selection."
     )
     overlap: OverlapDiagnostic = Field(description="Calibration documents that are near-duplicates of audited ones.")
-    near_copies: NearCopiesDiagnostic | None = Field(
+    near_copies: NearDuplicatesDiagnostic | None = Field(
         None, description="Near-duplicates among the documents of one role; null where no texts were at hand."
     )
     groups: Diagnostic | None = Field(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.dependence import copies_file
+from pipeline.audit.dependence import near_duplicates_file
 from pipeline.audit.digests import read_digests, read_listed
 from pipeline.audit.scored import Overlap, RoleRows, Scored
 from pipeline.config.audit import AuditConfig
@@ -291,11 +291,11 @@ def write_evidence(
     try:
         texts = _scored_texts(scored, places)
         tokens = _all_tokens(scored, config, texts, kept, reread)
-        copies = families_of(scored.store, places)
+        duplicates = families_of(scored.store, places)
         index = {place: number for number, place in enumerate(_places(tokens))}
         for one in (one for one in tops if len(one.rows)):
             near, shown = _neighbours(scored, one, texts), weighed_tokens(config, one.detectors, one.weights)
-            table = _table(one, shown, near, copies, tokens, index)
+            table = _table(one, shown, near, duplicates, tokens, index)
             if len(table):
                 written[one.name] = _write(scored, one.name, table)
         if reread is not None:
@@ -383,7 +383,7 @@ def _table(
     one: TopDocuments,
     shown: tuple[str, Kind],
     near: tuple[np.ndarray, list[_Near]],
-    copies: Mapping[Place, list[str]],
+    duplicates: Mapping[Place, list[str]],
     tokens: pa.Table,
     index: Mapping[Place, int],
 ) -> pa.Table:
@@ -399,7 +399,9 @@ def _table(
         "ranked_by": [one.ranked_by] * len(here),
         "score": [float(scores[number]) for number in here],
         "neighbours": [[{"doc_id": name, "score": score} for name, score in neighbours[number]] for number in here],
-        "near_copies": [[*one.pairs.get(ids[number], []), *copies.get(places[number], [])][:NAMED] for number in here],
+        "near_copies": [
+            [*one.pairs.get(ids[number], []), *duplicates.get(places[number], [])][:NAMED] for number in here
+        ],
     }
     parts = {name: table[name] if name in TOKEN_SCHEMA.names else columns[name] for name in EVIDENCE_SCHEMA.names}
     return pa.table(parts, schema=EVIDENCE_SCHEMA).combine_chunks()
@@ -463,7 +465,7 @@ def families_of(store: Store, places: Collection[Place]) -> dict[Place, list[str
         store: the run directory, in which the near-duplicates are listed.
         places: of the documents.
     """
-    name = copies_file("audit")
+    name = near_duplicates_file("audit")
     if not places or not store.exists(name):
         return {}
     table = store.read_table(name)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.near_copies import CopyIndex
+from pipeline.corpus.near_duplicates import NearDuplicateIndex
 from pipeline.detectors.base import Prefix
 from pipeline.errors import UserError
 from pipeline.passes.statistics import HELD
@@ -42,7 +42,7 @@ class Shots:
         """
         if len(self.ids) == 1:
             return [0] * len(id_keys)
-        near = np.stack([CopyIndex.of(one[None], self.near_copies).matches(sketches) for one in self.sketches])
+        near = np.stack([NearDuplicateIndex.of(one[None], self.near_copies).matches(sketches) for one in self.sketches])
         chosen: list[int | None] = []
         for place, key in enumerate(id_keys):
             order = np.random.default_rng([seed, _CHOICE, key % (1 << 64)]).permutation(len(self.ids))

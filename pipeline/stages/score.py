@@ -17,7 +17,7 @@ import torch
 from pipeline.config.models import AnyModel, ModelConfig, display_name
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.keys import Keys
-from pipeline.corpus.near_copies import SKETCH_KIND, SKETCH_TYPE
+from pipeline.corpus.near_duplicates import SKETCH_KIND, SKETCH_TYPE
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass, Prefix, plan_passes
 from pipeline.detectors.plugins import load_plugins

@@ -23,7 +23,7 @@ from pipeline.audit.select import Each, select_all
 from pipeline.audit.summary import Summary
 from pipeline.corpus.documents import text_key
 from pipeline.corpus.inputs import number_rows
-from pipeline.corpus.near_copies import sketch
+from pipeline.corpus.near_duplicates import sketch
 from pipeline.errors import UserError
 from pipeline.report.wording.conclusion import GROUPED
 from pipeline.store.files import Store
@@ -251,9 +251,9 @@ def test_of_too_many_documents_a_sample_is_compared_that_keeps_families_together
     corpus = {role: {"path": str(tmp_path / f"{role}.jsonl")} for role in ("audit", "unseen")}
     described = {"run": store.url, "model": {"path": "m"}, "corpus": corpus, "resources": {"shard_bytes": 30_000}}
     scored = read_scored(store, make_plan(build_config(described)).shards)
-    some = read_sketches(scored, "audit", each, most=150).find_copies(0.8)
+    some = read_sketches(scored, "audit", each, most=150).find_near_duplicates(0.8)
     assert not some.whole
     assert 90 < some.n_documents < 210, "half of 300: families of five, so within 4 standard errors"
     assert some.largest == 5
     assert some.n_copies == 5 * some.n_families, "no family is torn"
-    assert read_sketches(scored, "audit", each).find_copies(0.8).n_copies == 200
+    assert read_sketches(scored, "audit", each).find_near_duplicates(0.8).n_copies == 200

@@ -27,7 +27,7 @@ from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.picture import PICTURE
 from pipeline.corpus.formats.webdataset import WEBDATASET
 from pipeline.corpus.inputs import find_inputs, plan_shards
-from pipeline.corpus.near_copies import near_families
+from pipeline.corpus.near_duplicates import near_families
 from pipeline.corpus.pictures import open_picture, picture_problem, picture_sketches
 from pipeline.errors import UserError
 from pipeline.export.place import ExportFolder

@@ -24,14 +24,14 @@ from test_preflight_checks import planned, text
 import seenset
 from pipeline.audit.blind import blind_diagnostic
 from pipeline.audit.density_weights import weighted_diagnostic, weighting_diagnostic
-from pipeline.audit.dependence import near_copies_diagnostic
+from pipeline.audit.dependence import near_duplicates_diagnostic
 from pipeline.audit.description import build_config
 from pipeline.audit.diagnostics import diagnose_scores
 from pipeline.audit.forecast import forecast
 from pipeline.audit.halvings import LEAST, Blind
 from pipeline.audit.plan import describe_model, make_plan
 from pipeline.audit.preflight import RUN, Effort, check_documents
-from pipeline.audit.summary import NearCopies, Summary
+from pipeline.audit.summary import NearDuplicates, Summary
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount
 from pipeline.config.models import ModelConfig
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
@@ -302,9 +302,9 @@ def test_exact_decimals_are_written_as_they_are() -> None:
 # --- near-duplicates, weights, signs
 
 
-def copies(sizes: list[int]) -> NearCopies:
+def copies(sizes: list[int]) -> NearDuplicates:
     total = sum(sizes)
-    return NearCopies(
+    return NearDuplicates(
         n_documents=total,
         whole=True,
         n_copies=sum(size for size in sizes if size > 1),
@@ -320,7 +320,7 @@ def copies(sizes: list[int]) -> NearCopies:
 def test_copies_that_calibrate_shrink_p_values_by_the_factor_of_the_sentence_and_no_more(sizes: list[int]) -> None:
     """Every order of the families and one null document, by enumeration."""
     n, families = sum(sizes), len(sizes)
-    sentence = near_copies_diagnostic("bh", None, "unseen", copies([1] * 9), copies(sizes)).sentence
+    sentence = near_duplicates_diagnostic("bh", None, "unseen", copies([1] * 9), copies(sizes)).sentence
     (distinct, factor) = re.findall(
         r"rank as (\d+) distinct documents, so .* by a factor of up to ([\d.]+);", sentence
     )[0]

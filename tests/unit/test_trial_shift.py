@@ -12,7 +12,7 @@ import pytest
 from test_trial import swept_rows, trial
 from test_weighted import texts
 
-from pipeline.corpus.near_copies import draw_families
+from pipeline.corpus.near_duplicates import draw_families
 from pipeline.errors import UserError
 from pipeline.report.wording.trial import verification
 from pipeline.selection.engine import Scores
