@@ -59,12 +59,12 @@ from pipeline.store.receipts import Receipt, compact_receipts, read_receipts
 from ray_jobs import supervisor
 from ray_jobs.actors import map_shards
 from ray_jobs.cluster import cluster_nodes, cluster_warning
-from ray_jobs.evidence import token_reader
 from ray_jobs.finetune import AdapterJob, adapter_jobs, train_adapters, trainings_beside
 from ray_jobs.progress import Reporter
 from ray_jobs.select import fold_of
 from ray_jobs.start import Checks, begin_model, device_of_run, machine_of, start_checks, types_of_run
 from ray_jobs.terminal import heartbeat
+from ray_jobs.token_attributions import token_reader
 
 FINETUNE_STAGE = "finetune"
 

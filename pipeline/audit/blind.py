@@ -26,9 +26,9 @@ from pipeline.audit.halvings import (
     Compared,
     HeldOut,
     blocks_among,
+    documents_to_decide,
     held_out,
     interval_of,
-    to_settle,
 )
 from pipeline.audit.records import Record
 from pipeline.audit.summary import BlindDiagnostic
@@ -378,7 +378,7 @@ def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDia
         by=by,
         outcome=outcome,
         sentence=blind_sentence(test, role, by),
-        n_to_settle=to_settle() if outcome == "inconclusive" else None,
+        n_to_settle=documents_to_decide() if outcome == "inconclusive" else None,
         **({} if test is None else asdict(test)),
     )
 

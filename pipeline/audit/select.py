@@ -58,7 +58,7 @@ from pipeline.audit.selected import (
 )
 from pipeline.audit.summary import Diagnostic, NearDuplicates, Summary, make_summary, series_place, summary_file
 from pipeline.audit.top_documents import MOST_THUMBNAILS as THUMBNAILS
-from pipeline.audit.top_documents import Reread, kept_tokens, top_documents_of, write_evidence, write_thumbnails
+from pipeline.audit.top_documents import Reread, kept_tokens, top_documents_of, write_attributions, write_thumbnails
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.models import ModelConfig
@@ -100,7 +100,9 @@ class Answering:
     """What a command does with the answers of a run."""
 
     command: Command = "run"  # for the history of questions
-    texts: bool = True  # whether answers show how the selected documents begin, and their evidence is written
+    texts: bool = (
+        True  # whether answers show how the selected documents begin, and their token attributions are written
+    )
     reread: Reread | None = None  # puts selected documents through the model once more; None: no model is asked
     say: Callable[[str], None] = lambda line: None  # prints a line
     claim: Claiming | None = None  # of a scan of a schedule; called once, before anything of an answer is there
@@ -154,10 +156,10 @@ def select_all(
     note_answers(scored.store, config, how.command, summaries)  # before anyone can read an answer
     files = _write_files(scored, answers, summaries, pictures)
     _remove_others(config, scored)
-    evidence = {} if kept is None else write_evidence(scored, config, tops, kept, how.reread, how.say)
+    attributions = {} if kept is None else write_attributions(scored, config, tops, kept, how.reread, how.say)
     scores = scores_digest(scored.of("audit"))
     for summary in summaries:
-        write_answer(scored.store, summary, {**files[summary.name], **evidence.get(summary.name, {})}, scores)
+        write_answer(scored.store, summary, {**files[summary.name], **attributions.get(summary.name, {})}, scores)
     give_back()  # what was merged, before figures are drawn
     return summaries
 
@@ -168,7 +170,7 @@ def _write_files(
     summaries: Sequence[Summary],
     pictures: Mapping[str, pa.Table],
 ) -> dict[str, dict[str, str]]:
-    """Write the files of all answers but evidence and summaries; SHA-256 by name, those of the run included.
+    """Write the files of all answers but token attributions and summaries; SHA-256 by name, those of the run included.
 
     Args:
         scored: the score shards.

@@ -56,7 +56,7 @@ class BlindDiagnostic(Diagnostic):
         "thumbnails, colours and files.",
     )
     n_to_settle: int | None = Field(
-        None, description="Documents of each kind, about, that would settle the test; null where it is settled."
+        None, description="Documents of each kind, approximately, that would decide the test; null where it is decided."
     )
     auc: float | None = Field(None, description="Area under the ROC curve of the classifier, held out; 0.5 is chance.")
     low: float | None = Field(None, description="Lower end of the 99% interval of the area.")
@@ -412,7 +412,7 @@ class Summary(Bounded, VersionedRecord):
 
 def unsettled(blind: BlindDiagnostic) -> str:
     """Why a blind test leaves an answer inconclusive, and what would decide it."""
-    return wording.unsettled_sentence(blind.sentence, blind.outcome != "not tested", blind.n_to_settle)
+    return wording.inconclusive_sentence(blind.sentence, blind.outcome != "not tested", blind.n_to_settle)
 
 
 def unsupported(summaries: Iterable[Summary]) -> list[str]:

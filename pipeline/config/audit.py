@@ -23,7 +23,7 @@ from pipeline.config.yaml import Section, Size
 LEAST_SHARE = 1e-4
 """Of a GPU: Ray tells no smaller parts apart."""
 
-MOST_EVIDENCE = 20_000
+MOST_ATTRIBUTIONS = 20_000
 """Documents of a selection whose tokens are kept, at most: memory holds them together."""
 
 
@@ -142,7 +142,7 @@ class AuditConfig(Section):
     limits: LimitsConfig = LIMITS
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
     selections: list[SelectionConfig] = Field(default=[], description="Questions to the scores.")
-    evidence: Annotated[int, Field(ge=0, le=MOST_EVIDENCE)] = Field(
+    evidence: Annotated[int, Field(ge=0, le=MOST_ATTRIBUTIONS)] = Field(
         200, description="Selected documents whose token attributions are kept; 0: none."
     )
     series: SeriesConfig | None = Field(None, description="The schedule that this run is a scan of.")

@@ -269,8 +269,8 @@ def _alike(
     one, other = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
     for begin, end in _candidates(keys, keys, width):
         given, known = order[begin], order[end]
-        apart = labels[given] != labels[known]
-        given, known = given[apart], known[apart]
+        differing = labels[given] != labels[known]
+        given, known = given[differing], known[differing]
         close = _close(sketches[first[given]], sketches[first[known]], threshold)
         one.append(given[close])
         other.append(known[close])

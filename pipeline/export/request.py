@@ -92,7 +92,7 @@ def form_of(chosen: Mapping[Form, bool]) -> Form:
     return forms[0] if forms else "files"
 
 
-def settle_request(request: ExportRequest) -> ExportQuestion:
+def resolve_request(request: ExportRequest) -> ExportQuestion:
     """Find what a request asks of a run.
 
     Raises:

@@ -56,7 +56,7 @@ def alike(size: int, seed: int) -> Blind:
     return blind_of(held)
 
 
-def test_as_many_documents_as_the_sentence_says_settle_nine_of_ten_tests_and_fewer_do_not() -> None:
+def test_as_many_documents_as_the_sentence_states_decide_nine_of_ten_tests_and_fewer_do_not() -> None:
     """Drawn, not computed: the halved test of two kinds that are alike."""
     count = blind_diagnostic(None, "seen").n_to_settle
     assert count == 1_600

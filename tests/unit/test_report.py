@@ -22,7 +22,7 @@ from pipeline.audit.manifest import AdapterRecord, GradientRecord, read_run
 from pipeline.audit.selected import ScoreHistogram
 from pipeline.audit.status import Counts, StatusFile
 from pipeline.audit.summary import BlindDiagnostic, SymmetryDiagnostic
-from pipeline.audit.top_documents import DocumentEvidence
+from pipeline.audit.top_documents import TokenAttributions
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError, visible
@@ -455,7 +455,7 @@ def test_the_drawn_threshold_is_where_the_curve_last_meets_the_line(tmp_path: Pa
 
 HOME = Folders(("/home/somebody/",))
 NEAR = [("/home/somebody/unseen.jsonl#4", -2.25)]
-EVIDENCE = DocumentEvidence(
+EVIDENCE = TokenAttributions(
     text="One\u202etwo",
     pieces=["One", "\u202etwo"],
     values=[None, -3.14159],

@@ -102,7 +102,7 @@ def test_a_collection_that_was_not_trained_on_is_not_shown_to_be(store: Store) -
 
 
 @pytest.mark.parametrize("outcome", [UNSETTLED, UNTESTED])
-def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_settles_it(
+def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_decides_it(
     store: Store, outcome: BlindDiagnostic, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file_blind_test(store, outcome)

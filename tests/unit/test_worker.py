@@ -94,7 +94,7 @@ def test_a_shard_without_a_readable_document_has_a_receipt(finish: Way, tmp_path
     assert read_rows(stage_of(), shards[1], store) == {}
 
 
-def test_a_worker_takes_no_shard_ahead_that_another_could_begin(tmp_path: Path) -> None:
+def test_a_worker_prefetches_no_shard_that_another_could_start(tmp_path: Path) -> None:
     shards, store = shards_of(tmp_path, *(letters(letter, 4) for letter in "abc"))
     meeting = threading.Barrier(3)
     worked: list[bool] = []
@@ -127,12 +127,12 @@ def attempts(work: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize("finish", WAYS)
-def test_a_document_that_kills_while_it_is_read_ahead_is_found_and_no_other(finish: Way, tmp_path: Path) -> None:
+def test_a_document_that_kills_while_it_is_prefetched_is_found_and_no_other(finish: Way, tmp_path: Path) -> None:
     texts = [letters("a", 4), ["b", "bb", "b deadly to tokenise", "bbbb", "bbbbb"], letters("c", 6)]
     stage = stage_of(together=3, deadly_at=str(tmp_path / "flag"))
     shards, store = shards_of(tmp_path / "killed", *texts)
     assert attempts(lambda: finish(stage, shards, store)) <= 6
-    assert (tmp_path / "flag").exists(), "it was read ahead"
+    assert (tmp_path / "flag").exists(), "it was prefetched"
     texts[1][2] = "b wrong to tokenise"
     others, clean = shards_of(tmp_path / "clean", *texts)
     finish(stage_of(), others, clean)
@@ -183,7 +183,7 @@ def test_of_two_workers_that_end_a_shard_at_once_one_has_filed_it(tmp_path: Path
 
 @pytest.mark.parametrize("finish", WAYS)
 def test_a_shard_that_was_interrupted_is_isolated_and_alone_in_its_process(finish: Way, tmp_path: Path) -> None:
-    """Else a death could be blamed on what is computed, of a document that was read ahead."""
+    """Else a death could be blamed on what is computed, of a document that was prefetched."""
     shards, store = shards_of(tmp_path, letters("a", 9), letters("b", 9), letters("c", 9))
     driver = LOCAL_DRIVER if finish is in_one_process else "some driver"
     store.write_json(f"attempts/turns/{shards[1].id}.json", died(driver))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.audit.halvings import LEAST, LEAST_BLOCKS, PASSING, TOLERANCE, Blind, to_settle
+from pipeline.audit.halvings import LEAST, LEAST_BLOCKS, PASSING, TOLERANCE, Blind, documents_to_decide
 from pipeline.selection.promises import beside
 
 WORDS, TOKENS, OF_PICTURES = "words", "tokens", "thumbnails, colours and files"
@@ -29,13 +29,13 @@ def blind_sentence(test: Blind | None, role: str, by: str) -> str:
     if test is None:
         return (
             f"Inconclusive: fewer than {LEAST_BLOCKS} {role} or audited documents, where documents of one group and "
-            f"near-duplicates count once: whether their {by} differ could not be tested. {settled_by(role, by=by)}"
+            f"near-duplicates count once: whether their {by} differ could not be tested. {decided_by(role, by=by)}"
         )
     if test.outcome == "inconclusive":
         return (
             f"Inconclusive: too few documents to determine whether the {by} of the {role} and the audited documents "
             f'differ ({_interval(test)}). "Different" needs a lower limit above {_DIFFERENT:.2f}, "alike" an upper '
-            f"limit of at most {_ALIKE:.2f}. {settled_by(role, by=by, blocks=test.n_audit_blocks is not None)}"
+            f"limit of at most {_ALIKE:.2f}. {decided_by(role, by=by, blocks=test.n_audit_blocks is not None)}"
         )
     if test.outcome == "passed":
         return f"A {_hardly(test, role, by)} It does not prove them alike."
@@ -95,7 +95,7 @@ def to_be_weighted(sentence: str, by: str) -> str:
     return f"{sentence} So much for the documents as they are; the weights by their {by} are to repair that."
 
 
-def settled_by(first: str, second: str = "audited", by: str = WORDS, blocks: bool = False) -> str:
+def decided_by(first: str, second: str = "audited", by: str = WORDS, blocks: bool = False) -> str:
     """How many documents of two kinds would decide the test.
 
     Args:
@@ -106,8 +106,8 @@ def settled_by(first: str, second: str = "audited", by: str = WORDS, blocks: boo
     """
     once = " (documents of one group and near-duplicates count once)" if blocks else ""
     return (
-        f"About {to_settle():,} {first} and as many {second} documents{once} would decide it: if their {by} are alike, "
-        "nine of ten tests then pass."
+        f"About {documents_to_decide():,} {first} and as many {second} documents{once} would decide it: "
+        f"if their {by} are alike, nine of ten tests then pass."
     )
 
 

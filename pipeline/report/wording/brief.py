@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from pipeline.audit.halvings import to_settle
+from pipeline.audit.halvings import documents_to_decide
 from pipeline.audit.summary import BlindDiagnostic, Diagnostic, SeriesPlace, ShareDiagnostic, Summary
 from pipeline.report.contents import AnswerText, BriefAnswer, Check, CheckVerdict, Light, SelectionReport
 from pipeline.report.wording.bounds import bound_clause, known_claim, sentence, sureness, wrong_claim
@@ -281,7 +281,7 @@ def _unknown(summary: Summary) -> str:
     blind = summary.diagnostics.blind
     if blind.outcome == "not tested":
         return "Not checked: that audited and calibration documents are alike is assumed."
-    return f"Inconclusive: about {blind.n_to_settle or to_settle():,} documents of each kind would decide it."
+    return f"Inconclusive: about {blind.n_to_settle or documents_to_decide():,} documents of each kind would decide it."
 
 
 def _first_sentence(text: str) -> str:

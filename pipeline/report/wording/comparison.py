@@ -141,7 +141,7 @@ def ranking_title(task: str, metric: str, items: int, clean: int) -> str:
 
 def places_changed(
     models: tuple[str, str],
-    ahead: float,
+    lead: float,
     ahead_on_clean: tuple[float, float, float],
     shown: bool,
     items: tuple[int, int],
@@ -150,7 +150,7 @@ def places_changed(
 
     Args:
         models: the one that is ahead on all items, and the one that is ahead on the clean items.
-        ahead: difference of their accuracies on all items.
+        lead: difference of their accuracies on all items.
         ahead_on_clean: the same on the clean items, the other way round, with the ends of its interval.
         shown: whether the interval lies above 0.
         items: not selected as clean, on which the first model does better, and on which the second one does.
@@ -159,7 +159,7 @@ def places_changed(
     difference, low, high = ahead_on_clean
     chance = "" if shown else ", which may be chance"
     return (
-        f"{first} is ahead of {second} by {ahead:.3f} on all items; {second} is ahead by {difference:.3f} [{low:.3f}, "
+        f"{first} is ahead of {second} by {lead:.3f} on all items; {second} is ahead by {difference:.3f} [{low:.3f}, "
         f"{high:.3f}] on the clean items{chance}. Of the items that were not selected as clean {items[0]:,} speak for "
         f"{first} and {items[1]:,} against."
     )

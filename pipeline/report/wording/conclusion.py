@@ -60,7 +60,7 @@ def standing(conclusion: str, checked: bool = True) -> str:
     return conclusion if checked or conclusion == "supported" else "inconclusive (not checked)"
 
 
-def unsettled_sentence(sentence: str, checked: bool, n_to_settle: int | None) -> str:
+def inconclusive_sentence(sentence: str, checked: bool, n_to_settle: int | None) -> str:
     """Why a blind test leaves an answer inconclusive, and what would decide it.
 
     Args:
@@ -70,8 +70,8 @@ def unsettled_sentence(sentence: str, checked: bool, n_to_settle: int | None) ->
     """
     if checked:
         return sentence
-    settles = "" if n_to_settle else " To decide it, repeat the selection where the texts can be read."
-    return f"Not checked: {sentence}{settles}"
+    remedy = "" if n_to_settle else " To decide it, repeat the selection where the texts can be read."
+    return f"Not checked: {sentence}{remedy}"
 
 
 def unproved(weighting: str) -> str:

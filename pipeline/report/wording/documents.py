@@ -69,8 +69,8 @@ def counted(duplicates: NearDuplicates, documents: str) -> str:
         return f"{sample}{'N' if duplicates.whole else 'n'}one of the {documents} is a near-duplicate of another."
     families = "1 family" if duplicates.n_families == 1 else f"{duplicates.n_families:,} families"
     return (
-        f"{sample}{duplicates.n_copies:,} of {duplicates.n_documents:,} {documents} are near-duplicates of others among "
-        f"them ({families}, the largest of {duplicates.largest:,})."
+        f"{sample}{duplicates.n_copies:,} of {duplicates.n_documents:,} {documents} are near-duplicates of others "
+        f"among them ({families}, the largest of {duplicates.largest:,})."
     )
 
 

@@ -137,9 +137,9 @@ def one_backward_pass(reason: str) -> str:
 
 def top_documents(count: int, total: int) -> str:
     """How many of the top documents are shown with their tokens."""
-    return f"evidence: {count:,} of {total:,} documents have it"
+    return f"token attributions: {count:,} of {total:,} documents have them"
 
 
 def no_top_documents(error: Exception) -> str:
     """Why none is."""
-    return f"no evidence of single documents: {' '.join(str(error).split()) or type(error).__name__}"
+    return f"no token attributions: {' '.join(str(error).split()) or type(error).__name__}"

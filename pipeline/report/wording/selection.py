@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from pydantic import JsonValue
 
-from pipeline.audit.halvings import to_settle
+from pipeline.audit.halvings import documents_to_decide
 from pipeline.audit.history import HistoryEntry, count_questions, several_questions
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
@@ -212,7 +212,7 @@ def untested(summary: Summary) -> str:
         return f"Whether {differ} was not checked."
     return (
         f"Whether {differ} is not known: the test of their {summary.diagnostics.blind.by} was inconclusive. About "
-        f"{summary.diagnostics.blind.n_to_settle or to_settle():,} documents of each kind would decide it."
+        f"{summary.diagnostics.blind.n_to_settle or documents_to_decide():,} documents of each kind would decide it."
     )
 
 

@@ -137,10 +137,10 @@ def fit_discriminant(sought: np.ndarray, pool: np.ndarray) -> AdaScore:
     scale = np.where(high > low, (high - low) / 2, 1.0)
     sides = [np.stack(_standardised(side, center, scale), axis=1) for side in (known, rows)]
     means = [side.mean(axis=0) for side in sides]
-    apart = np.concatenate([side - mean for side, mean in zip(sides, means, strict=True)])
+    centred = np.concatenate([side - mean for side, mean in zip(sides, means, strict=True)])
     width = rows.shape[1]
     with threadpool_limits(1):  # the same sums on every machine
-        covariance = apart.T @ apart / max(1, len(apart) - 2) + RIDGE * np.eye(width)
+        covariance = centred.T @ centred / max(1, len(centred) - 2) + RIDGE * np.eye(width)
         linear = np.linalg.solve(covariance, means[0] - means[1])
     return AdaScore(center, scale, np.concatenate([linear, np.zeros(width * (width + 1) // 2)]))
 

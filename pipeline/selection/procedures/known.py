@@ -85,16 +85,16 @@ def known_scores(null: Moments, known: Moments, audit: Moments, quarantined: int
     Returns:
         `unclipped` is raw.
     """
-    apart = known.mean - null.mean
-    raw = (known.mean - audit.mean) / apart if apart else 1.0
-    if raw <= 0 or not apart or not audit.count:
+    difference = known.mean - null.mean
+    raw = (known.mean - audit.mean) / difference if difference else 1.0
+    if raw <= 0 or not difference or not audit.count:
         return KnownMembers(theta=1.0, unclipped=raw, pi0=Fraction(1))
     parts = (
         raw**2 * null.variance / null.count,
         (1 - raw) ** 2 * known.variance / known.count,
         audit.variance / audit.count,
     )
-    theta = 1 / raw - math.fsum(parts) / apart**2 / raw**3
+    theta = 1 / raw - math.fsum(parts) / difference**2 / raw**3
     share = 1 / theta if theta > 1 else 1.0
     pi0 = (share * audit.count + quarantined) / (audit.count + quarantined)
     return KnownMembers(theta=theta, unclipped=raw, pi0=Fraction(min(1.0, pi0)))

@@ -12,7 +12,7 @@ import pytest
 from finished import run
 from made_up import sentence, write_audit, write_jsonl
 
-from pipeline.audit.top_documents import read_evidence
+from pipeline.audit.top_documents import read_attributions
 from pipeline.store.files import Store
 
 SHORT = [sentence(1000 + i, 10) for i in range(40)]
@@ -51,7 +51,7 @@ def test_of_documents_with_equal_p_values_the_strongest_score_comes_first(folder
     assert len(scores) > 40
     assert scores == sorted(scores, reverse=True)
     assert [row["row"] for row in rows] != sorted(row["row"] for row in rows)
-    assert list(read_evidence(Store(str(folder / "run")), "members")) == [row["doc_id"] for row in rows[:7]]
+    assert list(read_attributions(Store(str(folder / "run")), "members")) == [row["doc_id"] for row in rows[:7]]
     assert rows[0].keys() == {"doc_id", "p_value", "zlib", "source", "row", "text_key", "excerpt"}
     clean = [row["zlib"] for row in listed(folder, "clean")]
     assert len(clean) > 40
@@ -69,7 +69,7 @@ def test_a_fused_statistic_orders_before_the_score_of_the_detector_of_the_larges
 
 
 def test_the_learnt_score_orders_documents_of_equal_p_values(folder: Path) -> None:
-    shown = list(read_evidence(Store(str(folder / "run")), "learnt").values())
+    shown = list(read_attributions(Store(str(folder / "run")), "learnt").values())
     rows = listed(folder, "learnt")
     assert len({row["p_value"] for row in rows[:7]}) == 1
     assert [one.ranked_by for one in shown] == ["adadetect"] * 7
