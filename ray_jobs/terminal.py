@@ -273,7 +273,7 @@ def print_verdict(verdict: CollectionVerdict) -> None:
 
 
 def print_answers(run: str, summaries: Sequence[Summary]) -> None:
-    """The answers of a run, and what asking it several questions does to their promise."""
+    """The answers of a run, and what asking it several questions does to their guarantee."""
     from pipeline.audit.history import read_history, several_questions
     from pipeline.config.selection import HISTORY
     from pipeline.store.files import Store
@@ -302,7 +302,7 @@ def print_evaluation(evaluation: Evaluation, page: str) -> None:
 
 
 def print_joint(report: JointReport, folder: str) -> None:
-    """What several runs select together, what it promises, and where the lists are."""
+    """What several runs select together, what it guarantees, and where the lists are."""
     from pipeline.compare.joint import joint_table
 
     screen = console()
@@ -344,7 +344,7 @@ def print_ranking(ranking: RankingReport, folder: str) -> None:
 
 
 def print_series(summary: SeriesSummary, page: str | None) -> None:
-    """The scans of a schedule, what is promised of all of them and what is not, and what is new."""
+    """The scans of a schedule, what is guaranteed for all of them and what is not, and what is new."""
     from pipeline.series.summary import series_table
 
     screen = console()

@@ -1,4 +1,4 @@
-"""Near-duplicates and groups among scored documents, and which promises they take: those over independent ones."""
+"""Near-duplicates and groups among scored documents, and which guarantees they break: those for independent ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_duplicates import SKETCH, Sketches, SketchFile, near_families
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.documents import grouped
+from pipeline.selection.guarantees import beside
 from pipeline.selection.procedures import procedure_of
-from pipeline.selection.promises import beside
 from pipeline.store.receipts import Receipt
 
 DEPENDENCE = 1.05
@@ -47,7 +47,7 @@ Simulated: the FDR of `storey` grows by about twelve times this, as a share of a
 """
 
 INFLATION = 1.1
-"""The most that the p-values may be too small by, as a factor, before the promise counts as contradicted."""
+"""The most that the p-values may be too small by, as a factor, before the guarantee counts as contradicted."""
 
 _FAMILIES = PLACES.append(pa.field("family", pa.int64()))
 
@@ -134,7 +134,7 @@ def group_diagnostic(
     """What groups take from the bounds of a selection; None where they leave them as they are.
 
     Args:
-        procedure: of the selection; `bound` promises nothing but a bound.
+        procedure: of the selection; `bound` guarantees nothing but a bound.
         direction: what it seeks.
         role: whose documents calibrate.
         audited: groups of the audited documents.
@@ -227,7 +227,7 @@ class Sketched:
 def near_duplicates_diagnostic(
     procedure: str, n_bh: int | None, role: str, audit: NearDuplicates, calibration: NearDuplicates, alone: bool = True
 ) -> NearDuplicatesDiagnostic:
-    """What near-duplicates take from a selection's promise.
+    """What near-duplicates take from a selection's guarantee.
 
     Clusters of near-duplicates among the audited documents make an estimate of the share of nulls noisier than its
     procedure assumes. Clusters among those that calibrate make p-values too small: n documents of N families give

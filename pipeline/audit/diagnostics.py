@@ -110,7 +110,7 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
 
 
 def _duplicates_diagnostic(scored: Scored) -> CountDiagnostic:
-    """Repeated ids take nothing from the promise: they are quarantined, and count as hypotheses with p = 1."""
+    """Repeated ids take nothing from the guarantee: they are quarantined, and count as hypotheses with p = 1."""
     count = sum(scored.quarantined(role)["duplicate_id"] for role in ("audit", "unseen", "seen"))
     return CountDiagnostic(ok=None if count else True, sentence=wording.repeated_ids_sentence(count), count=count)
 

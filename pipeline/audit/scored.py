@@ -366,7 +366,7 @@ def _check_trained(config: AuditConfig, reading: Sequence[SelectionConfig], n_eq
 
     An equal text stops every selection. Another near-duplicate stops those where a low deviation is evidence: direction
     clean, and adadetect, which may learn so. Where members are sought, training on a like text lowers a document's
-    deviation and makes it look less like a member, so it costs power and not the promise; the diagnostic `fine_tuned`
+    deviation and makes it look less like a member, so it costs power and not the guarantee; the diagnostic `fine_tuned`
     counts them. So too unseen documents in a prefix, but not seen ones, whose near-duplicates look like members.
 
     Args:

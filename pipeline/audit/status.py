@@ -62,7 +62,8 @@ class Status(VersionedRecord):
         [], description="The answers there are, as seenset status prints them; not kept in status.json."
     )
     unsupported: list[str] = Field(
-        [], description="Those of them whose promise a check contradicts: do not act on them. Not kept in status.json."
+        [],
+        description="Those of them whose guarantee a check contradicts: do not act on them. Not kept in status.json.",
     )
 
     def answered(self, selections: Sequence[Summary]) -> Status:

@@ -1,4 +1,4 @@
-"""The summary of a selection: what was asked, what was decided, what is promised and what speaks against it."""
+"""The summary of a selection: what was asked, what was decided, what is guaranteed and what speaks against it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction, Rule, SelectionConfig, SeriesConfig
 from pipeline.errors import ExitCode
 from pipeline.report.wording import conclusion as wording
-from pipeline.report.wording.conclusion import NOT_BOUNDED, reviewed_assumption, reviewed_promise
+from pipeline.report.wording.conclusion import NOT_BOUNDED, reviewed_assumption, reviewed_guarantee
 from pipeline.report.wording.files import answered_by
+from pipeline.selection.guarantees import GuaranteeKind, StrictAnswer
 from pipeline.selection.passes import Answer
-from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.selection.schedule import Slot
 from pipeline.store.files import Store
 
@@ -28,7 +28,7 @@ class Diagnostic(Record):
     """One check of what a selection rests on."""
 
     about_power: ClassVar[bool] = False
-    """Whether a failed check takes nothing from the promise, and only says how little could have been selected."""
+    """Whether a failed check takes nothing from the guarantee, and only says how little could have been selected."""
 
     ok: bool | None = Field(
         description="Whether the check passed; null where it could not be made, or only reports a number."
@@ -144,7 +144,7 @@ class NearDuplicatesDiagnostic(Diagnostic):
         None,
         description="Documents that bh selects, where the procedure does not bear the near-duplicates and bh does.",
     )
-    bh_stands: bool = Field(description="Whether the near-duplicates leave the promise of bh as it is.")
+    bh_stands: bool = Field(description="Whether the near-duplicates leave the guarantee of bh as it is.")
 
 
 class CountDiagnostic(Diagnostic):
@@ -250,12 +250,12 @@ class Diagnostics(Record):
         return {name: diagnostic for name, diagnostic in named.items() if diagnostic is not None}
 
     def failures(self) -> list[str]:
-        """The sentences of the failed checks that the promise rests on."""
+        """The sentences of the failed checks that the guarantee rests on."""
         checks = self.by_name().values()
         return [check.sentence for check in checks if check.ok is False and not check.about_power]
 
     def conclusion(self) -> Conclusion:
-        """Contradicted where a check that the promise rests on failed; else inconclusive where the blind test is."""
+        """Contradicted where a check that the guarantee rests on failed; else inconclusive where the blind test is."""
         return "contradicted" if self.failures() else conclude([self.blind.ok])
 
     def support(self) -> bool | None:
@@ -317,13 +317,13 @@ class Summary(Bounded, VersionedRecord):
         "rule."
     )
     weights: list[float] | None = Field(description="Weight of each detector in a fusion; null for one detector.")
-    guarantee: Guarantee = Field(
+    guarantee: GuaranteeKind = Field(
         description="finite-sample: proved for any number of documents; asymptotic: as numbers grow; heuristic: not "
         "proved."
     )
-    assumption: str = Field(description="What must hold for the promise to hold.")
+    assumption: str = Field(description="What must hold for the guarantee to hold.")
     promise: str = Field(description="What then holds.")
-    reasons: list[str] = Field(description="Why the promise is not supported, one line each; empty where it is.")
+    reasons: list[str] = Field(description="Why the guarantee is not supported, one line each; empty where it is.")
     minimum_selectable: int = Field(description="The fewest documents that could have been selected, if any.")
     strict: StrictAnswer = Field(
         description="The answer of a procedure with a finite-sample guarantee: this one if it has it."
@@ -355,12 +355,12 @@ class Summary(Bounded, VersionedRecord):
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader of the numbers must know of the promise, a line each; empty where nothing contradicts it."""
+        """What a reader of the numbers must know of the guarantee, a line each; empty where nothing contradicts it."""
         weighting = self.diagnostics.weighting
         weighed = [] if weighting is None or weighting.ok is False else [wording.unproved(weighting.sentence)]
         if self.review is not None:
-            promised = self.was_reviewed and self.conclusion != "contradicted"
-            weighed += [f"{self.review.sentence} {self.promise}" if promised else self.review.sentence]
+            guaranteed = self.was_reviewed and self.conclusion != "contradicted"
+            weighed += [f"{self.review.sentence} {self.promise}" if guaranteed else self.review.sentence]
         if self.conclusion == "contradicted":
             return [*(f"{wording.WARNING}: {reason}" for reason in self.reasons), *weighed]
         if self.conclusion == "supported":
@@ -373,12 +373,12 @@ class Summary(Bounded, VersionedRecord):
         return self.review is not None and self.review.n_removed > 0
 
     @property
-    def guarantee_of_procedure(self) -> Guarantee:
+    def guarantee_of_procedure(self) -> GuaranteeKind:
         """What the procedure guarantees, whatever a review removed."""
         return self.guarantee if self.review is None else self.review.guarantee
 
     def after_review(self, review: Review | None) -> Summary:
-        """The same answer with a review; if it removed documents, without a bound and with an approximate promise.
+        """The same answer with a review; if it removed documents, without a bound and with an approximate guarantee.
 
         Bashari, Sesia and Romano 2025.
         """
@@ -391,7 +391,7 @@ class Summary(Bounded, VersionedRecord):
             update={
                 "guarantee": "heuristic",
                 "assumption": reviewed_assumption(self.assumption, review.n_removed),
-                "promise": reviewed_promise(self.alpha, self.n_calibration, self.guarantee == "finite-sample"),
+                "promise": reviewed_guarantee(self.alpha, self.n_calibration, self.guarantee == "finite-sample"),
                 "strict": replace(self.strict, guarantee="heuristic"),
             }
         )
@@ -401,13 +401,13 @@ class Summary(Bounded, VersionedRecord):
         return self if self.bound is None else self.model_copy(update={"bound": None, "bound_withheld": reason})
 
     def line(self) -> str:
-        """The answer in one line; what contradicts the promise comes before the count."""
+        """The answer in one line; what contradicts the guarantee comes before the count."""
         count = wording.selected(self.n_selected, self.n_audit)
         level = f"alpha {self.alpha:g}" if self.series is None else self.series.clause()
-        terms = f"{self.procedure}, {level}"
+        settings = f"{self.procedure}, {level}"
         if self.conclusion == "contradicted":
-            return wording.contradicted_line(self.name, " ".join(self.remarks), count, terms)
-        return wording.line(self.name, count, f"{terms}, {self.guarantee}", self.standing)
+            return wording.contradicted_line(self.name, " ".join(self.remarks), count, settings)
+        return wording.line(self.name, count, f"{settings}, {self.guarantee}", self.standing)
 
 
 def unsettled(blind: BlindDiagnostic) -> str:

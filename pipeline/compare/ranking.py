@@ -104,7 +104,7 @@ class TaskRanking(Record):
 class RankingReport(VersionedRecord):
     """A benchmark's ranking on all items and on the clean ones: `ranking.json`."""
 
-    clean: CleanItems = Field(description="Which items were selected as clean, and what that promises.")
+    clean: CleanItems = Field(description="Which items were selected as clean, and what that guarantees.")
     tasks: list[TaskRanking] = Field(description="The tasks, in the order of the results.")
     intervals: str = Field(wording.RANKING_INTERVALS, description="What the intervals are.")
     notices: list[str] = Field(description="What a reader must know besides, a line each.")

@@ -89,7 +89,7 @@ class Exported:
         }
 
     def sentences(self) -> list[str]:
-        """What the command prints: what was written, what became of the quarantined, what to know of the promise."""
+        """What the command prints: what was written, what became of the quarantined, what to know of the guarantee."""
         summary = self.question.summary
         remarks = [f"{summary.name}: {remark}" for remark in summary.remarks]
         counted = [answer_sentence(self.question, self.counts), quarantine_sentence(self.question, self.counts)]

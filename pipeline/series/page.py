@@ -89,7 +89,7 @@ def write_series_page(place: PagePlace, summary: SeriesSummary) -> str:
 
 
 def series_figure(summary: SeriesSummary) -> FigureImage:
-    """Documents selected by each scan, a line for each selection; crosses where a check contradicts the promise."""
+    """Documents selected by each scan, a line for each selection; crosses where a check contradicts the guarantee."""
     from matplotlib.ticker import MaxNLocator
 
     lines = {

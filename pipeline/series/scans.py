@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from pipeline.audit.already_audited import reconcile_audited_texts, recorded_audited_texts
 from pipeline.audit.conclusion import Bounded
 from pipeline.audit.records import MANIFEST_FILE, VersionedRecord, parse_part
-from pipeline.audit.summary import Guarantee
+from pipeline.audit.summary import GuaranteeKind
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import Direction, Rule
 from pipeline.errors import UserError
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 
 class Opening(VersionedRecord):
-    """The first entry: the terms, which every scan of the schedule must state alike."""
+    """The first entry: the settings, which every scan of the schedule must state alike."""
 
     kind: Literal["opening"] = Field("opening", description="What the entry is.")
     alpha: float = Field(description="Largest share of all that the scans select together that may be wrong.")
@@ -52,12 +52,13 @@ class Claim(VersionedRecord):
         description="By selection: SHA-256 of the texts of the documents that it was calibrated on."
     )
     asked_before: bool = Field(
-        False, description="Whether the run had answered questions before it took this place: nothing is promised then."
+        False,
+        description="Whether the run had answered questions before it took this place: nothing is guaranteed then.",
     )
     share: float = Field(description="Part of alpha that is this scan's.")
     before: dict[str, int] = Field(
         description="By selection: documents that earlier scans had selected, as filed when the place was claimed; "
-        "without those of another direction, of a selection whose promise a check contradicts, and of a run that had "
+        "without those of another direction, of a selection whose guarantee a check contradicts, and of a run that had "
         "answered before."
     )
     version: str = Field(description="Version of Seenset.")
@@ -81,7 +82,7 @@ class FiledSelection(Bounded):
     n_audit: int = Field(description="Audited documents, quarantined ones included.")
     n_calibration: int = Field(description="Documents that the p-values were calibrated on.")
     n_selected: int = Field(description="Documents selected.")
-    guarantee: Guarantee = Field(description="Of the selection: finite-sample, asymptotic or heuristic.")
+    guarantee: GuaranteeKind = Field(description="Of the selection: finite-sample, asymptotic or heuristic.")
 
 
 class Filing(VersionedRecord):
@@ -106,7 +107,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The terms of a schedule and its scans, by their places."""
+    """The settings of a schedule and its scans, by their places."""
 
     opening: Opening
     scans: tuple[Scan, ...] = ()

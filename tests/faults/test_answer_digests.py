@@ -110,7 +110,7 @@ def said_by_compare(run: Path) -> str:
 
 
 def said_by_rank(run: Path) -> str:
-    """Which items are clean, and what that promises: all that a ranking takes from a run."""
+    """Which items are clean, and what that guarantees: all that a ranking takes from a run."""
     return repr(clean_items([open_finished(str(run))], "clean", None))
 
 

@@ -76,7 +76,7 @@ def selected_in(file: Path, column: str = "doc_id") -> set[Any]:
 def test_the_joint_list_holds_what_both_models_speak_for(runs: Runs, ask: Ask, tmp_path: Path) -> None:
     text, report = ask("joint", runs["a"], runs["b"])
     assert "are selected as clean under every one of 2 models at alpha 0.2 (finite-sample)" in text
-    assert "not promised to stay at or below alpha" in text
+    assert "not guaranteed to stay at or below alpha" in text
     clean = {f"bench.jsonl#{row}" for row in range(35, ITEMS - 1)}
     table = pq.read_table(tmp_path / "out/selected.parquet")
     selected = selected_in(tmp_path / "out/selected.parquet")

@@ -198,7 +198,7 @@ def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
         (PROCEDURE.replace("half", "bh"), "procedure bh: the name is built in; rename the function"),
         (PROCEDURE.replace("half", "ktd"), "procedure ktd: the name is built in"),
         (PROCEDURE.replace("finite-sample", "finite"), "did you mean 'finite-sample'"),
-        (PROCEDURE.replace('promise="As BH."', 'promise=""'), "one that says what it promises"),
+        (PROCEDURE.replace('promise="As BH."', 'promise=""'), "one that says what it guarantees"),
     ],
 )
 def test_a_plugin_that_cannot_be_loaded_is_one_line_with_its_file(tmp_path: Path, text: str, message: str) -> None:

@@ -143,7 +143,7 @@ def test_a_prefix_keeps_its_end_as_far_as_it_fits_beside_the_longest_text() -> N
         cut_to_room(ids, 1985, 2048)
 
 
-def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_copy() -> None:
+def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_duplicate() -> None:
     texts = [sentence(i, 60) for i in range(5)]
     pool = keys_of(texts)
     shots = Shots(tuple([i] for i in range(5)), pool.sketch, NEAR_DUPLICATE_SHARE)
@@ -160,7 +160,7 @@ def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_copy() -> 
     assert copies.places(7, ids[:2], pool.sketch[:2])[0] is None
 
 
-def test_what_excludes_near_copies_is_in_the_fingerprint_where_a_document_chooses_one() -> None:
+def test_what_excludes_near_duplicates_is_in_the_fingerprint_where_a_document_chooses_one() -> None:
     pool = keys_of([sentence(i, 60) for i in range(5)])
 
     def digest(ids: tuple[list[int], ...], near_copies: float, **changed: Any) -> dict[str, str]:
@@ -203,7 +203,7 @@ ALL = [{"recall": {"shots": 4}}, {"con_recall": {"shots": 3}}, {"codec": {"shots
 
 @given(seed=st.integers(0, 1000), copies=st.integers(1, 4), shots=st.integers(1, 9))
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_shot_and_no_near_copy_of_one_calibrates(
+def test_no_shot_and_no_near_duplicate_of_one_calibrates(
     seed: int, copies: int, shots: int, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     families = [sentence(seed * 100 + i // copies, 60) + f" {WORDS[i % copies]}" for i in range(24)]

@@ -31,7 +31,7 @@ from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import _slope, draw_figures
 from pipeline.report.page import MAX_ROWS, Listing, _tokens, even_shares, read_listings, write_report
 from pipeline.report.templates import page_script
-from pipeline.selection.promises import StrictAnswer
+from pipeline.selection.guarantees import StrictAnswer
 from pipeline.store.files import Store
 
 
@@ -206,7 +206,7 @@ def test_too_few_calibration_documents_are_named_as_the_reason(tmp_path: Path, p
 
 
 @pytest.mark.parametrize("procedure", ["storey", "kernel"])
-def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_promises(tmp_path: Path, procedure: str) -> None:
+def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_guarantees(tmp_path: Path, procedure: str) -> None:
     store = build_run(tmp_path, selections=({"procedure": procedure},), drawn=())
     sentence = "Calibration and audited documents differ in more than membership (AUC 0.91)."
     amend_checks(store, blind=BlindDiagnostic(ok=False, sentence=sentence))
@@ -221,12 +221,12 @@ def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_promises(tmp_p
     assert answer.sentence.startswith("Contradicted: their words alone tell the audited from")
     assert above.index("Do not act on this answer.") < above.index("Selection “members”") < above.index("Of 240")
     assert above.index("Contradicted: their words alone") < above.index("Of 240 audited documents")
-    assert "if this holds" not in above, "the terms of a promise that is void are not held out"
+    assert "if this holds" not in above, "the terms of a guarantee that is void are not held out"
     assert "guarantee (storey) selects" not in answer.sentence, "the strict answer is no way round"
     assert ("strict answer beside it (storey) either" in answer.terms) == (procedure != "storey")
     assert ("finite-sample, but contradicted here" in rest) == (procedure == "storey")
     assert "Do not act on this list: a check contradicts the selection" in rest.split("Selected documents")[1]
-    assert "Nothing is promised of this selection" in answer.terms
+    assert "Nothing is guaranteed for this selection" in answer.terms
     assert "✓ passed Overlap between roles. No calibration document is also audited." in rest
 
 
@@ -236,7 +236,7 @@ def test_signs_that_are_no_fair_coins_say_nothing_against_the_ranks_beside_them(
     strict = StrictAnswer("bh on ranks of W", 7, 0.01, "finite-sample")
     amend(store, "members", procedure="ktd", supported=False, reasons=["Skewed."], strict=strict)
     terms = report(store)[1].selections[0].answer.terms
-    assert "Nothing is promised of this selection" in terms
+    assert "Nothing is guaranteed for this selection" in terms
     assert "(bh on ranks of W) selects 7 of 240" in terms
 
 

@@ -40,11 +40,11 @@ from pipeline.report.wording.bounds import bound_text, sureness
 from pipeline.report.wording.selection import answer_text
 from pipeline.selection.calibrations import simes_grid, smallest_simes
 from pipeline.selection.conformal import Grid, RankCounts, halves
+from pipeline.selection.guarantees import beside, decimal, percentage
 from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures import PROCEDURES
-from pipeline.selection.procedures.bound import terms_of_bound
+from pipeline.selection.procedures.bound import guarantee_of_bound
 from pipeline.selection.procedures.record import Rule, decide
-from pipeline.selection.promises import beside, decimal, percentage
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable
 from pipeline.selection.step_up import minimum_selectable
 from ray_jobs.terminal import print_plan
@@ -281,7 +281,7 @@ def test_a_confidence_is_told_as_it_was_set_and_never_as_certainty(confidence: f
         sureness(summary.bound),
         bound_text(summary.model_copy(update={"supported": None})) or "",
         wording.counted_phrase(count, sampled=False, checked=True, bounded=True)[0],
-        terms_of_bound(Fraction(repr(confidence))).promise,
+        guarantee_of_bound(Fraction(repr(confidence))).promise,
     ]
     for sentence in told:
         (share,) = re.findall(r"([\d.]+)% confidence", sentence)

@@ -1,4 +1,4 @@
-"""The summary of a schedule: what is promised of all its scans, what is not, and what is new on the latest list."""
+"""The summary of a schedule: what is guaranteed for all its scans, what is not, and what is new on the latest list."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def bound(wrong: int, right: int, confidence: float = 0.99) -> Bound:
     return Bound(confidence, wrong, right, right, wrong)
 
 
-# --- what is promised
+# --- what is guaranteed
 
 
-def test_scans_whose_promises_stand_are_promised_together(scan: Scan, ledger: Path) -> None:
+def test_scans_whose_guarantees_stand_are_guaranteed_together(scan: Scan, ledger: Path) -> None:
     scan(["a", "b"])
     scan(["c"])
     series = read_series(str(ledger))
@@ -106,20 +106,20 @@ def test_scans_whose_promises_stand_are_promised_together(scan: Scan, ledger: Pa
         ({"alpha": 0.1}, "above the level of its place"),
     ],
 )
-def test_one_list_without_a_promise_leaves_none_for_all_scans(
+def test_one_list_without_a_guarantee_leaves_none_for_all_scans(
     scan: Scan, ledger: Path, changes: dict[str, Any], why: str
 ) -> None:
     scan(["c"], **changes)
-    assert members(ledger).promise == "No error rate is promised over these scans."
+    assert members(ledger).promise == "No error rate is guaranteed over these scans."
     scan(["a", "b"])
     one = members(ledger)
     assert (one.promised, one.n_selected, one.n_promised) == (False, 3, 2)
-    assert one.promise.startswith("No error rate is promised over all of these scans. Of what scan 2 selected")
-    assert "scan 1: not promised, because" in one.not_promised[0]
+    assert one.promise.startswith("No error rate is guaranteed over all of these scans. Of what scan 2 selected")
+    assert "scan 1: not guaranteed, because" in one.not_promised[0]
     assert why in one.not_promised[0]
 
 
-def test_an_untested_promise_and_a_scan_without_a_result_are_said_to_be_such(scan: Scan, ledger: Path) -> None:
+def test_an_untested_guarantee_and_a_scan_without_a_result_are_said_to_be_such(scan: Scan, ledger: Path) -> None:
     scan(["a"], supported=None)
     one = members(ledger)
     assert one.promised is None
@@ -132,7 +132,7 @@ def test_an_untested_promise_and_a_scan_without_a_result_are_said_to_be_such(sca
     assert "the scans with a result select" in series.selections[0].promise
 
 
-def test_a_rule_that_counted_a_list_without_a_promise_promises_nothing_but_counts_no_contradicted_one(
+def test_a_rule_that_counted_a_list_without_a_guarantee_guarantees_nothing_but_counts_no_contradicted_one(
     scan: Scan, ledger: Path
 ) -> None:
     scan(["d", "e"], rule="prds", supported=False)
@@ -141,11 +141,11 @@ def test_a_rule_that_counted_a_list_without_a_promise_promises_nothing_but_count
     scan(["a", "b"], rule="prds", guarantee="heuristic")
     scan(["f"], rule="prds")
     one = members(ledger)
-    assert (one.promised, one.n_promised, one.promise) == (False, 0, "No error rate is promised over these scans.")
+    assert (one.promised, one.n_promised, one.promise) == (False, 0, "No error rate is guaranteed over these scans.")
     assert any("scan 4 counts 3 documents that were selected before" in line for line in one.not_promised)
 
 
-def test_selections_have_promises_of_their_own(scan: Scan, ledger: Path) -> None:
+def test_selections_have_guarantees_of_their_own(scan: Scan, ledger: Path) -> None:
     scan(["a"], ("first", "second"))
     series = read_series(str(ledger))
     assert [(one.name, one.n_selected) for one in series.selections] == [("first", 1), ("second", 1)]
@@ -339,12 +339,12 @@ def test_the_command_prints_the_summary(
     assert (tmp_path / "one.html").exists()
 
 
-def test_a_ledger_of_no_result_promises_nothing_and_no_list_has_no_bound(
+def test_a_ledger_of_no_result_guarantees_nothing_and_no_list_has_no_bound(
     scan: Scan, ledger: Path, tmp_path: Path
 ) -> None:
     scan(None)
     assert ended("series", str(ledger), "--fail-if-new", "--page", str(tmp_path / "page")) == 0
-    assert "nothing is promised" in (tmp_path / "page/series.html").read_text()
+    assert "nothing is guaranteed" in (tmp_path / "page/series.html").read_text()
     scan([], bound=bound(0, 0))
     assert members(ledger).bound is None, "nothing is selected"
 

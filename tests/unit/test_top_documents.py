@@ -63,7 +63,7 @@ def test_a_selection_ranks_by_its_detector_or_by_the_fused_score() -> None:
         assert (shown, of(batch).tolist()) == (name, scores)
 
 
-def test_the_near_copies_of_a_document_are_the_first_others_of_its_family(tmp_path: Path) -> None:
+def test_the_near_duplicates_of_a_document_are_the_first_others_of_its_family(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     assert families_of(store, {("a", 1)}) == {}
     rows = [(f"d{i}", "a", i, 0) for i in range(3)] + [(f"e{i}", "ab"[i % 2], i, 1) for i in range(40)]

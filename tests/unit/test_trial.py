@@ -272,7 +272,7 @@ def test_a_detector_without_members_is_not_defined() -> None:
     assert all(estimate.value is None for estimate in found.tpr.values())
 
 
-def test_repeats_hold_the_promise_and_have_power() -> None:
+def test_repeats_hold_the_guarantee_and_have_power() -> None:
     config, points = build_trial(trial(repeats=100))
     rows = selection_rows({}, config.selections, measure(pool(), points[0].config, 0))
     (row,) = rows

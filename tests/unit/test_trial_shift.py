@@ -158,7 +158,7 @@ def shifted_pool(tmp_path: Path) -> tuple[Pool, TrialConfig]:
 
 
 @pytest.mark.slow
-def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
+def test_a_shift_breaks_the_guarantee_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
     pool, config = shifted_pool(tmp_path)
     repeats = measure(pool, config, 0)
     rows = {row["selection"]: row for row in selection_rows({}, config.selections, repeats)}

@@ -290,7 +290,7 @@ def test_no_count_is_stated_of_blocks_that_ignore_groups_and_the_test_names_its_
         "family). The permutation test takes documents of one group to be independent."
     )
     (summary,) = select_again(store.url, ["selections.0.procedure=bound"], texts=False)
-    assert (summary.conclusion, summary.bound) == ("contradicted", None), "it promises nothing but a bound"
+    assert (summary.conclusion, summary.bound) == ("contradicted", None), "it guarantees nothing but a bound"
     verdict = give_verdict(store.url)
     assert (verdict.answer, verdict.conclusion, verdict.counts[0].unit) == ("trained on", "supported", "group")
     verdict = answered(store, 2.5, "family", groups=lambda role, row: f"{role} {row}")

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.audit.halvings import LEAST, LEAST_BLOCKS, PASSING, TOLERANCE, Blind, documents_to_decide
-from pipeline.selection.promises import beside
+from pipeline.selection.guarantees import beside
 
 WORDS, TOKENS, OF_PICTURES = "words", "tokens", "thumbnails, colours and files"
 OF_CAPTIONED = "thumbnails, colours, files and captions"
 """What a classifier knows of documents."""
 
 _DIFFERENT, _ALIKE = 0.5 + TOLERANCE, 0.5 + PASSING
-_UNSUPPORTED = "the promised error rate is not supported."
+_UNSUPPORTED = "the guaranteed error rate is not supported."
 
 
 def blind_sentence(test: Blind | None, role: str, by: str) -> str:
@@ -84,7 +84,7 @@ def weights_sentence(
     number = beside(effective, fewest, 1, ",f")
     text = f"Weighted by their {by}, the {n:,} {role} documents count as much as {number} of equal weight"
     if effective < fewest:
-        text += f": fewer than {fewest}, so a few of them decide all, and the promise is not supported"
+        text += f": fewer than {fewest}, so a few of them decide all, and the guarantee is not supported"
     if before is not None and after is not None:
         text += f". The AUC of the blind classifier is {before:.2f} without the weights and {after:.2f} with them"
     return f"{text}."

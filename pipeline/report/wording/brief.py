@@ -160,12 +160,12 @@ def assumptions(summaries: Iterable[Summary]) -> dict[str, list[str]]:
     return named
 
 
-def terms_on_page(terms: str, assumption: str, stated: Mapping[str, Sequence[str]]) -> str:
-    """The terms of an answer with its assumption by name: the page states each once."""
+def guarantee_on_page(guarantee: str, assumption: str, stated: Mapping[str, Sequence[str]]) -> str:
+    """The guarantee of an answer with its assumption by name: the page states each once."""
     if not assumption:
-        return terms
+        return guarantee
     place = f" of {', '.join(stated[assumption])}" if len(stated) > 1 else ""
-    return terms.replace(assumption, f"the assumption{place} in section 2.")
+    return guarantee.replace(assumption, f"the assumption{place} in section 2.")
 
 
 def _bound_cell(summary: Summary) -> str:
@@ -182,7 +182,7 @@ def _bound_cell(summary: Summary) -> str:
 
 
 def _reason(summary: Summary, shown: Sequence[Light]) -> str | None:
-    """Which lights speak against a promise, or leave it open."""
+    """Which lights speak against a guarantee, or leave it open."""
     if summary.conclusion == "inconclusive":
         return TITLES["blind"].lower()
     failed = [light.label.lower() for light in shown if light.colour == "red"]
@@ -194,7 +194,7 @@ def _reason(summary: Summary, shown: Sequence[Light]) -> str | None:
 
 def _condition(summary: Summary) -> str:
     if summary.condition is None:
-        return "Nothing is promised: a check contradicts the assumption."
+        return "Nothing is guaranteed: a check contradicts the assumption."
     if not summary.condition:
         return "If the assumption holds, which no check contradicts:"
     return f"{summary.condition[0].upper()}{summary.condition[1:]}:"
@@ -223,7 +223,7 @@ def _average(summary: Summary) -> str:
 
 
 def _average_of_series(summary: Summary, place: SeriesPlace) -> str:
-    """The promise of a scan: what counts earlier answers promises nothing of one list alone."""
+    """The guarantee of a scan: what counts earlier answers guarantees nothing for one list alone."""
     whole = f"At most {percent(place.alpha)} of all that the schedule's scans select is wrong, over repeated schedules"
     return f"{whole}; of this list at most {percent(summary.alpha)}." if place.rule == "spend" else f"{whole}."
 

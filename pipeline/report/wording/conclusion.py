@@ -84,14 +84,14 @@ def selected(n_selected: int, n_audit: int) -> str:
     return f"{n_selected:,} of {n_audit:,} selected"
 
 
-def line(name: str, count: str, terms: str, standing: str) -> str:
+def line(name: str, count: str, settings: str, standing: str) -> str:
     """An answer in one line."""
-    return f"{name}: {count} ({terms}), {standing}"
+    return f"{name}: {count} ({settings}), {standing}"
 
 
-def contradicted_line(name: str, remarks: str, count: str, terms: str) -> str:
-    """A contradicted answer in one line: what contradicts the promise comes before the count."""
-    return f"{name}: {remarks} {count} ({terms}; guarantee contradicted)"
+def contradicted_line(name: str, remarks: str, count: str, settings: str) -> str:
+    """A contradicted answer in one line: what contradicts the guarantee comes before the count."""
+    return f"{name}: {remarks} {count} ({settings}; guarantee contradicted)"
 
 
 def scan(slot: int, horizon: int | None, level: float) -> str:
@@ -125,7 +125,7 @@ def reviewed_assumption(assumption: str, n_removed: int) -> str:
     return f"{removed} trained on; and, {rest}, {assumption[0].lower()}{assumption[1:]}"
 
 
-def reviewed_promise(alpha: float, n_calibration: int, proved: bool) -> str:
+def reviewed_guarantee(alpha: float, n_calibration: int, proved: bool) -> str:
     """What holds after a review (Bashari, Sesia and Romano 2025): no more than an approximation.
 
     Args:

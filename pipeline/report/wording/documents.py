@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pipeline.audit.blind import TAIL_LEVEL
 from pipeline.audit.summary import NearDuplicatePair, NearDuplicates, OverlapDiagnostic
 from pipeline.report.wording.numbers import documents, was
-from pipeline.selection.promises import beside
+from pipeline.selection.guarantees import beside
 
 SHOWN_CHARACTERS = 80
 """Of an id, at most."""

@@ -68,8 +68,8 @@ def quarantined_documents(count: int, keeps_selected: bool, keeps_quarantined: b
     return f"{what}: nothing is known of them, and they are left out here, as --without-quarantined says."
 
 
-def promised_terms(alpha: float, promise: str, assumption: str) -> list[str]:
-    """What a selection promises, and what it assumes."""
+def stated_guarantee(alpha: float, promise: str, assumption: str) -> list[str]:
+    """What a selection guarantees, and what it assumes."""
     return [f"With alpha = {alpha:g}: {promise}", f"It rests on this: {assumption}"]
 
 

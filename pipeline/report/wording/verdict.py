@@ -12,8 +12,8 @@ from pipeline.audit.conclusion import bound_condition
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount, Statement, VersionsTest
 from pipeline.report.wording.numbers import percent
 from pipeline.selection.collection import FOLDS, PERMUTATIONS
+from pipeline.selection.guarantees import beside, decimal, percentage
 from pipeline.selection.procedures.versions import ASSUMPTION
-from pipeline.selection.promises import beside, decimal, percentage
 
 OUTSIDE = "This verdict is outside the schedule of scans: its rates are of this scan alone, and add up over scans."
 NO_TEST = (

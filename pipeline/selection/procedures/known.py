@@ -11,9 +11,9 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.selection.conformal import Grid, RankCounts
+from pipeline.selection.guarantees import ALIKE, IN_THE_LIMIT, NOTHING_GUARANTEED, ON_AVERAGE, SHARE, Guarantee
 from pipeline.selection.passes import Answer, Ask, Asking, SelectionInput
 from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, adaptive, curve_at_factor
-from pipeline.selection.promises import ALIKE, IN_THE_LIMIT, NO_PROMISE, ON_AVERAGE, SHARE, Terms
 from pipeline.selection.ranked import ranked
 from pipeline.selection.thresholds import Moments
 
@@ -172,10 +172,10 @@ _NOT_WEIGHTED = (
 
 PTDI_KNOWN_MEMBERS = Procedure(
     "ptdi_known_members",
-    Terms(
+    Guarantee(
         "asymptotic",
         ALIKE,
-        f"{IN_THE_LIMIT}, if the known documents are like the hidden ones; {NO_PROMISE} {ON_AVERAGE}",
+        f"{IN_THE_LIMIT}, if the known documents are like the hidden ones; {NOTHING_GUARANTEED} {ON_AVERAGE}",
     ),
     answer=_answer,
     factor=Factor(least=lambda rule, n, m: Fraction(0)),
@@ -190,11 +190,11 @@ PTDI_KNOWN_MEMBERS = Procedure(
 )
 KNOWN_MEMBERS = Procedure(
     "known_members",
-    Terms(
+    Guarantee(
         "heuristic",
         ALIKE,
         f"{SHARE} comes near alpha in simulations where the known documents have the mean p-value of the hidden ones, "
-        f"and exceeds it where theirs is smaller; no theorem says more; {NO_PROMISE} {ON_AVERAGE}",
+        f"and exceeds it where theirs is smaller; no theorem says more; {NOTHING_GUARANTEED} {ON_AVERAGE}",
     ),
     _decide,
     factor=Factor(least=lambda rule, n, m: Fraction(0)),
