@@ -31,7 +31,7 @@ from pipeline.audit.repair import check_reasons, count_refused, withdraw_damaged
 from pipeline.audit.review import read_review
 from pipeline.audit.scored import Scored, check_budget, note_review, read_scored, without_reviewed
 from pipeline.audit.select import Answering, Each, damaged_answers, select_all
-from pipeline.audit.status import Counts, Status, StatusFile, ending, forget_finished, read_status
+from pipeline.audit.status import Counts, Status, StatusFile, final_state, forget_finished, read_status
 from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.audit.top_documents import Reread
 from pipeline.audit.work import Work, device_on_file, note_device, work_of
@@ -315,7 +315,7 @@ def _faults_noted(status: StatusFile) -> Iterator[None]:
         status.end("incomplete", ExitCode.INCOMPLETE, str(left))
         raise left from None
     except BaseException as error:
-        status.end(*ending(error))
+        status.end(*final_state(error))
         raise
 
 

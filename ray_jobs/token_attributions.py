@@ -73,7 +73,7 @@ def token_reader(
         stage = token_stage(settings, shards)
         inputs = json.dumps([stage.fingerprint, [shard.content for shard in shards]], sort_keys=True)
         folder = f"{FOLDER}/{hashlib.sha256(inputs.encode()).hexdigest()[:16]}"
-        place = Store(f"{store.url}/{folder}").guarded(store.check)
+        place = Store(f"{store.url}/{folder}").with_check(store.check)
         table, problems = None, list[str]()
         try:
             most_seconds = MOST_SECONDS if machine is None else math.inf

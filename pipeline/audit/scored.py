@@ -334,8 +334,8 @@ def find_overlaps(
     """
     detectors = parse_detectors(config.detectors)
     needing = [one.column for one in detectors if adapters_of([one]) or prefixes_of([one])]
-    reading = [selection for selection in config.selections if {*needing} & {*selection.detectors}]
-    trained = trained_texts(scored.store, config.near_copies, needed=bool(reading))
+    concerned = [selection for selection in config.selections if {*needing} & {*selection.detectors}]
+    trained = trained_texts(scored.store, config.near_copies, needed=bool(concerned))
     known = {}
     for role in roles:
         keys = Keys.joined(scored.keys(receipt, finetuned=True) for receipt in scored.of(role))
@@ -348,7 +348,7 @@ def find_overlaps(
 
     parts = in_order(each, scored.of("audit"), of_shard)
     n_trained = sum(alike for _, _, alike in parts)
-    _check_trained(config, reading, sum(equal for _, equal, _ in parts), n_trained)
+    _check_trained(config, concerned, sum(equal for _, equal, _ in parts), n_trained)
     overlaps = {}
     for place, role in enumerate(roles):
         of_role = [shared[place] for shared, _, _ in parts]
@@ -361,7 +361,7 @@ def find_overlaps(
     return overlaps
 
 
-def _check_trained(config: AuditConfig, reading: Sequence[SelectionConfig], n_equal: int, n_alike: int) -> None:
+def _check_trained(config: AuditConfig, concerned: Sequence[SelectionConfig], n_equal: int, n_alike: int) -> None:
     """Check that no adapter or prefix which a selection reads holds documents that it judges.
 
     An equal text stops every selection. Another near-duplicate stops those where a low deviation is evidence: direction
@@ -371,19 +371,19 @@ def _check_trained(config: AuditConfig, reading: Sequence[SelectionConfig], n_eq
 
     Args:
         config: of the audit.
-        reading: the selections that read an adapter or a prefix.
+        concerned: the selections that read an adapter or a prefix.
         n_equal: audited documents whose text an adapter was trained on, or that stand in a prefix.
         n_alike: others that are near-duplicates of such a text.
 
     Raises:
         UserError: one was; then the audited documents differ from those that calibrate, which none was trained on.
     """
-    if n_equal and reading:
+    if n_equal and concerned:
         raise UserError(
             f"the adapters were trained on {n_equal} audit documents and cannot judge these (or a prefix or count "
             "holds them); take them out of what is fine-tuned on or shown, or begin a run anew with overlap: drop"
         )
-    strict = [selection.name for selection in reading if not _lenient(config, selection)]
+    strict = [selection.name for selection in concerned if not _lenient(config, selection)]
     if n_alike and strict:
         raise UserError(
             f"the adapters were trained on near-duplicates of {n_alike} audit documents, which selection {strict[0]} "

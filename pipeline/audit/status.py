@@ -71,7 +71,7 @@ class Status(VersionedRecord):
         return self.model_copy(update={"selections": list(selections), "unsupported": unsupported(selections)})
 
 
-def ending(error: BaseException) -> tuple[RunState, int, str | None]:
+def final_state(error: BaseException) -> tuple[RunState, int, str | None]:
     """The state, the exit code and the message of a command that an error ends."""
     if isinstance(error, KeyboardInterrupt):
         return "incomplete", ExitCode.INTERRUPTED, None

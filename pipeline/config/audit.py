@@ -172,14 +172,14 @@ class AuditConfig(Section):
     def _consistent(self) -> AuditConfig:
         if self.series is not None and self.corpus.review[0] is not None:
             raise ValueError("corpus.unseen.review and series: the error rate of a schedule holds for no reviewed scan")
-        reading = ["from_column" in entry for entry in self.detectors]
+        given_scores = ["from_column" in entry for entry in self.detectors]
         if self.corpus.scores is None:
-            if any(reading) or any(isinstance(model, ScoredModel) for model in self.models):
+            if any(given_scores) or any(isinstance(model, ScoredModel) for model in self.models):
                 raise ValueError("a model by its name alone, and from_column, need scores: add corpus.*.scores")
             return self
         others = [key for key in ("reference_model", "paraphraser") if getattr(self, key) is not None]
         others += [] if isinstance(self.model, ScoredModel) else ["model"]
-        others += [] if all(reading) else ["detectors"]
+        others += [] if all(given_scores) else ["detectors"]
         if others:
             raise ValueError(
                 f"corpus.*.scores come from a file, their columns are the detectors and no model is asked: leave out "

@@ -138,7 +138,7 @@ class Stage:
             parts[AGAINST] = self.already_audited.fingerprint()
         object.__setattr__(self, "fingerprint", {**parts, "seed": self.seed, "code": __version__})
 
-    def reading(self, column: str) -> tuple[Stage, ...]:
+    def reads_with(self, column: str) -> tuple[Stage, ...]:
         """The stages that it reads whose rows have a column."""
         return tuple(stage for stage in self.reads if column in stage.schema.names)
 
@@ -360,7 +360,7 @@ class Wanted:
 class StageKind:
     """A kind of stage. A module of `pipeline.stages` holds one in its variable `KIND`; nothing else names it.
 
-    A stage that reads the rows of another finds it by a column of these rows (`Stage.reading`), whatever its name.
+    A stage that reads the rows of another finds it by a column of these rows (`Stage.reads_with`), whatever its name.
     """
 
     name: str  # of its stages, or what that begins with, before a slash

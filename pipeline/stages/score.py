@@ -161,9 +161,9 @@ class Scorer:
             load_plugins(settings.plugins.plugins)
         self.detectors, self.seed = settings.detectors.parse(), stage.seed
         self.adapter_keys = settings.adapters or {}
-        self.paraphrase = next(iter(stage.reading("paraphrases")), None)
-        self.samples = {earlier.settings.continued: earlier for earlier in stage.reading("continuations")}
-        self.answers = {earlier.settings.forward: earlier for earlier in stage.reading("log_probs")}
+        self.paraphrase = next(iter(stage.reads_with("paraphrases")), None)
+        self.samples = {earlier.settings.continued: earlier for earlier in stage.reads_with("continuations")}
+        self.answers = {earlier.settings.forward: earlier for earlier in stage.reads_with("log_probs")}
         passes = plan_passes(self.detectors)
         run = {p: read for p, read in passes.items() if p.kind in ("forward", "gradient")}
         self.passes = {p: read for p, read in run.items() if p not in self.answers}

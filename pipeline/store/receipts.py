@@ -31,7 +31,7 @@ COMPACTED = 500
 AT_ONCE = 256
 """Receipts that are read side by side; memory holds no more of them."""
 
-_ENDING = ".json.gz"
+_SUFFIX = ".json.gz"
 _Entry = tuple[str, list[str], str]  # shard, what the listing said of its receipt, the receipt
 
 
@@ -257,7 +257,7 @@ def compact_receipts(store: Store, stage: str) -> None:
             if text is not None
         ]
         data = gzip.compress(json.dumps(entries).encode(), mtime=0)
-        store.write(f"compacted/{stage}/{hashlib.sha256(data).hexdigest()}{_ENDING}", data)
+        store.write(f"compacted/{stage}/{hashlib.sha256(data).hexdigest()}{_SUFFIX}", data)
 
 
 def _places(store: Store, stage: str, marks: dict[str, list[str]]) -> dict[str, str]:
@@ -270,14 +270,14 @@ def _places(store: Store, stage: str, marks: dict[str, list[str]]) -> dict[str, 
 def _entries(store: Store, name: str) -> list[_Entry]:
     """What a compaction holds; nothing where it is gone or not what its name says."""
     (data,) = store.read_many([name], keep=True)
-    if data is None or hashlib.sha256(data).hexdigest() != name.rsplit("/", 1)[-1].removesuffix(_ENDING):
+    if data is None or hashlib.sha256(data).hexdigest() != name.rsplit("/", 1)[-1].removesuffix(_SUFFIX):
         return []
     value: Any = json.loads(gzip.decompress(data))
     return [(shard, mark, text) for shard, mark, text in value]
 
 
 def _compactions(store: Store, stage: str) -> list[str]:
-    return [f"compacted/{stage}/{name}" for name in store.names(f"compacted/{stage}", _ENDING)]
+    return [f"compacted/{stage}/{name}" for name in store.names(f"compacted/{stage}", _SUFFIX)]
 
 
 def _marks(store: Store, stage: str) -> dict[str, list[str]]:

@@ -36,7 +36,7 @@ from pipeline.passes import shared
 from pipeline.passes.forward import forward
 from pipeline.passes.parts import PassSizes, behind_in_parts
 from pipeline.stages import prefixes as prefixes_module
-from pipeline.stages.prefixes import HELD, Prefixes, Shots, cut_to_room, reading_of, room_for
+from pipeline.stages.prefixes import HELD, Prefixes, Shots, cut_to_room, prefix_cost, room_for
 from pipeline.stages.registry import forward_passes
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
@@ -326,6 +326,6 @@ def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
 def test_single_documents_are_read_once_as_long_as_they_are_held_together() -> None:
     single, batch = Prefix("unseen", 4, joined=False), 1_000
     once = {"prefix_tokens": HELD // 4, "prefix_cost": 0.0}
-    assert reading_of(single, HELD // 4, 50.0, batch, HELD) == once
-    longer = reading_of(single, HELD // 4 + 1, 50.0, batch, HELD)
+    assert prefix_cost(single, HELD // 4, 50.0, batch, HELD) == once
+    longer = prefix_cost(single, HELD // 4 + 1, 50.0, batch, HELD)
     assert longer["prefix_cost"] == 4 * (HELD // 4 + 1) / batch

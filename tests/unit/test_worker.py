@@ -34,7 +34,7 @@ def in_one_process(stage: Stage, shards: list[Shard], store: Store) -> None:
 
 def as_an_actor(stage: Stage, shards: list[Shard], store: Store) -> None:
     worker, todo = stage.make(stage, Placement()), iter(shards)
-    results = list(ShardStream(stage, worker, store, "some driver").finish(lambda ahead: next(todo, None)))
+    results = list(ShardStream(stage, worker, store, "some driver").finish(lambda prefetch: next(todo, None)))
     assert [shard for shard, _ in results] == shards
     assert all(isinstance(result, Receipt) for _, result in results)
 
@@ -170,7 +170,7 @@ def test_of_two_workers_that_end_a_shard_at_once_one_has_filed_it(tmp_path: Path
     def end() -> None:
         stream = ShardStream(stage, stage.make(stage, Placement()), store, "some driver", kept=False)
         todo = iter([shard])
-        assert [shard for shard, _ in stream.finish(lambda ahead: next(todo, None))] == [shard]
+        assert [shard for shard, _ in stream.finish(lambda prefetch: next(todo, None))] == [shard]
         filed.append(stream.filed)
 
     threads = [threading.Thread(target=end) for _ in range(2)]
@@ -266,7 +266,7 @@ def test_a_worker_without_a_window_waits_and_one_that_computes_works(tmp_path: P
     stage, todo = stage_of(), iter([shard])
     stream = ShardStream(stage, Slow(stage, Placement()), store)
     began = time.monotonic()
-    ((_, receipt),) = stream.finish(lambda ahead: next(todo, None))
+    ((_, receipt),) = stream.finish(lambda prefetch: next(todo, None))
     lasted = time.monotonic() - began
     assert stream.waited >= 0.1
     assert stream.worked >= 0.4, "two windows of one batch"

@@ -142,7 +142,7 @@ def ranking_title(task: str, metric: str, items: int, clean: int) -> str:
 def places_changed(
     models: tuple[str, str],
     lead: float,
-    ahead_on_clean: tuple[float, float, float],
+    lead_on_clean: tuple[float, float, float],
     shown: bool,
     items: tuple[int, int],
 ) -> str:
@@ -151,12 +151,12 @@ def places_changed(
     Args:
         models: the one that is ahead on all items, and the one that is ahead on the clean items.
         lead: difference of their accuracies on all items.
-        ahead_on_clean: the same on the clean items, the other way round, with the ends of its interval.
+        lead_on_clean: the same on the clean items, the other way round, with the ends of its interval.
         shown: whether the interval lies above 0.
         items: not selected as clean, on which the first model does better, and on which the second one does.
     """
     first, second = models
-    difference, low, high = ahead_on_clean
+    difference, low, high = lead_on_clean
     chance = "" if shown else ", which may be chance"
     return (
         f"{first} is ahead of {second} by {lead:.3f} on all items; {second} is ahead by {difference:.3f} [{low:.3f}, "

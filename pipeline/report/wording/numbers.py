@@ -139,7 +139,7 @@ def shortest_list_of_plugin(given: ResolutionFacts, needed: int, procedure: str)
     )
 
 
-def before_reading(sentence: str, weighted: bool, at_most: bool) -> str:
+def before_pass(sentence: str, weighted: bool, at_most: bool) -> str:
     """A sentence of the shortest list, of documents that were not read yet.
 
     Args:

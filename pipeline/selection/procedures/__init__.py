@@ -84,7 +84,7 @@ def procedure(*, guarantee: GuaranteeKind, assumption: str, promise: str) -> Cal
             raise UserError(f"procedure {name}: the name is built in; rename the function")
 
         @wraps(function)
-        def guarded(given: Given) -> Decision:
+        def checked(given: Given) -> Decision:
             try:
                 result = function(given.counts, given.alpha)
             except (Exception, SystemExit) as error:  # a plugin may raise anything
@@ -96,7 +96,7 @@ def procedure(*, guarantee: GuaranteeKind, assumption: str, promise: str) -> Cal
                 )
             return result
 
-        PROCEDURES.register(name, Procedure(name, Guarantee(guarantee, assumption, promise), guarded), module)
+        PROCEDURES.register(name, Procedure(name, Guarantee(guarantee, assumption, promise), checked), module)
         return function
 
     return register
