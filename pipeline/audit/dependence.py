@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.scored import PLACES, Each, RoleRows, Scored
-from pipeline.audit.summary import Diagnostic, NearDuplicateFamily, NearDuplicates, NearDuplicatesDiagnostic
+from pipeline.audit.summary import Diagnostic, DuplicateFamily, NearDuplicates, NearDuplicatesDiagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction
 from pipeline.corpus.keys import Keys
@@ -82,8 +82,7 @@ def near_duplicates_among(
         n_distinct=sizes.size,
         effective=round(family.size**2 / max(1, int(np.dot(sizes, sizes))), 1),
         families=[
-            NearDuplicateFamily(size=int(sizes[name]), ids=[ids[int(place)] for place in some])
-            for name, some in members.items()
+            DuplicateFamily(size=int(sizes[name]), ids=[ids[int(at)] for at in some]) for name, some in members.items()
         ],
         n_large=int(np.count_nonzero(sizes >= LARGE)),
     )

@@ -17,7 +17,7 @@ from pipeline.audit.records import DUPLICATES, KEYS_FILE, read_record, write_rec
 from pipeline.audit.review import REVIEWED_FILE, Reviewed
 from pipeline.audit.summary import OverlapDiagnostic
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import NEAR_DUPLICATE_SHARE, ROLES, Role
+from pipeline.config.corpus import NEAR_SHARE, ROLES, Role
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.keys import KEY_COLUMNS, Keys
 from pipeline.corpus.near_duplicates import stack_sketches
@@ -186,7 +186,7 @@ def batch_of(table: pa.Table, columns: Sequence[str], groups: bool, name: str) -
     return Batch(matrix, table["group"] if groups else None, table["id_key"].to_numpy())
 
 
-def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR_DUPLICATE_SHARE) -> Scored:
+def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR_SHARE) -> Scored:
     """Gather the finished shards and find ids that repeat across them; those go to quarantine.
 
     Args:

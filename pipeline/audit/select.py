@@ -100,9 +100,7 @@ class Answering:
     """What a command does with the answers of a run."""
 
     command: Command = "run"  # for the history of questions
-    texts: bool = (
-        True  # whether answers show how the selected documents begin, and their token attributions are written
-    )
+    texts: bool = True  # whether answers show how the selected documents begin, and their tokens are written
     reread: Reread | None = None  # puts selected documents through the model once more; None: no model is asked
     say: Callable[[str], None] = lambda line: None  # prints a line
     claim: Claiming | None = None  # of a scan of a schedule; called once, before anything of an answer is there
@@ -213,10 +211,8 @@ def _questions(
     groups: dict[Role, GroupSizes] = {}
     for role in roles:
         sketched = read_sketches(scored, role, each, overlaps[role].keep if role in overlaps else None)
-        duplicates[role], groups[role] = (
-            beside.submit(sketched.find_near_duplicates, config.near_copies),
-            sketched.groups,
-        )
+        duplicates[role] = beside.submit(sketched.find_near_duplicates, config.near_copies)
+        groups[role] = sketched.groups
     questions = []
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]

@@ -91,7 +91,7 @@ class ResolutionDiagnostic(Diagnostic):
     )
 
 
-class NearDuplicateFamily(Record):
+class DuplicateFamily(Record):
     """Documents that are near-duplicates of one another, directly or through others."""
 
     size: int = Field(description="Documents of the family.")
@@ -112,7 +112,7 @@ class NearDuplicates(Record):
     effective: float = Field(
         description="Independent documents that a mean over all of them is worth: (sum of sizes)^2 / sum of sizes^2."
     )
-    families: list[NearDuplicateFamily] = Field(description="The largest families.")
+    families: list[DuplicateFamily] = Field(description="The largest families.")
     n_large: int = Field(0, description="Families of at least 5 documents.")
 
 

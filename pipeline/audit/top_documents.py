@@ -43,7 +43,7 @@ Kind = Literal["log-probability", "standardised log-probability"]
 PLAIN: Kind = "log-probability"
 STANDARDISED: Kind = "standardised log-probability"
 _NEIGHBOUR = pa.struct([("doc_id", pa.string()), ("score", pa.float64())])
-ATTRIBUTION_SCHEMA = pa.schema(
+_SCHEMA = pa.schema(
     [
         ("doc_id", pa.string()),
         *TOKEN_SCHEMA,
@@ -101,11 +101,7 @@ def read_attributions(store: Store, selection: str) -> dict[str, TokenAttributio
     try:
         if not store.exists(attributions_file(selection)):
             return {}
-        rows = (
-            store.read_table(attributions_file(selection), ATTRIBUTION_SCHEMA.names)
-            .cast(ATTRIBUTION_SCHEMA)
-            .to_pylist()
-        )
+        rows = store.read_table(attributions_file(selection), _SCHEMA.names).cast(_SCHEMA).to_pylist()
     except (UserError, OSError, ValueError, LookupError):  # of another version, or damaged
         return {}
     return {row["doc_id"]: _attributions(row) for row in rows}
@@ -387,7 +383,7 @@ def _table(
     one: TopDocuments,
     shown: tuple[str, Kind],
     near: tuple[np.ndarray, list[_Near]],
-    duplicates: Mapping[Place, list[str]],
+    family: Mapping[Place, list[str]],
     tokens: pa.Table,
     index: Mapping[Place, int],
 ) -> pa.Table:
@@ -403,12 +399,10 @@ def _table(
         "ranked_by": [one.ranked_by] * len(here),
         "score": [float(scores[number]) for number in here],
         "neighbours": [[{"doc_id": name, "score": score} for name, score in neighbours[number]] for number in here],
-        "near_copies": [
-            [*one.pairs.get(ids[number], []), *duplicates.get(places[number], [])][:NAMED] for number in here
-        ],
+        "near_copies": [[*one.pairs.get(ids[number], []), *family.get(places[number], [])][:NAMED] for number in here],
     }
-    parts = {name: table[name] if name in TOKEN_SCHEMA.names else columns[name] for name in ATTRIBUTION_SCHEMA.names}
-    return pa.table(parts, schema=ATTRIBUTION_SCHEMA).combine_chunks()
+    parts = {name: table[name] if name in TOKEN_SCHEMA.names else columns[name] for name in _SCHEMA.names}
+    return pa.table(parts, schema=_SCHEMA).combine_chunks()
 
 
 def _write(scored: Scored, selection: str, table: pa.Table) -> dict[str, str]:

@@ -43,10 +43,7 @@ AlreadyAudited = Callable[[Mapping[str, Any]], AuditedTexts | None]
 
 
 def work_of(
-    config: AuditConfig,
-    shards: Sequence[Shard],
-    device: Device = CPU,
-    audited: AlreadyAudited = lambda fingerprint: None,
+    config: AuditConfig, shards: Sequence[Shard], device: Device = CPU, audited: AlreadyAudited = lambda scores: None
 ) -> Work:
     """What an audit of these shards computes; reads the weights of its models once, for their digests.
 

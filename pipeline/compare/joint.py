@@ -34,7 +34,7 @@ from pipeline.report.tables import of_numbers
 from pipeline.report.wording import comparison as wording
 from pipeline.report.wording.conclusion import NO_JOINT, WARNING
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.guarantees import JOINT_GUARANTEES, GuaranteeKind
+from pipeline.selection.guarantees import JOINTLY, GuaranteeKind
 from pipeline.selection.joint import (
     JointCut,
     JointEvidence,
@@ -236,9 +236,7 @@ def _report(
 ) -> JointReport:
     named = list(zip(runs, summaries, evidence, strict=True))
     lists = []
-    for stated, cut, file in zip(
-        JOINT_GUARANTEES.values(), cuts, ("selected.parquet", "largest_p.parquet"), strict=True
-    ):
+    for stated, cut, file in zip(JOINTLY.values(), cuts, ("selected.parquet", "largest_p.parquet"), strict=True):
         stricter = [
             f"For {run.store.url}: {summary.assumption}"
             for run, summary in zip(runs, summaries, strict=True)

@@ -6,14 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from pipeline.config.corpus import (
-    LIMITS,
-    NEAR_DUPLICATE_SHARE,
-    CorpusConfig,
-    LimitsConfig,
-    NearDuplicateShare,
-    TransformConfig,
-)
+from pipeline.config.corpus import LIMITS, NEAR_SHARE, CorpusConfig, LimitsConfig, NearShare, TransformConfig
 from pipeline.config.models import AnyModel, ParaphraserConfig, ScoredModel
 from pipeline.config.paths import Place
 from pipeline.config.selection import SelectionConfig, SeriesConfig
@@ -135,9 +128,8 @@ class AuditConfig(Section):
     overlap: Literal["error", "drop"] = Field(
         "error", description="Near-duplicates of audited documents in calibration: stop, or leave them out."
     )
-    near_copies: NearDuplicateShare = Field(
-        NEAR_DUPLICATE_SHARE,
-        description="Share of common runs of five words from which two documents are near-duplicates.",
+    near_copies: NearShare = Field(
+        NEAR_SHARE, description="Share of common runs of five words from which two documents are near-duplicates."
     )
     limits: LimitsConfig = LIMITS
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")

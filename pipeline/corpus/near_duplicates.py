@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from pipeline.config.corpus import NEAR_DUPLICATE_SHARE
+from pipeline.config.corpus import NEAR_SHARE
 from pipeline.errors import UserError
 
 SKETCH = 128
@@ -193,7 +193,7 @@ class Sketches(Protocol):
         """The sketches of some documents, by a slice or int places: uint8, (some, 128)."""
 
 
-def near_families(sketches: Sketches, threshold: float = NEAR_DUPLICATE_SHARE) -> np.ndarray:
+def near_families(sketches: Sketches, threshold: float = NEAR_SHARE) -> np.ndarray:
     """Number the families of documents: near-duplicates, and near-duplicates of these, belong to one.
 
     Args:

@@ -157,9 +157,7 @@ class RoleCount(Record):
     n_in: int = Field(description="Documents read.")
     n_scored: int = Field(description="Documents that have scores.")
     n_quarantined: int = Field(description="Documents that could not be scored.")
-    n_judged: int = Field(
-        0, description="Documents left out because earlier runs have already audited them (`against`)."
-    )
+    n_judged: int = Field(0, description="Documents left out because earlier runs have audited them (`against`).")
     n_truncated: int = Field(description="Scored documents that were cut to max_tokens.")
     tokens: int = Field(description="Tokens read.")
     digest: str | None = Field(

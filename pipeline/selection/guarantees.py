@@ -66,7 +66,7 @@ ON_AVERAGE = (
     "may be higher or lower, and no single document is proven to be selected rightly."
 )
 
-NOTHING_GUARANTEED = (
+UNPROVED = (
     "for the documents at hand nothing is guaranteed, and the share can exceed alpha, so the strict answer stands "
     "beside this one."
 )
@@ -107,7 +107,7 @@ _SHARE_OF_SOME = (
     "selected"
 )
 
-JOINT_GUARANTEES: dict[str, Guarantee] = {
+JOINTLY: dict[str, Guarantee] = {
     "ebh": Guarantee(
         "finite-sample",
         f"Under each of the models: each audited document {NULLS} is, taken by itself, exchangeable with the "
@@ -123,7 +123,7 @@ JOINT_GUARANTEES: dict[str, Guarantee] = {
         f"share documents, and under the worst dependence it exceeds alpha several times. {ON_AVERAGE}",
     ),
 }
-"""Of a selection under several models: e-BH on the smallest e-value, and BH on the largest p-value."""
+"""Guarantees of a selection under several models: e-BH on the smallest e-value, and BH on the largest p-value."""
 
 NOTHING_PROVED = StrictAnswer("none", 0, None, "finite-sample")
 """The strict answer where no procedure has a guarantee: the empty list."""

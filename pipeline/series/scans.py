@@ -52,8 +52,7 @@ class Claim(VersionedRecord):
         description="By selection: SHA-256 of the texts of the documents that it was calibrated on."
     )
     asked_before: bool = Field(
-        False,
-        description="Whether the run had answered questions before it took this place: nothing is guaranteed then.",
+        False, description="Whether the run had answered questions before this claim: nothing is guaranteed then."
     )
     share: float = Field(description="Part of alpha that is this scan's.")
     before: dict[str, int] = Field(

@@ -28,15 +28,7 @@ from pipeline.audit.overlap import repeated_ids
 from pipeline.audit.plan import make_plan
 from pipeline.audit.records import SHARDS_FILE
 from pipeline.audit.selected import ORDER, STRENGTH, write_selected
-from pipeline.corpus.near_duplicates import (
-    BLOCK,
-    SKETCH,
-    SketchFile,
-    different,
-    near_families,
-    sketch,
-    stack_sketches,
-)
+from pipeline.corpus.near_duplicates import BLOCK, SKETCH, SketchFile, different, near_families, sketch, stack_sketches
 from pipeline.corpus.shard import BY_ID, Shard, place_of
 from pipeline.errors import UserError
 from pipeline.stages.events import Failure

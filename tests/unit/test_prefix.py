@@ -24,7 +24,7 @@ from pipeline.audit.plan import describe_model, make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.keys import Keys
-from pipeline.corpus.near_duplicates import NEAR_DUPLICATE_SHARE, NearDuplicateIndex
+from pipeline.corpus.near_duplicates import NEAR_SHARE, NearDuplicateIndex
 from pipeline.detectors.base import FORWARD, Evidence, Prefix, plan_passes
 from pipeline.detectors.prefix import behind
 from pipeline.detectors.registry import parse_detectors
@@ -146,7 +146,7 @@ def test_a_prefix_keeps_its_end_as_far_as_it_fits_beside_the_longest_text() -> N
 def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_duplicate() -> None:
     texts = [sentence(i, 60) for i in range(5)]
     pool = keys_of(texts)
-    shots = Shots(tuple([i] for i in range(5)), pool.sketch, NEAR_DUPLICATE_SHARE)
+    shots = Shots(tuple([i] for i in range(5)), pool.sketch, NEAR_SHARE)
     others = keys_of([sentence(100 + i, 60) for i in range(200)])
     ids = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, size=200).tolist()
     chosen = shots.places(7, ids, others.sketch)
@@ -156,7 +156,7 @@ def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_duplicate(
     assert shots.places(8, ids, others.sketch) != chosen
     themselves = shots.places(7, ids[:5] * 40, np.concatenate([pool.sketch] * 40))
     assert all(place != at % 5 for at, place in enumerate(themselves))
-    copies = Shots(([1], [2]), pool.sketch[[0, 0]], NEAR_DUPLICATE_SHARE)
+    copies = Shots(([1], [2]), pool.sketch[[0, 0]], NEAR_SHARE)
     assert copies.places(7, ids[:2], pool.sketch[:2])[0] is None
 
 
@@ -222,7 +222,7 @@ def test_no_shot_and_no_near_duplicate_of_one_calibrates(
         assert not set(keys.text.tolist()) & set(parts.calibration[prefix.role].tolist())
         assert not set(record.shots[str(prefix)]) & set(record.calibration[prefix.role])
         if prefix.role == "unseen":  # whole families
-            near = NearDuplicateIndex.of(keys.sketch, NEAR_DUPLICATE_SHARE).matches(keys_of(families).sketch)
+            near = NearDuplicateIndex.of(keys.sketch, NEAR_SHARE).matches(keys_of(families).sketch)
             assert near.sum() == len(keys)
     again = allocate(config, shards).prefixes()
     assert again.fingerprint() == parts.prefixes().fingerprint()  # type: ignore[union-attr]

@@ -40,15 +40,13 @@ def answer_text(run: RunFacts, selection: SelectionFacts) -> AnswerText:
         f"{_support_sentence(summary)}{audited}, {number} selected as {part} the training data of "
         f"{model_name(run.manifest.config.model)}{_proof_clause(summary)}{bound_clause(summary)}."
     )
-    guarantee = _guarantee(summary) if summary.n_selected else _empty_answer(summary)
+    terms = _guarantee(summary) if summary.n_selected else _empty_answer(summary)
     doubts, cautions = _doubts(summary), _cautions(summary)
     if (remark := several_questions(run.history)) is not None:
         cautions.append(f"{remark} Section 2 lists them.")
     bound = bound_text(summary)
-    sentence = " ".join((headline, *([bound] if bound else []), guarantee, *doubts, *cautions))
-    return AnswerText(
-        sentence=sentence, headline=headline, bound=bound, terms=guarantee, doubts=doubts, cautions=cautions
-    )
+    sentence = " ".join((headline, *([bound] if bound else []), terms, *doubts, *cautions))
+    return AnswerText(sentence=sentence, headline=headline, bound=bound, terms=terms, doubts=doubts, cautions=cautions)
 
 
 def _proof_clause(summary: Summary) -> str:
@@ -116,8 +114,7 @@ def _void_guarantee(summary: Summary, share: str) -> str:
     """The sentence on a selection whose assumption a check contradicts: the aim, and that it is void."""
     text = (
         f"Nothing is guaranteed for this selection: {share} can be anything. The procedure ({summary.procedure}) aims "
-        f"at {percent(summary.alpha)} under this assumption, which a check of this run contradicts: "
-        f"{summary.assumption}"
+        f"at {percent(summary.alpha)} under this assumption, which a check contradicts: {summary.assumption}"
     )
     alone = sum(check.verdict == "failed" for check in checks(summary)) == 1
     near, symmetry = summary.diagnostics.near_copies, summary.diagnostics.sign_symmetry

@@ -10,15 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from pipeline.selection.conformal import Grid, RankCounts
-from pipeline.selection.guarantees import (
-    EXCHANGEABLE,
-    IN_THE_LIMIT,
-    MANY,
-    NOTHING_GUARANTEED,
-    ON_AVERAGE,
-    SHARE,
-    Guarantee,
-)
+from pipeline.selection.guarantees import EXCHANGEABLE, IN_THE_LIMIT, MANY, ON_AVERAGE, SHARE, UNPROVED, Guarantee
 from pipeline.selection.procedures.record import (
     Decision,
     Factor,
@@ -256,7 +248,7 @@ def _kernel(given: Given) -> Decision:
 
 PTDI = Procedure(
     "ptdi",
-    Guarantee("asymptotic", MANY, f"{IN_THE_LIMIT}; {NOTHING_GUARANTEED} {ON_AVERAGE}"),
+    Guarantee("asymptotic", MANY, f"{IN_THE_LIMIT}; {UNPROVED} {ON_AVERAGE}"),
     _ptdi,
     factor=Factor(least=lambda rule, n, m: Fraction(1, m)),
     curve=curve_at_factor,
@@ -267,7 +259,7 @@ KERNEL = Procedure(
         "heuristic",
         MANY,
         f"{SHARE} stayed at or below alpha in the simulations that come with this program, and no theorem says that "
-        f"it does elsewhere; {NOTHING_GUARANTEED} {ON_AVERAGE}",
+        f"it does elsewhere; {UNPROVED} {ON_AVERAGE}",
     ),
     _kernel,
     factor=Factor(least=lambda rule, n, m: min(ONE, (1 / Fraction(repr(KERNEL_BANDWIDTH)) + 1) / m)),
@@ -295,7 +287,7 @@ BKY = Procedure(
     Guarantee(
         "asymptotic",
         MANY,
-        f"{IN_THE_LIMIT}, with the share of nulls estimated by a first selection; {NOTHING_GUARANTEED} {ON_AVERAGE}",
+        f"{IN_THE_LIMIT}, with the share of nulls estimated by a first selection; {UNPROVED} {ON_AVERAGE}",
     ),
     _bky,
     factor=Factor(lambda rule, n, m: 1 + rule.alpha, lambda rule, n, m: (1 + rule.alpha) / m),
@@ -343,7 +335,7 @@ QUANTILE = Procedure(
         "asymptotic",
         MANY,
         f"{IN_THE_LIMIT}, with the share of nulls read off where the sorted p-values first rise more slowly; "
-        f"{NOTHING_GUARANTEED} {ON_AVERAGE}",
+        f"{UNPROVED} {ON_AVERAGE}",
     ),
     lambda given: adaptive("quantile", given, slope(given.counts), {}),
     factor=Factor(least=lambda rule, n, m: Fraction(1, m)),

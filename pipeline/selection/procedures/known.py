@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.selection.conformal import Grid, RankCounts
-from pipeline.selection.guarantees import ALIKE, IN_THE_LIMIT, NOTHING_GUARANTEED, ON_AVERAGE, SHARE, Guarantee
+from pipeline.selection.guarantees import ALIKE, IN_THE_LIMIT, ON_AVERAGE, SHARE, UNPROVED, Guarantee
 from pipeline.selection.passes import Answer, Ask, Asking, SelectionInput
 from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, adaptive, curve_at_factor
 from pipeline.selection.ranked import ranked
@@ -175,7 +175,7 @@ PTDI_KNOWN_MEMBERS = Procedure(
     Guarantee(
         "asymptotic",
         ALIKE,
-        f"{IN_THE_LIMIT}, if the known documents are like the hidden ones; {NOTHING_GUARANTEED} {ON_AVERAGE}",
+        f"{IN_THE_LIMIT}, if the known documents are like the hidden ones; {UNPROVED} {ON_AVERAGE}",
     ),
     answer=_answer,
     factor=Factor(least=lambda rule, n, m: Fraction(0)),
@@ -194,7 +194,7 @@ KNOWN_MEMBERS = Procedure(
         "heuristic",
         ALIKE,
         f"{SHARE} comes near alpha in simulations where the known documents have the mean p-value of the hidden ones, "
-        f"and exceeds it where theirs is smaller; no theorem says more; {NOTHING_GUARANTEED} {ON_AVERAGE}",
+        f"and exceeds it where theirs is smaller; no theorem says more; {UNPROVED} {ON_AVERAGE}",
     ),
     _decide,
     factor=Factor(least=lambda rule, n, m: Fraction(0)),

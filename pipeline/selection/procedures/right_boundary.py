@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from pipeline.selection.conformal import RankCounts
-from pipeline.selection.guarantees import IN_THE_LIMIT, MANY, NOTHING_GUARANTEED, ON_AVERAGE, Guarantee
+from pipeline.selection.guarantees import IN_THE_LIMIT, MANY, ON_AVERAGE, UNPROVED, Guarantee
 from pipeline.selection.procedures.estimating import least_storey, storey_cut
 from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, Rule, adaptive, exact_curve
 
@@ -56,7 +56,7 @@ RIGHT_BOUNDARY = Procedure(
         "asymptotic",
         MANY,
         f"{IN_THE_LIMIT}, with the share of nulls estimated above the first p-value beyond which it falls no further; "
-        f"{NOTHING_GUARANTEED} {ON_AVERAGE}",
+        f"{UNPROVED} {ON_AVERAGE}",
     ),
     _decide,
     factor=Factor(least=_least, uncapped=True),
