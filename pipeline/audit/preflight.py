@@ -198,7 +198,7 @@ def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
         documents={role: len(sample.keys) for role, sample in read.items()},
         whole=all(keys.whole for keys in read.values()),
         overlap=overlaps,
-        copies={role: _duplicates(keys, config.near_copies) for role, keys in read.items() if config.corpus.has_text},
+        copies={role: _near(keys, config.near_copies) for role, keys in read.items() if config.corpus.has_text},
         duplicates=_duplicates(list(read.values()), config),
         blind=blind_tests,
         damaged=sorted(set(damaged))[:EXAMPLES],
@@ -393,7 +393,7 @@ def _overlap(known: _RoleKeys, audit: _RoleKeys, role: Role, near_copies: float)
     return find_shared([shared], len(texts), audit.compared_ids, known.compared_ids, role)[0]
 
 
-def _duplicates(keys: _RoleKeys, near_copies: float) -> NearDuplicates:
+def _near(keys: _RoleKeys, near_copies: float) -> NearDuplicates:
     return near_duplicates_among(keys.keys.sketch[keys.compared], near_copies, True, keys.compared_ids)[0]
 
 

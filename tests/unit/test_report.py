@@ -514,7 +514,7 @@ def test_twenty_thousand_documents_fit_into_five_megabytes(tmp_path: Path) -> No
 def test_what_there_is_no_room_for_is_left_out_from_the_end(tmp_path: Path) -> None:
     store = with_selected(tmp_path, many(3_000))
     listing = listing_of(store, room=150_000)
-    assert len(listing.rows) + len(listing.evidence) <= 150_000
+    assert len(listing.rows) + len(listing.attributions) <= 150_000
     assert 500 <= listing.n_rows < 3_000
     chunks = unpacked(listing.rows)
     assert [p for chunk in chunks for p in chunk["p"]] == sorted(p for chunk in chunks for p in chunk["p"])
