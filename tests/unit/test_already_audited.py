@@ -245,7 +245,7 @@ def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well
     other = scan_of("other", list(range(25)), other_model(tmp_path, tiny_model_folder))
     _, lines = run(other)
     assert audited(other.run) == names(*range(25))
-    said = [line for line in lines if line.startswith("against: a run counts nothing")]
+    said = [line for line in lines if line.startswith("against: a run is not counted")]
     assert ["scored otherwise" in line for line in said] == [True, True, False]
     assert "is not a run directory" in said[2]
 

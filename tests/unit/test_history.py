@@ -120,7 +120,7 @@ def test_what_an_interrupted_run_still_owes_is_named_after_a_select(store: Store
     store.write_json("status.json", {**status, "state": "incomplete"})
     sign_status(store)
     select(store, "selections.0.name=other")
-    assert "Asked for and not made yet: members." in report_of(store)[1]
+    assert "Configured but not made yet: members." in report_of(store)[1]
 
 
 # --- the history
@@ -157,7 +157,7 @@ def test_a_run_without_a_history_shows_the_selections_of_its_configuration(store
     assert report.history is None
     assert "questions that this run was asked" not in page
     select(store)
-    assert "Answers that were given before this list was begun" in report_of(store)[1]
+    assert "Answers from before the start of this list" in report_of(store)[1]
 
 
 def test_a_question_is_noted_before_its_answer_can_be_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

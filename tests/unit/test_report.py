@@ -262,7 +262,7 @@ def test_selections_that_were_not_made_are_named_and_scores_alone_are_no_answer(
     store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}))
     store.remove_folder("selection/wide")
     StatusFile(store, Counts(2)).write("incomplete", 3)
-    assert "Asked for and not made yet: wide." in report(store)[0].text
+    assert "Configured but not made yet: wide." in report(store)[0].text
     store.remove_folder("selection")
     page, facts = report(store)
     assert "No selection has been made." in page.text

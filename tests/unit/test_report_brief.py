@@ -139,7 +139,7 @@ def test_the_average_is_as_certain_as_the_guarantee(tmp_path: Path) -> None:
     no_evidence = "An empty list is no evidence that the model was"
     for changes, average in (
         ({"guarantee": "asymptotic"}, "At most about 10% of such a list is wrong, not guaranteed at this size."),
-        ({"guarantee": "heuristic"}, "No guarantee is proved: it aims at 10% wrong, and can be higher."),
+        ({"guarantee": "heuristic"}, "No guarantee is proved: the target is 10% wrong, and the share can be higher."),
         ({"procedure": "bound"}, "No average is stated: procedure bound bounds the errors of this one list."),
         ({"calibration": "conditional"}, "At most 10% of such a list is wrong, with the probability stated below."),
         ({"n_selected": 0}, f"{no_evidence} not trained on them."),
@@ -164,7 +164,7 @@ def test_what_was_not_tested_is_no_green_light(tmp_path: Path) -> None:
     assert shown_of(outcome="not tested") == (
         "Provided both groups are alike and their documents independent; this was not checked:",
         "amber",
-        "Not checked: that audited and calibration documents are alike is assumed.",
+        "Not checked: audited and calibration documents are assumed to be alike.",
     )
     assert shown_of(outcome="inconclusive", n_to_settle=993) == (
         "Provided both groups are alike; the test could not confirm this:",

@@ -149,7 +149,7 @@ def test_selections_have_guarantees_of_their_own(scan: Scan, ledger: Path) -> No
     scan(["a"], ("first", "second"))
     series = read_series(str(ledger))
     assert [(one.name, one.n_selected) for one in series.selections] == [("first", 1), ("second", 1)]
-    assert "none is of them all together" in series.notes[0]
+    assert "none covers all of them together" in series.notes[0]
 
 
 # --- bounds

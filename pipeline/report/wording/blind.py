@@ -84,7 +84,7 @@ def weights_sentence(
     number = beside(effective, fewest, 1, ",f")
     text = f"Weighted by their {by}, the {n:,} {role} documents count as much as {number} of equal weight"
     if effective < fewest:
-        text += f": fewer than {fewest}, so a few of them decide all, and the guarantee is not supported"
+        text += f": fewer than {fewest}, so a few documents decide the answer, and the guarantee is not supported"
     if before is not None and after is not None:
         text += f". The AUC of the blind classifier is {before:.2f} without the weights and {after:.2f} with them"
     return f"{text}."
@@ -92,7 +92,7 @@ def weights_sentence(
 
 def to_be_weighted(sentence: str, by: str) -> str:
     """The sentence of a failed blind test where every selection weighs the documents of the role."""
-    return f"{sentence} So much for the documents as they are; the weights by their {by} are to repair that."
+    return f"{sentence} This test is without weights; the selections weight these documents by their {by}."
 
 
 def decided_by(first: str, second: str = "audited", by: str = WORDS, blocks: bool = False) -> str:
@@ -145,7 +145,7 @@ def matched(
     if before is not None:
         text += f"; blind AUC {before.auc:.2f} before, {after.auc:.2f} with these"
     if after.ok is False:
-        return f"{text}: {by} still tell them apart, so nothing of this set repairs that"
+        return f"{text}: {by} still tell them apart, so this set repairs nothing"
     column = ", tokens: tokens" if by == TOKENS else ""
     use = f"corpus.{role}: {{path: {place}, id: id{column}}}"
     return f"{text}. To calibrate on them: {use}; then seenset plan says what they can select"

@@ -219,7 +219,7 @@ def _average(summary: Summary) -> str:
         return f"At most about {alpha} / (1 - e) of such a list is wrong: a share e of the calibration is trained on."
     if summary.guarantee == "asymptotic":
         return f"At most about {alpha} of such a list is wrong, not guaranteed at this size."
-    return f"No guarantee is proved: it aims at {alpha} wrong, and can be higher."
+    return f"No guarantee is proved: the target is {alpha} wrong, and the share can be higher."
 
 
 def _average_of_series(summary: Summary, place: SeriesPlace) -> str:
@@ -280,7 +280,7 @@ def _unknown(summary: Summary) -> str:
     """Why the blind test says nothing."""
     blind = summary.diagnostics.blind
     if blind.outcome == "not tested":
-        return "Not checked: that audited and calibration documents are alike is assumed."
+        return "Not checked: audited and calibration documents are assumed to be alike."
     return f"Inconclusive: about {blind.n_to_settle or documents_to_decide():,} documents of each kind would decide it."
 
 

@@ -133,7 +133,7 @@ def reviewed_guarantee(alpha: float, n_calibration: int, proved: bool) -> str:
         n_calibration: documents that calibrate after the review.
         proved: whether the procedure has a finite-sample guarantee without a review.
     """
-    kept = "" if proved else "As far as the procedure keeps to alpha without a review: "
+    kept = "" if proved else "If the procedure keeps alpha without a review: "
     text = (
         f"approximately, the expected share of wrong documents among the selected is at most alpha / (1 - e) with "
         f"alpha = {alpha:g}. Here e is the share of documents of the training data that remain among the "

@@ -195,7 +195,7 @@ def no_tail(role: str, by: str, p_value: float) -> str:
     """That no small part of the audited documents stands out; `by` is what the classifier knows of documents."""
     return (
         f"No small part of the audited documents stands out from the {role} documents by their {by} "
-        f"(p = {_p(p_value)}; p of at most {TAIL_LEVEL:g} would be a finding)."
+        f"(p = {_p(p_value)}; the check looks for p of at most {TAIL_LEVEL:g})."
     )
 
 

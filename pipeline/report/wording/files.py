@@ -88,7 +88,7 @@ def extent(limit: int | None) -> str:
 
 def counts_nothing(problem: object) -> str:
     """Why a run that may have audited documents is not counted."""
-    return f"against: a run counts nothing: {' '.join(str(problem).split())}"
+    return f"against: a run is not counted: {' '.join(str(problem).split())}"
 
 
 def already_audited_note(count: int, against: str | None, others: bool) -> str:

@@ -145,8 +145,8 @@ def _strict_sentence(summary: Summary) -> str:
 def _empty_answer(summary: Summary) -> str:
     was = "was not" if summary.direction == "members" else "was"
     text = (
-        f"This is not evidence that the model {was} trained on them: it only says that the evidence at hand does not "
-        f"reach as far as a list at alpha = {percent(summary.alpha)}."
+        f"This is not evidence that the model {was} trained on them: the scores only do not suffice for a list at "
+        f"alpha = {percent(summary.alpha)}."
     )
     least, procedure = summary.minimum_selectable, procedure_of(summary.procedure)
     if n_versions(summary) is not None:
@@ -264,14 +264,14 @@ def _history_sentences(history: Sequence[HistoryEntry], n_lines: int) -> list[st
             f"This run was asked {number:,} different questions. An answer, taken by itself, keeps its guarantee if "
             "its question was fixed before any answer was seen: that others were asked as well does not weaken "
             "it.",
-            "That is not so for an answer that was picked because of what it says, such as the longest list or the "
-            "first that is not empty, nor for a question that was changed after an answer was seen. The share of wrong "
+            "An answer that was picked because of its result, such as the longest list or the first that is not empty, "
+            "has no guarantee, nor has a question that was changed after an answer was seen. The share of wrong "
             "documents in the best of several answers can be larger than the guarantee of any of them.",
             "So report the question that was fixed first, or all of them. A question that was added later "
             "keeps its guarantee on documents of which no answer was seen.",
         ]
     if history[0].command == "select":
-        sentences.append("Answers that were given before this list was begun, if there are any, are not in it.")
+        sentences.append("Answers from before the start of this list, if any, are not in it.")
     if n_lines > LISTED_QUESTIONS:
         sentences.append(f"These are the last {LISTED_QUESTIONS} of {n_lines:,} lines.")
     return sentences
@@ -304,9 +304,9 @@ def notices(run: RunFacts) -> list[str]:
         done = "Dates and years are taken out of every text"
         if transform.dates == "replace_year":
             done = f"The year {transform.year} stands in the place of every year in every text"
-        lines.append(f"{done}, before any use. Texts that are shown here are changed so.")
+        lines.append(f"{done}, before any use. This page shows the changed texts.")
     if run.state in ("failed", "incomplete"):
-        lines.append(f"The run ended in the state “{run.state}”: what stands here may be partial.")
+        lines.append(f"The run ended in the state “{run.state}”: this page may be incomplete.")
     unread = len(run.shards) - run.n_receipts
     if unread > 0:
         lines.append(f"{unread:,} of {len(run.shards):,} parts of the corpus are not scored: this run is not complete.")
@@ -315,7 +315,7 @@ def notices(run: RunFacts) -> list[str]:
             "No selection has been made. Documents were scored, and scores alone say nothing about membership."
         )
     elif run.missing:
-        lines.append(f"Asked for and not made yet: {', '.join(run.missing)}.")
+        lines.append(f"Configured but not made yet: {', '.join(run.missing)}.")
     return lines + _disagreements(run)
 
 

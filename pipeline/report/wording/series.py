@@ -49,7 +49,7 @@ def doubt(why: Doubt, procedure: str, rule: str, needed: str | None, level: floa
         "heuristic": f"no error rate is proved for {procedure} as it was used",
         "asymptotic": f"the error rate of {procedure} as it was used is proved only as numbers grow",
         "other procedure": f"rule {rule} is proved for procedure {needed}, and it used {procedure}",
-        "share": "it claimed more of alpha than is its part",
+        "share": "it claimed more than its part of alpha",
         "level": f"it selected at level {level:g}, above the level of its place",
     }[why]
 
@@ -62,8 +62,8 @@ def not_guaranteed(slot: int, why: str) -> str:
 def miscounted(slot: int, counted: int, guaranteed: int, rule: str) -> str:
     """That a scan counted documents on lists without a guarantee."""
     return (
-        f"scan {slot} counts {counted:,} documents that were selected before, and lists with a guarantee hold "
-        f"{guaranteed:,}: rule {rule} is proved for those alone"
+        f"scan {slot} counts {counted:,} documents that were selected before, but lists with a guarantee hold only "
+        f"{guaranteed:,}; rule {rule} is proved only for those"
     )
 
 
@@ -123,14 +123,14 @@ def all_may_be_wrong(lists: int, selected: int) -> str:
 def unfiled_note(slot: int) -> str:
     """What a scan without a result means for the sums."""
     return (
-        f"scan {slot} has claimed its place and filed no result: it is at work, or it was stopped; its level is spent, "
+        f"scan {slot} has claimed its place and filed no result: it is running or was stopped; its level is spent, "
         "and nothing that it may have selected is in these sums"
     )
 
 
 def several_names(names: Sequence[str]) -> str:
     """What no guarantee covers where scans make several selections."""
-    return f"each of the selections {', '.join(names)} has a guarantee of its own; none is of them all together"
+    return f"each of the selections {', '.join(names)} has its own guarantee; none covers all of them together"
 
 
 def clock_note(later: int, later_at: str, earlier: int, earlier_at: str) -> str:
@@ -229,8 +229,8 @@ def place_of_run(places: Sequence[int]) -> str:
 def counted_before(name: str, count: int) -> str:
     """What the forecast of a selection does not include: the documents that e-lond counts as selected already."""
     return (
-        f"selection {name}: e-lond counts {count:,} documents that were selected before, so the selection needs as "
-        "many fewer documents that stand out than this forecast states"
+        f"selection {name}: e-lond counts {count:,} documents that were selected before, so the selection needs "
+        "that many fewer documents with small p-values than this forecast states"
     )
 
 

@@ -47,7 +47,7 @@ NO_BLIND_TEST = (
 NO_OVERLAP = "No other document calibrates."
 EXPECTED = (
     "what to expect (8B parameters, 500B tokens, texts inserted at random; Hubble, arXiv 2510.19811): of documents "
-    "that a model read {shares} are named; a collection of 500 to 1,500 may be shown where no document is"
+    "that a model read {shares} are selected; a collection of 500 to 1,500 may be shown without any document"
 )
 
 
