@@ -9,8 +9,8 @@ from pipeline.selection.shares import CONFIDENCE_OF_SHARES
 
 NO_TESTED_CHANGE = (
     "A gained or lost document is not a tested claim of change. Each list limits its wrong share only on average; "
-    "other calibration documents can add or remove documents near its threshold, and the difference of two lists has no "
-    "error rate."
+    "other calibration documents can add or remove documents near its threshold, and the difference of two lists has "
+    "no error rate."
 )
 """What a difference of two lists is not."""
 

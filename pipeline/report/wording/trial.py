@@ -15,7 +15,7 @@ NAMED = 12
 """Rows whose numbers the text alternative of a figure gives; those of all stand in the table."""
 UNVERIFIED = (
     "That the calibration documents of an audit resemble its audited ones. Here both are random parts of the same "
-    "documents, so they are alike by construction. The guarantee needs this, and only the audit's documents can show it.",
+    "documents, so they are alike by construction. The guarantee needs this; only the audit's documents can show it.",
     "Any other model, other documents, or documents that were met in another way. Here they were trained in last and "
     "on their own, as the configuration below states; text that was read once in pretraining leaves weaker traces.",
     "That the guarantee holds. Repeats can refute a guarantee, not prove it.",
