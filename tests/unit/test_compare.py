@@ -173,7 +173,7 @@ def test_a_comparison_counts_what_was_gained_and_lost_and_says_what_that_is_not(
     assert comparison["differences"] == [{"part": "fingerprint", "key": "model", "a": "model a", "b": "model b"}]
     assert change["scores"][0]["n_documents"] == ITEMS - 1
     assert -1 <= change["scores"][0]["spearman"] <= 1
-    assert "no tested claim of change" in comparison["caution"]
+    assert "not a tested claim of change" in comparison["caution"]
     page = (tmp_path / "out/comparison.html").read_text()
     assert comparison["caution"] in page
     head = page[: page.index("1. The selections")]
