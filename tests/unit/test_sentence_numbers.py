@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from commands import here
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import write_corpus
+from made_up import write_audit, write_corpus
 from report_run import build_run
 from scipy.stats import binom
 from test_fused_selections import verdict_of
@@ -47,7 +48,6 @@ from pipeline.selection.procedures.record import Rule, decide
 from pipeline.selection.promises import beside, decimal, percentage
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable
 from pipeline.selection.step_up import minimum_selectable
-from ray_jobs.terminal import print_plan
 
 ALPHA = 0.1
 
@@ -529,56 +529,23 @@ def outlook(tmp_path: Path, known: int | None = 100, audited: int = 200, **selec
     return found
 
 
-@pytest.mark.parametrize(
-    ("selection", "fewest"),
-    [
-        ({"procedure": "bh"}, 20),  # 200 / (.1 * 101) = 19.8
-        ({"procedure": "by"}, 117),  # times 1 + 1/2 + ... + 1/200 = 5.878
-        ({"procedure": "adadetect", "detectors": ["loss", "zlib"]}, 40),  # 50 of the 100 calibrate
-        ({"procedure": "ktd"}, 10),  # 1 / q
-    ],
-)
-def test_the_fewest_that_can_be_selected_are_those_of_the_procedure(
-    tmp_path: Path, selection: dict[str, Any], fewest: int
-) -> None:
-    assert outlook(tmp_path, **selection)["minimum_selectable"] == fewest
-
-
-def warnings_of(outlook: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines of a printed plan that warn."""
-    facts = {
-        "model": {"path": "m", "architecture": "LlamaForCausalLM", "dtype": "float32"},
-        "roles": {},
-        "limit": None,
-        "passes": [],
-        "adapters": [],
-        "detectors": ["loss"],
-        "estimated_seconds_one_worker": None,
-        "endpoint": None,
-        "checks": {"scope": "all 1,200 documents", "lines": []},
-        "selections": [outlook],
-    }
-    print_plan(facts)
-    return [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
-
-
-def test_an_ordinary_audit_is_planned_without_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_ordinary_audit_is_planned_without_a_warning(tmp_path: Path) -> None:
     usual = outlook(tmp_path, procedure="bh")
-    assert usual["minimum_selectable"] == 20
+    assert usual["minimum_selectable"] == 20  # 200 / (.1 * 101) = 19.8
+    assert outlook(tmp_path, procedure="by")["minimum_selectable"] == 117  # times 1 + 1/2 + ... + 1/200 = 5.878
     assert usual["ok"] is None, "10% of the audited documents: a number to know"
     assert "With 999 unseen documents as few as 1% of the audited documents can be selected." in usual["sentence"]
-    assert warnings_of(usual, capsys) == []
     assert outlook(tmp_path, known=1000, procedure="bh")["ok"] is True
 
 
-def test_an_audit_that_cannot_select_anything_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hopeless = outlook(tmp_path, known=5, procedure="bh")
-    assert hopeless["ok"] is False
-    (line,) = warnings_of(hopeless, capsys)
-    assert (
-        "warning: With 5 unseen documents to calibrate on and 200 to judge, nothing can be selected: the shortest "
-        "possible list would have" in line
-    )
+def test_an_audit_that_cannot_select_anything_is_warned_of(
+    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_audit(tmp_path, tiny_model_folder)
+    for alpha, mark in ((0.2, ""), (0.001, "warning: ")):
+        shown = " ".join(here(capsys, "plan", path, "--set", f"selections.0.alpha={alpha}")[0].split())
+        assert f"alpha {alpha}): {mark}With 40 unseen documents to calibrate on and 60 to judge, " in shown
+    assert "to judge, nothing can be selected: the shortest possible list would have" in shown
 
 
 def test_a_knockoff_selection_is_planned_without_unseen_documents(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import shutil
@@ -14,6 +13,7 @@ from typing import Any
 import datasets
 import jsonschema
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -56,10 +56,7 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     elif path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        pyarrow.csv.write_csv(pa.Table.from_pylist(rows), path)
     elif path.suffix == ".gz":
         path.write_bytes(gzip.compress(lines))
     elif path.suffix == ".zst":

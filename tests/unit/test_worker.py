@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import attempts
 from recorder import SECONDS, Recorder, letters, made, make, shards_of, stage_of
 
 from benchmarks.plain_loop import process
@@ -108,22 +108,6 @@ def test_a_worker_takes_no_shard_ahead_that_another_could_begin(tmp_path: Path) 
     stage = replace(stage_of(), make=Meeting, digest=model_digests())
     list(finish_shards(stage, shards, store, workers=3))
     assert len(worked) == 3, "each of the three workers has begun a shard before one of them has ended its own"
-
-
-def attempts(work: Callable[[], None]) -> int:
-    """How many processes it takes until one ends as it should."""
-    for attempt in range(1, 30):
-        if (child := os.fork()) == 0:
-            try:
-                work()
-                os._exit(0)
-            finally:
-                os._exit(9)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert status in (0, 1)
-        if status == 0:
-            return attempt
-    raise AssertionError("never ended")
 
 
 @pytest.mark.parametrize("finish", WAYS)
