@@ -143,14 +143,6 @@ def test_a_document_that_is_another_now_has_no_row(reading: Reading, change: dic
     assert [problem in line for line in lines] == [True]
 
 
-def test_a_file_that_is_gone_has_no_rows(reading: Reading) -> None:
-    Path(reading.shard.path).unlink()
-    table, lines = reading([0, 1])
-    assert rows_of(table) == []
-    assert lines[0].startswith("evidence: 2 could not be read")
-    assert reading.shard.name in lines[0]
-
-
 def test_what_stops_the_run_stops_the_reading(reading: Reading) -> None:
     def stop() -> None:
         raise KeyboardInterrupt

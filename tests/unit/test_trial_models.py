@@ -22,7 +22,7 @@ MEMBERS = SelectionConfig(name="members", detectors=["loss"], procedure="bh", al
 
 @pytest.mark.parametrize("spread", [0.03, 0.1])
 def test_the_interval_over_models_covers(spread: float) -> None:
-    """Student's interval over normal means covers exactly at its level: four standard errors below is once in 30,000."""
+    """Student's interval over normal means covers at its level; four standard errors are once in 30,000."""
     rng = np.random.default_rng(0)
     covered = 0
     for _ in range(RUNS):

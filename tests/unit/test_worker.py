@@ -50,18 +50,6 @@ Way = Callable[[Stage, list[Shard], Store], None]
 
 
 @pytest.mark.parametrize("finish", WAYS)
-def test_the_next_shard_is_read_while_this_one_is_worked_on(finish: Way, tmp_path: Path) -> None:
-    shards, store = shards_of(tmp_path, letters("a", 4), letters("b", 4))
-    stage = stage_of(together=2)
-    finish(stage, shards, store)
-    notes = made[-1].notes
-    assert notes.index(("prepare", "b")) < max(
-        i for i, (kind, text) in enumerate(notes) if kind == "work ended" and text[0] == "a"
-    )
-    assert [len(read_rows(stage, shard, store)) for shard in shards] == [4, 4]
-
-
-@pytest.mark.parametrize("finish", WAYS)
 def test_one_shard_is_read_at_a_time_and_one_is_worked_on(finish: Way, tmp_path: Path) -> None:
     shards, store = shards_of(tmp_path, *(letters(letter, 13) for letter in "abcde"))
     stage = stage_of()
@@ -223,17 +211,6 @@ def test_windows_are_cut_by_what_is_kept_of_documents(tmp_path: Path) -> None:
     worker.prepare = noted  # type: ignore[method-assign]
     process(stage_of(), worker, shards[0], store)
     assert sizes == [2, 3, 1]
-
-
-def test_the_longest_batch_of_a_window_comes_first(tmp_path: Path) -> None:
-    shards, store = shards_of(
-        tmp_path, [letter * length for letter, length in zip("abcd", (3, 39, 20, 4), strict=True)]
-    )
-    stage = stage_of()
-    in_one_process(stage, shards, store)
-    assert [text[0] for kind, text in made[-1].notes if kind == "work"] == ["b", "c", "a"]
-    lengths = {row: values["length"] for row, values in read_rows(stage, shards[0], store).items()}
-    assert lengths == {0: 7, 1: 39, 2: 20, 3: 7}, "what shares a batch is as it was"
 
 
 def test_a_worker_without_a_window_waits_and_one_that_computes_works(tmp_path: Path) -> None:
