@@ -110,7 +110,7 @@ def test_forms_differ_in_letters_or_figures_and_not_by_normalisation() -> None:
         assert len(plain) == len(alternatives)
 
 
-def test_the_lists_have_the_size_that_is_promised_and_every_rule_a_sentence_here() -> None:
+def test_the_lists_have_the_size_that_is_guaranteed_and_every_rule_a_sentence_here() -> None:
     assert {rule.name for rule in RULES} == set(SENTENCES)
     assert len(list(spelling_lines())) >= 150
     assert len(list(phrase_lines("contraction"))) >= 30

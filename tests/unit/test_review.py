@@ -140,7 +140,7 @@ def test_confirmed_documents_do_not_calibrate_and_answers_are_approximate(
     assert answer(audit, "members") == before["members"], "without the file all documents count again"
 
 
-def test_a_review_that_confirms_nothing_takes_nothing_from_the_promise(audit: Path) -> None:
+def test_a_review_that_confirms_nothing_takes_nothing_from_the_guarantee(audit: Path) -> None:
     before = answer(audit, "members")
     assert select(audit) == 0
     now = answer(audit, "members")

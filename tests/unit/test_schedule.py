@@ -8,15 +8,15 @@ import pytest
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.engine import in_slot
+from pipeline.selection.guarantees import StrictAnswer
 from pipeline.selection.passes import Answer
-from pipeline.selection.promises import StrictAnswer
 from pipeline.selection.schedule import Level, Slot, known_in_slot, share_of
 
 STRICT = StrictAnswer("bh", 0, None, "finite-sample")
 
 
 def promise(asked_before: bool) -> str:
-    """What is promised of a list of a scan."""
+    """What is guaranteed for a list of a scan."""
     selection = SelectionConfig(name="s", detectors=["loss"])
     slot = Slot(2, "spend", Fraction(1, 10), share_of(2, 4), 0, asked_before)
     answer = Answer(
@@ -35,9 +35,9 @@ def promise(asked_before: bool) -> str:
     return in_slot(answer, Level.of(selection, slot), selection).promise
 
 
-def test_nothing_is_promised_of_a_list_whose_question_an_answer_may_have_picked() -> None:
+def test_nothing_is_guaranteed_of_a_list_whose_question_an_answer_may_have_picked() -> None:
     assert "Over all scans of the schedule together, the expected share" in promise(False)
-    assert promise(True).startswith("Nothing is promised of this list")
+    assert promise(True).startswith("Nothing is guaranteed for this list")
     assert "expected share" not in promise(True)
 
 
