@@ -179,7 +179,7 @@ def test_a_knockoff_filter_says_how_few_it_could_select_and_its_signs_say_nothin
     strict = StrictAnswer("bh on ranks of W", 7, 0.01, "finite-sample")
     amend(store, "members", n_selected=9, supported=False, reasons=["Skewed."], strict=strict)
     terms = report(store)[1].selections[0].answer.terms
-    assert "Nothing is promised of this selection" in terms
+    assert "Nothing is guaranteed for this selection" in terms
     assert "(bh on ranks of W) selects 7 of 240" in terms
 
 
