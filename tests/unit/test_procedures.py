@@ -392,7 +392,7 @@ def test_scores_are_sorted_aside_and_what_cannot_be_ranked_is_refused_in_one_lin
     assert "1 of 3 audit scores are NaN" in user_error(ranks, np.array([0.0, math.nan, 1.0]), calibration, "members")
 
 
-def test_counts_refuse_what_they_cannot_hold() -> None:
+def test_counts_refuse_what_they_cannot_hold_and_to_be_changed_from_outside() -> None:
     counts = RankCounts.empty(9)
     assert (counts + RankCounts.empty(Grid.uniform(9))).m == 0
     for other in (8, simes_grid(9, TENTH), pool([Grid.uniform(4), Grid.uniform(5)])[0]):
@@ -408,6 +408,12 @@ def test_counts_refuse_what_they_cannot_hold() -> None:
             RankCounts(bad)
     with pytest.raises(ValueError, match="negative"):
         GOLDEN.with_quarantined(-1)
+    source = np.array([1, 2, 3])
+    held = RankCounts(source)
+    source[:] = 9
+    assert [one.counts.tolist() for one in (held, pickle.loads(pickle.dumps(held)))] == [[1, 2, 3]] * 2
+    with pytest.raises(ValueError, match="read-only"):
+        held.counts[0] = 9
 
 
 def test_quarantined_documents_are_hypotheses_at_p_one() -> None:
