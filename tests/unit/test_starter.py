@@ -70,12 +70,10 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def started(folder: Path) -> Path:
-    """The configuration that init writes into a folder."""
     return Path(write_starter(str(folder), audit_starter(str(folder)))[0])
 
 
 def documents(path: Path) -> dict[str, int]:
-    """Documents of each role as `seenset plan` counts them."""
     plan = make_plan(load_config(str(path)))
     return {role: plan.documents(role)[0] for role, _ in plan.config.corpus.roles()}
 

@@ -29,7 +29,6 @@ DETECTOR = "loss(part=description, caption=given)"
 
 
 def hostile_picture() -> bytes:
-    """A wide picture whose file says more than its pixels."""
     info = PngImagePlugin.PngInfo()
     info.add_text("Comment", HOSTILE)
     return encoded(random_pictures([(300, 100)])[0], "PNG", pnginfo=info)

@@ -43,7 +43,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def entries(cache: Path) -> list[Path]:
-    """The folders of the cache, also those that a killed process would leave."""
     return sorted(path for path in (cache / "gguf").glob("*") if path.is_dir())
 
 

@@ -82,7 +82,6 @@ def described(tmp_path: Path, tiny_model_folder: Path) -> Described:
 
 
 def verdicts(folder: Path, name: str) -> dict[str, tuple[float, bool]]:
-    """p-value and selection of each document."""
     table = pa.concat_tables(map(pq.read_table, sorted((folder / f"run/selection/{name}/documents").iterdir())))
     columns = (table[column].to_pylist() for column in ("doc_id", "p_value", "selected"))
     return {name: (p, selected) for name, p, selected in zip(*columns, strict=True)}

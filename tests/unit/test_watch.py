@@ -47,7 +47,6 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
 
 
 def write_status(run: Path, **changes: Any) -> None:
-    """Change what the driver of a run has written of it."""
     store = Store(str(run))
     store.write_json("status.json", {**store.read_json("status.json"), **changes})
     sign_status(store)
@@ -84,19 +83,18 @@ def nothing() -> None:
     """No step."""
 
 
+def changed(run: Path, **changes: Any) -> Callable[[], None]:
+    return lambda: write_status(run, **changes)
+
+
 def end(run: Path, state: str = "complete", code: int = 0, message: str | None = None) -> Callable[[], None]:
-    return lambda: write_status(run, state=state, exit_code=code, message=message, under_way=0)
+    return changed(run, state=state, exit_code=code, message=message, under_way=0)
 
 
 def test_plain_lines_come_only_when_a_run_is_further_and_the_answers_at_its_end(
     held: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def other_rates() -> None:
-        write_status(held, documents_per_s=9.0, eta_s=3.0)
-
-    def further() -> None:
-        write_status(held, under_way=9)
-
+    other_rates, further = changed(held, documents_per_s=9.0, eta_s=3.0), changed(held, under_way=9)
     looks = Looks(monkeypatch, nothing, other_rates, nothing, further, nothing, end(held))
     code, out, error = printed(capsys, "status", str(held), "--watch", "--every", "0.1")
     first, second, last, *answers = out.splitlines()
@@ -126,7 +124,7 @@ def test_a_watch_ends_with_3_where_the_run_stops_before_its_end(
 def test_json_is_one_object_a_line_and_the_last_one_is_how_the_run_ended(
     held: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Looks(monkeypatch, nothing, nothing, lambda: write_status(held, under_way=7), end(held))
+    Looks(monkeypatch, nothing, nothing, changed(held, under_way=7), end(held))
     code, out, _ = printed(capsys, "status", str(held), "--watch", "--json", "--every", "0.1")
     objects = [json.loads(line) for line in out.splitlines()]
     assert code == 0
@@ -161,7 +159,7 @@ def test_a_trial_is_watched_with_the_audit_that_it_is_at(
             progress.end_point()
             progress.__exit__(None, None, None)
 
-        audit, further = lambda: progress.begin_audit(str(held)), lambda: write_status(held, under_way=6)
+        audit, further = lambda: progress.begin_audit(str(held)), changed(held, under_way=6)
         Looks(monkeypatch, nothing, audit, further, progress.end_audit, nothing, finish)
         code, out, _ = printed(capsys, "status", store.url, "--watch", "--every", "0.1")
         lines = out.splitlines()
@@ -171,6 +169,7 @@ def test_a_trial_is_watched_with_the_audit_that_it_is_at(
         assert lines[3:] == ["trial running: audits 1/2, points 0/1", "trial complete: audits 1/2, points 1/1"]
         objects = printed(capsys, "status", store.url, "--watch", "--json")[1].splitlines()
         assert [json.loads(line)["state"] for line in objects] == ["complete"]
+    assert printed(capsys, "status", store.url) == (0, f"{lines[-1]}\n", "")
 
 
 def test_a_store_that_fails_for_a_moment_is_asked_again_and_one_that_stays_away_is_one_line(
