@@ -7,7 +7,7 @@ import logging
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -110,23 +110,22 @@ def test_a_file_is_unpacked_once_for_all_dtypes_and_for_its_settings(
     assert entries(cache) == [entry]
 
 
-@pytest.mark.parametrize("damage", ["a flipped bit", "a lost end", "a lost file", "a lost record", "no JSON"])
+DAMAGE: dict[str, Callable[[Path, Path, bytes], object]] = {
+    "a flipped bit": lambda weights, record, data: weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1])),
+    "a lost end": lambda weights, record, data: weights.write_bytes(data[:-100]),
+    "a lost file": lambda weights, record, data: weights.with_name("tokenizer.json").unlink(),
+    "a lost record": lambda weights, record, data: record.unlink(),
+    "no JSON": lambda weights, record, data: record.write_text(record.read_text()[:40]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_entry_and_what_a_killed_process_left_are_made_anew(damage: str, file: Path, cache: Path) -> None:
     config = ModelConfig(path=str(file))
     open_model(config)
     (entry,) = entries(cache)
-    weights, record = entry / "model.safetensors", entry / unpacked.ENTRY_FILE
-    data = weights.read_bytes()
-    if damage == "a flipped bit":
-        weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    elif damage == "a lost end":
-        weights.write_bytes(data[:-100])
-    elif damage == "a lost file":
-        (entry / "tokenizer.json").unlink()
-    elif damage == "a lost record":
-        record.unlink()
-    else:
-        record.write_text(record.read_text()[:40])
+    data = (entry / "model.safetensors").read_bytes()
+    DAMAGE[damage](entry / "model.safetensors", entry / unpacked.ENTRY_FILE, data)
     half = entry.with_name(f".{entry.name}-killed")
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")

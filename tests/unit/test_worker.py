@@ -68,14 +68,6 @@ def test_a_window_is_read_while_the_one_before_is_worked_on(tmp_path: Path) -> N
     assert len(read_rows(stage, shards[0], store)) == 5
 
 
-def test_a_shard_that_fails_ends_no_other(tmp_path: Path) -> None:
-    shards, store = shards_of(tmp_path, letters("a", 4), letters("b", 4), letters("c", 4))
-    Path(shards[0].path).unlink()
-    events = list(finish_shards(stage_of(), shards, store, workers=1))
-    assert [event.shard for event in events if isinstance(event, Failure)] == [shards[0].id]
-    assert sum(isinstance(event, Receipt) for event in events) == 2
-
-
 @pytest.mark.parametrize("finish", WAYS)
 def test_a_shard_without_a_readable_document_has_a_receipt(finish: Way, tmp_path: Path) -> None:
     shards, store = shards_of(tmp_path, letters("a", 2), ["", " "], letters("c", 2))
