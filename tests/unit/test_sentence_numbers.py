@@ -217,9 +217,6 @@ def test_a_plan_says_what_one_group_takes_and_of_few_documents_that_it_is_one(tm
     assert selected("bh", known - 1, count, few, Fraction(1, 10)) == 0
 
 
-# --- numbers that are held against a limit
-
-
 @pytest.mark.parametrize("value", [0.5304, 0.5296, 0.53, 0.5500001, 0.55, 0.1234])
 @pytest.mark.parametrize("limit", [0.53, 0.55])
 def test_rounding_takes_no_number_to_the_other_side_of_its_limit(value: float, limit: float) -> None:
@@ -278,9 +275,6 @@ def test_exact_decimals_are_written_as_they_are() -> None:
     assert percentage(Fraction(1, 8)) == "12.5%"
 
 
-# --- near-duplicates, weights, signs
-
-
 def copies(sizes: list[int]) -> NearCopies:
     total = sum(sizes)
     return NearCopies(
@@ -332,9 +326,6 @@ def test_the_signs_of_a_sentence_are_counted_against_the_coin_that_it_names(
     assert (float(p) < 0.01) == (not result.ok)
 
 
-# --- documents
-
-
 @pytest.mark.parametrize("repeated", [1, 2])
 def test_ids_that_repeat_end_a_run_exactly_where_the_sentence_says_so(tmp_path: Path, repeated: int) -> None:
     """The run stops above its budget: of 90 + 10 documents more than one."""
@@ -363,9 +354,6 @@ def test_as_many_documents_as_a_weighted_test_is_said_to_take_are_enough_in_ever
         return min(min(half, kind - half) for half in chosen)
 
     assert smallest_half(count) >= LEAST > smallest_half(count // 2), "half as many are often too few"
-
-
-# --- how small a selection can be, against every outcome that there is, and what a plan states of it
 
 
 ALPHAS = [Fraction(1, 10), Fraction(1, 4), Fraction(1, 2)]
@@ -476,9 +464,6 @@ def test_a_knockoff_selection_says_nothing_of_calibration_documents() -> None:
     resolution = diagnose_scores(answer, "unseen").resolution
     assert resolution.sentence == "The shortest possible list of the knockoff filter has 5 documents."
     assert resolution.calibration_for_1_percent is None
-
-
-# --- what a plan states
 
 
 def outlook(tmp_path: Path, known: int | None = 100, audited: int = 200, **selection: Any) -> dict[str, Any]:

@@ -305,9 +305,6 @@ def test_a_folder_without_data_is_one_line(
     assert not (tmp_path / ".seenset").exists()
 
 
-# --- folders of pictures
-
-
 def picture_bytes(number: int) -> bytes:
     return encoded(random_pictures([(24, 24)], seed=number)[0])
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from finished import rows as rows_scored
 from marked_runs import run_here, versions_audit
 
 from benchmarks.small_model import WORDS
@@ -18,8 +19,6 @@ from pipeline.models.load import open_model
 from pipeline.passes.forward import forward
 from pipeline.passes.shared import common_beginning, forward_of_versions, shares_beginnings
 from pipeline.passes.statistics import STATISTICS
-from pipeline.store.files import Store
-from pipeline.store.receipts import read_receipts
 from seenset import score
 
 
@@ -79,10 +78,8 @@ def scored(folder: Path, model: Path, rows: list[dict[str, Any]], name: str, **r
         "resources": {"cluster": "local", **resources},
     }
     assert run_here(folder, versions_audit(folder, model, source, **changed)) == 0
-    store = Store(str(folder / name))
-    tables = [store.read_table(one.data) for one in read_receipts(store, "score")]
-    held = {row["doc_id"]: row["versions"]["scores"] for table in tables for row in table.to_pylist()}
-    return [held[row["id"]] for row in rows]
+    held = rows_scored(folder / name)
+    return [held[row["id"]]["versions"]["scores"] for row in rows]
 
 
 def test_runs_give_the_scores_of_versions_apart_and_the_same_bytes_in_any_shards(

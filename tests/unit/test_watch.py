@@ -6,10 +6,8 @@ import json
 import os
 import pty
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -227,41 +225,25 @@ def test_a_run_that_stopped_and_is_held_again_runs(run: Path, capsys: pytest.Cap
     assert "missing" not in out
 
 
-def test_a_terminal_is_redrawn_and_ctrl_c_ends_at_once(held: Path) -> None:
-    controller, terminal = pty.openpty()
+def test_a_terminal_is_redrawn_and_ctrl_c_ends_at_once(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, pressed = bytearray(), []
+
+    def read(terminal: int) -> bytes:
+        data = os.read(terminal, 4096)
+        screen.extend(data)
+        if b"8 more under way" in screen and not pressed:
+            pressed.append(time.monotonic())
+            os.write(terminal, b"\x03")
+        elif b"5 more under way" in screen:
+            write_status(held, under_way=8)
+        return data
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
     command = [sys.executable, "-m", "ray_jobs.cli", "status", str(held), "--watch", "--every", "0.2"]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    process = subprocess.Popen(command, stdout=terminal, stderr=subprocess.PIPE, env=environment, text=True)
-    os.close(terminal)
-    screen = bytearray()
-
-    def read() -> None:
-        while True:
-            try:
-                screen.extend(os.read(controller, 4096))
-            except OSError:
-                return
-
-    reader = threading.Thread(target=read)
-    reader.start()
-
-    def wait_for(text: bytes) -> None:
-        deadline = time.monotonic() + SECONDS
-        while text not in screen:
-            assert time.monotonic() < deadline, bytes(screen)
-            time.sleep(0.02)
-
-    wait_for(b"5 more under way")
-    write_status(held, under_way=8)
-    wait_for(b"8 more under way")
-    process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    _, error = process.communicate(timeout=SECONDS)
-    assert time.monotonic() - began < 5
-    reader.join()
-    os.close(controller)
-    assert process.returncode == 130
-    assert error == "seenset: no longer watched; the run is as it was\n"
+    assert os.waitstatus_to_exitcode(pty.spawn(command, read)) == 130
+    assert time.monotonic() - pressed[0] < 5
+    assert screen.endswith(b"seenset: no longer watched; the run is as it was\r\n")
     assert b"\x1b[2K" in screen, "lines are written over"
     assert b"\x1b[?25h" in screen, "the cursor is shown again"
 
