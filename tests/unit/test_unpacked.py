@@ -88,6 +88,7 @@ def test_the_model_is_the_same_at_first_from_the_cache_and_without_one(
         assert opened.tokenizer.name_or_path == tokenizer.name_or_path
         assert opened.model.generation_config.to_dict() == expected.generation_config.to_dict()
         assert opened.max_tokens == 2048
+        assert getattr(opened.model.config, "quantization_config", None) is None, "it can be saved and trained"
 
 
 def test_a_file_is_unpacked_once_for_all_dtypes_and_for_its_settings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from commands import ended
 from marked_runs import scores_of, write_audit, write_texts
 
 from benchmarks.small_model import save_small_model
-from examples.trials.versions import part_of, score_once
+from examples.trials.versions import ALPHA, part_of, rates_of_redraws, score_once
 from pipeline.audit.summary import read_summary
 from pipeline.audit.verdict import read_verdict
 from pipeline.config.models import ModelConfig
@@ -77,3 +78,19 @@ def test_the_trial_scores_in_one_pass_what_two_runs_score(folder: Path) -> None:
         np.testing.assert_allclose(of_trial.scores, of_run.scores, atol=1e-4)
         assert (of_trial.ids, of_trial.published.tolist()) == (of_run.ids, of_run.published.tolist())
         np.testing.assert_array_equal(of_trial.digests, of_run.digests)
+
+
+def test_the_trial_redraws_only_what_was_not_trained(folder: Path) -> None:
+    """Of scores that are larger where trained documents were published, all are listed, and few others."""
+    private = pq.read_table(folder / "marked/private/versions.parquet")
+    rng = np.random.default_rng(2)
+    scores = joined_versions([part_of(private, rng.normal(size=DOCUMENTS * VERSIONS))])
+    truth = np.arange(DOCUMENTS) < DOCUMENTS // 2
+    learnt = scores.scores.copy()
+    learnt[(scores.offsets[:-1] + scores.published)[truth]] += 50
+    fdr, power, bh_fdr, bh_power = rates_of_redraws(replace(scores, scores=learnt), truth)
+    assert power == bh_power == 1
+    assert max(fdr, bh_fdr) < ALPHA + 0.1
+    fdr, power, *_ = rates_of_redraws(scores, np.zeros(DOCUMENTS, dtype=bool))
+    assert fdr <= ALPHA
+    assert np.isnan(power)
