@@ -116,7 +116,7 @@ def test_forms_differ_in_letters_or_figures_and_not_by_normalisation() -> None:
         assert len(plain) == len(alternatives)
 
 
-def test_the_lists_have_the_size_that_is_promised() -> None:
+def test_the_lists_have_the_size_that_is_guaranteed() -> None:
     assert len(list(spelling_lines())) >= 150
     assert len(list(phrase_lines("contraction"))) >= 30
     assert len(list(phrase_lines("synonym"))) >= 60

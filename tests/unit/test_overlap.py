@@ -23,7 +23,7 @@ from pipeline.audit.select import Each, select_all
 from pipeline.audit.summary import Summary
 from pipeline.corpus.documents import text_key
 from pipeline.corpus.inputs import number_rows
-from pipeline.corpus.near_copies import sketch
+from pipeline.corpus.near_duplicates import sketch
 from pipeline.errors import UserError
 from pipeline.report.wording.conclusion import GROUPED
 from pipeline.store.files import Store
@@ -133,7 +133,7 @@ def test_an_adapter_never_judges_a_text_that_it_was_trained_on(tmp_path: Path, q
         select(tmp_path, audit, many("known {} alone", 0), audit[3:4], **question)
 
 
-def test_an_adapter_that_was_trained_on_a_near_copy_judges_where_that_can_only_cost_power(tmp_path: Path) -> None:
+def test_an_adapter_that_was_trained_on_a_near_duplicate_judges_where_that_can_only_cost_power(tmp_path: Path) -> None:
     edition = "{} " + article(1)
     audit = [*map(article, range(10, 40)), edition.format("first")]
     known = [*map(article, range(100, 130)), f"{article(2)} one", f"{article(2)} two"]
@@ -150,7 +150,7 @@ def editions(first: int, count: int, copies: int) -> list[str]:
     return [f"{edition} {article(seed)}" for seed in range(first, first + count) for edition in WORDS[:copies]]
 
 
-def test_near_copies_within_a_role_are_counted_and_listed(tmp_path: Path) -> None:
+def test_near_duplicates_within_a_role_are_counted_and_listed(tmp_path: Path) -> None:
     audit = [*map(article, range(20)), *editions(50, 2, 3), article(60), article(60)]
     summary = select(tmp_path, audit, list(map(article, range(100, 140))))
     near = summary.diagnostics.near_copies
@@ -174,7 +174,7 @@ def test_near_copies_within_a_role_are_counted_and_listed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("procedure", ["storey", "ptdi"])
-def test_few_families_take_an_adaptive_promise_and_not_that_of_bh(tmp_path: Path, procedure: str) -> None:
+def test_few_families_take_an_adaptive_guarantee_and_not_that_of_bh(tmp_path: Path, procedure: str) -> None:
     audit, known = editions(0, 8, 10), list(map(article, range(100, 200)))
     adaptive = select(tmp_path, audit, known, raised=40, procedure=procedure)
     assert adaptive.supported is False
@@ -195,7 +195,7 @@ def test_few_families_take_an_adaptive_promise_and_not_that_of_bh(tmp_path: Path
 
 
 @pytest.mark.parametrize("calibrating", [False, True])
-def test_no_bound_is_stated_where_near_copies_are_audited_or_calibrate(tmp_path: Path, calibrating: bool) -> None:
+def test_no_bound_is_stated_where_near_duplicates_are_audited_or_calibrate(tmp_path: Path, calibrating: bool) -> None:
     """A family that calibrates moves all ranks together: "at least N" was above zero in 28% of empty collections."""
     audit, known = list(map(article, range(80))), list(map(article, range(100, 200)))
     few, many = ([*known, *editions(300, 1, copies)] for copies in (2, 8))
@@ -220,7 +220,7 @@ def test_bh_is_named_as_a_remedy_only_where_no_other_check_contradicts_it(tmp_pa
         assert ("The guarantee of bh holds" in near.sentence) is remedy
 
 
-def test_near_copies_that_calibrate_take_the_promise_of_every_procedure(tmp_path: Path) -> None:
+def test_near_duplicates_that_calibrate_take_the_guarantee_of_every_procedure(tmp_path: Path) -> None:
     audit = list(map(article, range(30)))
     for copies, supported in ((1, True), (2, False)):
         summary = select(tmp_path, audit, [*map(article, range(100, 140)), *editions(200, 10, copies)])
@@ -251,9 +251,9 @@ def test_of_too_many_documents_a_sample_is_compared_that_keeps_families_together
     corpus = {role: {"path": str(tmp_path / f"{role}.jsonl")} for role in ("audit", "unseen")}
     described = {"run": store.url, "model": {"path": "m"}, "corpus": corpus, "resources": {"shard_bytes": 30_000}}
     scored = read_scored(store, make_plan(build_config(described)).shards)
-    some = read_sketches(scored, "audit", each, most=150).find_copies(0.8)
+    some = read_sketches(scored, "audit", each, most=150).find_near_duplicates(0.8)
     assert not some.whole
     assert 90 < some.n_documents < 210, "half of 300: families of five, so within 4 standard errors"
     assert some.largest == 5
     assert some.n_copies == 5 * some.n_families, "no family is torn"
-    assert read_sketches(scored, "audit", each).find_copies(0.8).n_copies == 200
+    assert read_sketches(scored, "audit", each).find_near_duplicates(0.8).n_copies == 200

@@ -74,7 +74,7 @@ documents = st.lists(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(documents, documents, st.integers(0, 9), st.data())
-def test_no_document_nor_its_near_copy_is_in_both_parts(
+def test_no_document_nor_its_near_duplicate_is_in_both_parts(
     audit: Audit, tmp_path: Path, unseen: list[str], seen: list[str], seed: int, data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, min(len(unseen), len(seen)) - 1))
@@ -131,7 +131,7 @@ def test_another_adapter_or_a_larger_part_moves_no_document_and_another_seed_doe
     assert (len(groups["a"]), len(groups["b"])) == (3, 4)
 
 
-def test_documents_of_another_domain_leave_calibration_as_it_is_but_for_near_copies(
+def test_documents_of_another_domain_leave_calibration_as_it_is_but_for_near_duplicates(
     audit: Audit, files: Files, tmp_path: Path
 ) -> None:
     other = write(tmp_path / "other.jsonl", [f"so {text(i, 12)}" for i in range(19, 24)] + ["a", ""])

@@ -191,7 +191,7 @@ def test_a_plugin_that_cannot_be_loaded_is_one_line_with_its_file(tmp_path: Path
         (PROCEDURE.replace("half", "bh"), "procedure bh: the name is built in; rename the function"),
         (PROCEDURE.replace("half", "ktd"), "procedure ktd: the name is built in"),
         (PROCEDURE.replace("finite-sample", "finite"), "did you mean 'finite-sample'"),
-        (PROCEDURE.replace('promise="As BH."', 'promise=""'), "one that says what it promises"),
+        (PROCEDURE.replace('promise="As BH."', 'promise=""'), "one that says what it guarantees"),
     ):
         path = write(tmp_path, text)
         error = user_error(load, path)

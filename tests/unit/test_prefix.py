@@ -24,7 +24,7 @@ from pipeline.audit.plan import describe_model, make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.keys import Keys
-from pipeline.corpus.near_copies import NEAR_COPIES, CopyIndex
+from pipeline.corpus.near_duplicates import NEAR_SHARE, NearDuplicateIndex
 from pipeline.detectors.base import FORWARD, Evidence, Prefix, plan_passes
 from pipeline.detectors.prefix import behind
 from pipeline.detectors.registry import parse_detectors
@@ -36,7 +36,7 @@ from pipeline.passes import shared
 from pipeline.passes.forward import forward
 from pipeline.passes.parts import PassSizes, behind_in_parts
 from pipeline.stages import prefixes as prefixes_module
-from pipeline.stages.prefixes import HELD, Prefixes, Shots, cut_to_room, reading_of, room_for
+from pipeline.stages.prefixes import HELD, Prefixes, Shots, cut_to_room, prefix_cost, room_for
 from pipeline.stages.registry import forward_passes
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
@@ -143,10 +143,10 @@ def test_a_prefix_keeps_its_end_as_far_as_it_fits_beside_the_longest_text() -> N
         cut_to_room(ids, 1985, 2048)
 
 
-def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_copy() -> None:
+def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_duplicate() -> None:
     texts = [sentence(i, 60) for i in range(5)]
     pool = keys_of(texts)
-    shots = Shots(tuple([i] for i in range(5)), pool.sketch, NEAR_COPIES)
+    shots = Shots(tuple([i] for i in range(5)), pool.sketch, NEAR_SHARE)
     others = keys_of([sentence(100 + i, 60) for i in range(200)])
     ids = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, size=200).tolist()
     chosen = shots.places(7, ids, others.sketch)
@@ -156,11 +156,11 @@ def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_copy() -> 
     assert shots.places(8, ids, others.sketch) != chosen
     themselves = shots.places(7, ids[:5] * 40, np.concatenate([pool.sketch] * 40))
     assert all(place != at % 5 for at, place in enumerate(themselves))
-    copies = Shots(([1], [2]), pool.sketch[[0, 0]], NEAR_COPIES)
+    copies = Shots(([1], [2]), pool.sketch[[0, 0]], NEAR_SHARE)
     assert copies.places(7, ids[:2], pool.sketch[:2])[0] is None
 
 
-def test_what_excludes_near_copies_is_in_the_fingerprint_where_a_document_chooses_one() -> None:
+def test_what_excludes_near_duplicates_is_in_the_fingerprint_where_a_document_chooses_one() -> None:
     pool = keys_of([sentence(i, 60) for i in range(5)])
 
     def digest(ids: tuple[list[int], ...], near_copies: float, **changed: Any) -> dict[str, str]:
@@ -203,7 +203,7 @@ ALL = [{"recall": {"shots": 4}}, {"con_recall": {"shots": 3}}, {"codec": {"shots
 
 @given(seed=st.integers(0, 1000), copies=st.integers(1, 4), shots=st.integers(1, 9))
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_shot_and_no_near_copy_of_one_calibrates(
+def test_no_shot_and_no_near_duplicate_of_one_calibrates(
     seed: int, copies: int, shots: int, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     families = [sentence(seed * 100 + i // copies, 60) + f" {WORDS[i % copies]}" for i in range(24)]
@@ -222,7 +222,7 @@ def test_no_shot_and_no_near_copy_of_one_calibrates(
         assert not set(keys.text.tolist()) & set(parts.calibration[prefix.role].tolist())
         assert not set(record.shots[str(prefix)]) & set(record.calibration[prefix.role])
         if prefix.role == "unseen":  # whole families
-            near = CopyIndex.of(keys.sketch, NEAR_COPIES).matches(keys_of(families).sketch)
+            near = NearDuplicateIndex.of(keys.sketch, NEAR_SHARE).matches(keys_of(families).sketch)
             assert near.sum() == len(keys)
     again = allocate(config, shards).prefixes()
     assert again.fingerprint() == parts.prefixes().fingerprint()  # type: ignore[union-attr]
@@ -326,6 +326,6 @@ def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
 def test_single_documents_are_read_once_as_long_as_they_are_held_together() -> None:
     single, batch = Prefix("unseen", 4, joined=False), 1_000
     once = {"prefix_tokens": HELD // 4, "prefix_cost": 0.0}
-    assert reading_of(single, HELD // 4, 50.0, batch, HELD) == once
-    longer = reading_of(single, HELD // 4 + 1, 50.0, batch, HELD)
+    assert prefix_cost(single, HELD // 4, 50.0, batch, HELD) == once
+    longer = prefix_cost(single, HELD // 4 + 1, 50.0, batch, HELD)
     assert longer["prefix_cost"] == 4 * (HELD // 4 + 1) / batch

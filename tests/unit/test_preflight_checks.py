@@ -74,7 +74,7 @@ def said(plan: Plan) -> list[str]:
     return lines
 
 
-def test_a_near_copy_in_two_roles_stops_and_names_both(tmp_path: Path) -> None:
+def test_a_near_duplicate_in_two_roles_stops_and_names_both(tmp_path: Path) -> None:
     audit = [*map(text, range(30)), text(70)]
     unseen = [*map(text, range(100, 130)), f"Corrected by the desk on the next day: {text(70).upper()}\n"]
     copied = planned(tmp_path, audit, unseen)
@@ -105,7 +105,7 @@ def test_no_run_begins_whose_calibration_documents_are_all_audited_too(tmp_path:
     assert plan_checks(one_left)["overlap"]["unseen"]["n_calibration"] == 12
 
 
-def test_near_copies_within_a_role_are_a_note(tmp_path: Path) -> None:
+def test_near_duplicates_within_a_role_are_a_note(tmp_path: Path) -> None:
     audit = [*map(text, range(30)), text(7), f"Corrected: {text(9)}"]
     plan = planned(tmp_path, audit, list(map(text, range(100, 130))))
     copies = check_documents(plan, RUN).copies

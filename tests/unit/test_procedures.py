@@ -21,6 +21,7 @@ import seenset
 from benchmarks.selection import count_procedures
 from pipeline.selection.calibrations import pool, simes_grid, smallest_simes
 from pipeline.selection.conformal import Grid, RankCounts, calibrate, p_values, ranks
+from pipeline.selection.guarantees import adapted
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.estimating import (
     MAX_BANDWIDTH,
@@ -36,7 +37,6 @@ from pipeline.selection.procedures.estimating import (
 from pipeline.selection.procedures.known import known_members, known_scores
 from pipeline.selection.procedures.record import decide
 from pipeline.selection.procedures.right_boundary import LAMBDAS, right_boundary
-from pipeline.selection.promises import adapted
 from pipeline.selection.step_up import EXACT_HARMONIC, dependence_factor, harmonic_bound, minimum_selectable, step_up
 from pipeline.selection.thresholds import Moments
 
@@ -315,7 +315,7 @@ def test_the_terms_say_what_the_calibration_changes() -> None:
             assert "independent draws" in held.assumption
         else:
             assert held == terms
-            assert "nothing is promised" in terms.promise
+            assert "nothing is guaranteed" in terms.promise
     said = {"0.01": "0.99", "1e-7": "1 - 1e-07", "1e-9": "1 - 1e-09", "0.123456789": "1 - 0.123456789"}
     for delta, probability in said.items():
         held = adapted(PROCEDURES["bh"].terms, simes_grid(9, Fraction(delta)))
@@ -510,7 +510,7 @@ def test_a_procedure_is_the_same_record_in_another_process() -> None:
         assert pickle.loads(pickle.dumps(procedure)) is procedure
 
 
-def test_every_procedure_says_what_it_promises() -> None:
+def test_every_procedure_says_what_it_guarantees() -> None:
     for procedure in (*count_procedures(), "known_members"):
         decision, terms = decide(procedure, GOLDEN, TENTH, known_members=GOLDEN), PROCEDURES[procedure].terms
         assert (decision.assumption, decision.promise) == (terms.assumption, terms.promise)

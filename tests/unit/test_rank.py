@@ -113,7 +113,7 @@ def test_files_of_lm_eval_become_accuracies_on_all_and_on_clean_items_and_say_wh
     assert "org__cheat is ahead of org__honest by" in out
     assert ("which may be chance" in out) == (not change["shown"])
     assert "an item that was not selected as clean is not shown to be contaminated" in out
-    assert "whether another model was trained on an item, these runs cannot say" in out
+    assert "not shown is whether another model was trained on an item" in out
 
 
 def test_items_are_clean_under_all_models_where_several_runs_judged_them(

@@ -23,7 +23,7 @@ from pipeline.audit.summary import Summary, read_summary
 from pipeline.report.contents import Report
 from pipeline.report.facts import read_facts
 from pipeline.report.page import write_report
-from pipeline.selection.promises import StrictAnswer
+from pipeline.selection.guarantees import StrictAnswer
 from pipeline.store.files import Store
 
 SCHEMAS = Path(__file__).parents[2] / "docs/schemas"
@@ -100,7 +100,7 @@ def test_each_file_of_a_run_says_its_schema_and_holds_the_keys_that_its_schema_n
     assert Report.model_validate(store.read_json(files["report"])).selections[0].summary == summary
 
 
-def test_an_answer_is_supported_unless_a_check_of_its_promise_failed(store: Store) -> None:
+def test_an_answer_is_supported_unless_a_check_of_its_guarantee_failed(store: Store) -> None:
     diagnostics = summary_in(store).diagnostics
     for outcomes, supported, reasons in (
         ({"blind": True}, True, []),

@@ -22,7 +22,7 @@ from pipeline.audit.manifest import AdapterRecord, GradientRecord, read_run
 from pipeline.audit.selected import ScoreHistogram
 from pipeline.audit.status import Counts, StatusFile
 from pipeline.audit.summary import BlindDiagnostic, SymmetryDiagnostic
-from pipeline.audit.top_documents import DocumentEvidence
+from pipeline.audit.top_documents import TokenAttributions
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import visible
@@ -31,7 +31,7 @@ from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import _slope, draw_figures
 from pipeline.report.page import Listing, _tokens, even_shares, read_listings, write_report
 from pipeline.report.templates import page_script
-from pipeline.selection.promises import StrictAnswer
+from pipeline.selection.guarantees import StrictAnswer
 from pipeline.store.files import Store
 
 
@@ -209,7 +209,7 @@ def test_too_few_calibration_documents_are_named_as_the_reason(tmp_path: Path, p
 
 
 @pytest.mark.parametrize("procedure", ["storey", "kernel"])
-def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_promises(tmp_path: Path, procedure: str) -> None:
+def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_guarantees(tmp_path: Path, procedure: str) -> None:
     store = build_run(tmp_path, selections=({"procedure": procedure},), drawn=())
     sentence = "Calibration and audited documents differ in more than membership (AUC 0.91)."
     amend_checks(store, blind=BlindDiagnostic(ok=False, sentence=sentence))
@@ -224,12 +224,12 @@ def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_promises(tmp_p
     assert answer.sentence.startswith("Contradicted: their words alone tell the audited from")
     assert above.index("Do not act on this answer.") < above.index("Selection “members”") < above.index("Of 240")
     assert above.index("Contradicted: their words alone") < above.index("Of 240 audited documents")
-    assert "if this holds" not in above, "the terms of a promise that is void are not held out"
+    assert "if this holds" not in above, "the terms of a guarantee that is void are not held out"
     assert "guarantee (storey) selects" not in answer.sentence, "the strict answer is no way round"
     assert ("strict answer beside it (storey) either" in answer.terms) == (procedure != "storey")
     assert ("finite-sample, but contradicted here" in rest) == (procedure == "storey")
     assert "Do not act on this list: a check contradicts the selection" in rest.split("Selected documents")[1]
-    assert "Nothing is promised of this selection" in answer.terms
+    assert "Nothing is guaranteed for this selection" in answer.terms
     assert "✓ passed Overlap between roles. No calibration document is also audited." in rest
 
 
@@ -252,7 +252,7 @@ def test_selections_that_were_not_made_are_named_and_scores_alone_are_no_answer(
     store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}))
     store.remove_folder("selection/wide")
     StatusFile(store, Counts(2)).write("incomplete", 3)
-    assert "Asked for and not made yet: wide." in report(store)[0].text
+    assert "Configured but not made yet: wide." in report(store)[0].text
     store.remove_folder("selection")
     page, facts = report(store)
     assert "No selection has been made." in page.text
@@ -428,7 +428,7 @@ def test_the_drawn_threshold_is_where_the_curve_last_meets_the_line(tmp_path: Pa
 
 HOME = Folders(("/home/somebody/",))
 NEAR = [("/home/somebody/unseen.jsonl#4", -2.25)]
-EVIDENCE = DocumentEvidence(
+EVIDENCE = TokenAttributions(
     text="One\u202etwo",
     pieces=["One", "\u202etwo"],
     values=[None, -3.14159],
@@ -475,7 +475,7 @@ def listing_of(store: Store, room: int = 4_000_000, texts: bool = True) -> Listi
 def test_what_there_is_no_room_for_is_left_out_from_the_end(tmp_path: Path) -> None:
     store = with_selected(tmp_path, many(3_000))
     listing = listing_of(store, room=150_000)
-    assert len(listing.rows) + len(listing.evidence) <= 150_000
+    assert len(listing.rows) + len(listing.attributions) <= 150_000
     assert 500 <= listing.n_rows < 3_000
     chunks = unpacked(listing.rows)
     assert [p for chunk in chunks for p in chunk["p"]] == sorted(p for chunk in chunks for p in chunk["p"])

@@ -23,7 +23,7 @@ from pipeline.report.page import write_report
 from pipeline.report.wording.brief import TITLES
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection.bounds import Bound
-from pipeline.selection.procedures.bound import terms_of_bound
+from pipeline.selection.procedures.bound import guarantee_of_bound
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 
@@ -73,7 +73,7 @@ def test_what_is_not_supported_says_so_in_the_first_words_of_its_row_and_its_car
     assert brief.reason == "failed: blind test"
     assert (brief.bound, facts.selections[1].answer.bound) == ("not stated", CONTRADICTED)
     assert "95% confidence" not in page
-    assert brief.condition == "Nothing is promised: a check contradicts the assumption."
+    assert brief.condition == "Nothing is guaranteed: a check contradicts the assumption."
     assert brief.this_list == CONTRADICTED
     shown = " ".join((brief.claim, brief.average, brief.this_list, brief.collection))
     for number in ("95%", "30%", "at most 3", "at least 91"):
@@ -118,9 +118,9 @@ def test_a_bound_that_is_missing_or_excludes_nothing_says_so(tmp_path: Path) -> 
     assert brief.bound == "possibly all"
 
 
-def test_procedure_bound_promises_of_this_list_and_says_of_an_empty_one_what_it_would_take(tmp_path: Path) -> None:
+def test_procedure_bound_guarantees_of_this_list_and_says_of_an_empty_one_what_it_would_take(tmp_path: Path) -> None:
     store = build_run(tmp_path, drawn=())
-    terms = terms_of_bound(SelectionConfig(name="one", detectors=["loss"], confidence=0.9).exact_confidence)
+    terms = guarantee_of_bound(SelectionConfig(name="one", detectors=["loss"], confidence=0.9).exact_confidence)
     promised = {"promise": terms.promise, "assumption": terms.assumption}
     amend(store, "members", bound=BOUND, supported=True, procedure="bound", factor=None, **promised)
     stated = report(store)[1].selections[0].answer.terms
@@ -139,7 +139,7 @@ def test_the_average_is_as_certain_as_the_guarantee(tmp_path: Path) -> None:
     no_evidence = "An empty list is no evidence that the model was"
     for changes, average in (
         ({"guarantee": "asymptotic"}, "At most about 10% of such a list is wrong, not guaranteed at this size."),
-        ({"guarantee": "heuristic"}, "No guarantee is proved: it aims at 10% wrong, and can be higher."),
+        ({"guarantee": "heuristic"}, "No guarantee is proved: the target is 10% wrong, and the share can be higher."),
         ({"procedure": "bound"}, "No average is stated: procedure bound bounds the errors of this one list."),
         ({"calibration": "conditional"}, "At most 10% of such a list is wrong, with the probability stated below."),
         ({"n_selected": 0}, f"{no_evidence} not trained on them."),
@@ -164,7 +164,7 @@ def test_what_was_not_tested_is_no_green_light(tmp_path: Path) -> None:
     assert shown_of(outcome="not tested") == (
         "Provided both groups are alike and their documents independent; this was not checked:",
         "amber",
-        "Not checked: that audited and calibration documents are alike is assumed.",
+        "Not checked: audited and calibration documents are assumed to be alike.",
     )
     assert shown_of(outcome="inconclusive", n_to_settle=993) == (
         "Provided both groups are alike; the test could not confirm this:",

@@ -147,7 +147,7 @@ def test_a_selection_by_signs_is_refused_with_a_review(base: Path, capsys: pytes
     assert "procedure ktd tests its signs on all unseen documents, and corpus.unseen.review" in capsys.readouterr().err
 
 
-def test_a_review_that_confirms_nothing_takes_nothing_from_the_promise(audit: Path) -> None:
+def test_a_review_that_confirms_nothing_takes_nothing_from_the_guarantee(audit: Path) -> None:
     before = answer(audit, "members")
     assert select(audit) == 0
     now = answer(audit, "members")

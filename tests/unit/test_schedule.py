@@ -14,16 +14,16 @@ from pipeline.selection.schedule import Level, Slot, known_in_slot, share_of
 
 
 def promise(asked_before: bool) -> str:
-    """What is promised of a list of a scan."""
+    """What is guaranteed for a list of a scan."""
     selection = SelectionConfig(name="s", detectors=["loss"])
     slot = Slot(2, "spend", Fraction(1, 10), share_of(2, 4), 0, asked_before)
     answer = verdict_of(np.zeros((9, 1)), np.zeros((9, 1)), procedure="bh").answer
     return in_slot(answer, Level.of(selection, slot), selection).promise
 
 
-def test_nothing_is_promised_of_a_list_whose_question_an_answer_may_have_picked() -> None:
+def test_nothing_is_guaranteed_of_a_list_whose_question_an_answer_may_have_picked() -> None:
     assert "Over all scans of the schedule together, the expected share" in promise(False)
-    assert promise(True).startswith("Nothing is promised of this list")
+    assert promise(True).startswith("Nothing is guaranteed for this list")
     assert "expected share" not in promise(True)
 
 

@@ -23,14 +23,14 @@ from test_preflight_checks import planned, text
 import seenset
 from pipeline.audit.blind import blind_diagnostic
 from pipeline.audit.density_weights import weighted_diagnostic, weighting_diagnostic
-from pipeline.audit.dependence import near_copies_diagnostic
+from pipeline.audit.dependence import near_duplicates_diagnostic
 from pipeline.audit.description import build_config
 from pipeline.audit.diagnostics import diagnose_scores
 from pipeline.audit.forecast import forecast
 from pipeline.audit.halvings import LEAST, Blind
 from pipeline.audit.plan import describe_model, make_plan
 from pipeline.audit.preflight import RUN, Effort, check_documents
-from pipeline.audit.summary import NearCopies, Summary
+from pipeline.audit.summary import NearDuplicates, Summary
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount
 from pipeline.config.models import ModelConfig
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
@@ -39,11 +39,11 @@ from pipeline.report.wording.bounds import bound_text, sureness
 from pipeline.report.wording.selection import answer_text
 from pipeline.selection.calibrations import simes_grid
 from pipeline.selection.conformal import Grid, RankCounts, halves
+from pipeline.selection.guarantees import beside, decimal, percentage
 from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures import PROCEDURES
-from pipeline.selection.procedures.bound import terms_of_bound
+from pipeline.selection.procedures.bound import guarantee_of_bound
 from pipeline.selection.procedures.record import Rule, decide
-from pipeline.selection.promises import beside, decimal, percentage
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable
 from pipeline.selection.step_up import minimum_selectable
 
@@ -257,7 +257,7 @@ def test_a_confidence_is_told_as_it_was_set_and_never_as_certainty(confidence: f
         sureness(summary.bound),
         bound_text(summary.model_copy(update={"supported": None})) or "",
         wording.counted_phrase(count, sampled=False, checked=True, bounded=True)[0],
-        terms_of_bound(Fraction(repr(confidence))).promise,
+        guarantee_of_bound(Fraction(repr(confidence))).promise,
     ]
     for sentence in told:
         (share,) = re.findall(r"([\d.]+)% confidence", sentence)
@@ -275,9 +275,9 @@ def test_exact_decimals_are_written_as_they_are() -> None:
     assert percentage(Fraction(1, 8)) == "12.5%"
 
 
-def copies(sizes: list[int]) -> NearCopies:
+def copies(sizes: list[int]) -> NearDuplicates:
     total = sum(sizes)
-    return NearCopies(
+    return NearDuplicates(
         n_documents=total,
         whole=True,
         n_copies=sum(size for size in sizes if size > 1),
@@ -293,7 +293,7 @@ def copies(sizes: list[int]) -> NearCopies:
 def test_copies_that_calibrate_shrink_p_values_by_the_factor_of_the_sentence_and_no_more(sizes: list[int]) -> None:
     """Every order of the families and one null document, by enumeration."""
     n, families = sum(sizes), len(sizes)
-    sentence = near_copies_diagnostic("bh", None, "unseen", copies([1] * 9), copies(sizes)).sentence
+    sentence = near_duplicates_diagnostic("bh", None, "unseen", copies([1] * 9), copies(sizes)).sentence
     (distinct, factor) = re.findall(
         r"rank as (\d+) distinct documents, so .* by a factor of up to ([\d.]+);", sentence
     )[0]

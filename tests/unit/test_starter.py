@@ -194,8 +194,8 @@ def test_without_a_model_here_a_hub_id_stands_in_and_says_so(tmp_path: Path) -> 
     write(tmp_path / "audit.jsonl", rows_of("a", 4))
     starter = audit_starter(str(tmp_path))
     assert yaml.safe_load(starter.text)["model"]["path"] == HUB_MODEL
-    assert "this hub id stands in for your model" in starter.text
-    assert f"model: none lies here; {HUB_MODEL} stands in for yours" in starter.guesses
+    assert "replace this hub id by your model" in starter.text
+    assert f"model: none in this folder; replace {HUB_MODEL} by yours" in starter.guesses
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights/b.gguf").write_bytes(b"GGUF")
     (tmp_path / "weights/a.gguf").write_bytes(b"GGUF")

@@ -19,7 +19,7 @@ from test_report import Page
 from pipeline.audit.detection import RATES, DetectorScores, detection, roc
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import SelectionConfig
-from pipeline.corpus.near_copies import draw_families
+from pipeline.corpus.near_duplicates import draw_families
 from pipeline.errors import UserError
 from pipeline.report.tables import as_text, labels, page_table, readable
 from pipeline.report.wording.trial import verification

@@ -12,7 +12,7 @@ from made_up import write_rows
 from test_trial import swept_rows, trial
 from test_weighted import texts
 
-from pipeline.corpus.near_copies import draw_families
+from pipeline.corpus.near_duplicates import draw_families
 from pipeline.errors import UserError
 from pipeline.report.wording.trial import verification
 from pipeline.selection.engine import Scores
@@ -131,7 +131,7 @@ def test_a_page_of_a_shifted_trial_does_not_say_that_documents_are_alike() -> No
 
 
 @pytest.mark.slow
-def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
+def test_a_shift_breaks_the_guarantee_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
     """Of untrained documents whose score falls with the share of topical words, by which the shift goes."""
     rng, n = np.random.default_rng(3), 900
     topic = rng.random(n) < 0.5

@@ -98,7 +98,7 @@ def test_a_collection_that_was_not_trained_on_is_not_shown_to_be(store: Store) -
 
 
 @pytest.mark.parametrize("outcome", [UNSETTLED, UNTESTED])
-def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_settles_it(
+def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_decides_it(
     store: Store, outcome: BlindDiagnostic, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file_blind_test(store, outcome)
@@ -274,7 +274,7 @@ def test_no_count_is_stated_of_blocks_that_ignore_groups_and_the_test_names_its_
         "family). The permutation test takes documents of one group to be independent."
     )
     (summary,) = select_again(store.url, ["selections.0.procedure=bound"], texts=False)
-    assert (summary.conclusion, summary.bound) == ("contradicted", None), "it promises nothing but a bound"
+    assert (summary.conclusion, summary.bound) == ("contradicted", None), "it guarantees nothing but a bound"
     verdict = give_verdict(store.url)
     assert (verdict.answer, verdict.conclusion, verdict.counts[0].unit) == ("trained on", "supported", "group")
     verdict = answered(store, 2.5, "family", groups=lambda role, row: f"{role} {row}")

@@ -35,7 +35,7 @@ def in_one_process(stage: Stage, shards: list[Shard], store: Store) -> None:
 
 def as_an_actor(stage: Stage, shards: list[Shard], store: Store) -> None:
     worker, todo = stage.make(stage, Placement()), iter(shards)
-    results = list(ShardStream(stage, worker, store, "some driver").finish(lambda ahead: next(todo, None)))
+    results = list(ShardStream(stage, worker, store, "some driver").finish(lambda prefetch: next(todo, None)))
     assert [shard for shard, _ in results] == shards
     assert all(isinstance(result, Receipt) for _, result in results)
 
@@ -87,7 +87,7 @@ def stage_that_meets(count: int) -> Stage:
     return replace(stage_of(), make=Meeting, digest=model_digests())
 
 
-def test_a_worker_takes_no_shard_ahead_that_another_could_begin(tmp_path: Path) -> None:
+def test_a_worker_prefetches_no_shard_that_another_could_start(tmp_path: Path) -> None:
     shards, store = shards_of(tmp_path, *(letters(letter, 4) for letter in "abc"))
     stage = stage_that_meets(3)
     list(finish_shards(stage, shards, store, workers=3))
@@ -95,12 +95,12 @@ def test_a_worker_takes_no_shard_ahead_that_another_could_begin(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("finish", WAYS)
-def test_a_document_that_kills_while_it_is_read_ahead_is_found_and_no_other(finish: Way, tmp_path: Path) -> None:
+def test_a_document_that_kills_while_it_is_prefetched_is_found_and_no_other(finish: Way, tmp_path: Path) -> None:
     texts = [letters("a", 4), ["b", "bb", "b deadly to tokenise", "bbbb", "bbbbb"], letters("c", 6)]
     stage = stage_of(together=3, deadly_at=str(tmp_path / "flag"))
     shards, store = shards_of(tmp_path / "killed", *texts)
     assert attempts(lambda: finish(stage, shards, store)) <= 6
-    assert (tmp_path / "flag").exists(), "it was read ahead"
+    assert (tmp_path / "flag").exists(), "it was prefetched"
     texts[1][2] = "b wrong to tokenise"
     others, clean = shards_of(tmp_path / "clean", *texts)
     finish(stage_of(), others, clean)
@@ -129,7 +129,7 @@ def test_of_two_workers_that_end_a_shard_at_once_one_has_filed_it(tmp_path: Path
     def filed(number: int) -> bool:
         stream = ShardStream(stage, stage.make(stage, Placement()), store, "some driver", kept=False)
         todo = iter([shard])
-        assert [shard for shard, _ in stream.finish(lambda ahead: next(todo, None))] == [shard]
+        assert [shard for shard, _ in stream.finish(lambda prefetch: next(todo, None))] == [shard]
         return stream.filed
 
     with ThreadPoolExecutor(2) as pool:
@@ -138,7 +138,7 @@ def test_of_two_workers_that_end_a_shard_at_once_one_has_filed_it(tmp_path: Path
 
 @pytest.mark.parametrize("finish", WAYS)
 def test_a_shard_that_was_interrupted_is_isolated_and_alone_in_its_process(finish: Way, tmp_path: Path) -> None:
-    """Else a death could be blamed on what is computed, of a document that was read ahead."""
+    """Else a death could be blamed on what is computed, of a document that was prefetched."""
     shards, store = shards_of(tmp_path, letters("a", 9), letters("b", 9), letters("c", 9))
     driver = LOCAL_DRIVER if finish is in_one_process else "some driver"
     store.write_json(f"attempts/turns/{shards[1].id}.json", died(driver))
@@ -210,7 +210,7 @@ def test_a_worker_without_a_window_waits_and_one_that_computes_works(tmp_path: P
     stage, todo = stage_of(), iter([shard])
     stream = ShardStream(stage, Slow(stage, Placement()), store)
     began = time.monotonic()
-    ((_, receipt),) = stream.finish(lambda ahead: next(todo, None))
+    ((_, receipt),) = stream.finish(lambda prefetch: next(todo, None))
     lasted = time.monotonic() - began
     assert stream.waited >= 0.1
     assert stream.worked >= 0.4, "two windows of one batch"
