@@ -70,12 +70,10 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def started(folder: Path) -> Path:
-    """The configuration that init writes into a folder."""
     return Path(write_starter(str(folder), audit_starter(str(folder)))[0])
 
 
 def documents(path: Path) -> dict[str, int]:
-    """Documents of each role as `seenset plan` counts them."""
     plan = make_plan(load_config(str(path)))
     return {role: plan.documents(role)[0] for role, _ in plan.config.corpus.roles()}
 
@@ -305,9 +303,6 @@ def test_a_folder_without_data_is_one_line(
     line = refusal(capsys, "init", tmp_path, *option)
     assert line.endswith("not taken: list.json (not readable as jsonl), numbers.csv (no column of text)\n")
     assert not (tmp_path / ".seenset").exists()
-
-
-# --- folders of pictures
 
 
 def picture_bytes(number: int) -> bytes:

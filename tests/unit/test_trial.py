@@ -179,7 +179,6 @@ def test_a_bad_trial_is_one_line(changed: dict[str, Any], part: str) -> None:
         (lambda rng, n: np.clip(rng.normal(0.1, 0.03, n), 0, 0.2), 0.1),
         (lambda rng, n: rng.random(n), 0.5),
     ],
-    ids=["rare", "narrow", "uniform"],
 )
 @pytest.mark.parametrize("n", [10, 100])
 def test_the_interval_of_a_mean_covers_it(draw_values: Any, mean: float, n: int) -> None:

@@ -79,7 +79,5 @@ def test_p_values_without_an_e_value_have_no_joint_rows(path: str) -> None:
 def test_only_p_values_that_are_valid_one_by_one_are_joined(settings: dict[str, Any], valid: bool) -> None:
     detectors = ["loss", "min_k"] if "procedure" in settings else ["loss"]
     selection = {"name": "clean", "direction": "clean", "detectors": detectors, **settings}
-    (configured,) = build_trial(trial(selections=[selection], documents={"path": "a.jsonl", "group": "g"}))[
-        0
-    ].selections
-    assert joinable(configured) == valid
+    config, _ = build_trial(trial(selections=[selection], documents={"path": "a.jsonl", "group": "g"}))
+    assert joinable(config.selections[0]) == valid

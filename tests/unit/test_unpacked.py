@@ -7,7 +7,7 @@ import logging
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def entries(cache: Path) -> list[Path]:
-    """The folders of the cache, also those that a killed process would leave."""
     return sorted(path for path in (cache / "gguf").glob("*") if path.is_dir())
 
 
@@ -89,6 +88,7 @@ def test_the_model_is_the_same_at_first_from_the_cache_and_without_one(
         assert opened.tokenizer.name_or_path == tokenizer.name_or_path
         assert opened.model.generation_config.to_dict() == expected.generation_config.to_dict()
         assert opened.max_tokens == 2048
+        assert getattr(opened.model.config, "quantization_config", None) is None, "it can be saved and trained"
 
 
 def test_a_file_is_unpacked_once_for_all_dtypes_and_for_its_settings(
@@ -111,23 +111,22 @@ def test_a_file_is_unpacked_once_for_all_dtypes_and_for_its_settings(
     assert entries(cache) == [entry]
 
 
-@pytest.mark.parametrize("damage", ["a flipped bit", "a lost end", "a lost file", "a lost record", "no JSON"])
+DAMAGE: dict[str, Callable[[Path, Path, bytes], object]] = {
+    "a flipped bit": lambda weights, record, data: weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1])),
+    "a lost end": lambda weights, record, data: weights.write_bytes(data[:-100]),
+    "a lost file": lambda weights, record, data: weights.with_name("tokenizer.json").unlink(),
+    "a lost record": lambda weights, record, data: record.unlink(),
+    "no JSON": lambda weights, record, data: record.write_text(record.read_text()[:40]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_entry_and_what_a_killed_process_left_are_made_anew(damage: str, file: Path, cache: Path) -> None:
     config = ModelConfig(path=str(file))
     open_model(config)
     (entry,) = entries(cache)
-    weights, record = entry / "model.safetensors", entry / unpacked.ENTRY_FILE
-    data = weights.read_bytes()
-    if damage == "a flipped bit":
-        weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    elif damage == "a lost end":
-        weights.write_bytes(data[:-100])
-    elif damage == "a lost file":
-        (entry / "tokenizer.json").unlink()
-    elif damage == "a lost record":
-        record.unlink()
-    else:
-        record.write_text(record.read_text()[:40])
+    data = (entry / "model.safetensors").read_bytes()
+    DAMAGE[damage](entry / "model.safetensors", entry / unpacked.ENTRY_FILE, data)
     half = entry.with_name(f".{entry.name}-killed")
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")
