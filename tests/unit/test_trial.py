@@ -236,17 +236,13 @@ def test_a_perfect_figure_is_not_reported_as_certain(value: float, high_score: f
     assert again.auc.low == pytest.approx(found.auc.low)  # two models may share all documents
 
 
-def test_one_misordered_pair_is_no_more_certain_than_none() -> None:
+def test_one_misordered_pair_is_no_more_certain_than_none_and_without_members_nothing_is_defined() -> None:
     trained = np.arange(100.0) + 99.5
     perfect, nearly = (detection([DetectorScores(trained, other)]).auc for other in (np.arange(99.0), np.arange(101.0)))
     assert (perfect.value, nearly.value) == (1.0, pytest.approx(1 - 1 / 10_100))
     assert nearly.low <= 0.025 ** (1 / 100)
-
-
-def test_a_detector_without_members_is_not_defined() -> None:
-    found = detection([DetectorScores(np.empty(0), np.arange(5.0))])
-    assert found.auc.value is None
-    assert all(estimate.value is None for estimate in found.tpr.values())
+    none = detection([DetectorScores(np.empty(0), np.arange(5.0))])
+    assert {none.auc.value, *(estimate.value for estimate in none.tpr.values())} == {None}
 
 
 def test_a_quarantined_document_counts_as_audited_and_is_never_selected() -> None:
