@@ -350,7 +350,7 @@ def swept_rows(**selection: Any) -> tuple[Any, list[dict[str, Any]], list[str]]:
     return config, measured(points), ["selections.0.alpha"]
 
 
-def test_the_verdict_of_a_trial_claims_no_more_than_its_repeats_show() -> None:
+def test_the_verdict_of_a_trial_claims_no_more_than_its_repeats_show_and_nothing_of_undefined_shares() -> None:
     _, rows, paths = swept_rows()
     kept = verification(rows, paths, 1)
     assert kept.headline == "All 2 selections are consistent with their target, each at each point of the sweep."
@@ -360,6 +360,14 @@ def test_the_verdict_of_a_trial_claims_no_more_than_its_repeats_show() -> None:
     assert "calibration documents of an audit resemble its audited ones" in unverified
     assert "Repeats can refute a guarantee, not prove it" in unverified
     assert "without a finite-sample guarantee" not in unverified
+    for row in rows:
+        row.update(fdr=None, fdr_low=None, fdr_high=None, contradicted=None)
+    assert verification(rows, paths, 1).headline.startswith("Nothing: no audited document was of the kind")
+    rows[0].update(fdr=0.0, fdr_low=0.0, fdr_high=0.1, contradicted=False)
+    assert verification(rows, paths, 1).headline == (
+        "The selection is consistent with its target, each at each point of the sweep. "
+        "For 1 more the share of wrong documents is not defined."
+    )
 
 
 def test_a_contradicted_target_is_named_with_its_settings_and_figures() -> None:
@@ -372,18 +380,6 @@ def test_a_contradicted_target_is_named_with_its_settings_and_figures() -> None:
     assert "Selection members (ptdi, alpha 0.2)" in sentence
     assert "was 0.450 [0.400, 0.500] on average, and its target is 0.2" in sentence
     assert "without a finite-sample guarantee" in " ".join(broken.unverified)
-
-
-def test_a_share_of_wrong_documents_that_is_not_defined_verifies_nothing() -> None:
-    _, rows, paths = swept_rows()
-    for row in rows:
-        row.update(fdr=None, fdr_low=None, fdr_high=None, contradicted=None)
-    assert verification(rows, paths, 1).headline.startswith("Nothing: no audited document was of the kind")
-    rows[0].update(fdr=0.0, fdr_low=0.0, fdr_high=0.1, contradicted=False)
-    assert verification(rows, paths, 1).headline == (
-        "The selection is consistent with its target, each at each point of the sweep. "
-        "For 1 more the share of wrong documents is not defined."
-    )
 
 
 def test_the_page_of_a_trial_holds_its_tables_and_figures_and_loads_and_runs_nothing() -> None:
