@@ -26,8 +26,6 @@ from pipeline.errors import UserError
 from pipeline.export.request import RowMarks
 
 TEXTS = [f"Document {number} tells of the number {number * number} at some length." for number in range(100)]
-
-
 FILES = {f"{number:03}.txt": text.encode() for number, text in enumerate(TEXTS)}
 
 
