@@ -82,18 +82,9 @@ class Counting:
 
 
 def counting(**changes: Any) -> Stage:
-    described = {
-        "name": "count",
-        "folder": "counts",
-        "schema": SCHEMA,
-        "settings": CountingSettings(2),
-        "transform": None,
-        "seed": 0,
-        "make": Counting,
-        "digest": model_digests(),
-        **changes,
-    }
-    return Stage(**described)
+    digest = model_digests()
+    stage = Stage("count", "counts", SCHEMA, CountingSettings(2), None, 0, Counting, digest)
+    return replace(stage, digest=digest, **changes)
 
 
 MODEL = EndpointConfig(endpoint="http://127.0.0.1:9/v1", name="one")

@@ -50,15 +50,12 @@ def test_a_detector_in_capitals_is_found_and_one_in_the_place_of_a_list_is_put_i
     assert build_config(described(), [f"detectors={listed}"]).detectors == ["renyi"]
 
 
-def test_a_setting_of_the_selections_is_found_there() -> None:
+def test_a_setting_of_the_selections_is_found_there_and_not_suggested_where_none_are_given() -> None:
+    assert "unknown key 'alpha'" in user_error(build_config, described(), ["alpha=0.05"])
     data = described(selections=[selection("loss"), {**selection("loss"), "name": "clean"}])
     path = suggestion(data, "alpha=0.05").strip("'")
     del data["alpha"]
     assert [one.alpha for one in build_config(data, [f"{path}=0.05"]).selections] == [0.05, 0.05]
-
-
-def test_a_setting_of_no_section_that_is_given_is_not_suggested() -> None:
-    assert "unknown key 'alpha'" in user_error(build_config, described(), ["alpha=0.05"])
 
 
 def test_a_selection_that_names_a_detector_gets_its_column() -> None:

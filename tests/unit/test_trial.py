@@ -23,6 +23,7 @@ from pipeline.corpus.near_duplicates import draw_families
 from pipeline.errors import UserError
 from pipeline.report.tables import as_text, labels, page_table, readable
 from pipeline.report.wording.trial import verification
+from pipeline.selection.bounds import Bound
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.engine import Scores
 from pipeline.selection.procedures.record import decide
@@ -236,17 +237,13 @@ def test_a_perfect_figure_is_not_reported_as_certain(value: float, high_score: f
     assert again.auc.low == pytest.approx(found.auc.low)  # two models may share all documents
 
 
-def test_one_misordered_pair_is_no_more_certain_than_none() -> None:
+def test_one_misordered_pair_is_no_more_certain_than_none_and_without_members_nothing_is_defined() -> None:
     trained = np.arange(100.0) + 99.5
     perfect, nearly = (detection([DetectorScores(trained, other)]).auc for other in (np.arange(99.0), np.arange(101.0)))
     assert (perfect.value, nearly.value) == (1.0, pytest.approx(1 - 1 / 10_100))
     assert nearly.low <= 0.025 ** (1 / 100)
-
-
-def test_a_detector_without_members_is_not_defined() -> None:
-    found = detection([DetectorScores(np.empty(0), np.arange(5.0))])
-    assert found.auc.value is None
-    assert all(estimate.value is None for estimate in found.tpr.values())
+    none = detection([DetectorScores(np.empty(0), np.arange(5.0))])
+    assert {none.auc.value, *(estimate.value for estimate in none.tpr.values())} == {None}
 
 
 def test_a_quarantined_document_counts_as_audited_and_is_never_selected() -> None:
@@ -289,11 +286,15 @@ def test_an_audit_is_held_against_the_truth() -> None:
     selection = SelectionConfig(name="a", direction="clean", detectors=["loss"])
     counts = RankCounts.of(np.ones(5, dtype=np.int64), 9)
     summary = summary_of(selection, counts, decide("bh", counts, selection.exact_alpha))
-    row = audit_row(summary, ["x", "y", "z"], ["u", "v", "x", "y", "z"], {"u", "z"})
-    assert (row["selected"], row["true"]) == (3, 2)
+    audited, truth = ["u", "v", "x", "y", "z"], {"u", "z"}
+    row = audit_row(summary, ["x", "y", "z"], audited, truth)
+    assert (row["selected"], row["true"], row["wrong_at_most"]) == (3, 2, None)
     assert row["share_false"] == pytest.approx(1 / 3)
     assert row["power"] == pytest.approx(2 / 3)
-    empty = audit_row(summary, [], ["u", "v", "x", "y", "z"], {"u", "z"})
+    bounded = audit_row(summary.model_copy(update={"bound": Bound(0.95, 4, 26, 27, 9)}), ["x"], audited, truth)
+    assert (bounded["wrong_at_most"], bounded["sought_at_least"], bounded["sought"]) == (4, 27, 3)
+    assert "27 of 3 " in as_text([audit_table([{"audit": "a", **bounded}])])
+    empty = audit_row(summary, [], audited, truth)
     assert empty["share_false"] is None, "an empty selection has no share of false ones, and 0.000 would praise it"
     assert empty["power"] == 0
     assert as_text([audit_table([{"audit": "k", **empty}])]).count("not defined") == 1
@@ -354,7 +355,7 @@ def swept_rows(**selection: Any) -> tuple[Any, list[dict[str, Any]], list[str]]:
     return config, measured(points), ["selections.0.alpha"]
 
 
-def test_the_verdict_of_a_trial_claims_no_more_than_its_repeats_show() -> None:
+def test_the_verdict_of_a_trial_claims_no_more_than_its_repeats_show_and_nothing_of_undefined_shares() -> None:
     _, rows, paths = swept_rows()
     kept = verification(rows, paths, 1)
     assert kept.headline == "All 2 selections are consistent with their target, each at each point of the sweep."
@@ -364,6 +365,18 @@ def test_the_verdict_of_a_trial_claims_no_more_than_its_repeats_show() -> None:
     assert "calibration documents of an audit resemble its audited ones" in unverified
     assert "Repeats can refute a guarantee, not prove it" in unverified
     assert "without a finite-sample guarantee" not in unverified
+    assert "alike by construction" in unverified
+    shifted = " ".join(verification(rows, paths, 1, shifted=True).unverified)
+    assert "alike by construction" not in shifted
+    assert "they were made to differ" in shifted
+    for row in rows:
+        row.update(fdr=None, fdr_low=None, fdr_high=None, contradicted=None)
+    assert verification(rows, paths, 1).headline.startswith("Nothing: no audited document was of the kind")
+    rows[0].update(fdr=0.0, fdr_low=0.0, fdr_high=0.1, contradicted=False)
+    assert verification(rows, paths, 1).headline == (
+        "The selection is consistent with its target, each at each point of the sweep. "
+        "For 1 more the share of wrong documents is not defined."
+    )
 
 
 def test_a_contradicted_target_is_named_with_its_settings_and_figures() -> None:
@@ -376,18 +389,6 @@ def test_a_contradicted_target_is_named_with_its_settings_and_figures() -> None:
     assert "Selection members (ptdi, alpha 0.2)" in sentence
     assert "was 0.450 [0.400, 0.500] on average, and its target is 0.2" in sentence
     assert "without a finite-sample guarantee" in " ".join(broken.unverified)
-
-
-def test_a_share_of_wrong_documents_that_is_not_defined_verifies_nothing() -> None:
-    _, rows, paths = swept_rows()
-    for row in rows:
-        row.update(fdr=None, fdr_low=None, fdr_high=None, contradicted=None)
-    assert verification(rows, paths, 1).headline.startswith("Nothing: no audited document was of the kind")
-    rows[0].update(fdr=0.0, fdr_low=0.0, fdr_high=0.1, contradicted=False)
-    assert verification(rows, paths, 1).headline == (
-        "The selection is consistent with its target, each at each point of the sweep. "
-        "For 1 more the share of wrong documents is not defined."
-    )
 
 
 def test_the_page_of_a_trial_holds_its_tables_and_figures_and_loads_and_runs_nothing() -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import resource
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from hashlib import sha256
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import in_a_process
 from gguf_files import write_gguf
-from safetensors.torch import save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.config.models import ModelConfig
@@ -24,7 +22,6 @@ from pipeline.models.load import LanguageModel, check_model, fingerprint_model, 
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.forward import forward
 
-ROOT = Path(__file__).parents[2]
 TEXTS = ["The river learns the garden letter.", "Winter, a morning of quiet numbers; naïve ☃ twice."]
 READER = "transformers.modeling_gguf_pytorch_utils.load_gguf_checkpoint"
 
@@ -152,25 +149,14 @@ def test_a_full_disk_costs_time_and_one_warning(file: Path, cache: Path, caplog:
     assert "each process unpacks for itself" in warning.getMessage()
 
 
-@pytest.mark.slow
 def test_processes_that_ask_at_once_get_the_same_model_and_one_entry(file: Path, cache: Path) -> None:
-    code = (
-        "import hashlib, sys; from pipeline.config.models import ModelConfig\n"
-        "from pipeline.models.load import open_model\n"
-        "from transformers import AutoModelForCausalLM; from safetensors.torch import save\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
-        "state = open_model(ModelConfig(path=sys.argv[1])).model.state_dict()\n"
-        "print(hashlib.sha256(save({name: tensor.clone() for name, tensor in state.items()})).hexdigest())"
-    )
-    command = [sys.executable, "-c", code, str(file)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "ready\n"
-        other.stdin.write("go\n")
-        other.stdin.flush()
-        state = open_model(ModelConfig(path=str(file))).model.state_dict()
-        output, _ = other.communicate(timeout=120)
-    assert other.returncode == 0
-    assert output.strip() == sha256(save({name: tensor.clone() for name, tensor in state.items()})).hexdigest()
+    expected = as_transformers_reads_it(file, "float32")
+
+    def ask(number: int) -> int:
+        return in_a_process(lambda: assert_same(open_model(ModelConfig(path=str(file))).model, expected))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert [*pool.map(ask, range(3))] == [0, 0, 0]
     assert len(entries(cache)) == 1
 
 
