@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -30,6 +31,13 @@ def cluster() -> Iterator[None]:
     start_cluster()
     yield
     ray.shutdown()
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """For the sockets of Ray, whose paths may not be long."""
+    with TemporaryDirectory(prefix="ss", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -9,19 +9,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx2
 import pyarrow.parquet as pq
 import pytest
 from commands import ended, printed
 from finished import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import sentence
+from made_up import MakeAudit, sentence
 from openai_server import openai_server
 
 from pipeline.config.models import EndpointConfig
@@ -30,7 +28,6 @@ from pipeline.endpoint.keys import keys_withdrawn, masked, spellings, withdraw_k
 from pipeline.errors import UserError
 from seenset import audit
 
-MakeAudit = Callable[..., Path]
 KEY = "sk-sesame+1f/2e=3d~"
 CONFIG = EndpointConfig.model_validate({"endpoint": "http://localhost/v1", "name": "stub"})
 SETTINGS: dict[str, Any] = {
@@ -141,12 +138,6 @@ def test_an_endpoint_whose_list_of_models_or_broken_answer_holds_the_key(monkeyp
         config = CONFIG.model_copy(update={"endpoint": server.url})
         with pytest.raises(UserError, match=r"has no model 'stub'; known: \*\*\*, \*\*\*"):
             check_endpoint(config)
-
-
-def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SEENSET_API_KEY", KEY)
-    assert httpx2.Client().follow_redirects is False
-    assert httpx2.AsyncClient().follow_redirects is False
 
 
 def test_no_child_of_a_run_gets_the_key_and_the_caller_has_it_again(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -16,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from empty_receipts import receipt_of
-from made_up import sentence
+from export_runs import export, finished_run, refusal
+from made_up import MakeAudit, sentence
 from object_store import BUCKET, ObjectStore, object_store
 from rich.console import Console
 
@@ -41,13 +44,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+def store() -> Iterator[ObjectStore]:
     with object_store() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        fsspec.filesystem("s3").clear_instance_cache()
         yield server
-        fsspec.filesystem("s3").clear_instance_cache()
 
 
 def audited(path: Path) -> Outcome:
@@ -55,7 +54,7 @@ def audited(path: Path) -> Outcome:
 
 
 def test_a_finished_run_costs_at_most_10_requests_and_a_500th_of_its_shards(
-    make_audit: Callable[..., Path], store: ObjectStore
+    make_audit: MakeAudit, store: ObjectStore
 ) -> None:
     path = corpus_in_the_store(make_audit(), "/*.jsonl")
     first = audited(path)
@@ -103,11 +102,10 @@ def selected_of(folder: str) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 def test_two_drivers_on_a_store_that_is_slow_and_fails_give_the_answer_of_one_on_a_disk(
-    make_audit: Callable[..., Path], tmp_path: Path, store: ObjectStore
+    make_audit: MakeAudit, tmp_path: Path, store: ObjectStore
 ) -> None:
-    texts = [sentence(i) for i in range(24)]
     selections = [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.9}]
-    path = make_audit(audit=texts, selections=selections)
+    path = make_audit(24, selections=selections)
     here = audited(path)
     remote = tmp_path / "remote.yaml"
     remote.write_text(path.read_text().replace(str(tmp_path / "run"), f"s3://{BUCKET}/run"))
@@ -123,6 +121,26 @@ def test_two_drivers_on_a_store_that_is_slow_and_fails_give_the_answer_of_one_on
     assert [summary.plain() for summary in there.selections] == [summary.plain() for summary in here.selections]
     assert selected_of(f"s3://{BUCKET}/run") == selected_of(str(tmp_path / "run"))
     assert any(kind == "LIST" for kind, _ in store.requests)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("store")
+def test_an_export_of_objects_is_objects(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": sentence(i), "n": i}).encode() + b"\n" for i in range(30)]
+    fsspec.filesystem("s3").pipe_file("bucket/data/x/a.jsonl.gz", gzip.compress(b"".join(lines)))
+    with fsspec.open("s3://bucket/data/y/a.parquet", "wb") as file:
+        pq.write_table(pa.table({"text": [sentence(i) for i in range(40, 60)], "n": list(range(20))}), file)
+    source = {"path": ["s3://bucket/data/x/*", "s3://bucket/data/y/a.parquet"]}
+    run = finished_run(tmp_path, source, run="s3://bucket/runs/one")
+    assert export(run, "s3://bucket/out").files == ["x/a.jsonl.gz", "y/a.parquet"]
+    out = Store("s3://bucket/out")
+    assert gzip.decompress(out.read("x/a.jsonl.gz")) == b"".join(line for i, line in enumerate(lines) if i % 3)
+    assert out.read_table("y/a.parquet")["n"].to_pylist() == [i for i in range(20) if i % 3]
+    for place in ("s3a://bucket//data/y/", "s3://bucket/runs/one/out", "s3://bucket/data/x/../y/a.parquet"):
+        assert re.search("input of the run|lie in one another", refusal(run, place))
+    export(run, "s3://bucket/out", form="list")
+    names = sorted(path.rsplit("/", 1)[-1] for path in out.fs.find(out.root, refresh=True))
+    assert names == [".seenset-export.json", "README.md", "list.jsonl"]
 
 
 @pytest.mark.parametrize("end", ["", "/"])
@@ -183,7 +201,7 @@ def corpus_in_the_store(path: Path, files: str = "") -> Path:
 
 @pytest.mark.parametrize("files", [pytest.param("", marks=pytest.mark.slow), "/"], ids=["files", "a folder"])
 def test_an_input_in_the_store_that_was_changed_after_a_run_is_seen_by_its_listing(
-    make_audit: Callable[..., Path], store: ObjectStore, files: str
+    make_audit: MakeAudit, store: ObjectStore, files: str
 ) -> None:
     path = corpus_in_the_store(make_audit(), files)
     first = make_plan(load_config(str(path)))

@@ -137,11 +137,7 @@ def test_a_fused_selection_shows_its_strongest_detector_and_the_fused_scores_of_
         assert distances == sorted(distances)
     calibrating = {name for one in shown.values() for name, _ in one.neighbours}
     assert calibrating <= scores_of(once / "run", "unseen").keys()
-
-
-def test_where_nothing_is_selected_there_is_none(once: Path) -> None:
-    assert evidence(once / "run", "nobody") == {}
-    assert not (once / "run" / evidence_file("nobody")).exists()
+    assert not (once / "run" / evidence_file("nobody")).exists(), "where nothing is selected there is none"
 
 
 def test_a_finished_run_opens_no_model(once: Path, opened: list[str]) -> None:
@@ -173,20 +169,17 @@ def test_selecting_again_keeps_what_was_read_and_asks_no_model(copied: Path, ope
     assert opened == []
     lines = answer(copied)
     count = len(evidence(copied, "fused") | evidence(copied))
-    assert lines[0].startswith("evidence: reading ")
+    assert lines[0] == f"evidence: reading {count} selected documents once more"
     assert lines[-1] == f"evidence: {count} of {count} documents have it"
     assert files(copied) == before, "a run makes it as it was"
 
 
-def test_no_text_leaves_none(copied: Path) -> None:
-    assert answer(copied, texts=False) == []
-    assert files(copied) == {}
-
-
-def test_the_number_of_documents_is_a_setting(copied: Path) -> None:
+def test_the_number_of_documents_is_a_setting_and_no_text_leaves_none(copied: Path) -> None:
     every = evidence(copied)
     answer(copied, "evidence=3")
     assert evidence(copied) == dict(list(every.items())[:3])
+    assert answer(copied, texts=False) == []
+    assert files(copied) == {}
     assert answer(copied, "evidence=0") == []
     assert files(copied) == {}
 
@@ -225,17 +218,6 @@ def test_texts_that_are_gone_have_none_and_the_answers_stand(once: Path, copied:
     assert "audit.jsonl" in lines[-2]
     assert files(copied) == {}
     assert (copied / "selection/members/summary.json").exists()
-
-
-def test_the_log_says_how_many_have_it(copied: Path) -> None:
-    (copied / EVIDENCE[0]).unlink()
-    (copied / EVIDENCE[1]).unlink()
-    lines = answer(copied)
-    count = len(evidence(copied, "fused") | evidence(copied))
-    assert [line for line in lines if "is missing" not in line] == [
-        f"evidence: reading {count} selected documents once more",
-        f"evidence: {count} of {count} documents have it",
-    ]
 
 
 def test_a_model_behind_an_endpoint_gives_none(copied: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 import yaml
 from clusters import start_cluster
 from finished import rows
-from made_up import write_audit
+from made_up import MakeAudit, write_audit
 from rich.console import Console
 
 from pipeline.audit.description import load_config
@@ -87,6 +87,26 @@ def test_a_plugin_that_a_worker_cannot_import_is_one_line(tmp_path: Path, tiny_m
     message = str(caught.value)
     assert "\n" not in message
     assert f"import: {plugin}, line 3: cannot be imported: ModuleNotFoundError" in message
+
+
+LEAVING = """
+import sys
+from seenset import FORWARD, detector
+
+@detector(needs={FORWARD: ["log_prob"]})
+def leaving(evidence):
+    sys.exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_detector_that_exits_on_an_actor_ends_with_an_incomplete_run(tmp_path: Path, make_audit: MakeAudit) -> None:
+    (tmp_path / "mine.py").write_text(LEAVING)
+    settings = {"detectors": ["leaving"], "selections": [], "import": [str(tmp_path / "mine.py")]}
+    path = make_audit(**settings, resources={"cluster": "ray"})
+    with pytest.raises(IncompleteError, match="100 of 100 documents were quarantined"):
+        run_audit(load_config(str(path)), quiet())
 
 
 @pytest.mark.slow

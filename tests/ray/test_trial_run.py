@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -102,15 +101,7 @@ def test_every_finite_sample_procedure_keeps_its_promise_over_200_repeats(make_t
     assert status.line() == "trial complete: audits 1/1, points 1/1"
     (model,) = outcome.facts["models"]
     assert (Path(model["path"]) / "model.safetensors").exists()
-    folder = Path(outcome.folder)
-    assert len(pq.read_table(folder / "selections.parquet")) == len(SELECTIONS)
-    assert "Selections held against the truth" in (folder / "tables.txt").read_text()
-    assert outcome.page == str(folder / "trial.html")
-    page = Path(outcome.page).read_text()
-    assert page.count("<figure>") == 4
-    assert "consistent with" in page
-    for figure in ("fdr", "power", "roc", "roc-small"):
-        assert base64.b64encode((folder / f"figures/{figure}.svg").read_bytes()).decode() in page
+    assert len(pq.read_table(Path(outcome.folder) / "selections.parquet")) == len(SELECTIONS)
 
 
 def test_the_first_repeat_says_what_the_audit_says(make_trial: Callable[..., Path]) -> None:
