@@ -90,6 +90,16 @@ def tiny_t5_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session")
+def paraphraser(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A tiny random T5 whose answers vary and end soon, as a configuration names it."""
+    from tiny_t5 import save_tiny_t5
+
+    folder = tmp_path_factory.mktemp("models") / "paraphraser"
+    save_tiny_t5(folder)
+    return {"path": str(folder)}
+
+
+@pytest.fixture(scope="session")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model that reads pictures with text."""
     from picture_models import save_llava

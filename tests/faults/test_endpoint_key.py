@@ -19,7 +19,7 @@ from commands import ended, printed
 from finished import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import MakeAudit, sentence
+from made_up import MakeAudit
 from openai_server import openai_server
 
 from pipeline.config.models import EndpointConfig
@@ -104,7 +104,6 @@ def test_an_endpoint_that_echoes_the_key_leaves_it_in_no_file_and_no_line(
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("SEENSET_API_KEY", KEY)
     codes = list(encodings(KEY).values())
-    texts, others = [sentence(i) for i in range(20)], [sentence(1000 + i) for i in range(10)]
 
     def echo(prompt: str, seed: int) -> str:
         return f" you said {codes[sum(map(ord, prompt)) % len(codes)]} and {' '.join(codes)} in all"
@@ -114,7 +113,7 @@ def test_an_endpoint_that_echoes_the_key_leaves_it_in_no_file_and_no_line(
 
     with openai_server(echo, behave, key=KEY, models=["stub"]) as server:
         model = {"endpoint": server.url, "name": "stub", "backoff": 0.01, "attempts": 2}
-        code, output, errors = printed(capsys, "run", str(make_audit(texts, others, model=model, **SETTINGS)))
+        code, output, errors = printed(capsys, "run", make_audit(20, 10, model=model, **SETTINGS))
     assert code == 0, errors
     assert server.keys == {f"Bearer {KEY}"}
     (stage,) = (tmp_path / "run/receipts").glob("sample/*/*")
@@ -153,8 +152,7 @@ def test_no_child_of_a_run_gets_the_key_and_the_caller_has_it_again(
 
     with openai_server(look, key=KEY, models=["stub"]) as server:
         model = {"endpoint": server.url, "name": "stub"}
-        texts = [sentence(1), sentence(2)], [sentence(3), sentence(4)]
-        audit(make_audit(*texts, model=model, **SETTINGS), quiet=True)
+        audit(make_audit(2, 2, model=model, **SETTINGS), quiet=True)
     assert set(seen) == {"None"}
     assert os.environ["SEENSET_API_KEY"] == KEY
 

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from clusters import until
+from finished import run
 from made_up import MakeAudit, sentence
-from rich.console import Console
 
-from pipeline.audit.description import load_config
 from pipeline.config.models import ModelConfig
 from pipeline.errors import ExitCode, FullError, UserError
 from pipeline.models.load import open_model
@@ -24,9 +23,7 @@ from pipeline.store.attempts import AttemptLog
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock, lock_is_live
 from pipeline.training.train import FinetuneConfig, TrainingOptions, train
-from ray_jobs.audit import run_audit
 from ray_jobs.finetune import AdapterJob, train_adapters
-from ray_jobs.progress import Reporter
 
 
 class SmallDisk:
@@ -150,13 +147,12 @@ def test_an_attempt_that_a_full_disk_ended_counts_as_no_death_of_its_worker(disk
 def test_actors_on_a_full_disk_leave_nothing_half_written(make_audit: MakeAudit, disk: SmallDisk, left: int) -> None:
     path = make_audit(30, run=str(disk.folder / "run"), resources={"cluster": "ray"})
     disk.fill(left)
-    reporter = Reporter(Console(quiet=True))
     with pytest.raises(UserError, match="no space left for run directory") as caught:
-        run_audit(load_config(str(path)), reporter)
+        run(path)
     assert caught.value.exit_code == 3
     check_nothing_is_half_written(disk)
     disk.empty()
-    assert run_audit(load_config(str(path)), reporter).exit_code == 0
+    assert run(path).exit_code == 0
 
 
 TRAINING = FinetuneConfig(epochs=2, batch_size=4, learning_rate=1e-3, dtype="float32", rank=4, seed=1)

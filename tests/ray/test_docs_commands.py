@@ -113,7 +113,6 @@ def test_what_a_page_says_can_be_done(page: Path, desk: Desk) -> None:
 
 
 def test_every_command_is_shown_and_was_run() -> None:
-    print(f"{len(RUN)} were run:", *RUN, sep="\n")
     names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     shown = {entry.split(": seenset ")[1].split()[0] for entry in RUN if ": seenset " in entry}
     assert shown == names

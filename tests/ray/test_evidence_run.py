@@ -13,22 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 from finished import run
 from made_up import sentence, write_audit
-from rich.console import Console
 from signed import sign
 
-from pipeline.audit.description import build_config, load_config
+from pipeline.audit.description import build_config
 from pipeline.audit.machine import LocalMachine
 from pipeline.audit.manifest import read_run
-from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import each_in_turn, read_scored
 from pipeline.audit.select import Answering, select_all
 from pipeline.audit.top_documents import DocumentEvidence, evidence_file, read_evidence
 from pipeline.stages import tokens
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt
-from ray_jobs.audit import run_plan
 from ray_jobs.evidence import token_reader
-from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
 
 AUDIT = [sentence(i, 60 if i % 3 == 0 else 12) for i in range(60)]
@@ -248,6 +244,5 @@ def test_documents_that_are_tried_again_keep_the_evidence_of_the_others(once: Pa
     before = files(copied)
     for receipt in list(read_receipts(Store(str(copied)), "score"))[:1]:
         withdraw_receipt(Store(str(copied)), "score", receipt.shard)
-    config = load_config(str(once / "audit.yaml"), [f"run={copied}"])
-    run_plan(make_plan(config), Reporter(Console(), quiet=True), retried=["model_error"])
+    run(once / "audit.yaml", f"run={copied}", retried=["model_error"])
     assert files(copied) == before

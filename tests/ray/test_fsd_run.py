@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 from finished import rows, run, run_trial, written
 from made_up import MakeAudit, sentence, write_jsonl
-from tiny_t5 import save_tiny_t5
 
 from pipeline.audit.machine import ActorShape, Node
 from pipeline.config.models import ModelConfig
@@ -46,13 +45,6 @@ ASKED: dict[str, Any] = {
 
 def digest(text: str) -> str:
     return f"{text_key(text) & (1 << 64) - 1:016x}"
-
-
-@pytest.fixture(scope="module")
-def paraphraser(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("paraphraser") / "t5"
-    save_tiny_t5(folder)
-    return {"path": str(folder)}
 
 
 def test_trainings_leave_the_actors_of_another_stage_their_place() -> None:

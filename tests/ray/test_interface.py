@@ -27,8 +27,7 @@ def test_an_audit_takes_a_path_a_mapping_or_a_config_and_says_the_same(
 
 def test_the_examples_of_the_docstrings_run(make_audit: MakeAudit) -> None:
     config = yaml.safe_load(make_audit().read_text())
-    globs = {"seenset": seenset, "config": config}
-    (example,) = doctest.DocTestFinder().find(seenset.audit, "audit", globs=globs)
+    (example,) = doctest.DocTestFinder().find(seenset.audit, "audit", globs={"seenset": seenset, "config": config})
     results = doctest.DocTestRunner().run(example)
     assert (results.attempted > 0, results.failed) == (True, 0)
 

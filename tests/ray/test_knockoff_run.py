@@ -24,18 +24,11 @@ DETECTORS = ["loss", {"knockoff": {"base": "loss", "draws": [1, 3]}}]
 SELECTIONS = [{"name": "w", "detectors": ["knockoff(base=loss, draws=3)"], "procedure": "ktd", "alpha": 0.2}]
 
 
-@pytest.fixture(scope="module")
-def paraphraser(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("paraphraser") / "t5"
-    save_tiny_t5(folder)
-    return folder
-
-
 def test_w_is_the_score_less_the_mean_score_of_the_stored_paraphrases(
-    make_audit: MakeAudit, tmp_path: Path, paraphraser: Path, tiny_model_folder: Path
+    make_audit: MakeAudit, tmp_path: Path, paraphraser: dict[str, str], tiny_model_folder: Path
 ) -> None:
     settings = {"selections": SELECTIONS, "error_budget": 1.0}  # some paraphrases of this model are a single token
-    path = make_audit(16, 12, detectors=DETECTORS, paraphraser={"path": str(paraphraser)}, **settings)
+    path = make_audit(16, 12, detectors=DETECTORS, paraphraser=paraphraser, **settings)
     outcome = run(path, "resources.actors=1")
     assert outcome.status.scored > 10
     assert outcome.status.scored + outcome.status.quarantined == 28
@@ -95,9 +88,13 @@ def test_a_document_without_a_usable_paraphrase_is_quarantined_with_its_reason(
     ],
 )
 def test_a_knockoff_that_cannot_be_asked_for_is_one_line(
-    make_audit: MakeAudit, paraphraser: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], part: str
+    make_audit: MakeAudit,
+    paraphraser: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    changed: dict[str, Any],
+    part: str,
 ) -> None:
-    settings = {"detectors": DETECTORS, "selections": [], "paraphraser": {"path": str(paraphraser)}, **changed}
+    settings = {"detectors": DETECTORS, "selections": [], "paraphraser": paraphraser, **changed}
     audit = make_audit([sentence(1)], [sentence(2)], **settings)
     for command in ("plan", "run"):
         assert part in refusal(capsys, command, audit)
