@@ -141,8 +141,10 @@ def test_another_question_of_a_run_takes_another_place_and_says_so(scan: MakeAud
 def test_what_is_refused_claims_no_place(scan: MakeAudit, tmp_path: Path) -> None:
     path = scan()
     write_jsonl(tmp_path / "unseen.jsonl", [sentence(i) for i in [*range(5), *range(1000, 1040)]])
-    with pytest.raises(UserError, match="near-duplicates"):
+    with pytest.raises(UserError, match="near-duplicates") as caught:
         run(path)
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "run/manifest.json").exists(), "before any model is read"
     assert not (tmp_path / "ledger").exists()
 
 

@@ -73,6 +73,13 @@ def test_another_alpha_is_answered_without_a_word_of_damage(run_once: Path, tmp_
     assert [line for line in lines if "summary.json is damaged" in line]
 
 
+def test_the_blind_test_before_scoring_and_that_of_the_answer_are_one_result(run_once: Path) -> None:
+    (before,) = (run_once / "run/diagnostics").glob("documents-*.json")
+    after = json.loads((run_once / "run/diagnostics/blind-unseen.json").read_text())
+    blind = {key: after[key] for key in after if key not in ("file", "digest")}
+    assert json.loads(before.read_text())["blind"]["unseen"] == blind
+
+
 def test_the_manifest_says_how_gradient_norms_were_taken(make_audit: MakeAudit, tmp_path: Path) -> None:
     path = make_audit(detectors=["loss", "min_k", "zlib", "gradient_norm"])
     for _ in range(2):

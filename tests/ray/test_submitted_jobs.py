@@ -29,9 +29,8 @@ class Head:
     dashboard: str
     environment: dict[str, str]
 
-    def job(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def job(self, verb: str, *rest: str) -> subprocess.CompletedProcess[str]:
         """A command of `ray job`."""
-        verb, *rest = arguments
         command = [*RAY, "job", verb, "--address", self.dashboard, *rest]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         return subprocess.run(command, env=self.environment, text=True, timeout=600, **pipes)
