@@ -17,11 +17,11 @@ from pipeline.trial.config import TrialConfig, build_trial
 from pipeline.trial.repeats import Pool
 
 
-def soft_pool(n: int = 300, effect: float = 1.0, groups: bool = False) -> Pool:
+def soft_pool(groups: bool = False) -> Pool:
     """Documents of which a half was trained in so softly that their scores move by one standard deviation."""
-    rng = np.random.default_rng(0)
+    rng, n = np.random.default_rng(0), 300
     trained = np.arange(n) % 2 == 1
-    common = rng.normal(size=n) + effect * trained
+    common = rng.normal(size=n) + trained
     columns = {name: common + 0.4 * rng.normal(size=n) for name in ("loss", "zlib")}
     names = pa.array([f"author {i // 6 * 2 + i % 2}" for i in range(n)]) if groups else None
     scores = Scores(columns, np.arange(n), names)
@@ -47,12 +47,9 @@ def test_a_softly_trained_collection_is_shown_and_the_rest_of_it_is_not() -> Non
     assert table.row_count == 2
 
 
-def test_the_groups_of_a_trial_move_whole() -> None:
+def test_the_groups_of_a_trial_move_whole_and_a_verdict_needs_a_selection_that_seeks_members() -> None:
     with pytest.raises(UserError, match="at least 20 blocks"):
         measure_collections(soft_pool(groups=True), configured(split={"unseen": 30}), 0)
-
-
-def test_a_verdict_needs_a_selection_that_seeks_members() -> None:
     clean = [{"name": "clean", "direction": "clean", "detectors": ["loss"], "procedure": "bh"}]
     with pytest.raises(UserError, match="give a selection of direction members"):
         configured(selections=clean)
