@@ -109,12 +109,7 @@ def in_first(column: str, change: Callable[[Any], Any]) -> Callable[[pa.Table], 
 
 
 def forged(data: bytes, changes: Mapping[str, Callable[[Any], Any]]) -> bytes:
-    """The bundle with changed members, under digests that fit them.
-
-    Args:
-        data: of the bundle.
-        changes: by member, what makes a table of a table, or the keys of a JSON file of its keys.
-    """
+    """The bundle with changed members, tables or the keys of JSON files, under digests that fit them."""
     index, members = unpack(data, "bundle")
     contents = {name: content for name, content in members.items() if name != INDEX}
     keys = index.model_dump(mode="json", by_alias=True, exclude={"members"})

@@ -82,22 +82,17 @@ def noise(rows: int, columns: int, scale: float = 4.0) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("rows", "columns"), [(3, 1), (1, 2), (5, 97), (1, BLOCK), (2, BLOCK + 1), (1, 50257)])
+@pytest.mark.parametrize(("rows", "columns"), [(3, 1), (1, 2), (5, 97), (1, BLOCK), (2, BLOCK + 1), (1, 128256)])
 def test_every_statistic_is_that_of_the_present_sweep_whatever_the_shape(rows, columns, dtype):
     logits, targets = noise(rows, columns)
     check(logits.to(dtype), targets)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_vocabulary_of_128256_is_no_less_exact(dtype):
-    logits, targets = noise(1, 128256)
-    check(logits.to(dtype), targets)
-
-
-def test_a_block_that_is_larger_than_all_before_it_rescales_them():
+def test_a_block_that_is_larger_than_all_before_it_rescales_them_and_equal_ones_do_not():
     columns = 3 * BLOCK
     rising = torch.linspace(-300, 300, columns)
-    check(torch.stack([rising, rising.flip(0), rising / 100]), torch.tensor([columns - 1, 1, 9000]))
+    equal = torch.full_like(rising, -7.5)
+    check(torch.stack([rising, rising.flip(0), rising / 100, equal]), torch.tensor([columns - 1, 1, 9000, 5]))
 
 
 def test_tokens_that_a_model_masks_have_no_weight():
@@ -119,13 +114,6 @@ def test_ties_for_the_first_place_are_all_counted(likeliest):
     targets[:] = torch.tensor([0, likeliest - 1, 5099])
     check(logits, targets)
     check(logits.bfloat16(), targets)
-
-
-def test_logits_that_are_all_equal_are_a_uniform_distribution():
-    swept = fused_sweep(torch.full((1, 8192), -7.5), torch.tensor([8191]), STATISTICS)
-    for name in ("renyi_0.5", "renyi_1", "renyi_2", "renyi_inf"):
-        assert swept[name].item() == pytest.approx(math.log(8192), rel=1e-6)
-    assert swept["variance"].item() == 0
 
 
 def test_certainty_loses_nothing():
@@ -161,16 +149,13 @@ def test_nan_and_inf_give_nan_in_their_row_alone():
         assert values.isnan().tolist() == [False, True, True, True, True], name
 
 
-def test_a_row_without_any_token_and_an_id_without_a_row_give_nan():
+def test_a_row_without_any_token_and_an_id_without_a_row_give_nan_and_no_row_gives_none():
     logits, targets = noise(3, 50)
     logits[0] = -math.inf
     targets[1:] = torch.tensor([50, -1])
     swept = fused_sweep(logits, targets, STATISTICS)
     assert swept["log_prob"].isnan().all()
     assert all(values[0].isnan() for values in swept.values())
-
-
-def test_no_row_is_no_row():
     assert all(len(v) == 0 for v in fused_sweep(torch.zeros(0, 9), torch.zeros(0).long(), STATISTICS).values())
 
 
@@ -223,9 +208,7 @@ def test_a_kernel_that_does_not_prove_itself_is_left_out_with_a_line_in_the_log(
     def faulty(*given):
         if fault == "wrong by .1%":
             return {name: values * (1.001 if name == "variance" else 1) for name, values in kernel(*given).items()}
-        raise (
-            torch.OutOfMemoryError("CUDA out of memory") if fault == "has no memory" else RuntimeError("no compiler\n")
-        )
+        raise torch.OutOfMemoryError if fault == "has no memory" else RuntimeError("no compiler\n")
 
     monkeypatch.setattr(module, "fused", None if fault == "is not there" else faulty)
     monkeypatch.setattr(module, "_proofs", {})

@@ -51,7 +51,6 @@ def build_run(
     m: int = 240,
     n: int = 100,
     members: float = 0.5,
-    shift: float = 3.0,
     limit: int | None = None,
     selections: tuple[dict[str, Any], ...] = ({},),
     drawn: Container[str] | None = None,
@@ -94,7 +93,7 @@ def build_run(
     write_manifest(store, manifest)
     _score(store, [shard.id for shard in shards], m, n)
     for selection in config.selections:
-        _select(store, selection, str(source), m, n, members, shift, limit)
+        _select(store, selection, texts, source, n, members, limit)
         if drawn is not None and selection.name not in drawn:
             for file in ("ranks.parquet", "scores.json"):
                 store.remove(f"selection/{selection.name}/{file}")
@@ -136,20 +135,12 @@ def _score(store: Store, shards: list[str], m: int, n: int) -> None:
 
 
 def _select(
-    store: Store,
-    selection: SelectionConfig,
-    source: str,
-    m: int,
-    n: int,
-    members: float,
-    shift: float,
-    limit: int | None,
+    store: Store, selection: SelectionConfig, texts: list[str], source: Path, n: int, members: float, limit: int | None
 ) -> None:
     name, direction = selection.name, selection.direction
-    texts = [json.loads(line)["text"] for line in Path(source).read_text(encoding="utf-8").splitlines()]
     generator = np.random.default_rng(3)
-    scored = m - 4
-    audit = generator.normal(size=scored) + shift * (np.arange(scored) < round(members * m))
+    scored = len(texts) - 4
+    audit = generator.normal(size=scored) + 3.0 * (np.arange(scored) < round(members * len(texts)))
     audit[:2] += 6 if members else 0
     calibration = generator.normal(size=n)
     if direction == "clean":
@@ -172,7 +163,7 @@ def _select(
             "doc_id": [f"{source}#{row}" for row in rows],
             "p_value": pa.array([rank[row] / (n + 1) for row in rows], pa.float64()),
             "loss": pa.array([audit[row] for row in rows], pa.float64()),
-            "source": pa.array([source] * len(rows), pa.string()),
+            "source": pa.array([str(source)] * len(rows), pa.string()),
             "row": pa.array(rows, pa.int64()),
             "excerpt": pa.array([excerpt_of(texts[row], 200) for row in rows], pa.string()),
         }

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import user_error
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from made_up import write_rows
 from rich.console import Console
 from signed import sign_status
@@ -24,7 +22,7 @@ from pipeline.audit.plan import make_plan
 from pipeline.audit.status import run_status
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES
-from pipeline.corpus.documents import Document, text_key
+from pipeline.corpus.documents import text_key
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.series.scans import read_schedule
 from pipeline.stages.base import Wanted
@@ -70,39 +68,15 @@ def audited(run: Path | str) -> list[str]:
     return sorted(itertools.chain(*(store.read_table(r.data, ["doc_id"])["doc_id"].to_pylist() for r in receipts)))
 
 
-class Lines(Reporter):
-    """Keeps what a run says."""
-
-    def __init__(self) -> None:
-        super().__init__(Console(), quiet=True)
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-
-
 def run(config: AuditConfig) -> tuple[Outcome, list[str]]:
-    reporter = Lines()
-    return run_audit(config, reporter, texts=False), reporter.lines
+    """How a run ends, and what it says."""
+    reporter, lines = Reporter(Console(), quiet=True), []
+    reporter.say = lines.append
+    return run_audit(config, reporter, texts=False), lines
 
 
 def names(*numbers: int) -> list[str]:
     return sorted(f"audit-{number}" for number in numbers)
-
-
-@given(scans=st.lists(st.lists(st.integers(0, 30), max_size=20), max_size=6))
-@settings(max_examples=15, deadline=None)
-def test_each_text_is_left_once_whatever_the_order_of_scans(
-    scans: list[list[int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    judged: list[int] = []
-    for number, scan_of in enumerate(scans):
-        store = Store(str(tmp_path_factory.mktemp("scan")))
-        texts = write_judged(store, np.array([text_key(text_of(one)) for one in judged], dtype=np.int64))
-        left = [one for one in dict.fromkeys(scan_of) if not texts.hold(Document(0, "", text_of(one), None))]
-        assert set(left) == set(scan_of) - set(judged), number
-        judged += left
-    assert len(judged) == len(set(judged)) == len({one for scan_of in scans for one in scan_of})
 
 
 def test_only_audit_documents_are_left_out_and_each_is_counted(tmp_path: Path, tiny_model_folder: Path) -> None:

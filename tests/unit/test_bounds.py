@@ -114,16 +114,6 @@ def test_where_the_nulls_keep_within_the_envelope_every_bound_is_true() -> None:
     assert kept > 150
 
 
-def test_the_sharper_bound_is_never_above_the_published_one() -> None:
-    rng = np.random.default_rng(2)
-    for _ in range(40):
-        counts, _ = random_counts(rng, 50, 60, 60)
-        for rank in (1, 5, 20, 51):
-            bound = wrong_in_list(counts, rank, SURE)
-            assert bound.wrong_at_most <= bound.published_wrong_at_most <= counts.at_most(rank)
-            assert bound.right_at_least == counts.at_most(rank) - bound.wrong_at_most <= bound.members_at_least
-
-
 def test_documents_without_a_score_are_counted_as_hypotheses_and_never_as_listed() -> None:
     counts = RankCounts.of(np.ones(400, dtype=int), 50).with_quarantined(5)
     everything = wrong_in_list(counts, 51, SURE, unlisted=5)
@@ -166,15 +156,6 @@ def test_no_list_of_procedure_bound_is_shorter_than_the_fewest() -> None:
     # and nothing can be selected where the fewest exceed the audited
     assert fewest_in_list(1, 100, TENTH, SURE) > 100
     assert bounds_of_lists(RankCounts.of(np.ones(100, dtype=int), 1), SURE).longest(TENTH) == 0
-
-
-def test_a_bound_does_not_depend_on_what_was_asked_before() -> None:
-    counts, _ = random_counts(np.random.default_rng(5), 3_000, 1_500, 500)  # simulated
-    first = wrong_in_list(counts, 100, SURE)
-    wrong_in_list(counts, 100, Fraction(9, 10))
-    for cached in (bounds._height, bounds._chances, bounds._levels):
-        cached.cache_clear()
-    assert wrong_in_list(counts, 100, SURE) == first
 
 
 def test_a_confidence_that_draws_or_the_precision_of_a_counted_probability_cannot_show_bounds_nothing() -> None:
@@ -345,14 +326,6 @@ def test_a_bound_that_no_check_confirms_is_stated_under_its_condition() -> None:
     made = summary(supported=None, diagnostics=diagnostics.model_copy(update={"blind": blind}))
     assert (bound_sentence(made) or "").endswith(", provided both groups are alike; the test could not confirm this.")
     assert "provided" not in (bound_sentence(summary()) or "")
-
-
-def test_a_bound_is_stated_unless_a_check_contradicts_it() -> None:
-    for checks, conclusion in (([True, True], "supported"), ([], "supported"), ([True, None], "inconclusive")):
-        assert conclude(checks) == conclusion
-        assert bound_condition(conclusion) is not None
-    assert conclude([None, False, True]) == "contradicted"
-    assert bound_condition("contradicted") is None
 
 
 def test_a_summary_of_version_0_9_with_a_bound_that_is_contradicted_is_read_without_it() -> None:

@@ -44,8 +44,7 @@ def file(config: AuditConfig, content: str, n_selected: int, supported: bool | N
 
 
 def schedule(config: AuditConfig) -> Schedule:
-    schedule = read_schedule(Store(config.series.ledger))
-    return schedule
+    return read_schedule(Store(config.series.ledger))
 
 
 def test_the_same_scan_keeps_its_place_and_another_question_takes_another(config: Config) -> None:

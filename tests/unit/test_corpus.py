@@ -148,16 +148,11 @@ def test_files_without_documents_or_of_an_unknown_kind_are_refused(tmp_path: Pat
         assert part in refusal(str(tmp_path / name))
 
 
-def test_a_truncated_gz_says_after_which_row(tmp_path: Path) -> None:
-    words = [random.Random(i).random() for i in range(20000)]
-    whole = gzip.compress(jsonl([str(w) * 5 for w in words]))
-    path = tmp_path / "x.jsonl.gz"
-    path.write_bytes(whole[: len(whole) // 2])
-    assert "is damaged after row" in refusal(str(path))
-    zst = zstandard.ZstdCompressor().compress(jsonl([str(w) * 5 for w in words]))
-    path = tmp_path / "x.jsonl.zst"
-    path.write_bytes(zst[: len(zst) // 2])
-    assert "x.jsonl.zst is damaged after row" in refusal(str(path))
+def test_a_truncated_packed_file_says_after_which_row(tmp_path: Path) -> None:
+    lines = jsonl([str(random.Random(i).random()) * 5 for i in range(20000)])
+    for name, whole in (("x.jsonl.gz", gzip.compress(lines)), ("x.jsonl.zst", zstandard.compress(lines))):
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+        assert f"{name} is damaged after row" in refusal(str(tmp_path / name))
 
 
 def test_a_corrupt_parquet_file_is_named(tmp_path: Path) -> None:

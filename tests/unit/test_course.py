@@ -173,12 +173,7 @@ def test_selections_have_promises_of_their_own(scan: Scan, ledger: Path) -> None
             "are right, provided both groups of scan 1 are alike; the test could not confirm this; 3 are on",
         ),
         ([(2, (2, 0), None)], (2, 0, 0), "0.99", "For this list: all of the 2 selected may be wrong."),
-        (
-            [(2, (2, 0), None), (1, (1, 0), True)],
-            (3, 0, 0),
-            "0.98",
-            "together: all of the 3 selected may be wrong.",
-        ),
+        ([(2, (2, 0), None), (1, (1, 0), True)], (3, 0, 0), "0.98", "together: all of the 3 selected may be wrong."),
         ([(1, (1, 0), True)], (1, 0, 0), "0.99", "For this list: the one selected document may be wrong."),
     ],
 )

@@ -138,23 +138,3 @@ def test_copies_stay_within_the_tokens_that_are_kept_and_the_beginning_is_marked
     assert repeated([1, 5, 6], 100, 1) == [1, 5, 6, 5, 6, 5, 6]
     assert repeated([5, 6, 7, 8], 7, None) == [5, 6] * 3
     assert repeated([1, 5, 6], 6, 1) == [1, 5, 5, 5]
-
-
-def test_a_worker_writes_the_columns_of_both_passes(tiny_model_folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "audit.jsonl"
-    path.write_text("".join(json.dumps({"id": str(at), "text": text}) + "\n" for at, text in enumerate(TEXTS)))
-    described = {
-        "run": str(tmp_path / "run"),
-        "model": {"path": str(tiny_model_folder), "dtype": "float32"},
-        "corpus": {"audit": {"path": str(path), "id": "id"}},
-        "detectors": ["etd", "loss", {"camia": {"signal": "mean", "of": ["first", "difference"]}}],
-        "resources": {"batch_tokens": 64},
-    }
-    config = build_config(described)
-    (stage,), shards, store = stages_of(config), make_plan(config).shards, Store(config.run)
-    receipts = [event for event in finish_shards(stage, shards, store, 1) if isinstance(event, Receipt)]
-    table = pa.concat_tables([store.read_table(receipt.data) for receipt in receipts])
-    assert table.num_rows == len(TEXTS)
-    assert table["camia(signal=mean, of=first)"].to_pylist() == pytest.approx(table["loss"].to_pylist(), abs=1e-4)
-    assert len(set(table["etd"].to_pylist())) == len(TEXTS)
-    assert [forward_passes(entry) for entry in make_plan(config).passes()] == [1, 3]

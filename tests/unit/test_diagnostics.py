@@ -81,14 +81,6 @@ def test_too_few_documents_are_no_evidence_either_way() -> None:
     assert few.outcome == "inconclusive"
 
 
-def test_texts_of_which_the_classifier_reads_nothing_do_not_pass() -> None:
-    """Scores that are all equal have an AUC of exactly 0.5, which is no evidence that the texts are alike."""
-    unread = [f"{chr(0x4E00 + number)} " * 9 for number in range(400)]
-    found = blind(unread[:200], unread[200:], 0)
-    assert found.auc == 0.5
-    assert found.outcome == "inconclusive"
-
-
 def test_near_copies_and_groups_are_one_block_and_a_group_of_both_roles_is_none() -> None:
     copies = [f"{texts(9, 1)[0]} {number}" for number in range(3)]
     documents = [Document(0, "", text, None) for text in [*copies, *texts(3, 5)]]

@@ -116,12 +116,6 @@ def test_a_loss_that_is_no_number_leaves_nothing_behind(tmp_path: Path, tokenize
     assert not any("lora" in name for name, _ in model.named_parameters())
 
 
-def test_an_interruption_leaves_nothing_behind(tmp_path: Path, tokenizer: Any) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train(build_model(), tokenizer, TEXTS, CONFIG, tmp_path / "a", TrainingOptions(killed_at(3)))
-    assert list(tmp_path.iterdir()) == []
-
-
 def killed_at(number: int) -> Callable[[TrainingStep], None]:
     def kill(step: TrainingStep) -> None:
         if step.step == number:
@@ -212,11 +206,3 @@ def test_a_pass_holds_no_more_tokens_than_allowed_with_their_padding_unless_one_
     runs = list(passes_of(documents, 12))
     assert [[len(document) for document in run] for run in runs] == [[3, 4], [5], [9], [30], [2]]
     assert list(passes_of(documents, None)) == list(passes_of(documents, 1000)) == [documents]
-
-
-def test_no_pass_of_a_step_reads_more_tokens_than_allowed(tokenizer: Any, tmp_path: Path) -> None:
-    sizes: list[int] = []
-    model = build_model()
-    model.register_forward_pre_hook(lambda _, __, values: sizes.append(values["input_ids"].numel()), with_kwargs=True)
-    train(model, tokenizer, TEXTS, CONFIG.model_copy(update={"pass_tokens": 24}), tmp_path / "a")
-    assert 12 < max(sizes) <= 24

@@ -9,13 +9,7 @@ from itertools import chain
 import pytest
 import torch
 from architectures import GPT2, LLAMA, OPT
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     TemperatureLogitsWarper,

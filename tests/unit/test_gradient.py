@@ -242,16 +242,3 @@ def test_quantised_weights_are_left_out_and_counted():
     assert (found.method, found.quantised) == ("batched", 6)
     assert found.differentiable == len(list(lm.model.parameters())) - 6
     close(gradient_norms(lm, ids), autograd(lm, ids))
-
-
-def test_a_run_with_nothing_but_gradient_norm_scores_and_its_receipts_say_how(make_audit: Callable[..., Path]) -> None:
-    config = load_config(str(make_audit(detectors=["gradient_norm"], selections=[])))
-    plan, store = score_run(config)
-    assert [(entry["kind"], entry["statistics"]) for entry in forecast(plan, {})["passes"]] == [("gradient", ["norm"])]
-    coverage = json.loads(json.dumps(asdict(coverage_of(open_model(config.model).model))))
-    for receipt in read_receipts(store, "score"):
-        table = store.read_table(receipt.data).to_pylist()
-        assert len(table) == receipt.n_in
-        assert all(row["gradient_norm"] < 0 and row["n_tokens"] > 2 for row in table)
-        assert receipt.gradient == coverage
-        assert receipt.gradient["method"] == "batched"

@@ -109,11 +109,7 @@ NO_SENTENCES = r"(Error|Field|Option|Argument|\bread_record)$"
 """Calls whose arguments are no sentences on an answer: of exceptions, of fields and options, and of `read_record`,
 which ends its refusal with the remedy that it is given."""
 
-LAZY = {
-    "ray_jobs.cli",
-    "ray_jobs.commands",
-    "ray_jobs.terminal",
-}
+LAZY = {"ray_jobs.cli", "ray_jobs.commands", "ray_jobs.terminal"}
 """May import in functions, which keeps `seenset --help` quick."""
 
 

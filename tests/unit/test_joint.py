@@ -109,13 +109,6 @@ def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
     assert (cut.level, cut.n_selected) == (3, 4)
 
 
-def test_documents_in_quarantine_make_the_others_pay() -> None:
-    p = np.full((2, 10), 1 / 100)
-    few, many = ([JointEvidence.of(99, m, TENTH)] * 2 for m in (10, 10_000))
-    assert joint_select(few, p).all()
-    assert not joint_select(many, p).any()
-
-
 @given(st.integers(1, 1 << 20), st.data())
 def test_a_p_value_is_read_back_as_the_fraction_that_it_was(n: int, data: st.DataObject) -> None:
     size = data.draw(st.integers(1, n + 1))

@@ -21,14 +21,7 @@ from pipeline.detectors.knockoff import compete, knockoff_spread, simultaneous_d
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.selection.engine import Scores, answer_all
-from pipeline.selection.knockoff import (
-    Scale,
-    fewest,
-    find_scale,
-    find_threshold,
-    is_selected,
-    sign_symmetry,
-)
+from pipeline.selection.knockoff import Scale, fewest, find_scale, find_threshold, is_selected, sign_symmetry
 from pipeline.selection.thresholds import Threshold
 
 FIFTH = Fraction(1, 5)
