@@ -1,7 +1,5 @@
 """Finished runs with chosen scores that the tests of bundles pack, and bundles that a forger wrote."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Mapping

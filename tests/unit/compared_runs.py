@@ -1,7 +1,5 @@
 """Finished runs over the same documents whose scores a test chooses: one is run, the others are copies of it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What `test_sweep_triton.py` has pytest run in a process where Triton interprets its kernels."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

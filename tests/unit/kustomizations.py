@@ -1,7 +1,5 @@
 """What `kubectl kustomize` makes of a folder, for the constructs that cluster/kuberay uses; any other is refused."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path

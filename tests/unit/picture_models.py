@@ -1,7 +1,5 @@
 """Tiny random models that read pictures with text, one of each shape, and pictures to show them."""
 
-from __future__ import annotations
-
 import io
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """Builds a run directory by hand, as the driver leaves it: the data that the report's tests read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Container
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Digests of a run directory whose files a test has changed, written as the program writes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pipeline.audit.diagnostics import blind_file

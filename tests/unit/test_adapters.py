@@ -1,7 +1,5 @@
 """The kinds of adapters, trainings that several ranks share, and FSD, which switches adapters over one model."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from importlib.util import find_spec
@@ -205,9 +203,6 @@ def test_ranks_that_share_each_batch_come_to_the_weights_of_one_process(
         ours, expected = load_file(tmp_path / method / file), load_file(alone / file)
         assert ours.keys() == expected.keys()
         assert max(float((ours[name] - expected[name]).abs().max()) for name in expected) < 1e-4
-
-
-# --- adapters that are switched over one model, and the scores' difference
 
 
 SOME = TEXTS[:12]

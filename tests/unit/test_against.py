@@ -1,7 +1,5 @@
 """A scan audits what earlier scans by the same model have not judged: each document once, and none vanishes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

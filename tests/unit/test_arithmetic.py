@@ -1,7 +1,5 @@
 """What `dtype: auto` decides, and that a run keeps it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arrow IPC files of both formats are read by record batches, and exported as they came."""
 
-from __future__ import annotations
-
 import io
 import random
 import re

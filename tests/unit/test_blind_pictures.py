@@ -1,7 +1,5 @@
 """Pictures that are told apart without a model: by their pixels, and by facts of their files alone."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

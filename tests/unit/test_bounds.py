@@ -1,7 +1,5 @@
 """Bounds of one list: the envelope against all orders, lists against a scan of all numbers of nulls, sentences."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import combinations
 
@@ -9,13 +7,11 @@ import numpy as np
 import pytest
 
 import seenset
-from pipeline.audit.conclusion import bound_condition, conclude
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.report.wording.bounds import bound_clause, bound_sentence, bound_text, bounds_not_covered
 from pipeline.report.wording.conclusion import CONTRADICTED
-from pipeline.selection import bounds
 from pipeline.selection.bounds import Envelope, bounds_of_lists, fewest_in_list, probability_of_keeping, wrong_in_list
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures import why_unbounded
@@ -166,23 +162,9 @@ def test_a_confidence_that_draws_or_the_precision_of_a_counted_probability_canno
     assert (exact.most(30) == 30).all()
 
 
-# --- through a selection
-
-
 def scores(members: int = 150, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     return np.concatenate([rng.normal(2.5, 1, members), rng.normal(size=300 - members)]), rng.normal(size=200)
-
-
-@pytest.mark.parametrize("settings", [{}, {"calibration": "conditional"}, {"procedure": "ptdi"}, {"procedure": "by"}])
-def test_every_selection_by_ranks_has_the_bound_of_its_list(settings: dict) -> None:
-    audited, unseen = scores()
-    found = seenset.select(audited, unseen=unseen, **settings)
-    bound = found.summary.bound
-    assert bound.confidence == 0.95
-    assert bound.wrong_at_most + bound.right_at_least == found.summary.n_selected
-    assert int(found.selected[150:].sum()) <= bound.wrong_at_most
-    assert 80 < bound.members_at_least <= 150
 
 
 def test_procedure_bound_selects_the_longest_list_of_which_a_share_alpha_can_be_wrong() -> None:
@@ -198,15 +180,6 @@ def test_procedure_bound_selects_the_longest_list_of_which_a_share_alpha_can_be_
     assert summary.n_selected < longer.n_selected  # which bounds an average
 
 
-def test_the_clean_direction_counts_clean_documents() -> None:
-    audited, unseen = scores()
-    members = seenset.select(audited, unseen=unseen).summary
-    clean = seenset.select(-audited, seen=-unseen, direction="clean").summary
-    assert clean.bound == members.bound
-    assert "were not trained on" in (bound_sentence(clean) or "")
-    assert "were trained on" in (bound_sentence(members) or "")
-
-
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
@@ -219,14 +192,6 @@ def test_the_clean_direction_counts_clean_documents() -> None:
 def test_a_selection_that_no_theorem_covers_has_no_bound_and_says_why(settings: dict, why: str) -> None:
     selection = SelectionConfig(name="one", detectors=["loss"], **settings)
     assert why in (why_unbounded(selection) or "")
-
-
-def test_td4eval_has_a_bound_once_its_statistic_is_ranked_anew() -> None:
-    audited, unseen = scores()
-    for unbounded in ({"procedure": "td4eval"}, {"ties": "random"}):
-        assert seenset.select(audited, unseen=unseen, **unbounded).summary.bound is None
-    anew = seenset.select(audited, unseen=unseen, procedure="td4eval", reconformal=True).summary.bound
-    assert anew.members_at_least > 0
 
 
 @pytest.mark.parametrize(
@@ -245,9 +210,6 @@ def test_a_bound_that_cannot_be_had_is_refused_in_one_line(settings: dict, messa
     audited, unseen = scores()
     with pytest.raises(UserError, match=message):
         seenset.select(audited, unseen=unseen, **settings)
-
-
-# --- sentences
 
 
 def summary(**changes: object) -> Summary:
@@ -289,6 +251,7 @@ def test_sentence_and_clause_state_the_confidence_and_what_it_means() -> None:
     wrong = "ith 95% confidence at most 38 of these 240 are wrong"
     assert bound_sentence(made) == f"W{wrong}, and at least 214 of the 600 audited documents were trained on."
     assert bound_clause(made) == f"; w{wrong}"
+    assert "were not trained on" in (bound_sentence(made.model_copy(update={"direction": "clean"})) or "")
     assert "fail in at most 5% of such audits" in (bound_text(made) or "")
     nothing = summary(bound=None)
     assert bound_sentence(nothing) is bound_text(nothing) is None

@@ -1,7 +1,5 @@
 """What a pass needs of a GPU's memory is arithmetic from a model's shape, and the arithmetic is what models do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

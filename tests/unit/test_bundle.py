@@ -1,7 +1,5 @@
 """Bundles: the same bytes, every flipped bit is noticed, and a forged number does not follow from the scores."""
 
-from __future__ import annotations
-
 import io
 import json
 import random
@@ -234,9 +232,6 @@ def test_a_run_that_is_not_finished_or_damaged_is_not_packed(
     summary.write_text(summary.read_text().replace('"alpha": 0.3', '"alpha": 0.2'))
     assert "summary.json is damaged" in refusal(capsys, "pack", copy, tmp_path / "b")
     assert not (tmp_path / "b").exists()
-
-
-# --- documents with versions: ranks, lists and verdict follow from scores, and indices from the commitment
 
 
 SELECTIONS = [

@@ -1,7 +1,5 @@
 """Claims about finished runs side by side: what all models select, what was gained and lost, what differs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -68,9 +66,6 @@ Refused = Callable[..., str]
 
 def selected_in(file: Path, column: str = "doc_id") -> set[Any]:
     return set(pq.read_table(file)[column].to_pylist())
-
-
-# --- joint
 
 
 def test_the_joint_list_holds_what_both_models_speak_for(runs: Runs, ask: Ask, tmp_path: Path) -> None:
@@ -151,9 +146,6 @@ def test_what_cannot_be_joined_is_one_line(runs: Runs, refused: Refused, tmp_pat
     assert "selection/clean/summary.json is missing; seenset select" in refused("joint", a, broken)
     shutil.rmtree(broken / "selection/clean")
     assert "is unfinished: selection clean has no answer" in refused("joint", a, broken)
-
-
-# --- compare
 
 
 def test_a_comparison_counts_what_was_gained_and_lost_and_says_what_that_is_not(

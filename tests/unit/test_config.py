@@ -1,7 +1,5 @@
 """The configuration refuses what it does not know, in one line with the near miss."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from typing import Any

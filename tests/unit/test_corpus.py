@@ -1,7 +1,5 @@
 """Files become shards from metadata, shards become documents, and nothing vanishes on the way."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The course of a schedule: what is promised of all its scans, what is not, and what is new on the latest list."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,9 +82,6 @@ def bound(wrong: int, right: int, confidence: float = 0.99) -> Bound:
     return Bound(confidence, wrong, right, right, wrong)
 
 
-# --- what is promised
-
-
 def test_scans_whose_promises_stand_are_promised_together(scan: Scan, ledger: Path) -> None:
     scan(["a", "b"])
     scan(["c"])
@@ -152,9 +147,6 @@ def test_selections_have_promises_of_their_own(scan: Scan, ledger: Path) -> None
     assert "none is of them all together" in course.notes[0]
 
 
-# --- bounds
-
-
 @pytest.mark.parametrize(
     ("lists", "counts", "confidence", "sentence"),
     [
@@ -187,9 +179,6 @@ def test_bounds_of_all_lists_add_up_under_the_conditions_and_with_the_confidence
     assert (every.wrong_at_most, every.right_at_least, every.n_without) == counts
     assert confidence in (None, repr(every.confidence))
     assert sentence in every.sentence
-
-
-# --- what is new
 
 
 def test_new_is_a_text_that_no_earlier_scan_had_selected(scan: Scan, ledger: Path) -> None:
@@ -292,9 +281,6 @@ def test_a_run_that_holds_the_answer_of_another_claim_is_not_read(scan: Scan, le
     (one,) = read_course(str(ledger)).new
     assert one.n_new == 1
     assert "no longer the one of this scan" in one.notes[0]
-
-
-# --- the page and the command
 
 
 def test_the_page_says_what_the_course_says(scan: Scan, ledger: Path, tmp_path: Path) -> None:

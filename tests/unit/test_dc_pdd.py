@@ -1,7 +1,5 @@
 """dc_pdd is its paper's formula, with counts of documents that never calibrate; who cannot have it is refused."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

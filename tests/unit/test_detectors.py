@@ -1,10 +1,7 @@
 """Detectors are the formulas of their papers, and a config's mistakes are named."""
 
-from __future__ import annotations
-
 import math
 import zlib
-from dataclasses import replace
 
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Every registered detector on other documents, models and numbers of workers: it works, or is refused in one line."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping

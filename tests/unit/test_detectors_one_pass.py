@@ -1,20 +1,14 @@
 """Detectors of 2024 to 2026 that read one forward pass are their papers' formulas, whatever else is in the batch."""
 
-from __future__ import annotations
-
-import json
 import math
 import statistics
 from pathlib import Path
 from typing import Any, get_args
 
-import pyarrow as pa
 import pytest
 import torch
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
 from pipeline.config.audit import DetectorEntry
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import Evidence, plan_passes
@@ -23,10 +17,6 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import repeated, tokenize
 from pipeline.passes.forward import forward
-from pipeline.stages.local import finish_shards
-from pipeline.stages.registry import forward_passes, stages_of
-from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j * j) % len(WORDS)] for j in range(2 + 5 * i % 61)) for i in range(32)]
 ENTRIES: list[DetectorEntry] = [

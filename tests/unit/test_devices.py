@@ -1,7 +1,5 @@
 """What scores are computed on, and the sizes of their batches, are part of what a run is."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace

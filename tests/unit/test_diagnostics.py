@@ -1,7 +1,5 @@
 """A blind classifier finds what should not be there, and nothing where nothing is."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Text files of other encodings and delimiters are read once these are set, and until then the setting is named."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

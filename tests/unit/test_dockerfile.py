@@ -1,7 +1,5 @@
 """The image: linted, and what it installs is installed here."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """README.md and the pages of docs/: their settings are settings, their links lead somewhere, and the site builds."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -179,9 +177,6 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         assert not loaded.search(file.read_text(encoding="utf-8")), file.name
 
 
-# --- sections of the page on methods
-
-
 METHODS = ROOT / "docs/methods.md"
 READ = ("pipeline", "ray_jobs", "cluster", "seenset", "docs")
 KINDS = {".py", ".md", ".yaml", ".yml", ".html", ".json", ".toml", ".txt"}
@@ -228,15 +223,6 @@ def test_the_methods_page_refers_to_its_own_sections() -> None:
     wrapped, linked = "(docs/methods.md,\n    sections 3.1 and 99).", "[methods, section 98.7](../methods.md#x)"
     assert [*cited(wrapped), *cited(linked)] == ["3.1", "99", "98.7"], "one that is not there is noticed"
     assert {"99", "98.7"}.isdisjoint(sections())
-
-
-def test_the_sections_of_the_methods_page_are_numbered_without_a_gap() -> None:
-    found = HEADING.findall(METHODS.read_text(encoding="utf-8"))
-    chapters = [name for name in found if "." not in name]
-    assert chapters == [str(number) for number in range(1, len(chapters) + 1)]
-    for chapter in chapters:
-        parts = [name for name in found if name.startswith(f"{chapter}.")]
-        assert parts == [f"{chapter}.{number}" for number in range(1, len(parts) + 1)]
 
 
 def test_the_tests_that_the_methods_page_names_exist() -> None:

@@ -1,7 +1,5 @@
 """The trials in examples/trials: they load, share one contaminated model, and ask what they say they ask."""
 
-from __future__ import annotations
-
 import json
 import random
 from io import BytesIO

@@ -1,7 +1,5 @@
 """What an export keeps is what came in: rows in their order, all columns and types, and text formats byte for byte."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -277,9 +275,6 @@ def test_an_input_of_which_nothing_is_kept_is_an_empty_file_of_its_format(tmp_pa
     assert export(run, tmp_path / "out", keep="selected").counts.kept == 0
     written = pq.read_table(tmp_path / "out/b.parquet")
     assert (len(written), written.schema.equals(table().schema)) == (0, True)
-
-
-# --- memory
 
 
 MIB = 1 << 20

@@ -1,7 +1,5 @@
 """An export never touches an input, is never taken for whole before it is, and says what it refuses in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -54,9 +52,6 @@ def make(folder: Path, **settings: Any) -> str:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-# --- where
 
 
 @pytest.mark.parametrize(
@@ -162,9 +157,6 @@ def test_an_export_that_was_killed_while_it_wrote_its_first_file_goes_on(finishe
     assert "mine is not empty, and no export" in refusal(run, tmp_path / "mine")
 
 
-# --- what is asked
-
-
 def test_options_that_do_not_go_together_and_unknown_selections_are_refused(finished: Path, tmp_path: Path) -> None:
     run = str(finished / "w/run")
     assert "--samples needs the name of the task: --task NAME" in refusal(run, tmp_path / "o", form="samples")
@@ -205,9 +197,6 @@ def test_a_sample_says_nothing_of_the_rest(tmp_path: Path) -> None:
     export(run, tmp_path / "out", keep="selected")
     assert len((tmp_path / "out/a.jsonl").read_text().splitlines()) == 4
     assert "(a sample: the first 11, not the whole corpus)" in (tmp_path / "out/README.md").read_text()
-
-
-# --- what there is
 
 
 @pytest.mark.parametrize(
@@ -292,9 +281,6 @@ def test_the_card_has_the_settings_of_the_answer_and_not_those_of_the_run(tmp_pa
     assert "| alpha | 0.3 |" in card
     assert "| confidence | 0.9 |" in card
     assert "This run was asked 2 different questions, and not all at once" in card
-
-
-# --- the command
 
 
 def test_the_command_says_what_it_wrote(

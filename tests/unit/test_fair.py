@@ -1,7 +1,5 @@
 """examples/papers/fair: one driver over four specifications, on stand-ins with the columns of the data sets."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

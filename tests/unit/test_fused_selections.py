@@ -1,7 +1,5 @@
 """Claims about selections by several detectors, asked as an audit asks them."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
@@ -138,9 +136,6 @@ def test_published_known_members_read_scores_and_known_members_ranks() -> None:
         assert verdict_of(known, audit, seen=seen, procedure=name).answer.guarantee == kind
         with pytest.raises(UserError, match=f"procedure {name} needs documents .* there are none"):
             verdict_of(known, audit, procedure=name)
-
-
-# --- the learnt score
 
 
 def made_up(seed: int = 0, shift: float = 2.0) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,5 @@
 """Draws that share a prefill and a batch are those that each prompt would have alone."""
 
-from __future__ import annotations
-
 import math
 from contextlib import contextmanager
 from itertools import chain

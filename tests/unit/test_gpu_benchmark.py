@@ -1,7 +1,5 @@
 """The scripts for a GPU run alone, with torch and transformers; what a CPU can do of them is tried here."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,30 +1,21 @@
 """Gradient norms are those of autograd in float64, one document at a time, whatever the batch and the model."""
 
-from __future__ import annotations
-
 import copy
-import json
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from architectures import GPT2, LLAMA, OPT, SIZES, VOCABULARY, HalvedLogits
-from finished import score_run
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from pipeline.audit.description import load_config
-from pipeline.audit.forecast import forecast
-from pipeline.models.load import LanguageModel, open_model
+from pipeline.models.load import LanguageModel
 from pipeline.passes import gradient
 from pipeline.passes.gradient import coverage_of, gradient_norms
-from pipeline.store.receipts import read_receipts
 
 COVERED = {
     "llama": ("llama", LLAMA),

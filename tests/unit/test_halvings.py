@@ -1,7 +1,5 @@
 """Halvings divide no block, and their AUC and standard error are those of the published formulas."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

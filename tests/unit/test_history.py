@@ -1,7 +1,5 @@
 """A run remembers what it was asked, starts each new question from its own configuration, and hides no failed check."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +9,7 @@ import yaml
 from commands import ended
 from finished import run, score_run
 from made_up import sentence, write_audit
-from signed import file_blind_test, sign, sign_status
+from signed import file_blind_test, sign
 
 import seenset
 from pipeline.audit.description import load_config
@@ -78,9 +76,6 @@ def names_and_alphas(store: Store) -> list[list[tuple[str, float]]]:
     return [[(q.name, q.settings["alpha"]) for q in entry.questions] for entry in read_history(store)]  # type: ignore[misc]
 
 
-# --- a run keeps its configuration, and a select starts from it
-
-
 def test_a_second_select_starts_from_the_configuration_of_the_run(store: Store) -> None:
     before = store.read("manifest.json")
     select(store, "selections.0.alpha=0.05", "error_budget=0.5")
@@ -115,17 +110,6 @@ def test_a_run_that_goes_on_after_a_select_answers_its_own_questions_again(audit
     assert "with <code>seenset select</code>" not in report_of(store)[1]
 
 
-def test_what_an_interrupted_run_still_owes_is_named_after_a_select(store: Store) -> None:
-    status = store.read_json("status.json")
-    store.write_json("status.json", {**status, "state": "incomplete"})
-    sign_status(store)
-    select(store, "selections.0.name=other")
-    assert "Asked for and not made yet: members." in report_of(store)[1]
-
-
-# --- the history
-
-
 def test_each_question_is_kept_with_its_settings_and_what_came_of_it(audit: Path, store: Store) -> None:
     (answered,) = run(audit).selections
     (again,) = select(store, "selections.0.alpha=0.05", "overlap=drop")
@@ -138,13 +122,6 @@ def test_each_question_is_kept_with_its_settings_and_what_came_of_it(audit: Path
     assert question.settings["delta"] == 0.1, "every default stands there"
     assert (question.n_audit, question.n_selected, question.supported) == (60, again.n_selected, again.supported)
     assert first.questions[0].n_selected == answered.n_selected > 0
-
-
-def test_no_selections_take_the_answers_and_leave_the_history(store: Store) -> None:
-    assert select(store, "selections=[]") == []
-    assert names_and_alphas(store) == [[("members", 0.2)], []]
-    assert run_status(store.url).selections == []
-    assert store.names("selection") == ["history.jsonl"]
 
 
 def test_a_run_without_a_history_shows_the_selections_of_its_configuration(store: Store) -> None:
@@ -225,9 +202,6 @@ def test_a_history_is_kept_where_a_store_cannot_append(store: Store) -> None:
 def test_no_selection_may_have_the_name_of_the_history(audit: Path) -> None:
     with pytest.raises(UserError, match=r"must not be history\.jsonl"):
         load_config(str(audit), ["selections.0.name=history.jsonl"])
-
-
-# --- what is not supported is never acted on by accident
 
 
 def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(audit: Path) -> None:

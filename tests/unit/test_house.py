@@ -1,7 +1,5 @@
 """The rooms of the project stand in one order: a room imports only from rooms above it, and nothing hides an import."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Claims about documents side by side: every one is met once, whatever stands where, with few of them in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyarrow as pa

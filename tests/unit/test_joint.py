@@ -1,7 +1,5 @@
 """Claims about the decision under several models: it is e-BH on the smallest of valid e-values, exactly."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Claims about the knockoff filter and its symmetry test that hold for every input."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from fractions import Fraction

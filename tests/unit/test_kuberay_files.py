@@ -1,7 +1,5 @@
 """The files of Kubernetes: what they say is what KubeRay, Kubernetes and Seenset take."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
