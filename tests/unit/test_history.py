@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -76,18 +77,6 @@ def names_and_alphas(store: Store) -> list[list[tuple[str, float]]]:
     return [[(q.name, q.settings["alpha"]) for q in entry.questions] for entry in read_history(store)]  # type: ignore[misc]
 
 
-def test_a_second_select_starts_from_the_configuration_of_the_run(store: Store) -> None:
-    before = store.read("manifest.json")
-    select(store, "selections.0.alpha=0.05", "error_budget=0.5")
-    (summary,) = select(store, "selections.0.procedure=storey")
-    assert (summary.procedure, summary.alpha) == ("storey", 0.2)
-    (summary,) = select(store, "selections.0.name=other")
-    assert (summary.procedure, summary.alpha) == ("bh", 0.2)
-    assert store.read("manifest.json") == before
-    history = read_history(store)
-    assert (len(history), count_questions(history)) == (4, 3), "another name makes no other question"
-
-
 def test_status_report_and_python_show_what_was_asked_last(store: Store) -> None:
     other = [{"name": "other", "detectors": ["zlib"], "procedure": "storey", "alpha": 0.3}]
     select(store, f"selections={json.dumps(other)}")
@@ -112,8 +101,13 @@ def test_a_run_that_goes_on_after_a_select_answers_its_own_questions_again(audit
 
 def test_each_question_is_kept_with_its_settings_and_what_came_of_it(audit: Path, store: Store) -> None:
     (answered,) = run(audit).selections
+    manifest = store.read("manifest.json")
     (again,) = select(store, "selections.0.alpha=0.05", "overlap=drop")
-    first, second = read_history(store)
+    (renamed,) = select(store, "selections.0.name=other")
+    assert renamed.alpha == 0.2, "a select starts from the configuration of the run"
+    assert store.read("manifest.json") == manifest
+    first, second, _ = history = read_history(store)
+    assert count_questions(history) == 2, "another name makes no other question"
     assert (first.command, second.command) == ("run", "select")
     assert (first.overlap, second.overlap) == ("error", "drop")
     assert first.when <= second.when
@@ -199,25 +193,17 @@ def test_a_history_is_kept_where_a_store_cannot_append(store: Store) -> None:
     assert remote.names("selection", ".jsonl") == ["history.jsonl"]
 
 
-def test_no_selection_may_have_the_name_of_the_history(audit: Path) -> None:
-    with pytest.raises(UserError, match=r"must not be history\.jsonl"):
-        load_config(str(audit), ["selections.0.name=history.jsonl"])
-
-
 def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(audit: Path) -> None:
     (summary,) = run(audit).selections
-    cases: list[tuple[list[tuple[int, bool | None]], int]] = [
-        ([], 0),
-        ([(0, True), (0, False)], 0),
-        ([(1, True)], 4),
-        ([(3, None)], 4),
-        ([(3, True), (0, False)], 4),
-        ([(3, True), (1, False)], 5),
-        ([(0, True), (1, False)], 5),
-    ]
-    for answers, code in cases:
-        changed = [{"n_selected": count, "supported": supported} for count, supported in answers]
-        assert exit_code_of([summary.model_copy(update=one) for one in changed]) == code, answers
+    some, untested, contradicted, empty, void = (3, True), (3, None), (1, False), (0, True), (0, False)
+    for answers, code in (
+        ([[], [empty, void]], 0),
+        ([[some], [untested], [some, void]], 4),
+        ([[some, contradicted], [empty, contradicted]], 5),
+    ):
+        for lists in answers:
+            changed = [{"n_selected": count, "supported": supported} for count, supported in lists]
+            assert exit_code_of([summary.model_copy(update=one) for one in changed]) == code, lists
 
 
 @pytest.mark.parametrize(
@@ -231,13 +217,7 @@ def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(audit: Path) ->
     ],
 )
 def test_the_terminal_says_what_a_promise_is_worth(
-    audit: Path,
-    store: Store,
-    command: str,
-    outcome: BlindDiagnostic,
-    standing: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    audit: Path, store: Store, command: str, outcome: BlindDiagnostic, standing: str, capsys: Any, monkeypatch: Any
 ) -> None:
     file_blind_test(store, outcome)
     summaries = run(audit).selections
