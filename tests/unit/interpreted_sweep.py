@@ -6,14 +6,7 @@ import pytest
 import torch
 from architectures import LLAMA, VOCABULARY, HalvedLogits
 from torch import Tensor
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, LlamaConfig, LlamaForCausalLM
 
 from pipeline.models.load import LanguageModel
 from pipeline.models.opened import Tail
@@ -167,8 +160,8 @@ def test_a_statistic_does_not_depend_on_which_others_are_computed(name):
 
 
 MODELS = {
-    "capped": lambda: Gemma2ForCausalLM(Gemma2Config(**LLAMA, head_dim=8, final_logit_softcapping=3.0)),
-    "scaled, with a padded head": lambda: GraniteForCausalLM(GraniteConfig(**LLAMA, logits_scaling=4.0)),
+    "capped": lambda: AutoModelForCausalLM.from_config(Gemma2Config(**LLAMA, head_dim=8, final_logit_softcapping=3.0)),
+    "scaled, with a padded head": lambda: AutoModelForCausalLM.from_config(GraniteConfig(**LLAMA, logits_scaling=4.0)),
     "of unknown tail": lambda: HalvedLogits(LlamaConfig(**LLAMA)),
 }
 

@@ -155,15 +155,6 @@ def test_a_run_is_incremental_to_the_one_before_and_to_what_that_left_out_from_i
     assert run(first)[0].exit_code == ExitCode.DONE
 
 
-def other_model(folder: Path, model: Path) -> Path:
-    """The same weights with another configuration: another model to whoever compares digests."""
-    other = folder / "other-model"
-    shutil.copytree(model, other)
-    settings = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**settings, "comment": "another"}))
-    return other
-
-
 @pytest.mark.slow
 def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well_and_takes_no_place(
     tmp_path: Path, tiny_model_folder: Path
@@ -201,7 +192,10 @@ def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well
     assert again.exit_code == ExitCode.DONE
 
     shutil.rmtree(third.run)
-    other = scan_of("other", list(range(25)), other_model(tmp_path, tiny_model_folder))
+    shutil.copytree(tiny_model_folder, tmp_path / "model")  # another one to whoever compares digests
+    settings = json.loads((tmp_path / "model/config.json").read_text())
+    (tmp_path / "model/config.json").write_text(json.dumps({**settings, "comment": "another"}))
+    other = scan_of("other", list(range(25)), tmp_path / "model")
     _, lines = run(other)
     assert audited(other.run) == names(*range(25))
     said = [line for line in lines if line.startswith("against: a run counts nothing")]

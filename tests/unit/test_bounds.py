@@ -162,21 +162,19 @@ def test_a_confidence_that_draws_or_the_precision_of_a_counted_probability_canno
     assert (exact.most(30) == 30).all()
 
 
-def scores(members: int = 150, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return np.concatenate([rng.normal(2.5, 1, members), rng.normal(size=300 - members)]), rng.normal(size=200)
+RNG = np.random.default_rng(0)
+AUDITED, UNSEEN = RNG.normal(size=300) + 2.5 * (np.arange(300) < 150), RNG.normal(size=200)
 
 
 def test_procedure_bound_selects_the_longest_list_of_which_a_share_alpha_can_be_wrong() -> None:
-    audited, unseen = scores()
-    summary = seenset.select(audited, unseen=unseen, procedure="bound", alpha=0.1, confidence=0.9).summary
+    summary = seenset.select(AUDITED, unseen=UNSEEN, procedure="bound", alpha=0.1, confidence=0.9).summary
     assert 0 < summary.bound.wrong_at_most <= 0.1 * summary.n_selected
     assert summary.minimum_selectable <= summary.n_selected
     assert (summary.strict.procedure, summary.strict.n_selected) == ("bound", summary.n_selected)
     assert "90% confidence" in summary.promise
     assert "at most 10% would give" in summary.promise
     assert "average" not in summary.promise.replace("no average", "")
-    longer = seenset.select(audited, unseen=unseen, procedure="bh", alpha=0.1).summary
+    longer = seenset.select(AUDITED, unseen=UNSEEN, procedure="bh", alpha=0.1).summary
     assert summary.n_selected < longer.n_selected  # which bounds an average
 
 
@@ -207,14 +205,12 @@ def test_a_selection_that_no_theorem_covers_has_no_bound_and_says_why(settings: 
     ],
 )
 def test_a_bound_that_cannot_be_had_is_refused_in_one_line(settings: dict, message: str) -> None:
-    audited, unseen = scores()
     with pytest.raises(UserError, match=message):
-        seenset.select(audited, unseen=unseen, **settings)
+        seenset.select(AUDITED, unseen=UNSEEN, **settings)
 
 
 def summary(**changes: object) -> Summary:
-    audited, unseen = scores()
-    made = seenset.select(audited, unseen=unseen, procedure="bh").summary
+    made = seenset.select(AUDITED, unseen=UNSEEN, procedure="bh").summary
     values = {name: value for name, value in made if name != "schema_"}
     return Summary(**{**values, "supported": True, **changes})
 

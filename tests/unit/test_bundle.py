@@ -141,10 +141,6 @@ def with_key(*path: str, value: Any) -> Callable[[dict[str, Any]], dict[str, Any
     return change
 
 
-def all_listed(table: pa.Table) -> pa.Table:
-    return with_column(table, "selected", pc.less(table["p_value"], 0.5).combine_chunks())
-
-
 MEMBERS, LISTED, VERDICT = "answers/members.json", "answers/members.parquet", "verdict.json"
 HALF = [False] * 81 + [True] * 30 + [False] * 30 + [True] * 40
 OTHER = {"n_selected": 70, "n_audit": 60, "alpha": 0.01, "threshold": 0.01, "bound": None, "promise": "All of them."}
@@ -160,7 +156,7 @@ FORGERIES = {
     "resolution": {MEMBERS: with_key("diagnostics", "resolution", "minimum_selectable", value=1000)},
     "extra key": {MEMBERS: lambda value: {**value, "verified": True}},
     "p-value": {LISTED: in_first("p_value", lambda _: 0.001)},
-    "list": {LISTED: all_listed},
+    "list": {LISTED: lambda t: with_column(t, "selected", pc.less(t["p_value"], 0.5).combine_chunks())},
     "list and count": {LISTED: in_first("selected", lambda _: True), MEMBERS: with_key("n_selected", value=42)},
     "score": {"documents.parquet": in_first("score:loss", lambda _: 99.0)},
     "calibration": {"documents.parquet": lambda t: with_column(t, "calibrates", pa.array(HALF))},

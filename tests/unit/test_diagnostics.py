@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up import write_corpus
+from made_up import write_audit, write_corpus
 from test_blind_validity import Means
 
 from pipeline.audit.blind import blind, blind_diagnostic, blind_of, blind_test, blocks_of_documents
-from pipeline.audit.description import build_config
+from pipeline.audit.description import load_config
 from pipeline.audit.halvings import Blind, Compared, held_out
 from pipeline.audit.plan import make_plan
 from pipeline.audit.summary import BlindDiagnostic
@@ -104,14 +104,8 @@ def test_a_run_compares_groups_and_not_their_documents(tmp_path: Path) -> None:
     }
 
     def tested(**columns: str) -> BlindDiagnostic:
-        config = {
-            "run": str(tmp_path / "run"),
-            "model": {"path": str(tmp_path)},
-            "corpus": write_corpus(tmp_path, rows, **columns),
-            "detectors": ["loss"],
-            "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh"}],
-        }
-        plan = make_plan(build_config(config))
+        path = write_audit(tmp_path, tmp_path, corpus=write_corpus(tmp_path, rows, **columns))
+        plan = make_plan(load_config(str(path)))
         return blind_test(plan.shards, "unseen", plan.config)
 
     assert tested().outcome == "failed"

@@ -101,14 +101,6 @@ def test_a_loss_that_is_no_number_leaves_nothing_behind(tmp_path: Path, tokenize
     assert not any("lora" in name for name, _ in model.named_parameters())
 
 
-def killed_at(number: int) -> Callable[[TrainingStep], None]:
-    def kill(step: TrainingStep) -> None:
-        if step.step == number:
-            raise KeyboardInterrupt
-
-    return kill
-
-
 @pytest.mark.parametrize("method", ["lora", "full", "adalora", "ia3"])
 def test_a_killed_training_goes_on_where_it_was_and_ends_with_the_same_bytes_but_takes_up_no_other_work(
     tmp_path: Path, tokenizer: Any, method: str
@@ -120,10 +112,14 @@ def test_a_killed_training_goes_on_where_it_was_and_ends_with_the_same_bytes_but
         options = TrainingOptions(on_step, checkpoint_seconds=0.0)
         return train(build_model(), tokenizer, texts, config, tmp_path / folder, options)
 
+    def kill(step: TrainingStep) -> None:
+        if step.step == 9:
+            raise KeyboardInterrupt
+
     seen: list[TrainingStep] = []
     for folder in ("cut", "other"):
         with pytest.raises(KeyboardInterrupt):
-            begin(folder, TEXTS, killed_at(9))
+            begin(folder, TEXTS, kill)
     assert len(begin("cut", TEXTS, seen.append).losses) == 24
     assert [step.step for step in seen] == list(range(10, 25))
     assert json.loads((tmp_path / "cut" / RECORD).read_text())["began_at"] == [0, 9]
