@@ -48,7 +48,6 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def asked(*names: str) -> list[dict[str, Any]]:
-    """The selections of these names."""
     return [{"name": name, "detectors": ["loss"], "alpha": 0.3, **ASKED[name]} for name in names]
 
 

@@ -60,7 +60,6 @@ def copied(source: Path, place: Path, seen: np.ndarray, seed: int, model: str, s
 
 
 def amend(place: Path, name: str, changes: Mapping[str, Any]) -> None:
-    """Change keys of a JSON file of a run directory; mappings are merged."""
     value = json.loads((place / name).read_text())
     for key, change in changes.items():
         value[key] = {**value[key], **change} if isinstance(change, dict) else change

@@ -53,7 +53,6 @@ def _chosen(objects: list[Object], target: Object) -> Object:
 
 
 def containers(node: Any) -> Iterator[Object]:
-    """Every container below a node, of whatever kind."""
     if isinstance(node, list):
         for each in node:
             yield from containers(each)

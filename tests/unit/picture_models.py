@@ -95,7 +95,6 @@ def _save_tiled(folder: Path, kind: str) -> PreTrainedTokenizerFast:
 
 
 def save_idefics3(folder: Path) -> None:
-    """A tiled model whose processor is saved whole."""
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
     pixels, chat = Idefics3ImageProcessorPil(**_PIXELS), CHAT.replace("MARK", "<image>")
@@ -167,7 +166,6 @@ def random_pictures(sizes: Sequence[tuple[int, int]], seed: int = 0) -> list[Ima
 
 
 def encoded(picture: Image.Image, form: str = "PNG", **settings: Any) -> bytes:
-    """The bytes of a picture's file."""
     file = io.BytesIO()
     picture.save(file, form, **settings)
     return file.getvalue()

@@ -213,7 +213,6 @@ def summary_of(selection: SelectionConfig, counts: RankCounts, decision: Decisio
 
 
 def summary_in(store: Store, name: str = "members") -> Summary:
-    """The summary of a selection."""
     summary = read_summary(store, name)
     assert summary is not None
     return summary
@@ -227,7 +226,6 @@ def amend(store: Store, name: str, **changes: Any) -> None:
 
 
 def amend_manifest(store: Store, **changes: Any) -> None:
-    """Change fields of the manifest."""
     write_manifest(store, read_run(store)[0].model_copy(update=changes))
     sign(store)
 

@@ -67,7 +67,6 @@ def audited(run: Path | str) -> list[str]:
 
 
 def run(config: AuditConfig) -> tuple[Outcome, list[str]]:
-    """How a run ends, and what it says."""
     reporter, lines = Reporter(Console(), quiet=True), []
     reporter.say = lines.append
     return run_audit(config, reporter, texts=False), lines

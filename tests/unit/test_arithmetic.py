@@ -64,7 +64,6 @@ def test_weights_that_do_not_fit_in_float32_keep_their_type_and_both_sizes_and_t
 
 
 def test_a_gguf_file_is_unpacked_and_that_is_the_reason_of_its_type(smollm2_file: Path) -> None:
-    """It was called the checkpoint's own type, which has four bits a weight."""
     model = ModelConfig(path=str(smollm2_file.parent), gguf_file=smollm2_file.name)
     choice = choose_model(model, 1 << 30, NEW_CPU)
     assert (choice.dtype, choice.reason) == ("float32", "unpacked from GGUF")
@@ -198,7 +197,6 @@ def test_a_run_keeps_its_types_on_whatever_machine_it_is_resumed(
 def test_weights_of_64_bits_keep_their_type(
     tiny_model_folder: Path, tmp_path: Path, make_audit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The manifest refused the type that auto had chosen."""
     double = _saved_as(tmp_path / "double", tiny_model_folder, torch.float64)
     path = make_audit(model={"path": str(double)}, selections=[])
     for _ in range(2):

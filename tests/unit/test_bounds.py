@@ -59,7 +59,6 @@ def test_the_envelope_is_exceeded_by_at_most_a_share_delta_of_draws_by_count(n: 
 def test_an_envelope_of_height_zero_is_found_and_is_exceeded_by_at_most_a_share_delta(
     n: int, confidence: Fraction
 ) -> None:
-    """The search by relative precision approached a height of 0 without end."""
     before = np.zeros(1, dtype=np.int64)
     for k in range(1, 21):
         envelope = Envelope.of(n, k, confidence)
@@ -78,7 +77,6 @@ def random_counts(rng: np.random.Generator, n: int, nulls: int, members: int) ->
 
 
 def largest_consistent(counts: RankCounts, envelope: Envelope) -> int:
-    """By trying every number of nulls."""
     above = counts.m - np.cumsum(counts.counts)[envelope.levels - 1]
     return max(k for k in range(counts.m + 1) if (k <= envelope.most(k) + above).all())
 
@@ -256,7 +254,6 @@ def test_sentence_and_clause_state_the_confidence_and_what_it_means() -> None:
 def test_the_command_prints_the_sentence_and_a_note_of_several_selections_once_below_a_table_that_marks_the_void(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table showed "finite-sample" beside CONTRADICTED."""
     monkeypatch.setenv("COLUMNS", "200")
     made = with_bound(summary(n_selected=240, n_audit=600), wrong_at_most=38, members_at_least=214)
     print_summaries([made, summary(supported=False, name="void")])

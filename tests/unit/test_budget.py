@@ -87,7 +87,6 @@ def on_meta(config: Any, dtype: torch.dtype, layers: int) -> Any:
 
 
 def counted_kept(config: Any, dtype: torch.dtype, layers: int) -> float:
-    """Bytes a token that are alive between the two halves of a gradient pass."""
     model = on_meta(config, dtype, layers)
     ids = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta")
     with torch.enable_grad(), Alive(model) as alive:
@@ -140,8 +139,6 @@ def test_the_arithmetic_of_passes_weights_and_a_cache_is_what_is_counted_on_meta
 @pytest.mark.parametrize("memory", CARDS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_batch_of_the_budget_fits_the_card_and_fills_it(name: str, memory: int) -> None:
-    """By what is counted on meta, with weights and the head: at most the card, and no less than half of what is left,
-    unless a batch is as large as any needs to be."""
     config = SHAPES[name]
     shape = shape_of(config, "bfloat16")
     kept, peak = counted(name)
@@ -170,7 +167,6 @@ def test_parts_of_a_card_and_several_cards_divide_the_memory_that_all_drivers_st
 
 
 def test_other_architectures_are_counted_generously() -> None:
-    """Layers without a gate, and quadratic attention."""
     sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
     neox = transformers.GPTNeoXConfig(vocab_size=1000, **sizes)
     shape = shape_of(neox, "bfloat16")

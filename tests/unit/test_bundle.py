@@ -35,7 +35,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> St
 
 @pytest.fixture(scope="module")
 def bundle(run: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its bundle."""
     path = tmp_path_factory.mktemp("packed") / "run.bundle"
     assert ended("pack", run.url, path) == 0
     return path
@@ -128,8 +127,6 @@ def test_every_flipped_bit_is_noticed_and_the_damaged_member_is_named(bundle: Pa
 
 
 def with_key(*path: str, value: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Sets a key inside mappings."""
-
     def change(record: dict[str, Any]) -> dict[str, Any]:
         inner = record
         for key in path[:-1]:

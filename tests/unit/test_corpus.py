@@ -50,7 +50,6 @@ def jsonl(texts: list[str], **extra: Any) -> bytes:
 
 @pytest.fixture(scope="module")
 def every_format(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The same texts in every format, by name."""
     folder = tmp_path_factory.mktemp("formats")
     (folder / "a.jsonl").write_bytes(jsonl(TEXTS))
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(jsonl(TEXTS)))

@@ -29,7 +29,6 @@ Scan = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory: pytest.TempPathFactory) -> Summary:
-    """A whole answer of a selection."""
     summary = read_summary(build_run(tmp_path_factory.mktemp("made") / "run"), "members")
     return summary.model_copy(update={"supported": True, "reasons": [], "guarantee": "finite-sample"})
 
@@ -227,7 +226,6 @@ def test_a_list_that_is_not_the_one_that_was_filed_makes_nothing_known(
 
 
 def test_the_latest_scan_is_the_one_that_was_filed_last(scan: Scan, ledger: Path) -> None:
-    """A scan may take its place before another one, and end after it."""
     first = scan(None)
     scan(["a"])
     filed = scan_config(str(ledger), str(first), rule="spend", horizon=12)
@@ -259,7 +257,6 @@ def test_a_list_that_cannot_be_read_counts_as_new(scan: Scan, ledger: Path) -> N
 def test_a_ledger_and_runs_by_any_way_of_writing_their_paths_are_the_same(
     scan: Scan, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A ledger given as `../ledger` in two folders was another one, so nothing of its lists could be read."""
     scan(["a", "b"])
     scan(["b", "c"])
     (tmp_path / "w" / "v").mkdir(parents=True)

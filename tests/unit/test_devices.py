@@ -74,7 +74,6 @@ def test_deterministic_runs_are_held_to_one_model_of_gpu(stages: Stages) -> None
 
 @pytest.fixture
 def as_before() -> Iterator[None]:
-    """What a test sets of torch and the environment is undone."""
     environment, cudnn = dict(os.environ), torch.backends.cuda.cudnn_sdp_enabled()
     yield
     torch.use_deterministic_algorithms(False)

@@ -18,7 +18,6 @@ OFFICIAL = re.compile(r"python:3\.\d+-slim-\w+( AS \w+)?")
 
 
 def instructions(name: str) -> list[str]:
-    """The arguments of all instructions of a name, in order."""
     bare = re.sub(r"^\s*#.*\n", "", TEXT, flags=re.MULTILINE)
     lines = re.sub(r"\\\n\s*", "", bare).splitlines()
     return [line.partition(" ")[2] for line in lines if line.startswith(f"{name} ")]

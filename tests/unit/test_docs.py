@@ -55,7 +55,6 @@ def names_of(section: type[BaseModel]) -> set[str]:
 
 
 def merged(whole: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """A part put into a whole."""
     settings = dict(whole)
     for key, value in part.items():
         both = isinstance(value, dict) and isinstance(whole.get(key), dict) and key not in REPLACED
@@ -226,7 +225,6 @@ def test_the_methods_page_refers_to_its_own_sections() -> None:
 
 
 def test_the_tests_that_the_methods_page_names_exist() -> None:
-    """`..::` stands for the file that is named in the row above it."""
     file, named = "", 0
     text = METHODS.read_text(encoding="utf-8")
     for path, test in re.findall(r"`((?:\w+/)*test_\w+\.py|\.\.)(?:::(test_\w+))?`", text):

@@ -62,7 +62,6 @@ def test_the_threshold_found_by_counting_equals_sorting(
 
 
 def counted_passes(values: np.ndarray) -> int:
-    """The passes that find the threshold of sorting."""
     passes: list[int] = []
     found = by_counting(lambda: passes.append(1) or [values], TENTH)  # type: ignore[func-returns-value]
     assert found == by_sorting(values.tolist(), TENTH)

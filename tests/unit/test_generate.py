@@ -169,7 +169,6 @@ def test_a_draw_ends_at_eos_or_at_its_limit(llama):
 
 @contextmanager
 def shapes_of(model):
-    """The shapes of what the model reads, as it reads it."""
     shapes: list[torch.Size] = []
     hook = model.register_forward_pre_hook(
         lambda module, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True

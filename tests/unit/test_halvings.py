@@ -10,8 +10,6 @@ from pipeline.audit.halvings import LEAST_BLOCKS, Compared, auc_with_error, bloc
 
 
 class First:
-    """The first feature is the score."""
-
     def fit(self, features: np.ndarray, labels: np.ndarray) -> None:
         self.trained = features[:, 1]
 

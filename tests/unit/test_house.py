@@ -249,7 +249,6 @@ def sentences(node: ast.AST) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith(WITHOUT_SENTENCES) and m not in UNWORDED])
 def test_what_a_user_reads_of_an_answer_is_worded_in_the_report(module: str) -> None:
-    """The modules that compute hold numbers; `pipeline.report.wording` holds the sentences."""
     assert [f"line {line}: {text}" for line, text in sentences(MODULES[module])] == []
 
 
