@@ -53,10 +53,7 @@ def build_run(
     selections: tuple[dict[str, Any], ...] = ({},),
     drawn: Container[str] | None = None,
 ) -> Store:
-    """A run directory as the driver leaves it: real inputs, shards, receipts and decisions on simulated scores.
-
-    There is something to draw for the selections `drawn`, all by default: figures take their time.
-    """
+    """A run directory as the driver leaves it, on simulated scores, with figures to draw for the selections `drawn`."""
     texts = [f"{SECRET} number {row} " + "and more of it " * 40 for row in range(m)]
     texts[0], texts[1] = f"{SCRIPT} {SECRET}", f"{BIDI} {SECRET}"
     folder.mkdir(exist_ok=True)

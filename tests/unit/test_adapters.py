@@ -216,10 +216,8 @@ def adapters(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     opened = open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
     base = fingerprint_model(ModelConfig(path=str(tiny_model_folder)))
     for name, own in KINDS.items():
-        settings = {"method": name, "epochs": 2, "batch_size": 4, "learning_rate": 5e-2, "dtype": "float32", **own}
-        train(
-            opened.model, opened.tokenizer, SOME, FinetuneConfig(**settings), folder / name, TrainingOptions(base=base)
-        )
+        config = config_of(**{"method": name, "epochs": 2, "learning_rate": 5e-2, **own})
+        train(opened.model, opened.tokenizer, SOME, config, folder / name, TrainingOptions(base=base))
     return {name: folder / name for name in KINDS}
 
 

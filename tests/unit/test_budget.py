@@ -43,10 +43,7 @@ BATCH, LENGTH = 2, 64
 
 
 def fused(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **settings: Any) -> tuple[Any, None]:
-    """The attention that CUDA takes: it keeps its inputs, its output and a number a row.
-
-    In float32 each head needs keys of its own.
-    """
+    """The attention that CUDA takes: it keeps its inputs, in float32 with keys a head, its output, a number a row."""
     if query.dtype == torch.float32:
         key, value = (states.repeat_interleave(query.shape[1] // states.shape[1], 1) for states in (key, value))
     out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, is_causal=True)[0]

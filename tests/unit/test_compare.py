@@ -20,10 +20,7 @@ SEEN_BY_B = (np.arange(ITEMS) >= 15) & (np.arange(ITEMS) < 35)
 
 @pytest.fixture(scope="module")
 def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Three runs over one corpus: `a` and `b` have seen other items; `c` audited fewer, one of them with another text.
-
-    An item is empty, so that it is in quarantine.
-    """
+    """Runs over one corpus: `a` and `b` have seen other items; `c` audited fewer, one of them with another text."""
     folder = tmp_path_factory.mktemp("compared")
     source = benchmark_run(tmp_path_factory.getbasetemp(), tiny_model_folder)
     others = [*(sentence(i) for i in range(39)), "Something else was written here."]

@@ -112,15 +112,6 @@ def test_globs_lists_and_urls_name_files(tmp_path: Path) -> None:
     assert documents[5].doc_id == "memory:///bucket/x.jsonl#5"
 
 
-def test_planning_reads_no_parquet_text(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"text": TEXTS * 50}), path, compression="none", use_dictionary=False)
-    data = bytearray(path.read_bytes())
-    data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)  # the texts are gone; the footer stands
-    path.write_bytes(bytes(data))
-    assert sum(s.stop - s.start for s in shards_of(str(path)) if s.stop) == len(TEXTS) * 50
-
-
 def test_a_wrong_column_names_the_columns(every_format: dict[str, str]) -> None:
     for name in ("a.jsonl", "b.jsonl.gz", "d.csv", "e.parquet", "g"):
         text = refusal(every_format[name], text="txt")

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
+from commands import user_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.compare.finished_runs import JoinedRuns, refuse_different
-from pipeline.errors import UserError
 from pipeline.report.contents import common_folder
 from pipeline.store import pieces
 
@@ -81,12 +81,11 @@ def test_few_of_the_joined_rows_stand_in_memory(monkeypatch: pytest.MonkeyPatch)
 
 def test_runs_of_different_documents_are_refused_with_the_number_that_they_share() -> None:
     counts = joined([[("a", 1), ("b", 1), ("c", 1)], [("a", 1), ("b", 2)]]).count()
-    with pytest.raises(UserError, match=r"audited 3 and 2 documents and share 1; 1 more have the same id and another"):
-        refuse_different(counts, False)
+    part = "audited 3 and 2 documents and share 1; 1 more have the same id and another"
+    assert part in user_error(refuse_different, counts, False)
     refuse_different(counts, True)
-    none = joined([[("a", 1)], [("b", 1)]]).count()
-    with pytest.raises(UserError, match="share 0: nothing can be compared; give both corpora an id column"):
-        refuse_different(none, True)
+    part = "share 0: nothing can be compared; give both corpora an id column"
+    assert part in user_error(refuse_different, joined([[("a", 1)], [("b", 1)]]).count(), True)
 
 
 @pytest.mark.parametrize(

@@ -72,18 +72,6 @@ def test_the_filter_found_by_counting_equals_the_definition(
         assert run_passes(find_threshold(q * draws), lambda: [np.ones(least - 1)]).n_selected == 0
 
 
-def test_a_filter_whose_ratio_hovers_at_q_takes_more_passes_and_is_right() -> None:
-    rng = np.random.default_rng(1)
-    size = np.exp(rng.uniform(-4, 4, 20_000))
-    w = size * np.where(rng.random(size.size) < 1 / 6, -1, 1)  # one negative to five positives: the ratio is q
-    for q in (Fraction(19, 100), FIFTH, Fraction(21, 100)):
-        order = np.argsort(-size)
-        ahead, behind = np.cumsum(w[order] > 0), np.cumsum(w[order] < 0)
-        hold = np.flatnonzero((1 + behind) * q.denominator <= q.numerator * np.maximum(1, ahead))
-        found = run_passes(find_threshold(q), lambda: (w[i::7] for i in range(7)))
-        assert found.n_selected == (ahead[hold[-1]] if hold.size else 0)
-
-
 def test_symmetric_signs_pass_and_skewed_ones_fail_in_a_sentence() -> None:
     rng = np.random.default_rng(2)
     fair = sign_symmetry(rng.normal(size=1000))
