@@ -29,11 +29,6 @@ from pipeline.export.place import MARKER_FILE, UNFINISHED_FILE
 from pipeline.export.request import form_of
 from pipeline.store.files import Store
 
-MANY = [
-    {"name": name, "direction": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.25}
-    for name in ("members", "strict")
-]
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -167,7 +162,7 @@ def test_options_that_do_not_go_together_and_unknown_selections_are_refused(fini
     with pytest.raises(UserError, match="--list and --samples exclude one another"):
         form_of({"list": True, "samples": True, "huggingface": False})
     assert not (tmp_path / "o").exists()
-    run = make(tmp_path, selections=MANY)
+    run = make(tmp_path, selections=[{"name": name, "detectors": ["loss"]} for name in ("members", "strict")])
     assert "has several selections, say which: --selection members, strict" in refusal(run, tmp_path / "out")
     message = refusal(run, tmp_path / "out", selection="member")
     assert "no selection 'member' in " in message

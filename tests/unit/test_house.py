@@ -97,10 +97,8 @@ SHORT = {
 WITHOUT_SENTENCES = ("pipeline.audit", "pipeline.compare", "pipeline.export", "pipeline.series", "pipeline.trial")
 """Packages whose sentences `pipeline.report.wording` holds."""
 
-UNWORDED = {
-    "pipeline.trial.starter",  # comments of a configuration that `seenset init` writes
-}
-"""Modules of these packages that still hold sentences; a module that leaves this set never returns to it."""
+UNWORDED = {"pipeline.trial.starter"}
+"""Still holds sentences: comments of a configuration that `seenset init` writes. No other module may."""
 
 FEWEST_WORDS = 4
 NO_SENTENCES = r"(Error|Field|Option|Argument|\bread_record)$"
