@@ -76,18 +76,15 @@ def random_counts(rng: np.random.Generator, n: int, nulls: int, members: int) ->
     return RankCounts(own + np.bincount(places, minlength=n + 1)), own
 
 
-def largest_consistent(counts: RankCounts, envelope: Envelope) -> int:
-    above = counts.m - np.cumsum(counts.counts)[envelope.levels - 1]
-    return max(k for k in range(counts.m + 1) if (k <= envelope.most(k) + above).all())
-
-
 def test_the_number_of_nulls_is_the_largest_that_a_scan_finds_consistent() -> None:
     rng = np.random.default_rng(0)
     for _ in range(12):
         n, nulls, members = (int(rng.integers(1, most)) for most in (40, 100, 100))
         counts, _ = random_counts(rng, n, nulls, members)
         envelope = Envelope.of(n, counts.m, SURE)
-        assert bounds_of_lists(counts, SURE).nulls == largest_consistent(counts, envelope)
+        above = counts.m - np.cumsum(counts.counts)[envelope.levels - 1]
+        consistent = [k for k in range(counts.m + 1) if (k <= envelope.most(k) + above).all()]
+        assert bounds_of_lists(counts, SURE).nulls == max(consistent)
 
 
 def test_where_the_nulls_keep_within_the_envelope_every_bound_is_true() -> None:

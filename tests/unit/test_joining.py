@@ -35,14 +35,6 @@ def joined(runs: Sequence[Sequence[tuple[str, int]]], chunk: int = 7) -> JoinedR
 documents = st.lists(st.tuples(st.sampled_from("abcdefg"), st.integers(0, 2)), max_size=12)
 
 
-def of_id(documents: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """The key of each id: that of the row that was scored."""
-    keys: dict[str, int] = {}
-    for name, key in documents:
-        keys[name] = max(keys.get(name, 0), key)
-    return keys
-
-
 @settings(max_examples=80)
 @given(st.lists(documents, min_size=2, max_size=3), st.sampled_from([3, pieces.ROWS]))
 def test_runs_share_the_documents_whose_id_and_text_are_the_same(
@@ -52,7 +44,7 @@ def test_runs_share_the_documents_whose_id_and_text_are_the_same(
     # of an id, a run scores one row at most: the others repeat it
     runs = [[(name, key) for i, (name, key) in enumerate(run) if not key or (name, 1) not in run[:i]] for run in runs]
     runs = [[(n, k) for i, (n, k) in enumerate(run) if not k or n not in {m for m, o in run[:i] if o}] for run in runs]
-    keys = [of_id(run) for run in runs]
+    keys = [dict(sorted(run, key=lambda row: row[1])) for run in runs]  # of each id that of the row that was scored
     common = set.intersection(*map(set, keys))
     shared = {name for name in common if len({one[name] for one in keys if one[name]}) <= 1}
     with pytest.MonkeyPatch.context() as patch:
