@@ -29,11 +29,11 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.keys import excerpt_of
 from pipeline.selection.conformal import RankCounts, calibrate, ranks
+from pipeline.selection.guarantees import StrictAnswer
 from pipeline.selection.passes import PLAIN
 from pipeline.selection.procedures import Decision
 from pipeline.selection.procedures.estimating import strict
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.promises import StrictAnswer
 from pipeline.selection.step_up import minimum_selectable
 from pipeline.store.files import Store
 from pipeline.store.receipts import FileRecord, Receipt, write_filed, write_receipt

@@ -22,16 +22,16 @@ from pipeline.audit.manifest import AdapterRecord, GradientRecord, read_run
 from pipeline.audit.selected import ScoreHistogram
 from pipeline.audit.status import Counts, StatusFile
 from pipeline.audit.summary import BlindDiagnostic, SymmetryDiagnostic
-from pipeline.audit.top_documents import DocumentEvidence
+from pipeline.audit.top_documents import TokenAttributions
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.training import FinetuneConfig
-from pipeline.errors import UserError, visible
+from pipeline.errors import visible
 from pipeline.report.contents import Folders, Report
 from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import _slope, draw_figures
-from pipeline.report.page import MAX_ROWS, Listing, _tokens, even_shares, read_listings, write_report
+from pipeline.report.page import Listing, _tokens, even_shares, read_listings, write_report
 from pipeline.report.templates import page_script
-from pipeline.selection.promises import StrictAnswer
+from pipeline.selection.guarantees import StrictAnswer
 from pipeline.store.files import Store
 
 
@@ -98,12 +98,7 @@ def reported(run: Store) -> tuple[Page, Report]:
     return report(run)
 
 
-# --- how certain it sounds
-
-
-def test_a_finite_sample_answer_names_the_average_its_assumption_and_its_limits(
-    reported: tuple[Page, Report],
-) -> None:
+def test_a_finite_sample_answer_names_the_average_its_assumption_and_limits(reported: tuple[Page, Report]) -> None:
     page, facts = reported
     (selection,), text = facts.selections, page.text
     summary, sentence = selection.summary, selection.answer.sentence
@@ -132,21 +127,17 @@ def test_a_finite_sample_answer_names_the_average_its_assumption_and_its_limits(
     assert (facts.limit, "sample:" in text) == (None, False)
 
 
-def test_an_asymptotic_answer_says_that_it_is_not_guaranteed_and_shows_the_strict_one(tmp_path: Path) -> None:
-    store = build_run(tmp_path, selections=({"procedure": "ptdi"},), drawn=())
-    page, facts = report(store)
-    sentence = facts.selections[0].answer.sentence
-    assert "approximately at most 10% for large samples" in sentence
-    assert "not guaranteed at this size" in sentence
+def test_an_asymptotic_answer_and_one_without_a_proof_claim_no_guarantee_and_show_the_strict_one(
+    tmp_path: Path,
+) -> None:
+    selections = ({"procedure": "ptdi"}, {"procedure": "kernel", "name": "kernel"})
+    page, facts = report(build_run(tmp_path, selections=selections, drawn=()))
+    approximate, answer = (selection.answer for selection in facts.selections)
+    assert "approximately at most 10% for large samples; this is not guaranteed at this size" in approximate.sentence
     safe = facts.selections[0].summary.strict.n_selected
-    assert f"The procedure with a finite-sample guarantee (storey) selects {safe} of 240." in sentence
+    assert f"The procedure with a finite-sample guarantee (storey) selects {safe} of 240." in approximate.sentence
     assert "approximately at most 10% for large samples; this is not guaranteed at this size" in page.text
     assert f"{safe} selected by storey (finite-sample)" in page.text
-
-
-def test_without_a_proved_guarantee_none_is_claimed(tmp_path: Path) -> None:
-    page, facts = report(build_run(tmp_path, selections=({"procedure": "kernel"},), drawn=()))
-    answer = facts.selections[0].answer
     assert "No guarantee is proved for this procedure (kernel)" in answer.sentence
     assert "is at most" not in answer.sentence
     assert "by a procedure for which no guarantee is proved." in answer.headline
@@ -168,8 +159,7 @@ def test_the_clean_direction_turns_both_the_finding_and_the_error_round(tmp_path
 
 
 def test_nothing_selected_is_not_an_acquittal(tmp_path: Path) -> None:
-    store = build_run(tmp_path, members=0.0)
-    page, facts = report(store)
+    page, facts = report(build_run(tmp_path, members=0.0))
     assert facts.selections[0].summary.n_selected == 0
     assert "Of 240 audited documents, none was selected as part of the training data" in page.text
     assert "This is not evidence that the model was not trained on them" in page.text
@@ -178,13 +168,19 @@ def test_nothing_selected_is_not_an_acquittal(tmp_path: Path) -> None:
     assert "Here no point is." in page.text
 
 
-def test_a_knockoff_filter_that_selects_nothing_says_how_few_it_could_have(tmp_path: Path) -> None:
+def test_a_knockoff_filter_says_how_few_it_could_select_and_its_signs_say_nothing_against_ranks(tmp_path: Path) -> None:
     store = build_run(tmp_path, members=0.0, drawn=())
     for alpha, fewest in ((0.1, "10 documents."), (0.001, "1,000 documents and only 240 are audited")):
         amend(store, "members", procedure="ktd", alpha=alpha, guarantee="heuristic")
         text = report(store)[0].text
         assert f"The shortest possible list of the knockoff filter has {fewest}" in text
         assert "for calibration the shortest possible list" not in text
+    amend_checks(store, sign_symmetry=SymmetryDiagnostic(ok=False, sentence="The signs are skewed.", p_value=0.001))
+    strict = StrictAnswer("bh on ranks of W", 7, 0.01, "finite-sample")
+    amend(store, "members", n_selected=9, supported=False, reasons=["Skewed."], strict=strict)
+    terms = report(store)[1].selections[0].answer.terms
+    assert "Nothing is guaranteed for this selection" in terms
+    assert "(bh on ranks of W) selects 7 of 240" in terms
 
 
 @pytest.mark.parametrize(("procedure", "least"), [("bh", "9"), ("by", "60")])
@@ -206,7 +202,7 @@ def test_too_few_calibration_documents_are_named_as_the_reason(tmp_path: Path, p
 
 
 @pytest.mark.parametrize("procedure", ["storey", "kernel"])
-def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_promises(tmp_path: Path, procedure: str) -> None:
+def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_guarantees(tmp_path: Path, procedure: str) -> None:
     store = build_run(tmp_path, selections=({"procedure": procedure},), drawn=())
     sentence = "Calibration and audited documents differ in more than membership (AUC 0.91)."
     amend_checks(store, blind=BlindDiagnostic(ok=False, sentence=sentence))
@@ -221,62 +217,32 @@ def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_promises(tmp_p
     assert answer.sentence.startswith("Contradicted: their words alone tell the audited from")
     assert above.index("Do not act on this answer.") < above.index("Selection “members”") < above.index("Of 240")
     assert above.index("Contradicted: their words alone") < above.index("Of 240 audited documents")
-    assert "if this holds" not in above, "the terms of a promise that is void are not held out"
+    assert "if this holds" not in above, "the terms of a guarantee that is void are not held out"
     assert "guarantee (storey) selects" not in answer.sentence, "the strict answer is no way round"
     assert ("strict answer beside it (storey) either" in answer.terms) == (procedure != "storey")
     assert ("finite-sample, but contradicted here" in rest) == (procedure == "storey")
     assert "Do not act on this list: a check contradicts the selection" in rest.split("Selected documents")[1]
-    assert "Nothing is promised of this selection" in answer.terms
+    assert "Nothing is guaranteed for this selection" in answer.terms
     assert "✓ passed Overlap between roles. No calibration document is also audited." in rest
 
 
-def test_signs_that_are_no_fair_coins_say_nothing_against_the_ranks_beside_them(tmp_path: Path) -> None:
-    store = build_run(tmp_path, drawn=())
-    amend_checks(store, sign_symmetry=SymmetryDiagnostic(ok=False, sentence="The signs are skewed.", p_value=0.001))
-    strict = StrictAnswer("bh on ranks of W", 7, 0.01, "finite-sample")
-    amend(store, "members", procedure="ktd", supported=False, reasons=["Skewed."], strict=strict)
-    terms = report(store)[1].selections[0].answer.terms
-    assert "Nothing is promised of this selection" in terms
-    assert "(bh on ranks of W) selects 7 of 240" in terms
-
-
-def test_several_selections_have_no_common_guarantee(tmp_path: Path) -> None:
-    store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}), drawn=())
+def test_several_selections_have_no_common_guarantee_and_those_that_were_not_made_are_named(tmp_path: Path) -> None:
+    store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}))
     page, facts = report(store)
     assert [entry.summary.name for entry in facts.selections] == ["members", "wide"]
     assert "None covers all of them together" in page.text
     assert "is at most 30%, if this holds" in page.text
-
-
-# --- what the run is
-
-
-def test_a_sample_says_so_first_and_in_the_answer(tmp_path: Path) -> None:
-    page, facts = report(build_run(tmp_path, limit=240, drawn=()))
-    assert facts.limit == 240
-    assert "This is a sample: only the first 240 documents of each role were read." in page.text.split("1. The ans")[0]
-    assert "(a sample: the first 240 of each role, not the whole corpus)" in facts.selections[0].answer.sentence
-
-
-def test_selections_that_were_not_made_are_named_and_scores_alone_are_no_answer(tmp_path: Path) -> None:
-    store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}))
     store.remove_folder("selection/wide")
     StatusFile(store, Counts(2)).write("incomplete", 3)
-    assert "Asked for and not made yet: wide." in report(store)[0].text
+    assert "Configured but not made yet: wide." in report(store)[0].text
     store.remove_folder("selection")
     page, facts = report(store)
-    assert "No selection has been made." in page.text
+    assert "No selection has been made." in page.text, "scores alone are no answer"
     assert facts.selections == []
     assert store.names("report/figures") == []
 
 
-def test_a_selection_from_other_scores_is_called_out(tmp_path: Path) -> None:
-    store = build_run(tmp_path, drawn=())
-    amend(store, "members", n_audit=999)
-    assert "counts 999 audited documents, and the run holds 240" in report(store)[0].text
-
-
-def test_what_was_fine_tuned_on_and_what_was_changed_in_the_texts_is_told(tmp_path: Path) -> None:
+def test_what_was_fine_tuned_on_changed_in_the_texts_or_left_out_of_gradient_norms_is_told(tmp_path: Path) -> None:
     store = build_run(tmp_path, drawn=())
     training, few = FinetuneConfig(method="lora", epochs=3), ["0a1b2c3d"] * 30
     adapter = AdapterRecord(folder="adapters/0", training=training, train_on=["unseen", "seen"], documents=few)
@@ -287,10 +253,6 @@ def test_what_was_fine_tuned_on_and_what_was_changed_in_the_texts_is_told(tmp_pa
     assert b"0a1b2c3d" not in store.read("report/report.json"), "hashes of documents stay in the manifest"
     assert "The year 2020 stands in the place of every year in every text, before any use." in text
     assert "lora, 3 epochs on 30 documents of unseen and seen, which do not calibrate" in text
-
-
-def test_gradient_norms_of_a_quantised_model_say_what_they_leave_out(tmp_path: Path) -> None:
-    store = build_run(tmp_path, drawn=())
     gradient = GradientRecord(method="batched", reason="", uncovered=[], differentiable=62, quantised=210)
     amend_manifest(store, gradient=gradient)
     top, _ = report(store)[0].text.split("1. The answer")
@@ -299,8 +261,14 @@ def test_gradient_norms_of_a_quantised_model_say_what_they_leave_out(tmp_path: P
     assert "quantised" not in report(store)[0].text
 
 
-def test_an_incomplete_run_says_so(tmp_path: Path) -> None:
-    store = build_run(tmp_path, drawn=())
+def test_a_sample_an_incomplete_run_and_a_selection_from_other_scores_say_so(tmp_path: Path) -> None:
+    store = build_run(tmp_path, limit=240, drawn=())
+    page, facts = report(store)
+    assert facts.limit == 240
+    assert "This is a sample: only the first 240 documents of each role were read." in page.text.split("1. The ans")[0]
+    assert "(a sample: the first 240 of each role, not the whole corpus)" in facts.selections[0].answer.sentence
+    amend(store, "members", n_audit=999)
+    assert "counts 999 audited documents, and the run holds 240" in report(store)[0].text
     StatusFile(store, Counts(2)).write("incomplete", 3)
     store.remove("receipts/score/unseen-000000.json")
     text = report(store)[0].text.split("1. The answer")[0]
@@ -335,10 +303,7 @@ def test_an_id_that_repeats_across_shards_is_quarantined_and_not_scored(tmp_path
     assert (audited.n_in, audited.n_scored, audited.n_quarantined) == (240, 235, 5)
 
 
-# --- what it never contains
-
-
-def test_a_hostile_text_is_shown_and_not_run(reported: tuple[Page, Report]) -> None:
+def test_a_hostile_text_is_shown_and_not_run_and_hides_nothing(run: Store, reported: tuple[Page, Report]) -> None:
     page, facts = reported
     assert str(facts.selections[0].selected[0].excerpt).startswith(SCRIPT)
     assert SCRIPT in page.text
@@ -347,10 +312,6 @@ def test_a_hostile_text_is_shown_and_not_run(reported: tuple[Page, Report]) -> N
     assert [attrs["type"] for attrs in scripts] == ["text/plain", "text/plain", "module"]
     assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
     assert len([tag for tag, _ in page.tags if tag == "img"]) == 3
-
-
-@pytest.mark.usefixtures("reported")
-def test_nothing_hides_in_a_text(run: Store) -> None:
     source = run.read("report/report.html").decode()
     assert "safe⟨U+202E⟩txt.exe⟨U+0000⟩end" in source
     assert not re.search("[\u202a-\u202e\u2066-\u2069\u200b\ufeff\x00-\x08\x0b-\x1f\x7f-\x9f]", source)
@@ -407,9 +368,6 @@ def test_excerpts_are_short_and_one_that_is_missing_says_so(reported: tuple[Page
     assert "text not available" in page.text
 
 
-# --- files
-
-
 def test_figures_are_files_and_in_the_page_and_stale_ones_go(tmp_path: Path) -> None:
     store = build_run(tmp_path)
     for old in ("old-scores.svg", "members-scores.png"):
@@ -450,12 +408,9 @@ def test_the_drawn_threshold_is_where_the_curve_last_meets_the_line(tmp_path: Pa
     assert p[np.cumsum(every) >= slope * p * (1 - 1e-12)].max() == selection.summary.threshold
 
 
-# --- the table of the selected documents
-
-
 HOME = Folders(("/home/somebody/",))
 NEAR = [("/home/somebody/unseen.jsonl#4", -2.25)]
-EVIDENCE = DocumentEvidence(
+EVIDENCE = TokenAttributions(
     text="One\u202etwo",
     pieces=["One", "\u202etwo"],
     values=[None, -3.14159],
@@ -468,9 +423,9 @@ EVIDENCE = DocumentEvidence(
 )
 
 
-def with_selected(folder: Path, table: pa.Table, **arguments: Any) -> Store:
+def with_selected(folder: Path, table: pa.Table) -> Store:
     """A run whose first selection selected the documents of a table, and has nothing to draw."""
-    store = build_run(folder, drawn=(), **arguments)
+    store = build_run(folder, drawn=())
     store.write_table("selection/members/selected.parquet", table)
     amend(store, "members", n_selected=len(table))
     return store
@@ -499,22 +454,10 @@ def listing_of(store: Store, room: int = 4_000_000, texts: bool = True) -> Listi
     return read_listings(store, run.selections, Folders.of(run.manifest.inputs), texts, room)["members"]
 
 
-def test_twenty_thousand_documents_fit_into_five_megabytes(tmp_path: Path) -> None:
-    store = with_selected(tmp_path, many(MAX_ROWS + 1_000))
-    write_report(store)
-    page = store.read("report/report.html")
-    assert len(page) < 5_000_000
-    assert "The top 20,000 of 21,000, smallest p-value first" in page.decode()
-    assert 'href="../selection/members/selected.parquet"' in page.decode()
-    chunks = unpacked(page.decode().split('id="rows-members">')[1].split("<")[0])
-    assert sum(len(chunk["p"]) for chunk in chunks) == MAX_ROWS
-    assert chunks[0]["text"][0] == many(1)["excerpt"][0].as_py()
-
-
 def test_what_there_is_no_room_for_is_left_out_from_the_end(tmp_path: Path) -> None:
     store = with_selected(tmp_path, many(3_000))
     listing = listing_of(store, room=150_000)
-    assert len(listing.rows) + len(listing.evidence) <= 150_000
+    assert len(listing.rows) + len(listing.attributions) <= 150_000
     assert 500 <= listing.n_rows < 3_000
     chunks = unpacked(listing.rows)
     assert [p for chunk in chunks for p in chunk["p"]] == sorted(p for chunk in chunks for p in chunk["p"])
@@ -528,37 +471,25 @@ def test_small_selections_are_whole_and_large_ones_share_the_rest() -> None:
     assert even_shares([], 20_000) == []
 
 
-def test_an_id_that_only_says_the_place_is_told_by_the_place(tmp_path: Path) -> None:
-    table = many(2, doc_id=["/data/audit.jsonl#0", "mine"], source=["/data/audit.jsonl"] * 2)
-    (chunk,) = unpacked(listing_of(with_selected(tmp_path, table)).rows)
-    assert chunk["ids"] == [None, "mine"]
-    assert chunk["source"] == [0, 0]
-
-
-def test_scores_that_json_cannot_hold_are_none_and_texts_are_there_only_where_they_are_wanted(tmp_path: Path) -> None:
-    store = with_selected(tmp_path, many(3, score_0=[np.nan, np.inf, 0.123456789]))
-    (chunk,) = unpacked(listing_of(store).rows)
-    assert chunk["scores"]["score_0"] == [None, None, 0.123457]
-    assert "text" in chunk
-    assert "text" not in unpacked(listing_of(store, texts=False).rows)[0]
-
-
-def test_markup_and_hidden_characters_are_data(tmp_path: Path) -> None:
-    store = with_selected(tmp_path, many(2, doc_id=[SCRIPT, "a\u202eb"], excerpt=[SCRIPT, "c\u202ed"]))
+def test_markup_hidden_characters_places_and_odd_scores_are_data_and_a_damaged_list_is_named(tmp_path: Path) -> None:
+    ids = ["/data/audit.jsonl#0", SCRIPT, "a\u202eb"]
+    odd = {"score_0": [np.nan, np.inf, 0.123456789], "excerpt": ["one", SCRIPT, "c\u202ed"]}
+    store = with_selected(tmp_path, many(3, doc_id=ids, source=["/data/audit.jsonl"] * 3, **odd))
     write_report(store)
     page = store.read("report/report.html").decode()
-    chunk = unpacked(page.split('id="rows-members">')[1].split("<")[0])[0]
-    assert (chunk["ids"], chunk["text"]) == ([SCRIPT, "a⟨U+202E⟩b"], [SCRIPT, "c⟨U+202E⟩d"])
     assert "<script>alert" not in page
-
-
-def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    store = with_selected(tmp_path, many(2))
+    assert 'href="../selection/members/selected.parquet"' in page
+    (chunk,) = unpacked(page.split('id="rows-members">')[1].split("<")[0])
+    assert chunk["ids"] == [None, SCRIPT, "a⟨U+202E⟩b"], "an id that only says the place is told by the place"
+    assert (chunk["source"], chunk["text"]) == ([0, 0, 0], ["one", SCRIPT, "c⟨U+202E⟩d"])
+    assert chunk["scores"]["score_0"] == [None, None, 0.123457]
+    assert "text" not in unpacked(listing_of(store, texts=False).rows)[0]
     run = read_facts(store)
     store.write("selection/members/selected.parquet", b"PAR1 and no more PAR1")
     assert "selection/members/selected.parquet is damaged" in user_error(read_facts, store)
-    with pytest.raises(UserError, match=r"cannot read .*selection/members/selected\.parquet"):
-        read_listings(store, run.selections, Folders(()), True, 1_000_000)
+    error = user_error(read_listings, store, run.selections, Folders(()), True, 1_000_000)
+    assert error.startswith("cannot read ")
+    assert "selection/members/selected.parquet" in error
 
 
 def test_tokens_go_with_their_values_where_texts_are_wanted_and_ids_are_relative() -> None:

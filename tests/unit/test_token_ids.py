@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,16 @@ import pytest
 import torch
 import yaml
 from commands import ended
-from made_up import write_corpus
+from finished import rows as rows_scored
+from made_up import write_corpus, write_rows
 from pydantic import TypeAdapter, ValidationError
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import allocate
-from pipeline.audit.description import build_config, load_config
+from pipeline.audit.description import build_config
+from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import make_plan
 from pipeline.audit.summary import read_summary
 from pipeline.config.corpus import SourceConfig, TrainingSource
@@ -32,9 +33,7 @@ from pipeline.errors import UserError
 from pipeline.stages.prefixes import given_ids
 from pipeline.stages.registry import check_stages
 from pipeline.store.files import Store
-from pipeline.store.receipts import read_receipts
 
-Rows = dict[str, list[Any]]
 ROLES = ("audit", "unseen", "seen")
 DETECTORS: list[Any] = [
     "loss", "zlib", "min_k", "min_k_plus_plus", "gradient_norm", "camia", "ez", "wbc", "reference",
@@ -81,12 +80,6 @@ def run(folder: Path, name: str, given: Mapping[str, Any]) -> Store:
     return Store(str(folder / name))
 
 
-def rows_of(store: Store, kind: str = "data") -> Rows:
-    files = [name for one in read_receipts(store, "score") if (name := getattr(one, kind))]
-    rows = [row for name in files for row in store.read_table(name).to_pylist()]
-    return {row["doc_id"]: row for row in rows}
-
-
 def test_token_ids_give_the_scores_of_their_texts_to_the_byte(folder: Path, tiny_model_folder: Path) -> None:
     stores = {}
     for column in ("text", "tokens"):
@@ -95,7 +88,7 @@ def test_token_ids_give_the_scores_of_their_texts_to_the_byte(folder: Path, tiny
         given = settings(tiny_model_folder, sources, detectors=DETECTORS, overlap="drop")
         given["reference_model"] = {"path": str(folder / "other"), "dtype": "float32"}
         stores[column] = run(folder, column, given)
-    texts, ids = (rows_of(store) for store in stores.values())
+    texts, ids = (rows_scored(store.root) for store in stores.values())
     same = [name for name in texts["audit0"] if name not in ("text_key", "sketch")]
     assert {name: [row[name] for row in ids.values()] for name in same} == {
         name: [row[name] for row in texts.values()] for name in same
@@ -140,12 +133,12 @@ def test_bad_ids_send_a_document_to_quarantine_and_equal_ids_are_found(tmp_path:
     sources = write_corpus(tmp_path, of, tokens="ids")
     changed = {"error_budget": 0.5, "detectors": ["loss", "zlib"], "overlap": "drop"}
     store = run(tmp_path, "run", settings(tiny_model_folder, sources, **changed))
-    refused = rows_of(store, "quarantine")
+    refused = {row["doc_id"]: row for row in pq.read_table(f"{store.root}/quarantine").to_pylist()}
     assert len(refused) == len(BAD)
     for number, (_, reason, message) in enumerate(BAD):
         row = refused[f"bad{number}"]
         assert (row["reason"], row["message"][: len(message)]) == (reason, message)
-    assert len(rows_of(store)) == 60
+    assert len(rows_scored(store.root)) == 60
     summary = read_summary(store, "bh")
     assert (summary.n_calibration, summary.n_quarantined) == (19, len(BAD))  # the same ids are the same document
 
@@ -166,13 +159,10 @@ def test_a_known_document_with_an_unknown_id_is_neither_shown_nor_counted(
         row["ids"][5] = 10**9
     sources = write_corpus(tmp_path, rows, tokens="ids")
     argument = "documents" if detector == "dc_pdd" else "shots"
-    given = settings(tiny_model_folder, sources, run=str(tmp_path / "run"), error_budget=1, selections=[])
+    given = settings(tiny_model_folder, sources, error_budget=1, selections=[])
     store = run(tmp_path, "run", {**given, "detectors": [{detector: {argument: 4}}]})
-    assert len(rows_of(store, "quarantine")) == 14
-    (tmp_path / "more.yaml").write_text(
-        yaml.safe_dump({**given, "run": str(tmp_path / "more"), "detectors": [{detector: {argument: 5}}]})
-    )
-    config = load_config(str(tmp_path / "more.yaml"))
+    assert len(pq.read_table(f"{store.root}/quarantine")) == 14
+    config = build_config({**given, "run": str(tmp_path / "more"), "detectors": [{detector: {argument: 5}}]})
     with pytest.raises(UserError, match=f"has 5 documents, 5 {argument} need 6"):
         allocate(config, make_plan(config).shards)
 
@@ -267,7 +257,7 @@ def test_nothing_is_trained_on_token_ids_and_the_manifest_reads_back() -> None:
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_plan_counts_the_ids_of_the_first_documents(
-    form: str, folder: Path, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    form: str, folder: Path, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     sources, expected = {}, 0
     for role in ROLES:
@@ -277,9 +267,8 @@ def test_plan_counts_the_ids_of_the_first_documents(
         if form == "parquet":
             pq.write_table(rows, path)
         else:
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()), encoding="utf-8")
+            write_rows(path, rows.to_pylist())
         sources[role] = {"path": str(path), "tokens": "input_ids"}
     described = {"run": str(tmp_path / "run"), **settings(tiny_model_folder, sources)}
-    (tmp_path / "audit.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
-    assert ended("plan", str(tmp_path / "audit.yaml"), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["estimated_tokens"] == pytest.approx(expected, rel=0.05)
+    facts = forecast(make_plan(build_config(described)), {"dtype": "float32"})
+    assert facts["estimated_tokens"] == pytest.approx(expected, rel=0.05)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from made_up import write_rows
 from test_trial import swept_rows, trial
 from test_weighted import texts
 
-from pipeline.corpus.near_copies import draw_families
+from pipeline.corpus.near_duplicates import draw_families
 from pipeline.errors import UserError
 from pipeline.report.wording.trial import verification
 from pipeline.selection.engine import Scores
@@ -26,14 +26,13 @@ PROCEDURES = ("bh", "storey")
 
 
 def shifted(folder: Path, lines: list[dict[str, Any]], **settings: Any) -> tuple[TrialConfig, list[Point]]:
-    path = folder / "documents.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = write_rows(folder / "documents.jsonl", lines)
     selections = [
         {"name": f"{name}{calibration[0]}", "detectors": ["loss"], "procedure": name, "calibration": calibration}
         for name in PROCEDURES
         for calibration in ("pooled", "weighted")
     ]
-    return build_trial(trial(documents={"path": str(path), "id": "id"}, selections=selections, **settings))
+    return build_trial(trial(documents={"path": path, "id": "id"}, selections=selections, **settings))
 
 
 def lines_of(count: int, **columns: Any) -> list[dict[str, Any]]:
@@ -131,8 +130,9 @@ def test_a_page_of_a_shifted_trial_does_not_say_that_documents_are_alike() -> No
     assert "they were made to differ" in shown
 
 
-def shifted_pool(tmp_path: Path) -> tuple[Pool, TrialConfig]:
-    """Untrained documents whose score falls with the share of topical words, by which the shift goes."""
+@pytest.mark.slow
+def test_a_shift_breaks_the_guarantee_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
+    """Of untrained documents whose score falls with the share of topical words, by which the shift goes."""
     rng, n = np.random.default_rng(3), 900
     topic = rng.random(n) < 0.5
     made = [texts(i, 1, 0.6 if topical else 0.1)[0] for i, topical in enumerate(topic)]
@@ -145,21 +145,10 @@ def shifted_pool(tmp_path: Path) -> tuple[Pool, TrialConfig]:
     documents = read_documents(config)
     trained = np.zeros(n, dtype=bool)
     trained[rng.permutation(n)[: n // 3]] = True
-    scores = Scores(
-        {"loss": rng.normal(size=n) - 1.2 * topic + 3.5 * trained},
-        rng.integers(-(2**62), 2**62, n),
-        pa.nulls(n, pa.string()),
-    )
-    places = {"topic": positions(config, documents, "topic")}
-    whole = Pool(
-        documents.ids, np.arange(n), trained, np.ones(n, dtype=bool), scores, {}, places, known_of_documents(made)
-    )
-    return whole, config
-
-
-@pytest.mark.slow
-def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
-    pool, config = shifted_pool(tmp_path)
+    loss = rng.normal(size=n) - 1.2 * topic + 3.5 * trained
+    scores = Scores({"loss": loss}, rng.integers(-(2**62), 2**62, n), pa.nulls(n, pa.string()))
+    places, everything = {"topic": positions(config, documents, "topic")}, np.ones(n, dtype=bool)
+    pool = Pool(documents.ids, np.arange(n), trained, everything, scores, {}, places, known_of_documents(made))
     repeats = measure(pool, config, 0)
     rows = {row["selection"]: row for row in selection_rows({}, config.selections, repeats)}
     assert rows["storeyp"]["fdr"] > 0.16

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from finished import rows as rows_scored
 from marked_runs import run_here, versions_audit
 
 from benchmarks.small_model import WORDS
@@ -18,14 +19,15 @@ from pipeline.models.load import open_model
 from pipeline.passes.forward import forward
 from pipeline.passes.shared import common_beginning, forward_of_versions, shares_beginnings
 from pipeline.passes.statistics import STATISTICS
-from pipeline.store.files import Store
-from pipeline.store.receipts import read_receipts
 from seenset import score
 
 
 @pytest.fixture(scope="module")
 def tiny(tiny_model_folder: Path) -> Any:
-    return open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
+    """Its predictions vary as those of a trained model: of near-uniform ones float32 rounds the variance either way."""
+    lm = open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
+    lm.model.get_output_embeddings().weight.mul_(20)
+    return lm
 
 
 def versions_of(rng: np.random.Generator, common: int, lengths: list[int]) -> list[list[int]]:
@@ -39,25 +41,10 @@ def test_statistics_are_those_of_versions_apart(tiny: Any) -> None:
     together = forward_of_versions(tiny, ids, frozenset(STATISTICS), 9)
     apart = forward(tiny, ids, frozenset(STATISTICS))
     assert torch.equal(together.mask, apart.mask)
-    for name in ("log_prob", "mean", "variance", "m_entropy"):
+    for name in ("log_prob", "mean", "variance", "m_entropy", "renyi"):
         torch.testing.assert_close(getattr(together, name), getattr(apart, name), atol=1e-4, rtol=0)
-    for order, values in apart.renyi.items():
-        torch.testing.assert_close(together.renyi[order], values, atol=1e-4, rtol=0)
-
-
-def test_min_k_plus_plus_agrees_where_predictions_vary_as_those_of_a_trained_model(tiny_model_folder: Path) -> None:
-    """Each token's standardised log-probability; of near-uniform predictions float32 rounds the variance either way."""
-    lm = open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
-    with torch.no_grad():
-        lm.model.get_output_embeddings().weight.mul_(20)
-    ids, needed = versions_of(np.random.default_rng(3), 30, [6, 4, 5, 3]), frozenset({"log_prob", "mean", "variance"})
-    assert shares_beginnings(lm)
-    each = [forward_of_versions(lm, ids, needed, 30), forward(lm, ids, needed)]
-    assert each[1].variance[each[1].mask].median() > 0.5
-    together, apart = ((one.log_prob - one.mean) / one.variance.sqrt() for one in each)
-    mask = each[1].mask
-    assert not torch.equal(together[mask], apart[mask])  # so that the beginning was shared
-    torch.testing.assert_close(together[mask], apart[mask], atol=1e-4, rtol=0)
+    standardised = [((one.log_prob - one.mean) / one.variance.sqrt())[one.mask] for one in (together, apart)]
+    torch.testing.assert_close(*standardised, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("k", [5, 20])
@@ -94,10 +81,8 @@ def scored(folder: Path, model: Path, rows: list[dict[str, Any]], name: str, **r
         "resources": {"cluster": "local", **resources},
     }
     assert run_here(folder, versions_audit(folder, model, source, **changed)) == 0
-    store = Store(str(folder / name))
-    tables = [store.read_table(one.data) for one in read_receipts(store, "score")]
-    held = {row["doc_id"]: row["versions"]["scores"] for table in tables for row in table.to_pylist()}
-    return [held[row["id"]] for row in rows]
+    held = rows_scored(folder / name)
+    return [held[row["id"]]["versions"]["scores"] for row in rows]
 
 
 def test_runs_give_the_scores_of_versions_apart_and_the_same_bytes_in_any_shards(
