@@ -287,3 +287,12 @@ def test_rows_are_counted_where_a_file_is_small_and_estimated_from_many_places_w
         assert not large.exact
         assert 0.9 * rows < large.rows < 1.1 * rows
         assert large.text_bytes > 3 * (tmp_path / f"0{suffix}").stat().st_size
+
+
+def test_planning_reads_no_parquet_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": TEXTS * 50}), path, compression="none", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)  # the texts are gone; the footer stands
+    path.write_bytes(bytes(data))
+    assert sum(s.stop - s.start for s in shards_of(str(path)) if s.stop) == len(TEXTS) * 50

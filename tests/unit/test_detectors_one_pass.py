@@ -2,13 +2,17 @@
 
 import math
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+import pyarrow as pa
 import pytest
 import torch
+from finished import score_run
 
 from benchmarks.small_model import WORDS
+from pipeline.audit.description import load_config
 from pipeline.config.audit import DetectorEntry
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import Evidence, plan_passes
@@ -17,6 +21,8 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import repeated, tokenize
 from pipeline.passes.forward import forward
+from pipeline.stages.registry import forward_passes
+from pipeline.store.receipts import read_receipts
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j * j) % len(WORDS)] for j in range(2 + 5 * i % 61)) for i in range(32)]
 ENTRIES: list[DetectorEntry] = [
@@ -128,3 +134,12 @@ def test_copies_stay_within_the_tokens_that_are_kept_and_the_beginning_is_marked
     assert repeated([1, 5, 6], 100, 1) == [1, 5, 6, 5, 6, 5, 6]
     assert repeated([5, 6, 7, 8], 7, None) == [5, 6] * 3
     assert repeated([1, 5, 6], 6, 1) == [1, 5, 5, 5]
+
+
+def test_a_worker_writes_the_columns_of_both_passes(make_audit: Callable[..., Path]) -> None:
+    detectors = ["loss", {"camia": {"signal": "mean", "of": ["first", "difference"]}}]
+    path = make_audit(TEXTS, detectors=detectors, selections=[], resources={"batch_tokens": 64})
+    plan, store = score_run(load_config(str(path)))
+    table = pa.concat_tables(store.read_table(receipt.data) for receipt in read_receipts(store, "score"))
+    assert table["camia(signal=mean, of=first)"].to_pylist() == pytest.approx(table["loss"].to_pylist(), abs=1e-4)
+    assert [forward_passes(entry) for entry in plan.passes()] == [1, 3]

@@ -182,8 +182,15 @@ def test_an_epoch_holds_every_text_once_in_batches_of_like_length() -> None:
     assert trainings.batches_of_an_epoch(lengths, 4, seed=1, epoch=1) != batches
 
 
-def test_a_pass_holds_no_more_tokens_than_allowed_with_their_padding_unless_one_document_does() -> None:
+def test_a_pass_holds_no_more_tokens_than_allowed_with_their_padding_unless_one_document_does(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     documents = [[0] * length for length in (3, 4, 5, 9, 30, 2)]
     runs = list(passes_of(documents, 12))
     assert [[len(document) for document in run] for run in runs] == [[3, 4], [5], [9], [30], [2]]
     assert list(passes_of(documents, None)) == list(passes_of(documents, 1000)) == [documents]
+    sizes: list[int] = []
+    model = build_model()
+    model.register_forward_pre_hook(lambda _, __, values: sizes.append(values["input_ids"].numel()), with_kwargs=True)
+    train(model, tokenizer, TEXTS, CONFIG.model_copy(update={"pass_tokens": 24}), tmp_path / "a")
+    assert 12 < max(sizes) <= 24

@@ -4,18 +4,23 @@ import copy
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from architectures import GPT2, LLAMA, OPT, SIZES, VOCABULARY, HalvedLogits
+from finished import score_run
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from pipeline.audit.description import load_config
+from pipeline.audit.forecast import forecast
 from pipeline.models.load import LanguageModel
 from pipeline.passes import gradient
 from pipeline.passes.gradient import coverage_of, gradient_norms
+from pipeline.store.receipts import read_receipts
 
 COVERED = {
     "llama": ("llama", LLAMA),
@@ -186,11 +191,13 @@ def test_a_model_without_any_gradient_fits_the_batched_pass():
 
 
 @pytest.mark.parametrize("kind", ["llama", "strange parameter"])
-def test_a_document_of_one_token_has_no_gradient(kind):
+def test_a_document_of_one_token_has_no_gradient_and_none_is_left_on_a_parameter(kind):
     lm = make(kind)
     assert gradient_norms(lm, [[3], [4, 5]]).isnan().tolist() == [True, False]
     assert gradient_norms(lm, [[3]]).isnan().all()
     assert gradient_norms(lm, []).shape == (0,)
+    assert all(p.grad is None and not p.requires_grad for p in lm.model.parameters())
+    assert not any(module._forward_hooks for module in lm.model.modules())
 
 
 @pytest.mark.parametrize("kind", ["llama, tied", "llama, biases", "gpt2", "neox", "opt"])
@@ -225,3 +232,12 @@ def test_quantised_weights_are_left_out_and_counted():
     assert (found.method, found.quantised) == ("batched", 6)
     assert found.differentiable == len(list(lm.model.parameters())) - 6
     close(gradient_norms(lm, ids), autograd(lm, ids))
+
+
+def test_a_run_with_nothing_but_gradient_norm_scores(make_audit: Callable[..., Path]) -> None:
+    plan, store = score_run(load_config(str(make_audit(detectors=["gradient_norm"], selections=[]))))
+    assert [(entry["kind"], entry["statistics"]) for entry in forecast(plan, {})["passes"]] == [("gradient", ["norm"])]
+    for receipt in read_receipts(store, "score"):
+        table = store.read_table(receipt.data).to_pylist()
+        assert len(table) == receipt.n_in
+        assert all(row["gradient_norm"] < 0 and row["n_tokens"] > 2 for row in table)

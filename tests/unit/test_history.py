@@ -116,6 +116,10 @@ def test_each_question_is_kept_with_its_settings_and_what_came_of_it(audit: Path
     assert question.settings["delta"] == 0.1, "every default stands there"
     assert (question.n_audit, question.n_selected, question.supported) == (60, again.n_selected, again.supported)
     assert first.questions[0].n_selected == answered.n_selected > 0
+    assert select(store, "selections=[]") == []
+    assert names_and_alphas(store)[3:] == [[]]
+    assert run_status(store.url).selections == []
+    assert store.names("selection") == ["history.jsonl"]
 
 
 def test_a_run_without_a_history_shows_the_selections_of_its_configuration(store: Store) -> None:

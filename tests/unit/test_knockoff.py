@@ -153,6 +153,7 @@ def test_the_spread_reads_all_scores_but_the_largest_whichever_is_the_texts() ->
     base = replace(length, function=lambda evidence: torch.tensor([scores[text] for text in evidence.texts]))
     for row in texts:
         evidence = Evidence(row[:1], {}, paraphrases=[[text] for text in row[1:]])
+        assert [evidence.of_draw(draw).texts for draw in (1, 2, 3)] == [[text] for text in row[1:]]
         assert knockoff_spread(evidence, base, 3).tolist() == [np.var([1.0, 2.0, 4.0], ddof=1)]
 
 
