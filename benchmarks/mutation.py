@@ -57,12 +57,25 @@ SWAPS: dict[type[ast.AST], tuple[str, str]] = {
 }
 """Operator -> how it is written, and what takes its place."""
 
+NUMBER = "a number"
+"""Any change of a number of the line."""
+
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "pipeline/stages/pictures.py",
         "PICTURE_WINDOW = Window(64, characters=16 << 20)",
-        "64 -> 65",
+        NUMBER,
     ): "pictures that are prepared at a time: descriptions depend on the shard alone",
+    (
+        "pipeline/stages/sample.py",
+        "ENDPOINT_WINDOW = Window(4096, 1 << 23)",
+        NUMBER,
+    ): "documents that are prepared at a time: continuations depend on the document alone",
+    (
+        "pipeline/passes/forward.py",
+        "padded = torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in ids])",
+        "0 -> 1",
+    ): "the token of positions that are masked",
     (
         "pipeline/selection/bounds.py",
         "if high - low <= PRECISION * high:",
@@ -81,7 +94,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "pipeline/stages/tokens.py",
         "self.window = Window(1024, characters=1 << 20)",
-        "1 -> 2",
+        NUMBER,
     ): "documents that are prepared at a time: the numbers of a document depend on it alone",
 }
 """(module, line, change) -> why no result can show the change."""
@@ -107,10 +120,12 @@ class Mutant:
     before: str
     after: str
 
-    def key(self) -> tuple[str, str, str]:
-        """What stays the same when lines are added elsewhere."""
-        text = (ROOT / self.path).read_text(encoding="utf-8").splitlines()[self.line - 1]
-        return self.path, text.strip(), f"{self.before} -> {self.after}"
+    @property
+    def equivalent(self) -> str | None:
+        """Why no result can show it; None where one can."""
+        text = (ROOT / self.path).read_text(encoding="utf-8").splitlines()[self.line - 1].strip()
+        change = EQUIVALENT.get((self.path, text, f"{self.before} -> {self.after}"))
+        return change or (EQUIVALENT.get((self.path, text, NUMBER)) if self.before[0].isdigit() else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +291,7 @@ def drawn(count: int, seed: int) -> tuple[list[Mutant], list[Mutant]]:
         taken: list[Mutant] = []
         for mutant in every:
             if len(taken) < -(-count // len(PACKAGES)):
-                (equivalent if mutant.key() in EQUIVALENT else taken).append(mutant)
+                (equivalent if mutant.equivalent else taken).append(mutant)
         chosen.append(taken)
     return [one for row in zip(*chosen, strict=True) for one in row][:count], equivalent
 
@@ -319,7 +334,7 @@ def main() -> None:
             place = f"{mutant.path}:{mutant.line} {mutant.before} -> {mutant.after}"
             print(f"{place}: {outcome.by if outcome.caught else 'survived'}", file=sys.stderr, flush=True)
     survivors = [asdict(outcome.mutant) for outcome in results if not outcome.caught]
-    reasons = [{**asdict(mutant), "reason": EQUIVALENT[mutant.key()]} for mutant in equivalent]
+    reasons = [{**asdict(mutant), "reason": mutant.equivalent} for mutant in equivalent]
     totals = {"mutants": len(results), "caught": len(results) - len(survivors)}
     print(json.dumps({**totals, "survivors": survivors, "equivalent": reasons}))
 

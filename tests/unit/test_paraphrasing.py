@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -218,8 +220,9 @@ def test_the_prompt_the_piece_and_its_answer_fit_the_model(t5, chat):
     with pytest.raises(UserError, match="the paraphraser has 40 positions"):
         piece_limit(Seq2SeqModel(t5.model, t5.tokenizer, t5.device, 40), ParaphraseSettings())
     narrow = LanguageModel(chat.model, chat.tokenizer, chat.device, 600)
-    limit = piece_limit(narrow, ParaphraseSettings(piece_tokens=1000))
-    assert 8 <= limit < 600 / 3
+    refusal = user_error(piece_limit, replace(narrow, max_tokens=40), ParaphraseSettings())
+    beside = int(re.findall(r"prompt of (\d+) tokens", refusal)[0])
+    assert piece_limit(narrow, ParaphraseSettings(piece_tokens=1000)) == (600 - beside - 32) // 3
 
 
 def test_a_model_that_takes_no_instruction_is_refused(tiny_model_folder):
