@@ -141,6 +141,9 @@ def test_a_prefix_keeps_its_end_as_far_as_it_fits_beside_the_longest_text() -> N
     assert cut_to_room(ids, 24, 2048) == ids[-64:]
     with pytest.raises(UserError, match=r"^a prefix of 3000 tokens does not fit: .* 2048 positions.* to at most 1984$"):
         cut_to_room(ids, 1985, 2048)
+    for positions, remedy in ((66, "at most 2"), (65, "less, but the model is too small")):
+        with pytest.raises(UserError, match=f"set max_tokens to {remedy}$"):
+            cut_to_room(ids, 64, positions)
 
 
 def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_copy() -> None:
