@@ -12,6 +12,7 @@ import yaml
 from hostile import script
 from made_up import sentence, write_audit, write_corpus
 from PIL import Image
+from test_thumbnails import finished_run
 from visits import PHONE, Visit, serious_violations
 
 import seenset
@@ -170,3 +171,18 @@ def test_a_page_that_misbehaves_would_be_noticed(visit: Open, tmp_path: Path) ->
     assert visited.page.evaluate("document.documentElement.dataset.ran") == "text"
     assert visited.page.evaluate("document.scrollingElement.scrollWidth") > PHONE["width"]
     assert {"color-contrast", "image-alt"} <= {one.split()[1].rstrip(":") for one in serious_violations(visited)}
+
+
+def test_thumbnails_are_drawn_and_captions_stay_text(visit: Open, tmp_path: Path) -> None:
+    """Of a run that selected pictures, one of them with a hostile file and a hostile caption."""
+    visited = visit(Path(finished_run(tmp_path).path("report/report.html")))
+    place = visited.page.locator("[data-documents=m]")
+    place.scroll_into_view_if_needed()
+    place.locator("img.thumbnail").first.wait_for()
+    widths = visited.page.evaluate("[...document.querySelectorAll('img.thumbnail')].map((image) => image.naturalWidth)")
+    assert widths
+    assert set(widths) <= {96, 40, 32}  # of the hostile picture, scaled down, and of the others
+    assert "<script>" in place.inner_text()
+    place.locator("button.opener").first.click()
+    place.locator("div.opened img.thumbnail").wait_for()
+    assert visited.problems == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,3 +50,27 @@ def user_error(function: Callable[..., object], *arguments: Any, **settings: Any
         function(*arguments, **settings)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def in_a_process(work: Callable[[], object]) -> int:
+    """The exit status of a process that does work which may kill it."""
+    import torch
+
+    if (child := os.fork()) == 0:
+        status = 9
+        try:
+            torch.set_num_threads(1)
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def attempts(work: Callable[[], object]) -> int:
+    """How many processes it takes until one ends as it should."""
+    for attempt in range(1, 30):
+        if (status := in_a_process(work)) == 0:
+            return attempt
+        assert status == 1
+    raise AssertionError("never ended")

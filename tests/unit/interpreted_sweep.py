@@ -82,15 +82,9 @@ def noise(rows: int, columns: int, scale: float = 4.0) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("rows", "columns"), [(3, 1), (1, 2), (5, 97), (1, BLOCK), (2, BLOCK + 1), (1, 50257)])
+@pytest.mark.parametrize(("rows", "columns"), [(3, 1), (1, 2), (5, 97), (1, BLOCK), (2, BLOCK + 1), (1, 128256)])
 def test_every_statistic_is_that_of_the_present_sweep_whatever_the_shape(rows, columns, dtype):
     logits, targets = noise(rows, columns)
-    check(logits.to(dtype), targets)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_vocabulary_of_128256_is_no_less_exact(dtype):
-    logits, targets = noise(1, 128256)
     check(logits.to(dtype), targets)
 
 

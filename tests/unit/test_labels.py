@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,8 @@ def test_rows_of_every_format_have_the_role_of_their_label_and_keep_their_number
             assert fetch_texts(shards, [last]) == {last: text(rows[-1])}, "found again by its number"
 
 
-@pytest.mark.parametrize(
-    ("member", "nonmember"),
-    [
+def test_labels_may_be_spelt_in_these_ways(tmp_path: Path) -> None:
+    for member, nonmember in (
         (1, 0),
         (1.0, 0.0),
         ("1", "0"),
@@ -91,18 +90,15 @@ def test_rows_of_every_format_have_the_role_of_their_label_and_keep_their_number
         ("member", "nonmember"),
         ("Member", "non-member"),
         ("seen", " unseen "),
-    ],
-)
-def test_labels_may_be_spelt_in_these_ways(tmp_path: Path, member: Any, nonmember: Any) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [member, nonmember, nonmember])
-    documents = read(path)
-    assert [d.row for d in documents["seen"]] == [0]
-    assert [d.row for d in documents["unseen"]] == [1, 2]
+    ):
+        path = write_jsonl(tmp_path / "a.jsonl", [member, nonmember, nonmember])
+        documents = read(path)
+        assert [d.row for d in documents["seen"]] == [0]
+        assert [d.row for d in documents["unseen"]] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("labels", "part"),
-    [
+def test_a_column_that_does_not_say_who_is_a_member_is_one_line_that_names_its_values(tmp_path: Path) -> None:
+    for labels, part in (
         (
             [0, 1, 2],
             "column 'label' in {path} holds 3 values: 0, 1, 2; it takes two: 1, true, member or seen for members",
@@ -117,19 +113,9 @@ def test_labels_may_be_spelt_in_these_ways(tmp_path: Path, member: Any, nonmembe
         (["member", "seen"], "holds no label of nonmembers, only member and seen"),
         ([0], "holds no label of members, only 0"),
         ([None, ""], "holds no label; labels are 1, true, member or seen for members and 0, false"),
-    ],
-)
-def test_a_column_that_does_not_say_who_is_a_member_is_one_line_that_names_its_values(
-    tmp_path: Path, labels: list[Any], part: str
-) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", labels)
-    assert part.replace("{path}", str(path)) in refusal(path)
-
-
-def test_a_third_value_in_another_file_or_beyond_the_limit_is_noticed(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [0, 1] * 10)
-    write_jsonl(tmp_path / "b.jsonl", [0, 1, "maybe"])
-    assert "b.jsonl holds 3 values: 0, 1, maybe" in refusal(tmp_path / "*.jsonl", limit=1)
+    ):
+        path = write_jsonl(tmp_path / "a.jsonl", labels)
+        assert part.replace("{path}", str(path)) in refusal(path)
 
 
 def test_a_row_without_a_label_goes_to_quarantine_and_none_vanishes(tmp_path: Path) -> None:
@@ -147,10 +133,13 @@ def test_a_row_without_a_label_goes_to_quarantine_and_none_vanishes(tmp_path: Pa
     assert "no label in column 'label'" in str(documents["unseen"][0].problem)
 
 
-def test_a_wrong_label_column_and_text_files_are_named(tmp_path: Path) -> None:
+def test_a_wrong_label_column_text_files_and_a_third_value_beyond_the_limit_are_named(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [0, 1])
-    assert "no column 'labels' in" in refusal(path, labelled={"label": "labels"})
-    assert "did you mean 'label'" in refusal(path, labelled={"label": "labels"})
+    line = refusal(path, labelled={"label": "labels"})
+    assert "no column 'labels' in" in line
+    assert "did you mean 'label'" in line
+    write_jsonl(tmp_path / "b.jsonl", [0, 1, "maybe"])
+    assert "b.jsonl holds 3 values: 0, 1, maybe" in refusal(tmp_path / "*.jsonl", limit=1)
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts/one.txt").write_text("a text")
     assert "corpus.labelled: .txt files have no column 'label'" in refusal(tmp_path / "texts")
@@ -166,9 +155,6 @@ def test_the_label_column_is_in_the_fingerprint_of_a_shard_and_of_no_other(tmp_p
     assert shard_fingerprint({}, plain)["columns"] == ["text", None, None]
 
 
-# --- the configuration
-
-
 def message(build: Any, corpus: dict[str, Any], **settings: Any) -> str:
     return user_error(build, {"run": "r", "model": {"path": "m"}, "corpus": corpus, **settings})
 
@@ -177,9 +163,8 @@ SOURCE = {"path": "a.jsonl"}
 LABELLED = {"path": "a.jsonl", "label": "label"}
 
 
-@pytest.mark.parametrize(
-    ("build", "corpus", "part"),
-    [
+def test_a_corpus_that_does_not_do_for_a_command_says_what_to_add() -> None:
+    for build, corpus, part in (
         (build_config, {"unseen": SOURCE}, "missing key 'corpus.audit', the documents to judge (given: corpus.unseen)"),
         (build_config, {"labelled": LABELLED}, "(given: corpus.labelled)"),
         (build_config, {}, "(given: nothing)"),
@@ -196,16 +181,12 @@ LABELLED = {"path": "a.jsonl", "label": "label"}
         ),
         (build_evaluation, {"labelled": SOURCE}, "missing key 'corpus.labelled.label'"),
         (build_evaluation, {"seen": LABELLED, "unseen": SOURCE}, "unknown key 'corpus.seen.label'"),
-    ],
-)
-def test_a_corpus_that_does_not_do_for_a_command_says_what_to_add(
-    build: Callable[..., Any], corpus: dict[str, Any], part: str
-) -> None:
-    line = message(build, corpus)
-    assert part in line
-    if build is build_config:
-        assert "add corpus.audit: {path: ...}" in line
-        assert "seenset evaluate" in line
+    ):
+        line = message(build, corpus)
+        assert part in line
+        if build is build_config:
+            assert "add corpus.audit: {path: ...}" in line
+            assert "seenset evaluate" in line
 
 
 def test_selections_are_left_out_where_nothing_is_to_be_judged_and_kept_where_something_is() -> None:

@@ -29,8 +29,7 @@ BATCHES = """
 import resource
 import numpy as np
 from pipeline.models.devices import give_back, keep_memory
-if {kept}:
-    keep_memory()
+keep_memory()
 size, arrays, rounds = 1 << 23, 8, 10
 def work():
     some = [np.empty(size, dtype=np.uint8) for _ in range(arrays)]
@@ -42,27 +41,18 @@ for _ in range(rounds):
     work()
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 pages = arrays * rounds * size // resource.getpagesize()
-if {kept}:
-    resident = lambda: int(open("/proc/self/statm").read().split()[1])
-    held = resident()
-    give_back()
-    print(faults / pages, (held - resident()) * rounds / pages)
-else:
-    print(faults / pages, 0)
+resident = lambda: int(open("/proc/self/statm").read().split()[1])
+held = resident()
+give_back()
+print(faults / pages, (held - resident()) * rounds / pages)
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are those of the GNU C library")
 def test_memory_of_a_batch_is_kept_for_the_next_and_given_back_at_once() -> None:
-    def shares(kept: bool) -> list[float]:
-        # a page at a time: large ones take a fault for many of them
-        environment = {**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0"}
-        program = BATCHES.format(kept=kept)
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr
-        return [float(share) for share in done.stdout.split()]
-
-    faults, given_back = shares(kept=True)
+    environment = {**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0"}  # large pages take a fault for many of them
+    done = subprocess.run([sys.executable, "-c", BATCHES], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    faults, given_back = map(float, done.stdout.split())
     assert faults < 0.05
     assert given_back > 0.9
-    assert shares(kept=False)[0] > 0.5  # else the setting is not needed

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import ended, here
+from commands import ended, here, user_error
 from marked_runs import write_audit
 
 from pipeline.errors import UserError
@@ -34,26 +34,29 @@ def texts(count: int = 6) -> list[str]:
     return [SHORT if n == 2 else TEXT.format(n=100 + n) for n in range(count)]
 
 
-def write_jsonl(path: Path, values: list[str]) -> None:
+def write_jsonl(path: Path, values: list[str]) -> Path:
     lines = [
         json.dumps({"id": f"d{n}", "text": text, "x": 1.50, "é": "é"}, ensure_ascii=n % 2 == 0)
         for n, text in enumerate(values)
     ]
     path.write_text("\n".join([*lines[:3], "", *lines[3:]]) + "\n", encoding="utf-8")
+    return path
 
 
-def write_csv(path: Path, values: list[str]) -> None:
+def write_csv(path: Path, values: list[str]) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["id", "text", "x"])
         writer.writerows([f"d{n}", text, 'a "b", c'] for n, text in enumerate(values))
+    return path
 
 
-def write_parquet(path: Path, values: list[str], kind: pa.DataType | None = None) -> None:
+def write_parquet(path: Path, values: list[str], kind: pa.DataType | None = None) -> Path:
     column = pa.array(values)
     column = column.dictionary_encode() if kind == "dictionary" else column.cast(kind or pa.string())
     table = pa.table({"id": [f"d{n}" for n in range(len(values))], "text": column, "x": [[1.5]] * len(values)})
     pq.write_table(table.replace_schema_metadata({"about": "apples"}), path, compression="snappy", row_group_size=4)
+    return path
 
 
 def mark_file(path: Path, out: Path, **settings) -> Marked:
@@ -73,9 +76,8 @@ def all_bytes(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_jsonl_keeps_every_byte_but_the_texts(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", texts())
-    marked = mark_file(tmp_path / "a.jsonl", tmp_path / "out")
+def test_jsonl_keeps_every_byte_but_the_texts_and_private_files_hold_what_proves_them(tmp_path: Path) -> None:
+    marked = mark_file(write_jsonl(tmp_path / "a.jsonl", texts()), tmp_path / "out", created="2026-01-31")
     assert (marked.documents, marked.marked, marked.unmarked) == (6, 5, {"fewer than 5 sites": 1})
     old = (tmp_path / "a.jsonl").read_text(encoding="utf-8").split("\n")
     new = (tmp_path / "out/public/a.jsonl").read_text(encoding="utf-8").split("\n")
@@ -88,11 +90,6 @@ def test_jsonl_keeps_every_byte_but_the_texts(tmp_path: Path) -> None:
         value = json.loads(before)
         both = value["text"], private.get(value["id"], value["text"])
         assert after == before.replace(*(json.dumps(one, ensure_ascii=before.isascii()) for one in both))
-
-
-def test_what_the_private_files_hold(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", texts())
-    mark_file(tmp_path / "a.jsonl", tmp_path / "out", created="2026-01-31")
     for row in versions_in(tmp_path / "out"):
         assert len(set(row["versions"])) == 8
         assert 0 <= row["index"] < 8
@@ -112,8 +109,7 @@ def test_what_the_private_files_hold(tmp_path: Path) -> None:
 
 
 def test_csv_keeps_its_other_fields(tmp_path: Path) -> None:
-    write_csv(tmp_path / "a.csv", texts())
-    mark_file(tmp_path / "a.csv", tmp_path / "out")
+    mark_file(write_csv(tmp_path / "a.csv", texts()), tmp_path / "out")
     private = published(tmp_path / "out")
     with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
         expected = [{**row, "text": private.get(row["id"], row["text"])} for row in csv.DictReader(file)]
@@ -125,8 +121,7 @@ def test_csv_keeps_its_other_fields(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), "dictionary"], ids=str)
 def test_parquet_keeps_schema_metadata_and_other_columns(tmp_path: Path, kind) -> None:
-    write_parquet(tmp_path / "a.parquet", texts(), kind)
-    mark_file(tmp_path / "a.parquet", tmp_path / "out")
+    mark_file(write_parquet(tmp_path / "a.parquet", texts(), kind), tmp_path / "out")
     private = published(tmp_path / "out")
     old, new = pq.read_table(tmp_path / "a.parquet"), pq.read_table(tmp_path / "out/public/a.parquet")
     assert new.schema.equals(old.schema, check_metadata=True)
@@ -141,9 +136,7 @@ def test_a_folder_of_all_formats_keeps_its_names(tmp_path: Path) -> None:
     (folder / "sub").mkdir(parents=True)
     values = texts(2)
     write_parquet(folder / "sub/a.parquet", values)
-    (folder / "b.jsonl.gz").write_bytes(
-        gzip.compress(b"".join(json.dumps({"text": t}).encode() + b"\n" for t in values))
-    )
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(json.dumps({"text": t}) for t in values).encode()))
     (folder / "sub/c.txt").write_text("\ufeff" + values[0] + "\r\n", encoding="utf-8", newline="")
     (folder / "d.txt").write_bytes(SHORT.encode())
     marked = mark_file(folder, tmp_path / "out", id=None)
@@ -172,50 +165,40 @@ def test_the_same_seed_gives_the_same_bytes_from_anywhere(tmp_path: Path, monkey
 
 
 def test_without_a_seed_every_time_is_another(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", texts())
+    path = write_jsonl(tmp_path / "a.jsonl", texts())
     for name in ("one", "two"):
-        assert ended("mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / name), "--json") == 0
+        assert ended("mark", path, "--out", tmp_path / name, "--json") == 0
     seeds = {json.loads((tmp_path / name / "private/seed.json").read_text())["seed"] for name in ("one", "two")}
     assert len(seeds) == 2
     assert all(int(seed) > 1 << 200 for seed in seeds)
 
 
-def test_rows_without_a_text_are_copied_and_named(tmp_path: Path) -> None:
-    lines = [b'{"text": 5}', b'{"id": 1}', b"no json", b'{"text": "\xff"}', json.dumps({"text": texts()[0]}).encode()]
+def test_rows_without_a_text_are_copied_and_named_and_a_text_that_stands_twice_changes_once(tmp_path: Path) -> None:
+    twice = {"title": texts()[0], "text": texts()[0]}
+    lines = [b'{"text": 5}', b'{"id": 1}', b"no json", b'{"text": "\xff"}', json.dumps(twice).encode()]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
     marked = mark_file(tmp_path / "a.jsonl", tmp_path / "out", id=None)
     assert marked.unmarked == {"not_text": 2, "undecodable": 2}
-    assert (tmp_path / "out/public/a.jsonl").read_bytes().splitlines()[:4] == lines[:4]
+    *copied, public = (tmp_path / "out/public/a.jsonl").read_bytes().splitlines()
+    assert copied == lines[:4]
+    assert json.loads(public) == {"title": texts()[0], "text": published(tmp_path / "out")["a.jsonl#4"]}
 
 
-@pytest.mark.parametrize(
-    ("name", "n", "write"),
-    [
+def test_a_damaged_file_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    for name, n, write in (
         ("a.jsonl.gz", 3000, write_jsonl),
         ("a.parquet", 600, write_parquet),
         ("a.csv.gz", 3000, write_csv),
         ("a.csv.gz", 300, write_csv),  # read when a public file is open, which is then not to blame
-    ],
-)
-def test_a_damaged_file_is_one_line_and_leaves_nothing(
-    tmp_path: Path, name: str, n: int, write: Callable[..., None]
-) -> None:
-    rng, path = random.Random(0), tmp_path / name
-    write(path, texts(n) if name == "a.parquet" else [f"{text} {rng.randbytes(99).hex()}" for text in texts(n)])
-    data = gzip.compress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
-    cut = len(data) // 3 if n > 300 else len(data) // 2
-    path.write_bytes(data[:cut] + (b"" if name.endswith(".gz") else b"x" * 40 + data[cut + 40 :]))
-    with pytest.raises(UserError, match=f"{name} is (damaged|not a readable)"):
-        mark_file(path, tmp_path / "out")
-    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
-
-
-def test_a_text_that_stands_twice_in_its_line_changes_once(tmp_path: Path) -> None:
-    line = {"title": texts()[0], "text": texts()[0]}
-    (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n")
-    mark_file(tmp_path / "a.jsonl", tmp_path / "out", id=None)
-    public = json.loads((tmp_path / "out/public/a.jsonl").read_text())
-    assert public == {"title": texts()[0], "text": published(tmp_path / "out")["a.jsonl#0"]}
+    ):
+        rng, path = random.Random(0), tmp_path / name
+        write(path, texts(n) if name == "a.parquet" else [f"{text} {rng.randbytes(99).hex()}" for text in texts(n)])
+        data = gzip.compress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
+        cut = len(data) // 3 if n > 300 else len(data) // 2
+        path.write_bytes(data[:cut] + (b"" if name.endswith(".gz") else b"x" * 40 + data[cut + 40 :]))
+        with pytest.raises(UserError, match=f"{name} is (damaged|not a readable)"):
+            mark_file(path, tmp_path / "out")
+        assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
 def first_changed(column: str, change: Callable[[Any], Any]) -> Callable[[pa.Table], pa.Table]:
@@ -245,14 +228,13 @@ def test_a_run_over_private_files_that_do_not_match_names_what_differs(
     tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str], change: Any, words: str
 ) -> None:
     """The private file of a run with a changed value; None: the private folder of another collection."""
-    write_jsonl(tmp_path / "a.jsonl", texts())
-    mark_file(tmp_path / "a.jsonl", tmp_path / "marked")
+    mark_file(write_jsonl(tmp_path / "a.jsonl", texts()), tmp_path / "marked")
     path = tmp_path / "marked/private/versions.parquet"
     pq.write_table(pq.read_table(path), path, compression="none")
     check_scored(str(path))  # other bytes of the same versions
     if change is None:
-        write_jsonl(tmp_path / "a.jsonl", [f"{text} Indeed." for text in texts()])
-        mark_file(tmp_path / "a.jsonl", tmp_path / "other", seed=8)
+        indeed = write_jsonl(tmp_path / "a.jsonl", [f"{text} Indeed." for text in texts()])
+        mark_file(indeed, tmp_path / "other", seed=8)
         shutil.rmtree(tmp_path / "marked/private")
         shutil.copytree(tmp_path / "other/private", tmp_path / "marked/private")
     elif change == "no seed":
@@ -264,26 +246,21 @@ def test_a_run_over_private_files_that_do_not_match_names_what_differs(
     assert re.search(rf"versions\.parquet does not match commitment\.json: .*{words}", error.replace("\n", " "))
     assert not (tmp_path / "runs/run").exists()
     path.unlink()
-    with pytest.raises(UserError, match=r"holds no private/versions\.parquet"):
-        check_private(str(tmp_path / "marked"))
+    assert "holds no private/versions.parquet" in user_error(check_private, str(tmp_path / "marked"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_bad_settings_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
+    for settings, message in (
         ({"versions": 1}, "--versions must be between 2 and 1,000, got 1"),
         ({"versions": 1001}, "--versions must be between 2 and 1,000, got 1001"),
         ({"seed": -1}, "--seed must be between 0 and 2"),
         ({"language": "de"}, "--language 'de' has no rules of marking"),
         ({"text": "txt"}, "no column 'txt' in .*; did you mean 'text'"),
         ({"id": "x"}, "id '1.5' stands twice in a.jsonl"),
-    ],
-)
-def test_bad_settings_are_one_line_and_leave_nothing(tmp_path: Path, settings: dict, message: str) -> None:
-    write_jsonl(tmp_path / "a.jsonl", texts())
-    with pytest.raises(UserError, match=message):
-        mark_file(tmp_path / "a.jsonl", tmp_path / "out", **settings)
-    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+    ):
+        with pytest.raises(UserError, match=message):
+            mark_file(write_jsonl(tmp_path / "a.jsonl", texts()), tmp_path / "out", **settings)
+        assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
 def test_nothing_is_overwritten_and_no_input_holds_its_output(tmp_path: Path) -> None:
@@ -295,39 +272,31 @@ def test_nothing_is_overwritten_and_no_input_holds_its_output(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"out holds commitment\.json, private, public: mark overwrites nothing"):
         mark_file(folder, tmp_path / "out", seed=9)
     assert all_bytes(tmp_path / "out") == before
-    with pytest.raises(UserError, match="whose files are marked"):
-        mark_file(folder, folder / "out")
-    with pytest.raises(UserError, match="INPUT: no file"):
-        mark_file(tmp_path / "other", tmp_path / "new")
+    assert "whose files are marked" in user_error(mark_file, folder, folder / "out")
+    assert "INPUT: no file" in user_error(mark_file, tmp_path / "other", tmp_path / "new")
     assert not os.path.exists(tmp_path / "new")
 
 
 def test_the_command_prints_what_a_person_checks(tmp_path: Path, capsys) -> None:
-    write_jsonl(tmp_path / "a.jsonl", texts(20))
-    arguments = ["mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out"), "--id", "id", "--seed", "3"]
-    ended(*arguments)
-    printed = capsys.readouterr().out
+    path = write_jsonl(tmp_path / "a.jsonl", texts(20))
+    printed = here(capsys, "mark", path, "--out", tmp_path / "out", "--id", "id", "--seed", "3")[0]
     assert "19 of 20 documents are marked, each published in one of 20 versions" in printed
     assert "1 are published as they were: fewer than 5 sites." in printed
     assert printed.count("as it is published") == 10
     assert "a collection of 500 to 1,500" in printed
     assert "keep secret" in printed
-
-
-def test_edits_are_shown_with_the_words_around_them() -> None:
     before = "one two three four five color six seven eight nine ten"
-    assert shown_edits(before, before.replace("color", "colour")) == [
-        ("two three four five color six seven eight nine", "two three four five colour six seven eight nine")
-    ]
+    (edit,) = shown_edits(before, before.replace("color", "colour"))
+    assert edit == ("two three four five color six seven eight nine", "two three four five colour six seven eight nine")
     assert shown_edits(before, before) == []
 
 
 def test_a_paraphraser_of_a_configuration_writes_the_versions(tiny_t5_folder: Path, tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", texts(4))
+    path = write_jsonl(tmp_path / "a.jsonl", texts(4))
     (tmp_path / "p.yaml").write_text(f"path: {tiny_t5_folder}\n")
     for name in ("one", "two"):
-        arguments = ["mark", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / name), "--id", "id", "--seed", "3"]
-        assert ended(*arguments, "--versions", "2", "--with", str(tmp_path / "p.yaml")) == 0
+        arguments = ["mark", path, "--out", tmp_path / name, "--id", "id", "--seed", "3", "--versions", "2"]
+        assert ended(*arguments, "--with", tmp_path / "p.yaml") == 0
     assert all_bytes(tmp_path / "one") == all_bytes(tmp_path / "two")
     rows = versions_in(tmp_path / "one")
     unmarked = pq.read_table(tmp_path / "one/private/unmarked.parquet").to_pylist()
@@ -342,9 +311,8 @@ def test_a_paraphraser_of_a_configuration_writes_the_versions(tiny_t5_folder: Pa
 
 
 def test_a_date_is_stated_as_it_is_given_and_a_wrong_option_is_one_line(tmp_path: Path, capsys) -> None:
-    write_jsonl(tmp_path / "a.jsonl", texts(4))
     (tmp_path / "p.yaml").write_text("pth: x\n")
-    arguments = ["mark", tmp_path / "a.jsonl", "--out", tmp_path / "out", "--json"]
+    arguments = ["mark", write_jsonl(tmp_path / "a.jsonl", texts(4)), "--out", tmp_path / "out", "--json"]
     assert "'31.1.2026' does not match the format" in here(capsys, *arguments, "--date", "31.1.2026", code=2)[1]
     assert "unknown key 'pth'" in here(capsys, *arguments, "--with", tmp_path / "p.yaml", code=2)[1]
     assert not (tmp_path / "out").exists()

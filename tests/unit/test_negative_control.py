@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import user_error
 from made_up import sentence, write_jsonl
 
 from examples.trials import run
 from examples.trials.negative_control import VERDICT, count_alarms, exact_size
 from pipeline.config.selection import SelectionConfig
-from pipeline.errors import UserError
 from pipeline.selection.engine import Scores
 from pipeline.selection.shares import clopper_pearson
 
@@ -52,8 +52,7 @@ def test_the_permutation_test_is_counted_and_shows_no_more_than_chance() -> None
 
 
 def test_a_split_of_more_documents_than_there_are_is_refused() -> None:
-    with pytest.raises(UserError, match="a split takes 60 documents, got 59"):
-        count_alarms(scores_of(59), BH, 30, 30, 1)
+    assert "a split takes 60 documents, got 59" in user_error(count_alarms, scores_of(59), BH, 30, 30, 1)
 
 
 def test_a_users_own_unseen_documents_are_scored_once_and_split(

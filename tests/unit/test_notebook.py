@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from commands import user_error
 
 import seenset
 from pipeline.config.models import ModelConfig
@@ -20,7 +21,6 @@ from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
-from pipeline.passes.gradient import gradient_norms
 
 TEXTS = ["The river of the village.", "seven Letters and a Bridge", "history, " * 40, "winter morning"]
 
@@ -56,24 +56,14 @@ def test_the_package_is_imported_in_a_moment_and_names_what_is_stable() -> None:
 
 def test_scores_are_those_of_the_passes_whatever_the_batch(model: LanguageModel) -> None:
     detectors = ["loss", "lowercase", "gradient_norm", {"min_k": {"k": [0.5, 1.0]}}]
-    table = seenset.score(model, TEXTS, detectors)
-    one_by_one = seenset.score(model, TEXTS, detectors, batch_tokens=1)
+    table, alone = (seenset.score(model, TEXTS, detectors, **size) for size in ({}, {"batch_tokens": 1}))
     assert table["doc_id"].to_pylist() == ["0", "1", "2", "3"]
     assert table["problem"].null_count == len(TEXTS)
-    for index, text in enumerate(TEXTS):
-        own, lowered = log_prob(model, text), log_prob(model, text.lower())
-        (tokens,) = tokenize(model.tokenizer, [text], 1024)
-        expected = {
-            "loss": own.mean().item(),
-            "lowercase": (lowered.mean() / own.mean()).item(),
-            "gradient_norm": -gradient_norms(model, [tokens.ids]).item(),
-            "min_k(k=0.5)": own.sort().values[: max(1, len(own) // 2)].mean().item(),
-            "min_k(k=1.0)": own.mean().item(),
-        }
-        for column, value in expected.items():
-            assert table[column][index].as_py() == pytest.approx(value, rel=1e-4), column
-            assert one_by_one[column][index].as_py() == pytest.approx(value, rel=1e-4), column
-        assert table["n_tokens"][index].as_py() == len(tokens.ids)
+    for column in ("loss", "lowercase", "gradient_norm", "min_k(k=0.5)", "min_k(k=1.0)"):
+        assert alone[column].to_pylist() == pytest.approx(table[column].to_pylist(), rel=1e-4), column
+    own = [log_prob(model, text) for text in TEXTS]
+    assert table["loss"].to_pylist() == pytest.approx([one.mean().item() for one in own], rel=1e-4)
+    assert table["n_tokens"].to_pylist() == [1 + len(one) for one in own]
 
 
 def test_a_bad_text_is_a_row_without_a_score(model: LanguageModel) -> None:
@@ -86,9 +76,8 @@ def test_a_bad_text_is_a_row_without_a_score(model: LanguageModel) -> None:
     assert seenset.score(model, [], ["loss"]).num_rows == 0
 
 
-@pytest.mark.parametrize(
-    ("detectors", "settings", "message"),
-    [
+def test_what_scoring_in_memory_cannot_do_is_one_line(model: LanguageModel) -> None:
+    for detectors, settings, message in (
         (["reference"], {}, "detector reference needs more: use seenset.audit"),
         (["samia"], {}, "detector samia needs more"),
         ([{"knockoff": {"base": "loss"}}], {}, "needs more"),
@@ -96,13 +85,9 @@ def test_a_bad_text_is_a_row_without_a_score(model: LanguageModel) -> None:
         (["losss"], {}, "did you mean 'loss'"),
         (["loss"], {"max_tokens": 1}, "max_tokens must be at least 2, got 1"),
         (["loss"], {"ids": ["a"]}, "ids must be one a text, got 1 ids for 4 texts"),
-    ],
-)
-def test_what_scoring_in_memory_cannot_do_is_one_line(
-    model: LanguageModel, detectors: list[Any], settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        seenset.score(model, TEXTS, detectors, **settings)
+    ):
+        with pytest.raises(UserError, match=message):
+            seenset.score(model, TEXTS, detectors, **settings)
 
 
 def test_a_detector_of_a_notebook_scores_here(model: LanguageModel) -> None:
@@ -112,9 +97,6 @@ def test_a_detector_of_a_notebook_scores_here(model: LanguageModel) -> None:
 
     table = seenset.score(model, TEXTS[:1], ["worst_token"])
     assert table["worst_token"][0].as_py() == pytest.approx(log_prob(model, TEXTS[0]).min().item(), rel=1e-5)
-
-
-# --- selections
 
 
 def made_up(seed: int, members: int = 0, documents: int = 200) -> np.ndarray:
@@ -140,8 +122,7 @@ def table(seed: int, members: int = 0) -> pa.Table:
 
 
 def test_tables_of_several_detectors_are_fused_or_one_is_named() -> None:
-    with pytest.raises(UserError, match="columns loss, min_k: say which"):
-        seenset.select(table(1, 40), table(2))
+    assert "columns loss, min_k: say which" in user_error(seenset.select, table(1, 40), table(2))
     one = seenset.select(table(1, 40), table(2), detectors=["min_k"])
     assert (one.p_values == seenset.select(made_up(101, 40), made_up(102)).p_values).all()
     both = seenset.select(table(1, 40), table(2), procedure="td4eval", reconformal=True)
@@ -158,9 +139,8 @@ def test_groups_are_calibrated_each_on_its_own() -> None:
         assert np.allclose(answer.p_values[first::2], p)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_a_selection_cannot_do_is_one_line() -> None:
+    for arguments, message in (
         ({"alpha": 1.5}, r"alpha: must be in \(0, 1\), got 1.5"),
         ({"procedure": "storeyy"}, "unknown procedure 'storeyy'; did you mean 'storey'"),
         ({"direction": "clean"}, "direction clean is calibrated on seen documents"),
@@ -178,11 +158,9 @@ def test_groups_are_calibrated_each_on_its_own() -> None:
         ({"unseen": "abc"}, "scores must be a table or numbers, got str"),
         ({"unseen": np.array([])}, "no calibration documents"),
         ({"unseen": None}, "calibrated on unseen documents, which are not given"),
-    ],
-)
-def test_what_a_selection_cannot_do_is_one_line(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        seenset.select(**{"scores": made_up(1), "unseen": made_up(2), **arguments})
+    ):
+        with pytest.raises(UserError, match=message):
+            seenset.select(**{"scores": made_up(1), "unseen": made_up(2), **arguments})
 
 
 def test_an_answer_prints_what_its_promise_is_worth_and_warns_where_it_is_void() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -91,57 +90,19 @@ def test_a_document_that_does_not_fit_alone_and_other_errors_are_raised() -> Non
         PassSizes().run(broken, [1, 2], [1, 2])
 
 
-@pytest.fixture(scope="module")
-def lm() -> LanguageModel:
+IDS = [[(7 * row + column) % 97 for column in range(2 + 3 * row)] for row in range(8)]
+
+
+def test_passes_in_parts_are_one_table() -> None:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**LLAMA)).eval().requires_grad_(False)
-    return LanguageModel(model, None, torch.device("cpu"), None)
-
-
-IDS = [[7 * row + column for column in range(2 + 3 * row)] for row in range(8)]
-IDS = [[token % 97 for token in row] for row in IDS]
-
-
-class Full:
-    """Ends the memory of a model's passes above so many padded tokens, as a hook before it."""
-
-    def __init__(self, lm: LanguageModel, tokens: int, gradients: bool) -> None:
-        self.tokens, self.gradients = tokens, gradients
-        self.passed: list[tuple[str, tuple[int, int]]] = []
-        self.handle = lm.model.model.register_forward_pre_hook(self, with_kwargs=True)
-
-    def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
-        documents, length = kwargs["input_ids"].shape
-        gradients = torch.is_grad_enabled()
-        if gradients == self.gradients and documents * length > self.tokens:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        self.passed.append(("gradient" if gradients else "forward", (documents, length)))
-
-
-def test_a_gradient_pass_that_runs_out_does_not_halve_the_forward_pass(lm: LanguageModel) -> None:
-    sizes = PassSizes(), PassSizes()
-    whole = gradients_in_parts(lm, IDS, 10**6, PassSizes()), forward(lm, IDS, STATISTICS).log_prob
-    full = Full(lm, 60, gradients=True)
-    try:
-        statistics = forward_in_parts(lm, IDS, STATISTICS, sizes[0])
-        norms = gradients_in_parts(lm, IDS, 10**6, sizes[1])
-    finally:
-        full.handle.remove()
-    assert [shape for kind, shape in full.passed if kind == "forward"] == [(8, 23)]
-    assert [shape for kind, shape in full.passed if kind == "gradient"] == [(4, 11), (2, 17), (2, 23)]
-    assert torch.equal(statistics.log_prob, whole[1])
-    torch.testing.assert_close(norms, whole[0], rtol=1e-5, atol=0)
-
-
-def test_a_forward_pass_in_parts_is_one_table(lm: LanguageModel) -> None:
-    whole = forward(lm, IDS, STATISTICS)
-    full = Full(lm, 100, gradients=False)
-    try:
-        parts = forward_in_parts(lm, IDS, STATISTICS, PassSizes())
-    finally:
-        full.handle.remove()
-    assert len(full.passed) > 1
+    lm = LanguageModel(model, None, torch.device("cpu"), None)
+    whole, norms = forward(lm, IDS, STATISTICS), gradients_in_parts(lm, IDS, 10**6, PassSizes())
+    assert [len(part) for part in PassSizes(failed=[(5, 1)]).run(list, IDS, [len(one) for one in IDS])] == [4, 4]
+    parts = forward_in_parts(lm, IDS, STATISTICS, PassSizes(failed=[(5, 1)]))
     assert torch.equal(parts.mask, whole.mask)
     for name in ("log_prob", "mean", "variance", "m_entropy"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-4, atol=1e-5)
     assert parts.renyi.keys() == whole.renyi.keys()
+    halves = gradients_in_parts(lm, IDS, 10**6, PassSizes(failed=[(5, 1)]))
+    torch.testing.assert_close(halves, norms, rtol=1e-5, atol=0)

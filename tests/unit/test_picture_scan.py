@@ -28,9 +28,9 @@ from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.pictures import open_picture
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
 from pipeline.models.load import open_picture_model
 from pipeline.models.pictures import INSTRUCTION, picture_prompt, picture_token
+from pipeline.passes.pictures import describe
 from pipeline.series.claims import scorers_of
 from pipeline.stages.base import Output, Placement
 from pipeline.stages.local import finish_shards
@@ -88,26 +88,21 @@ def test_the_scores_are_those_of_a_plain_loop_over_the_models_own_logits(tmp_pat
     token = picture_token(network.config)
     assert len(scores) == len(PICTURES)
     for row in scores:
-        index = int(row["doc_id"].split("-")[1])
+        index = int(row["doc_id"].removeprefix("picture-"))
         prompt = picture_prompt(lm, open_picture(encoded(PICTURES[index])))
 
         def logits(ids: list[int], numbers: dict[str, Any] = prompt.numbers) -> torch.Tensor:
             with torch.no_grad():
                 return network(input_ids=torch.tensor([ids]), **numbers).logits[0].double()
 
-        ids = list(prompt.ids)
-        for _ in range(32):
-            ids.append(int(logits(ids)[-1].argmax()))
-            if ids[-1] == lm.tokenizer.eos_token_id:
-                ids.pop()
-                break
+        ids = [*prompt.ids, *describe(lm, [prompt], 32)[0]]
         start, end = len(prompt.ids), len(ids)
-        last = max(place for place in range(start) if ids[place] == token)
+        image = [place for place in range(start) if ids[place] == token]
         places = {
-            "image": [place for place in range(start) if ids[place] == token],
-            "instruction": list(range(last + 1, start)),
+            "image": image,
+            "instruction": list(range(image[-1] + 1, start)),
             "description": list(range(start, end)),
-            "instruction_description": list(range(last + 1, end)),
+            "instruction_description": list(range(image[-1] + 1, end)),
         }
         log_p = torch.log_softmax(logits(ids), 1)
         entropy = 2 * torch.logsumexp(0.5 * log_p, 1)  # of order 1/2
@@ -222,28 +217,24 @@ def test_a_caption_is_cut_at_max_tokens_and_that_is_noted(tmp_path: Path, llava:
         assert row["truncated"] == (len(given) > 4)
 
 
-def test_roles_may_name_their_columns_as_they_like(tmp_path: Path, llava: Path) -> None:
-    images = [encoded(picture) for picture in PICTURES]
-    pq.write_table(pa.table({"image": images, "caption": CAPTIONS}), tmp_path / "audit.parquet")
-    pq.write_table(pa.table({"photo": images, "title": CAPTIONS}), tmp_path / "unseen.parquet")
-    corpus = {
-        "audit": {"path": str(tmp_path / "audit.parquet"), "image": "image", "caption": "caption"},
-        "unseen": {"path": str(tmp_path / "unseen.parquet"), "image": "photo", "caption": "title"},
-    }
-    config = audit_of(tmp_path, llava, corpus=corpus, detectors=OF_CAPTIONS)
-    finished(config)
-    scored = read_scored(Store(config.run), make_plan(config).shards)
-    assert {receipt.role for receipt in scored.receipts} == {"audit", "unseen"}
-
-
-def test_a_scan_of_a_schedule_has_one_scorer_before_and_after_its_shards_are_read(tmp_path: Path, llava: Path) -> None:
-    question = {"name": "members", "detectors": [GIVEN], "procedure": "bh"}
+def test_roles_may_name_their_columns_as_they_like_and_a_scan_has_one_scorer_whatever_was_read(
+    tmp_path: Path, llava: Path
+) -> None:
     source = {"path": str(tmp_path / "audit.parquet"), "image": "image", "caption": "caption"}
-    corpus = {"audit": source, "unseen": source}
-    limits = {"document_bytes": 100_000, "picture_pixels": 10_000}
-    config = audit_of(tmp_path, llava, corpus=corpus, selections=[question], limits=limits)
-    (shard, *_), (_, scoring) = make_plan(config).shards, stages_of(config)
-    assert scorers_of(config, scoring.fingerprint) == scorers_of(config, scoring.fingerprint_of(shard))
+    unseen = {"path": str(tmp_path / "unseen.parquet"), "image": "photo", "caption": "title"}
+    images = [encoded(picture) for picture in PICTURES]
+    pq.write_table(pa.table({"photo": images, "title": CAPTIONS}), tmp_path / "unseen.parquet")
+    settings = {
+        "selections": [{"name": "members", "detectors": [GIVEN], "procedure": "bh"}],
+        "limits": {"document_bytes": 100_000, "picture_pixels": 10_000},
+        "detectors": OF_CAPTIONS,
+    }
+    config = audit_of(tmp_path, llava, corpus={"audit": source, "unseen": unseen}, **settings)
+    finished(config)
+    shards, (scoring,) = make_plan(config).shards, stages_of(config)
+    scored = read_scored(Store(config.run), shards)
+    assert {receipt.role for receipt in scored.receipts} == {"audit", "unseen"}
+    assert scorers_of(config, scoring.fingerprint) == scorers_of(config, scoring.fingerprint_of(shards[0]))
 
 
 def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, llava: Path) -> None:
@@ -283,8 +274,8 @@ def test_a_picture_that_changes_between_its_description_and_its_scores_stops_its
     (shard,), store, (describe, score) = make_plan(config).shards, Store(config.run), stages_of(config)
     process(describe, describe.make(describe, Placement()), shard, store)
     (tmp_path / "1.png").write_bytes(encoded(PICTURES[3]))
-    with pytest.raises(UserError, match="changed since stage describe read it"):
-        process(score, score.make(score, Placement()), shard, store)
+    error = user_error(process, score, score.make(score, Placement()), shard, store)
+    assert "changed since stage describe read it" in error
 
 
 def test_what_reads_texts_is_refused_over_pictures(tmp_path: Path, llava: Path) -> None:
@@ -307,25 +298,26 @@ def test_what_reads_texts_is_refused_over_pictures(tmp_path: Path, llava: Path) 
 def test_what_reads_pictures_is_refused_over_texts_and_captions_where_there_are_none(
     tmp_path: Path, llava: Path
 ) -> None:
-    with pytest.raises(UserError, match=r"reads part image of a picture, and the documents are texts: leave out part"):
-        audit_of(tmp_path, llava, corpus={"audit": {"path": "audit.jsonl"}})
-    with pytest.raises(UserError, match=r"reads captions, and a role has none: give corpus.\*.caption"):
-        audit_of(tmp_path, llava, corpus={"audit": {"path": "audit.parquet", "image": "image"}})
+    def refusal(corpus: dict[str, Any], **settings: Any) -> str:
+        return user_error(audit_of, tmp_path, llava, corpus=corpus, **settings)
+
+    texts = refusal({"audit": {"path": "audit.jsonl"}})
+    assert "reads part image of a picture, and the documents are texts: leave out part" in texts
+    nameless = refusal({"audit": {"path": "audit.parquet", "image": "image"}})
+    assert "reads captions, and a role has none: give corpus.*.caption" in nameless
     weighted = {"name": "members", "detectors": [GIVEN], "procedure": "bh", "calibration": "weighted"}
     source = {"path": "a.parquet", "image": "image", "caption": "caption"}
-    with pytest.raises(UserError, match="weighs documents by their words"):
-        audit_of(tmp_path, llava, corpus={"audit": source, "unseen": source}, selections=[weighted])
-
-
-def test_the_function_that_scores_texts_says_so_of_pictures(llava: Path) -> None:
+    refused = refusal({"audit": source, "unseen": source}, selections=[weighted])
+    assert "weighs documents by their words" in refused
     for detector in ({"renyi": {"part": "image"}}, *OF_CAPTIONS):
-        with pytest.raises(UserError, match=r"passes over a text, and detector .* needs more: use seenset.audit"):
-            seenset.score(llava, ["a red house"], detectors=[detector])
-    with pytest.raises(UserError, match=r"it reads pictures with text, and no corpus\.\*\.image is given"):
-        seenset.score(llava, ["a red house"], detectors=["loss"])
+        refused = user_error(seenset.score, llava, ["a red house"], detectors=[detector])
+        assert "passes over a text, and detector " in refused
+        assert " needs more: use seenset.audit" in refused
+    refused = user_error(seenset.score, llava, ["a red house"], detectors=["loss"])
+    assert "it reads pictures with text, and no corpus.*.image is given" in refused
 
 
-@pytest.mark.parametrize("detectors", [DETECTORS, DETECTORS[:1]], ids=["with captions", "of descriptions alone"])
+@pytest.mark.parametrize("detectors", [DETECTORS, DETECTORS[:1]])
 def test_a_preflight_tries_a_first_batch_of_pictures_before_any_is_described(
     tmp_path: Path, llava: Path, detectors: list[Any]
 ) -> None:

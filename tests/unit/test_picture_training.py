@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from commands import user_error
 from picture_models import SAVE, encoded, random_pictures
 from test_picture_passes import opened
 
@@ -18,10 +19,9 @@ from examples.trials.pictures import make_model, make_pictures
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.pictures import open_picture
-from pipeline.errors import UserError
 from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
-from pipeline.models.pictures import PicturePrompt, caption_ids, padded_prompts, picture_prompt
+from pipeline.models.pictures import caption_ids, padded_prompts, picture_prompt
 from pipeline.training import memory as memory_module
 from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep, train_pictures
 
@@ -65,22 +65,16 @@ def config_of(**changes: Any) -> FinetuneConfig:
     return CONFIG.model_copy(update=changes)
 
 
-def nats_of_caption(lm: LanguageModel, prompt: PicturePrompt, answer: list[int]) -> float:
-    """Cross-entropy of a caption, added up token by token over the model's own logits, in nats."""
-    batch, _ = padded_prompts(lm, [prompt], [answer])
-    with torch.no_grad():
-        log_probs = lm.model(**batch).logits[0].double().log_softmax(-1)
-    return -sum(float(log_probs[place - 1, token]) for place, token in enumerate(answer, len(prompt.ids)))
-
-
-def caption_losses(lm: LanguageModel, captioned: Captioned) -> tuple[float, int]:
-    """Mean cross-entropy over the tokens of all captions, one picture at a time, and how many tokens these are."""
-    total, count = 0.0, 0
+def caption_loss(lm: LanguageModel, captioned: Captioned) -> float:
+    """Mean cross-entropy over the tokens of all captions in nats, one picture and one token at a time."""
+    losses: list[float] = []
     for picture, caption in captioned:
         prompt, answer = picture_prompt(lm, open_picture(picture)), caption_ids(lm, caption)
-        total += nats_of_caption(lm, prompt, answer)
-        count += len(answer)
-    return total / count, count
+        batch, _ = padded_prompts(lm, [prompt], [answer])
+        with torch.no_grad():
+            log_probs = lm.model(**batch).logits[0].double().log_softmax(-1)
+        losses += [-float(log_probs[place - 1, token]) for place, token in enumerate(answer, len(prompt.ids))]
+    return sum(losses) / len(losses)
 
 
 @pytest.mark.parametrize("shape", SAVE)
@@ -88,9 +82,7 @@ def test_models_of_every_shape_learn_captions_of_pictures_of_any_size(shape: str
     lm = opened(tmp_path / "model", shape)
     lm.model.float()
     captioned = list(zip(map(encoded, random_pictures(SIZES)), CAPTIONS, strict=True))
-    answers = [caption_ids(lm, caption) for caption in CAPTIONS]
-    prompts = [picture_prompt(lm, open_picture(picture)) for picture, _ in captioned]
-    before = sum(nats_of_caption(lm, *pair) for pair in zip(prompts, answers, strict=True)) / sum(map(len, answers))
+    before = caption_loss(lm, captioned)
     config = config_of(method="lora", epochs=2, batch_size=len(SIZES), pass_tokens=10_000)
     result = train_pictures(lm, captioned, config, tmp_path / "adapter")
     assert result.losses[0] == pytest.approx(before, abs=1e-3)
@@ -102,9 +94,9 @@ def test_training_in_full_learns_the_captions_and_writes_a_model_that_opens_alon
 ) -> None:
     written, lm, result = trained
     assert result.steps == 30
-    learnt, _ = caption_losses(open_picture_model(written), captioned)
+    learnt = caption_loss(open_picture_model(written), captioned)
     assert learnt < 0.7 * result.losses[0]
-    assert learnt == pytest.approx(caption_losses(lm, captioned)[0], abs=1e-6), "the model came back trained"
+    assert learnt == pytest.approx(caption_loss(lm, captioned), abs=1e-6), "the model came back trained"
 
 
 @pytest.mark.parametrize("method", ["lora", "adalora", "ia3"])
@@ -114,46 +106,36 @@ def test_an_adapter_learns_over_weights_that_stay_as_they_were(
     base, untouched, _ = trained
     lm = open_picture_model(base)
     others = [(picture, caption) for (picture, _), (_, caption) in pairwise(captioned)]
-    before, _ = caption_losses(lm, others)
+    before = caption_loss(lm, others)
     train_pictures(lm, others, config_of(method=method, epochs=10, learning_rate=1e-2), tmp_path / "a")
     weights = dict(untouched.model.named_parameters())
     assert all(torch.equal(weight, weights[name]) for name, weight in lm.model.named_parameters())
     merged = open_picture_model(base.model_copy(update={"adapter": str(tmp_path / "a")}))
-    assert caption_losses(merged, others)[0] < before - 0.01
+    assert caption_loss(merged, others) < before - 0.01
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_killed_training_on_pictures_ends_with_the_same_bytes(
+def test_a_killed_training_on_pictures_ends_with_the_same_bytes_and_none_takes_up_that_of_other_pictures(
     method: Any, open_base: Open, captioned: Captioned, tmp_path: Path
 ) -> None:
-    config = config_of(method=method)
+    def train(place: str, some: Captioned, step: Callable[[TrainingStep], Any]) -> None:
+        options = TrainingOptions(step, checkpoint_seconds=0.0)
+        train_pictures(open_base(), some, config_of(method=method), tmp_path / place, options)
 
     def kill(step: TrainingStep) -> None:
         if step.step == 4:
             raise KeyboardInterrupt
 
-    train_pictures(open_base(), captioned, config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        train_pictures(open_base(), captioned, config, tmp_path / "cut", TrainingOptions(kill, checkpoint_seconds=0.0))
-    steps: list[TrainingStep] = []
-    train_pictures(
-        open_base(), captioned, config, tmp_path / "cut", TrainingOptions(steps.append, checkpoint_seconds=0.0)
-    )
-    assert steps[0].step == 5
+    for place in ("cut", "swapped"):
+        with pytest.raises(KeyboardInterrupt):
+            train(place, captioned, kill)
+    steps: dict[str, list[TrainingStep]] = {"whole": [], "cut": [], "swapped": []}
+    for place, some in steps.items():
+        others = [(captioned[1][0], captioned[0][1]), *captioned[1:]]
+        train(place, others if place == "swapped" else captioned, some.append)
+    assert [some[0].step for some in steps.values()] == [1, 5, 1]
     (name,) = (path.name for path in (tmp_path / "whole").glob("*.safetensors"))
     assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-def test_a_checkpoint_of_other_pictures_is_not_taken_up(open_base: Open, captioned: Captioned, tmp_path: Path) -> None:
-    def kill(step: TrainingStep) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_pictures(open_base(), captioned, CONFIG, tmp_path / "a", TrainingOptions(kill, checkpoint_seconds=0.0))
-    swapped = [(captioned[1][0], captioned[0][1]), *captioned[1:]]
-    steps: list[TrainingStep] = []
-    train_pictures(open_base(), swapped, CONFIG, tmp_path / "a", TrainingOptions(steps.append))
-    assert steps[0].step == 1
 
 
 @pytest.mark.parametrize("short", [256, 30])  # at 30 the tower reads a short text and the rest a long one
@@ -177,17 +159,20 @@ def test_max_tokens_and_the_models_positions_cut_captions_and_never_a_picture(
     assert result.tokens == 3 * len(captioned)
     result = train_pictures(replace(lm, max_tokens=prompt + 2), captioned, config_of(epochs=1), tmp_path / "b")
     assert result.tokens == 2 * len(captioned)
-    with pytest.raises(UserError, match=rf"picture 0 and the instruction are {prompt} tokens, .* has {prompt} pos"):
-        train_pictures(replace(lm, max_tokens=prompt), captioned, CONFIG, tmp_path / "c")
+    error = user_error(train_pictures, replace(lm, max_tokens=prompt), captioned, CONFIG, tmp_path / "c")
+    assert f"picture 0 and the instruction are {prompt} tokens, " in error
+    assert f" has {prompt} pos" in error
 
 
 def test_what_cannot_be_trained_on_is_said_in_a_line(
     open_base: Open, captioned: Captioned, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    with pytest.raises(UserError, match=r"^fine-tuning picture 1 has no caption: ''$"):
-        train_pictures(open_base(), [captioned[0], (captioned[1][0], ""), *captioned[2:]], CONFIG, tmp_path / "a")
-    with pytest.raises(UserError, match="at least batch_size = 4 texts, got 3"):
-        train_pictures(open_base(), captioned[:3], CONFIG, tmp_path / "a")
-    with pytest.raises(UserError, match="this model reads texts alone"):
-        train_pictures(open_model(ModelConfig(path=str(tiny_model_folder))), captioned, CONFIG, tmp_path / "a")
+    def refusal(lm: LanguageModel, some: Captioned) -> str:
+        return user_error(train_pictures, lm, some, CONFIG, tmp_path / "a")
+
+    nameless = [captioned[0], (captioned[1][0], ""), *captioned[2:]]
+    assert refusal(open_base(), nameless) == "fine-tuning picture 1 has no caption: ''"
+    assert "at least batch_size = 4 texts, got 3" in refusal(open_base(), captioned[:3])
+    reader = open_model(ModelConfig(path=str(tiny_model_folder)))
+    assert "this model reads texts alone" in refusal(reader, captioned)
     assert list(tmp_path.iterdir()) == []

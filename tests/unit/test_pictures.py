@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import datasets
 import imagehash
 import numpy as np
 import pyarrow as pa
@@ -29,13 +30,14 @@ from pipeline.corpus.formats.webdataset import WEBDATASET
 from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.near_copies import near_families
 from pipeline.corpus.pictures import open_picture, picture_problem, picture_sketches
-from pipeline.errors import UserError
+from pipeline.corpus.shard import Shard
 from pipeline.export.place import ExportFolder
 from pipeline.export.request import RowMarks
 from pipeline.store.files import Store
 
 PICTURES = random_pictures([(40, 30), (20, 50), (33, 33)])
 PNG = [encoded(picture) for picture in PICTURES]
+LIMITS = LimitsConfig()
 
 
 def written(folder: Path, values: list[Any], kind: pa.DataType | None = None, **columns: list[Any]) -> str:
@@ -45,28 +47,25 @@ def written(folder: Path, values: list[Any], kind: pa.DataType | None = None, **
     return str(path)
 
 
-def documents(path: str, limits: LimitsConfig | None = None, **source: Any) -> list[Document]:
-    """All documents of a corpus of one file."""
-    limits = limits or LimitsConfig()
+def shards_of(path: str, limits: LimitsConfig, **source: Any) -> list[Shard]:
     corpus = CorpusConfig.model_validate({"audit": {"path": path, "image": "image", **source}})
-    inputs = find_inputs(corpus, limits)
-    shards = plan_shards(corpus, inputs, ResourcesConfig(), limits=limits)
-    return [document for shard in shards for document in read_shard(shard)]
+    return plan_shards(corpus, find_inputs(corpus, limits), ResourcesConfig(), limits=limits)
 
 
-def reasons(path: str, limits: LimitsConfig | None = None, **source: Any) -> list[str | None]:
+def documents(path: str, limits: LimitsConfig = LIMITS, **source: Any) -> list[Document]:
+    """All documents of a corpus of one file."""
+    return [document for shard in shards_of(path, limits, **source) for document in read_shard(shard)]
+
+
+def reasons(path: str, limits: LimitsConfig = LIMITS, **source: Any) -> list[str | None]:
     """Why each document of a corpus of one file goes to quarantine, if it does."""
     return [document.problem and document.problem[0] for document in documents(path, limits, **source)]
 
 
-def test_records_of_bytes_and_path_are_read_as_hugging_face_writes_them(tmp_path: Path) -> None:
+def test_bytes_captions_and_records_as_hugging_face_writes_them_are_read(tmp_path: Path) -> None:
     (tmp_path / "beside.png").write_bytes(PNG[1])
     path = written(tmp_path, [{"bytes": PNG[0], "path": "a.png"}, {"bytes": None, "path": "beside.png"}])
-    assert [d.picture for d in documents(path)] == PNG[:2]
-    assert reasons(path) == [None, None]
-
-
-def test_bytes_and_captions_are_read(tmp_path: Path) -> None:
+    assert [(d.picture, d.problem) for d in documents(path)] == [(PNG[0], None), (PNG[1], None)]
     path = written(tmp_path, PNG, pa.binary(), said=["a dog", "a cat", "  "], id=["x", "y", "z"])
     first, second, _ = documents(path, caption="said", id="id")
     assert (first.doc_id, first.text, first.picture) == ("x", "a dog", PNG[0])
@@ -75,7 +74,7 @@ def test_bytes_and_captions_are_read(tmp_path: Path) -> None:
     assert [d.text for d in documents(path)] == ["", "", ""]
 
 
-def test_paths_lie_beside_the_file_that_names_them(tmp_path: Path) -> None:
+def test_paths_lie_beside_the_file_or_in_the_saved_dataset_that_names_them(tmp_path: Path) -> None:
     folder = tmp_path / "corpus"
     (folder / "more").mkdir(parents=True)
     (tmp_path / "secret.png").write_bytes(PNG[0])
@@ -98,6 +97,9 @@ def test_paths_lie_beside_the_file_that_names_them(tmp_path: Path) -> None:
         assert message in document.problem[1]
     (folder / "list.csv").write_text("image\nmore/one.png\n")
     assert documents(str(folder / "list.csv"))[0].picture == PNG[1]
+    datasets.Dataset.from_dict({"image": ["secret.png", "one.png"]}).save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "saved" / "one.png").write_bytes(PNG[1])
+    assert reasons(str(tmp_path / "saved")) == ["not_picture", None]
 
 
 def test_bad_pictures_go_to_quarantine_each_with_its_reason(tmp_path: Path) -> None:
@@ -121,15 +123,12 @@ def test_bad_pictures_go_to_quarantine_each_with_its_reason(tmp_path: Path) -> N
     assert [document.picture for document in documents(path, limits)] == [*[None] * len(bad), PNG[0]]
 
 
-def test_a_picture_that_ends_too_early_is_found_when_it_is_decoded(tmp_path: Path) -> None:
+def test_decoded_pictures_are_upright_of_three_colours_and_whole(tmp_path: Path) -> None:
     whole = encoded(PICTURES[0].resize((200, 200)), "JPEG")
     (document,) = documents(written(tmp_path, [whole[: len(whole) // 2]], pa.binary()))
     assert document.picture is not None
     with pytest.raises(ValueError, match="not a whole picture"):
         open_picture(document.picture)
-
-
-def test_pictures_are_upright_and_of_three_colours() -> None:
     turned = Image.new("L", (10, 20))
     exif = turned.getexif()
     exif[0x0112] = 6  # held on its side
@@ -137,27 +136,25 @@ def test_pictures_are_upright_and_of_three_colours() -> None:
     assert (picture.size, picture.mode) == ((20, 10), "RGB")
 
 
-def test_a_missing_column_is_named_with_its_neighbours(tmp_path: Path) -> None:
+def test_a_missing_column_and_a_corpus_that_is_not_of_texts_or_of_pictures_are_named(tmp_path: Path) -> None:
     path = written(tmp_path, PNG, pa.binary())
-    with pytest.raises(UserError, match=r"no column 'imge' in .*; did you mean 'image'"):
-        documents(path, image="imge")
-    with pytest.raises(UserError, match=r"column 'number' in .* holds int64: a picture is bytes"):
-        documents(written(tmp_path, PNG, pa.binary(), number=[1, 2, 3]), image="number")
+    error = user_error(documents, path, image="imge")
+    assert error.startswith("no column 'imge' in ")
+    assert "; did you mean 'image'" in error
+    path = written(tmp_path, PNG, pa.binary(), number=[1, 2, 3])
+    assert f"column 'number' in {path} holds int64: a picture is bytes" in user_error(documents, path, image="number")
     (tmp_path / "a.txt").write_text("words")
     assert ".txt files hold no pictures" in user_error(documents, str(tmp_path / "a.txt"))
-
-
-@pytest.mark.parametrize(
-    ("corpus", "message"),
-    [
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures/a.png").write_bytes(PNG[0])
+    for corpus, message in (
         ({"audit": {"path": "a", "caption": "c"}}, "caption goes with image"),
         ({"audit": {"path": "a", "text": "t", "image": "i"}}, "text and image"),
-        ({"audit": {"path": "a", "image": "i"}, "unseen": {"path": "b"}}, r"no image is given for corpus\.unseen"),
-    ],
-)
-def test_a_corpus_is_of_texts_or_of_pictures(corpus: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        build(CorpusConfig, corpus)
+        ({"audit": {"path": "a", "image": "i"}, "unseen": {"path": "b"}}, "no image is given for corpus.unseen"),
+        ({"audit": {"path": str(tmp_path / "pictures")}}, "holds no file that ends in .parquet"),
+        ({"audit": {"path": str(tmp_path / "pictures/a.png")}}, "is none of .parquet"),
+    ):
+        assert message in user_error(lambda of=corpus: find_inputs(build(CorpusConfig, of)))
 
 
 def natural(seed: int) -> Image.Image:
@@ -210,6 +207,11 @@ def test_a_folder_of_pictures_is_read_with_the_captions_beside_them(tmp_path: Pa
     assert second.problem == ("not_text", "no text in this row")
     assert [d.problem for d in documents(str(tmp_path))] == [None, None]
     assert [d.picture for d in documents(str(tmp_path / "*.png"))] == PNG[:1]
+    corpus = CorpusConfig.model_validate({"audit": {"path": str(tmp_path), "image": "image", "caption": "txt"}})
+    before = find_inputs(corpus)[0].stamp
+    assert find_inputs(corpus)[0].stamp == before
+    (tmp_path / "b.txt").write_text("a tree")
+    assert find_inputs(corpus)[0].stamp != before, "a caption was written again"
 
 
 def test_a_tar_file_of_webdataset_is_read_sample_by_sample(tmp_path: Path) -> None:
@@ -230,16 +232,9 @@ def test_a_tar_file_of_webdataset_is_read_sample_by_sample(tmp_path: Path) -> No
     assert second.picture is not None
     assert third.problem == ("not_picture", "no picture in this row")
     assert fourth.problem == ("empty", "a picture of 0 bytes")
-    with pytest.raises(UserError, match=r"no column 'jpg' in .*; did you mean 'png'"):
-        documents(path, image="jpg")
-
-
-def test_pictures_are_no_documents_of_a_corpus_of_texts(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(PNG[0])
-    with pytest.raises(UserError, match=r"holds no file that ends in \.parquet"):
-        find_inputs(CorpusConfig.model_validate({"audit": {"path": str(tmp_path)}}))
-    with pytest.raises(UserError, match=r"is none of \.parquet"):
-        find_inputs(CorpusConfig.model_validate({"audit": {"path": str(tmp_path / "a.png")}}))
+    error = user_error(documents, path, image="jpg")
+    assert error.startswith("no column 'jpg' in ")
+    assert "; did you mean 'png'" in error
 
 
 def test_pictures_of_16_bits_keep_their_pixels_and_of_32_bits_or_beyond_pillow_are_refused() -> None:
@@ -263,14 +258,6 @@ def test_pictures_without_a_pattern_are_near_copies_only_where_their_colours_are
     family = near_families(sketches, 0.8)
     assert len(set(family.tolist())) == len(plain)
     assert np.array_equal(family[: len(plain)], family[len(plain) :])
-
-
-def test_a_saved_dataset_names_no_picture_outside_of_its_folder(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    (tmp_path / "secret.png").write_bytes(PNG[0])
-    datasets.Dataset.from_dict({"image": ["secret.png", "one.png"]}).save_to_disk(str(tmp_path / "saved"))
-    (tmp_path / "saved" / "one.png").write_bytes(PNG[1])
-    assert reasons(str(tmp_path / "saved")) == ["not_picture", None]
 
 
 def test_a_tar_file_is_never_shorter_than_it_was_without_a_word(tmp_path: Path) -> None:
@@ -321,30 +308,11 @@ def test_a_caption_or_a_path_of_bad_utf8_costs_one_document(tmp_path: Path) -> N
     assert reasons(path) == [None, "undecodable", "not_picture"]
 
 
-def test_a_caption_that_was_written_again_shows_in_the_stamp_of_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "one.png").write_bytes(PNG[0])
-    (tmp_path / "one.txt").write_text("a house")
-    corpus = CorpusConfig.model_validate({"audit": {"path": str(tmp_path), "image": "image", "caption": "txt"}})
-    before = find_inputs(corpus)[0].stamp
-    assert find_inputs(corpus)[0].stamp == before
-    (tmp_path / "one.txt").write_text("a tree")
-    assert find_inputs(corpus)[0].stamp != before
+def source_of(path: Path) -> ExportSource:
+    return ExportSource(tuple(shards_of(str(path), LIMITS, caption="txt")), path.name)
 
 
-# --- exports: what is kept is copied byte for byte, with what stands beside it
-
-
-SQUARES = [encoded(picture) for picture in random_pictures([(20, 20)] * 5)]
-
-
-def source_of(path: Path, **source: Any) -> ExportSource:
-    limits = LimitsConfig()
-    corpus = CorpusConfig.model_validate({"audit": {"path": str(path), "image": "image", **source}})
-    shards = plan_shards(corpus, find_inputs(corpus, limits), ResourcesConfig(), limits=limits)
-    return ExportSource(tuple(shards), path.name)
-
-
-def marks_of(rows: Sequence[int], keeps: bool = True) -> RowMarks:
+def marks_of(rows: Sequence[int], keeps: bool) -> RowMarks:
     return RowMarks(iter([np.array(rows, dtype=np.int64)]), keeps)
 
 
@@ -352,7 +320,7 @@ def test_the_kept_samples_of_a_tar_file_have_all_their_files_and_one_that_is_cut
     keys, endings = ("set/a.b/0", "set/a.b/1", "set/2", "3"), (".png", ".txt", ".seg.json")
     content = {f"{key}{end}": PNG[0] if end == ".png" else key.encode() for key in keys for end in endings}
     path = Path(tar_of(tmp_path / "shard.tar", content))
-    source, sink = source_of(path, caption="txt"), io.BytesIO()
+    source, sink = source_of(path), io.BytesIO()
     WEBDATASET.export.copy(source, marks_of([0, 3], False), lambda _: nullcontext(sink))
     with tarfile.open(fileobj=io.BytesIO(sink.getvalue())) as archive:
         exported = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
@@ -366,11 +334,11 @@ def test_the_kept_pictures_of_a_folder_keep_their_names_and_captions(tmp_path: P
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
     names = ["a.png", "b.png", "more/c.png", "more/d.PNG", "more/d.bmp"]
-    for name, data in zip(names, SQUARES, strict=True):
-        (folder / name).write_bytes(data)
+    for name, picture in zip(names, random_pictures([(20, 20)] * 5), strict=True):
+        (folder / name).write_bytes(encoded(picture))
         (folder / name).with_suffix(".txt").write_text(f"of {name}")
     (folder / "a.txt").unlink()
-    source = source_of(folder, caption="txt")
+    source = source_of(folder)
     assert sorted(source.files) == names
     place = ExportFolder(Store(str(tmp_path / "out")), "run", [])
     PICTURE.export.copy(source, marks_of([source.files.index("b.png")], False), place.file)
@@ -381,6 +349,6 @@ def test_the_kept_pictures_of_a_folder_keep_their_names_and_captions(tmp_path: P
     for name in kept:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / name).read_bytes()
     single = ExportFolder(Store(str(tmp_path / "single")), "run", [])
-    PICTURE.export.copy(source_of(folder / "b.png", caption="txt"), marks_of([0]), single.file)
+    PICTURE.export.copy(source_of(folder / "b.png"), marks_of([0], True), single.file)
     assert single.names == ["b.png", "b.txt"]
     assert (tmp_path / "single/b.txt").read_text() == "of b.png"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from pipeline.audit.machine import GPU_UNITS, ActorShape, Node, actor_shape, places, places_beside
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.yaml import build
-from pipeline.errors import UserError
 from pipeline.models.devices import CONTEXT_BYTES, cap_memory
 from pipeline.stages.base import Placement
 from pipeline.store.files import Store
@@ -83,7 +83,7 @@ def test_eight_gpus_at_three_tenths_hold_24_actors() -> None:
     assert actors(ResourcesConfig(gpus_per_actor=3), [Node(8.0, 4.0)] * 2, 1000)[0] == 2  # 8 GPUs, 2 of them left over
 
 
-def test_an_actor_larger_than_any_node_is_refused_with_the_nearest_node() -> None:
+def test_an_actor_larger_than_any_node_and_gpus_that_no_cluster_can_place_are_refused() -> None:
     two, behind = "the largest of 2 nodes has", "this machine has 0 GPUs and 8 CPUs"
     for nodes, gpus, cpus, message in (
         ([Node(16.0, 2.0), Node(64.0, 4.0)], 8, 1, f"gpus_per_actor is 8, {two} 4 GPUs and 64 CPUs"),
@@ -93,39 +93,24 @@ def test_an_actor_larger_than_any_node_is_refused_with_the_nearest_node() -> Non
     ):
         resources = ResourcesConfig(gpus_per_actor=gpus, cpus_per_actor=cpus)  # type: ignore[arg-type]
         assert user_error(actor_shape, resources, nodes) == f"resources.{message}"
-
-
-@pytest.mark.parametrize("gpus", [1.5, 0.00001, 2.25])
-def test_gpus_that_no_cluster_can_place_are_refused_in_the_configuration(gpus: float) -> None:
-    with pytest.raises(
-        UserError, match=rf"gpus_per_actor: input should be 'auto' or 0, a share of a GPU .*, got {gpus:g}"
-    ):
-        build(ResourcesConfig, {"gpus_per_actor": gpus})
-
-
-class Card:
-    """What torch says of a GPU of 80 GiB, and what is set on it."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.calls: list[str] = []
-        self.shares: list[float] = []
-        patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setattr(torch.cuda, "mem_get_info", lambda: (70 << 30, 80 << 30))
-        patch.setattr(torch.cuda, "set_per_process_memory_fraction", self.set)
-
-    def set(self, share: float) -> None:
-        self.calls.append("cap")
-        self.shares.append(share)
+    for gpus in (1.5, 0.00001, 2.25):
+        error = user_error(build, ResourcesConfig, {"gpus_per_actor": gpus})
+        assert error.startswith("gpus_per_actor: input should be 'auto' or 0, a share of a GPU ")
+        assert error.endswith(f", got {gpus:g}")
 
 
 def test_actors_that_share_a_gpu_keep_to_their_shares_from_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    card = Card(monkeypatch)
-    stage = SimpleNamespace(name="score", make=lambda stage, placement: card.calls.append("load"))
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", calls.append)
+    stage = SimpleNamespace(name="score", make=lambda stage, placement: calls.append("load"))
     ShardActor(stage, Placement(0.3333), Store(str(tmp_path)), "driver", versions_here(), None)  # type: ignore[arg-type]
     for whole in (0.0, 1.0, 4.0):  # who shares no GPU has no limit
         cap_memory(whole)
-    assert card.calls == ["cap", "load"]
-    assert 0.3 < card.shares[0] < 0.3333
-    assert 3 * (card.shares[0] * (80 << 30) + CONTEXT_BYTES) <= 80 << 30
+    share, loaded = calls
+    assert loaded == "load"
+    assert 0.3 < share < 0.3333
+    assert 3 * (share * (80 << 30) + CONTEXT_BYTES) <= 80 << 30

@@ -74,9 +74,6 @@ def audit(*paths: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-# --- what @detector checks
-
-
 @pytest.mark.parametrize("names", [["log_prob"], ("log_prob",), {"log_prob"}, "log_prob"])
 def test_names_of_statistics_may_be_written_in_any_way(names: Any) -> None:
     @detector(needs={FORWARD: names})
@@ -164,9 +161,6 @@ def test_a_detector_that_returns_no_score_a_document_says_so() -> None:
         parsed.score(Evidence(["a", "b"], {FORWARD: statistics}))
 
 
-# --- files
-
-
 def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     load(path)
@@ -183,9 +177,8 @@ def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
         parse_detectors(["lowest"])
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_plugin_that_cannot_be_loaded_is_one_line_with_its_file(tmp_path: Path) -> None:
+    for text, message in (
         ("x = = 1", "my_detectors.py, line 1: cannot be imported: SyntaxError: invalid syntax"),
         (
             "\nimport none_such",
@@ -199,13 +192,11 @@ def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
         (PROCEDURE.replace("half", "ktd"), "procedure ktd: the name is built in"),
         (PROCEDURE.replace("finite-sample", "finite"), "did you mean 'finite-sample'"),
         (PROCEDURE.replace('promise="As BH."', 'promise=""'), "one that says what it promises"),
-    ],
-)
-def test_a_plugin_that_cannot_be_loaded_is_one_line_with_its_file(tmp_path: Path, text: str, message: str) -> None:
-    path = write(tmp_path, text)
-    error = user_error(load, path)
-    assert error.startswith(f"import: {path}")
-    assert message in error
+    ):
+        path = write(tmp_path, text)
+        error = user_error(load, path)
+        assert error.startswith(f"import: {path}")
+        assert message in error
 
 
 def test_an_import_that_is_no_plugin_is_one_line() -> None:
@@ -232,9 +223,6 @@ def test_a_check_or_needs_that_raise_are_one_line_with_the_file(tmp_path: Path) 
     load(write(tmp_path, GOOD.replace('{FORWARD: ["log_prob"]}', "lambda share: 1 / 0")))
     error = user_error(parse_detectors, ["lowest"])
     assert "lowest (my_detectors.py): its function of needs raised ZeroDivisionError" in error
-
-
-# --- fingerprints
 
 
 def test_the_content_of_a_plugin_is_in_the_fingerprint_and_its_place_is_not(tmp_path: Path) -> None:
@@ -273,9 +261,6 @@ def test_an_installed_module_counts_by_all_files_of_its_package(
         monkeypatch.delitem(sys.modules, name)
 
 
-# --- configurations
-
-
 def test_a_configuration_names_a_plugins_detector_and_procedure(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD + PROCEDURE)
     config = build_config(
@@ -310,15 +295,9 @@ def test_a_detector_of_an_installed_package_needs_no_import(tmp_path: Path, monk
 
 def test_a_trial_hands_its_plugins_to_its_audits(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    data = {
-        "run": "run",
-        "model": {"path": "m"},
-        "documents": {"path": "texts.jsonl"},
-        "import": [path],
-        "detectors": ["lowest"],
-        "selections": [{"name": "members", "detectors": ["lowest"]}],
-    }
-    trial, _ = build_trial(data)
+    selections = [{"name": "members", "detectors": ["lowest"]}]
+    described = audit(path, detectors=["lowest"], selections=selections, documents={"path": "texts.jsonl"})
+    trial, _ = build_trial({key: value for key, value in described.items() if key != "corpus"})
     files = {"audit": "audit.parquet", "unseen": "unseen.parquet"}
     assert audit_of(trial, trial.model, files).import_ == [path]
     assert "import" in trial.model_dump()

@@ -25,7 +25,8 @@ from ray_jobs.cluster import version_differences, versions_here
 
 GIB = 2**30
 CARD = {"name": "NVIDIA L4", "driver": "570.1", "total": 24 * GIB, "free": 23 * GIB}
-FILES = {"model.safetensors": [10 * GIB, "aa"], "config.json": [600, "bb"]}
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+FILES = {WEIGHTS: [10 * GIB, "aa"], CONFIG: [600, "bb"]}
 FACTS: dict[str, dict[str, Any]] = {
     "versions": {"python": "3.12.3", "seenset": "0.7.0", "ray": "2.60.0", "torch": "2.9.0+cu128"},
     "processor": {"flags": ["avx2"], "bfloat16": False},
@@ -53,12 +54,8 @@ def node(name: str = "two", **facts: dict[str, Any]) -> NodeReport:
     return NodeReport(name, 16.0, 2.0, 8.0 * GIB, answers)
 
 
-def of_model(
-    weights: list[Any] | None = FILES["model.safetensors"], config: list[Any] | None = FILES["config.json"]
-) -> Any:
-    """What a node has of the model's files."""
-    files = {"model.safetensors": weights, "config.json": config}
-    return {"model": {"models": {"org/model": {name: mark for name, mark in files.items() if mark is not None}}}}
+def held(files: dict[str, Any]) -> Any:
+    return {"model": {"models": {"org/model": files}}}
 
 
 def judged(other: NodeReport, expected: Expectation = EXPECTED) -> list[Finding]:
@@ -68,13 +65,8 @@ def judged(other: NodeReport, expected: Expectation = EXPECTED) -> list[Finding]
     return [line for line in lines if line.state != "good"]
 
 
-def test_a_good_cluster_has_no_red_line() -> None:
-    assert judged(node()) == []
-
-
-@pytest.mark.parametrize(
-    ("facts", "check", "state", "value"),
-    [
+def test_a_bad_fact_is_a_line_of_its_node_and_check() -> None:
+    for facts, check, state, value in (
         ({"versions": {"torch": "2.8.0+cu128"}}, "versions", "red", "torch 2.8.0+cu128 (here 2.9.0+cu128)"),
         ({"versions": {"seenset": "0.6.0"}}, "versions", "red", "seenset 0.6.0 (here 0.7.0)"),
         ({"versions": {"my-detectors": "1.0"}}, "versions", "red", "my-detectors 1.0 (here missing)"),
@@ -85,9 +77,14 @@ def test_a_good_cluster_has_no_red_line() -> None:
         ({"gpus": {"cards": [CARD, {**CARD, "free": GIB}]}}, "gpus", "red", "1.0 GiB free on one of them, 10.0 GiB"),
         ({"memory": {"free": 9 * GIB}}, "memory", "red", "10.0 GiB of weights pass through it"),
         ({"dev_shm": {"total": 64 << 20}}, "/dev/shm", "note", "less than Ray's object store of 8 GiB"),
-        (of_model(weights=[10 * GIB, "zz"]), "model", "red", "model.safetensors of org/model is of another content"),
-        (of_model(config=None), "model", "red", "config.json of org/model is missing there"),
-        (of_model(weights=None), "model", "note", "org/model: the hub will send its weights"),
+        (
+            held({**FILES, WEIGHTS: [10 * GIB, "z"]}),
+            "model",
+            "red",
+            f"{WEIGHTS} of org/model is of another content",
+        ),
+        (held({WEIGHTS: FILES[WEIGHTS]}), "model", "red", "config.json of org/model is missing there"),
+        (held({CONFIG: FILES[CONFIG]}), "model", "note", "org/model: the hub will send its weights"),
         ({"input": {"marks": {"a.jsonl": "cannot be read: no"}}}, "input", "red", "a.jsonl: cannot be read: no"),
         ({"input": {"marks": {"a.jsonl": [101, "cc"]}}}, "input", "red", "a.jsonl is another file there"),
         ({"run_directory": {"seen": False}}, "run directory", "red", "it does not see what this machine writes there"),
@@ -98,16 +95,15 @@ def test_a_good_cluster_has_no_red_line() -> None:
         ({"processor": {"flags": []}}, "processor", "note", "most nodes have avx2"),
         ({"clock": {"offset": -75.0}}, "clock", "red", "-75.0 s"),
         ({"clock": {"offset": 5.0}}, "clock", "note", "+5.0 s"),
-    ],
-)
-def test_a_bad_fact_is_a_line_of_its_node_and_check(facts: dict[str, Any], check: str, state: str, value: str) -> None:
-    (line,) = judged(node(**facts))
-    assert (line.node, line.check, line.state) == ("two", check, state)
-    assert value in line.value
-    assert line.remedy
+    ):
+        (line,) = judged(node(**facts))
+        assert (line.node, line.check, line.state) == ("two", check, state)
+        assert value in line.value
+        assert line.remedy
 
 
-def test_what_cannot_change_a_score_is_no_difference_of_versions() -> None:
+def test_a_good_cluster_has_no_red_line_whatever_versions_cannot_change_a_score() -> None:
+    assert judged(node()) == []
     assert judged(node(versions={"torch": "2.9.0+cpu", "python": "3.12.9"})) == []
     assert version_differences({"python": "3.12.3"}, {"python": "3.11.3"}) == ["python 3.11.3 (here 3.12.3)"]
     assert versions_here()["seenset"]
@@ -129,13 +125,10 @@ def test_a_folder_that_is_not_shared_is_red_on_every_node_that_has_its_own() -> 
     assert "a folder of each node alone" in lines[0].value
 
 
-def test_workers_that_train_together_need_shared_memory() -> None:
+def test_workers_that_train_together_need_shared_memory_and_actors_on_cpus_memory_for_all_weights() -> None:
     small = node(dev_shm={"total": 64 << 20, "free": 64 << 20})
     (line,) = judged(small, replace(EXPECTED, trainers=2))
     assert (line.check, line.state) == ("/dev/shm", "red")
-
-
-def test_on_cpus_the_weights_of_all_actors_count() -> None:
     on_cpus = replace(EXPECTED, shape=ActorShape(0.0, 2))
     (line, *_) = (line for line in judged(node(), on_cpus) if line.check == "memory")
     assert "80.0 GiB of weights of 8 actors" in line.value
@@ -143,7 +136,6 @@ def test_on_cpus_the_weights_of_all_actors_count() -> None:
 
 
 def make_check(check: str, inspection: Inspection) -> Any:
-    """The measurement of one check here."""
     return measured(partial(CHECKS[check], inspection))
 
 

@@ -219,9 +219,6 @@ def test_a_damaged_file_stops_no_check_of_the_others(tmp_path: Path) -> None:
     assert "cut.jsonl.gz is damaged after row" in found.damaged[0]
 
 
-# --- a run waits for its checks where it must
-
-
 def checks_of(path: Path, output: io.StringIO) -> Checks:
     plan = make_plan(load_config(str(path), ()))
     reporter = Reporter(Console(file=output, width=400))

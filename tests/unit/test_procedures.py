@@ -16,13 +16,9 @@ import pytest
 from commands import user_error
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy.integrate import quad
-from scipy.optimize import minimize_scalar
-from statsmodels.stats.multitest import multipletests
 
 import seenset
 from benchmarks.selection import count_procedures
-from pipeline.errors import UserError
 from pipeline.selection.calibrations import pool, simes_grid, smallest_simes
 from pipeline.selection.conformal import Grid, RankCounts, calibrate, p_values, ranks
 from pipeline.selection.procedures import PROCEDURES
@@ -78,20 +74,6 @@ def textbook(p: list[Fraction], alpha: Fraction) -> int:
     return max((i for i in range(1, len(p) + 1) if p[i - 1] * len(p) <= alpha * i), default=0)
 
 
-# ---------------------------------------------------------------- step-up and estimators on any grid
-
-
-@given(audits(), alphas, null_proportions)
-def test_step_up_on_any_grid_equals_sorting_in_exact_rationals(
-    audit: tuple[list[int], Grid], alpha: Fraction, pi0: Fraction
-) -> None:
-    found, grid = audit
-    counts = RankCounts.of(np.array(found), grid)
-    k = step_up(counts, alpha, pi0)
-    assert counts.at_most(k) == textbook(p_of(found, grid), alpha / pi0)
-    assert all((j <= k) == (grid.p(j) <= grid.p(k)) for j in found)  # equal p-values share their fate
-
-
 @given(audits(), alphas)
 def test_procedures_equal_their_definitions_on_sorted_p_values(audit: tuple[list[int], Grid], alpha: Fraction) -> None:
     found, grid = audit
@@ -130,6 +112,7 @@ def test_procedures_equal_their_definitions_on_sorted_p_values(audit: tuple[list
     for procedure, selected in expected.items():
         decision = decide(procedure, counts, alpha)
         assert decision.n_selected == selected == counts.at_most(decision.rank), procedure
+        assert all((j <= decision.rank) == (grid.p(j) <= decision.largest_p) for j in found), "equal ones share a fate"
         assert decision.largest_p == grid.p(decision.rank)
         assert decision.threshold == (float(decision.largest_p) if selected else None)
         assert decision.n_selected == textbook(p, alpha / decision.factor)
@@ -142,34 +125,12 @@ def _parts(grid: Grid) -> list[list[Fraction]]:
     return [[Fraction(k, d) for k in range(1, d + 1)] for d in sizes]
 
 
-@given(audits(), alphas, st.sampled_from([("bh", "fdr_bh"), ("by", "fdr_by"), ("bky", "fdr_tsbky")]))
-def test_procedures_agree_with_statsmodels_away_from_ties(
-    audit: tuple[list[int], Grid], alpha: Fraction, names: tuple[str, str]
-) -> None:
-    """Its `fdr_tsbky` takes the same level alpha / (1 + alpha) for both stages from the alpha that is given."""
-    found, grid = audit
-    counts, m = RankCounts.of(np.array(found), grid), len(found)
-    stages = [alpha / harmonic_bound(m) if names[0] == "by" else alpha]
-    if names[0] == "bky":
-        level = alpha / (1 + alpha)
-        first = counts.at_most(step_up(counts, level))
-        assume(first < m)
-        stages = [level, level * m / (m - first)]
-    for stage in stages:
-        assume(all(abs(stage * i / (m * grid.p(k)) - 1) > 1e-9 for i in range(1, m + 1) for k in found))
-    rejected, *_ = multipletests(p_values(np.array(found), grid), float(alpha), names[1])
-    assert decide(names[0], counts, alpha).n_selected == rejected.sum()
-
-
 @given(audits())
 def test_kernel_is_its_formula(audit: tuple[list[int], Grid]) -> None:
     found, grid = audit
     m = len(found)
     f = sum(11 * float(grid.p(k)) ** 10 for k in found) / m
     assert kernel(RankCounts.of(np.array(found), grid)) == pytest.approx(f + 11 * (1 / m + f / (grid.n + 1)), rel=1e-9)
-
-
-# ---------------------------------------------------------------- e-values
 
 
 def e_value(p: Fraction, grid: Grid, m: int, alpha: Fraction) -> Fraction:
@@ -208,9 +169,6 @@ def test_ebh_pays_less_for_dependence_than_by_in_a_large_audit() -> None:
         last += 1
         total = total + Fraction(1, last) if last < 200 else total + Fraction(1 / last)
     assert total <= dependence_factor(Grid.uniform(10**5), 10**8, TENTH) <= total + Fraction(1, 10**9)
-
-
-# ---------------------------------------------------------------- known members
 
 
 def test_known_members_recovers_the_share_of_a_mixture_exactly() -> None:
@@ -268,23 +226,10 @@ def test_known_scores_are_those_of_the_published_equations() -> None:
     assert 0.75 < estimate.pi0 < 0.77, "the correction raises the share"
     fewer = known_scores(*(Moments.of(scores, 1.0) for scores in tight), quarantined=200)
     assert fewer.pi0 == pytest.approx((estimate.pi0 * 200 + 200) / 400), "quarantined documents count as nulls"
-
-
-def test_known_scores_that_tell_nothing_give_a_null_proportion_of_one() -> None:
-    """Audited documents beyond the known ones, no difference to nulls, all like nulls, nobody to judge."""
+    # audited documents beyond the known ones, no difference to nulls, all like nulls, nobody to judge
     for known, audit in (([5, 5], [6, 7]), ([1, 1], [3]), ([5, 6], [0, 1]), ([5], [])):
         sides = (np.array(side, dtype=float) for side in ([0, 1, 2], known, audit))
         assert known_scores(*(Moments.of(side, 1.0) for side in sides)).pi0 == 1.0
-
-
-def test_known_members_that_are_missing_are_asked_for_in_one_line() -> None:
-    counts = RankCounts.of(np.array([1]), 9)
-    for known in (None, RankCounts.empty(9)):
-        with pytest.raises(UserError, match=r"known_members needs documents .* corpus\.seen"):
-            decide("known_members", counts, TENTH, known)
-
-
-# ---------------------------------------------------------------- grids
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5))
@@ -334,6 +279,8 @@ def test_exactly_the_minimum_can_be_selected_and_one_document_less_cannot(
     for selected in {least - 1, least} & set(range(1, m + 1)):
         best = RankCounts.of(np.array([1] * selected + [grid.size] * (m - selected)), grid)
         assert (step_up(best, alpha, pi0) > 0) == (selected == least)
+    of_the_methods_page = [minimum_selectable(calibration, 10**6, TENTH) for calibration in (1000, 10**5)]
+    assert of_the_methods_page == [9_991, 100]
 
 
 def test_every_procedure_decides_a_hundred_million_documents_over_a_hundred_thousand_p_values_at_once() -> None:
@@ -345,9 +292,6 @@ def test_every_procedure_decides_a_hundred_million_documents_over_a_hundred_thou
     for procedure in count_procedures():
         assert decide(procedure, counts, TENTH).n_selected > 10**6
     assert time.process_time() - began < 10  # about .2 s on one core
-
-
-# ---------------------------------------------------------------- what is promised
 
 
 def test_the_terms_say_what_the_calibration_changes() -> None:
@@ -390,9 +334,6 @@ def test_no_conditional_p_value_is_above_one() -> None:
     assert simes_grid(1, Fraction(1, 10**18)).numerators.tolist() == [1 << 62] * 2
 
 
-# --- the right boundary: Storey's procedure at the first lambda where its estimate does not fall
-
-
 def test_it_stops_where_the_estimate_first_does_not_fall() -> None:
     """Estimates at .05, .10, .15, .20 are 21/19, 11/18, 9/17 and 9/16; later ones are not looked at."""
     counts = RankCounts(np.array([10, 2, 0, 8, *[0] * 16]))
@@ -414,22 +355,16 @@ def test_it_is_storey_at_one_of_its_lambdas_over_any_grid(audit: tuple[list[int]
     assert decide("right_boundary", counts, TENTH).rank == decide("storey", counts, TENTH, lambda_=LAMBDAS[place]).rank
 
 
-# --- ranks, counts and estimators over one grid
-
-
 GOLDEN = RankCounts.of(np.array([1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 70, 80, 90, 99]), 99)
 
 
-@pytest.mark.parametrize(
-    ("gamma", "b", "pi0"),
-    [(2.0, 0.651295193831284, 0.738858766315621), (3.0, 0.537783599642014, 0.750142983934607)],
-)
-def test_jkbb_gives_the_golden_values(gamma: float, b: float, pi0: float) -> None:
-    estimate = jkbb(GOLDEN, gamma)
-    assert estimate.c == pytest.approx(0.523853633246022, rel=1e-12)
-    assert estimate.bandwidth == pytest.approx(b, rel=1e-12)
-    assert estimate.pi0 == pytest.approx(pi0, rel=1e-12)
-    assert estimate.unclipped == estimate.pi0
+def test_jkbb_gives_the_golden_values() -> None:
+    for gamma, b, pi0 in ((2.0, 0.651295193831284, 0.738858766315621), (3.0, 0.537783599642014, 0.750142983934607)):
+        estimate = jkbb(GOLDEN, gamma)
+        assert estimate.c == pytest.approx(0.523853633246022, rel=1e-12)
+        assert estimate.bandwidth == pytest.approx(b, rel=1e-12)
+        assert estimate.pi0 == pytest.approx(pi0, rel=1e-12)
+        assert estimate.unclipped == estimate.pi0
 
 
 def test_bh_and_storey_decide_as_the_golden_values_say() -> None:
@@ -437,11 +372,6 @@ def test_bh_and_storey_decide_as_the_golden_values_say() -> None:
     assert (decision.n_selected, decision.rank, decision.threshold) == (6, 8, 0.08), "an exact tie"
     assert decide("bh", GOLDEN, Fraction("0.2") - Fraction(1, 10**30)).n_selected < 6
     assert storey(GOLDEN) == Fraction(14, 15)
-
-
-def test_resolution_gives_the_figures_of_the_methods_page() -> None:
-    assert minimum_selectable(1000, 10**6, TENTH) == 9_991
-    assert minimum_selectable(10**5, 10**6, TENTH) == 100
 
 
 @given(
@@ -459,20 +389,13 @@ def test_ranks_count_calibration_documents_at_least_as_extreme(unseen: list[int]
     assert p_values(members, n).tolist() == [k / (n + 1) for k in members.tolist()]
 
 
-def test_calibration_does_not_change_the_scores_that_it_is_given() -> None:
+def test_scores_are_sorted_aside_and_what_cannot_be_ranked_is_refused_in_one_line() -> None:
     scores = np.array([2.0, 1.0])
-    assert calibrate(scores).tolist() == [1.0, 2.0]
-    assert scores.tolist() == [2.0, 1.0]
-
-
-def test_scores_that_cannot_be_ranked_are_refused_in_one_line() -> None:
+    calibration = calibrate(scores)
+    assert (calibration.tolist(), scores.tolist()) == ([1.0, 2.0], [2.0, 1.0])
     assert "no calibration documents" in user_error(calibrate, np.array([]))
     assert "1 of 2 calibration scores are NaN" in user_error(calibrate, np.array([0.0, math.nan]))
-    with pytest.raises(UserError, match="1 of 3 audit scores are NaN"):
-        ranks(np.array([0.0, math.nan, 1.0]), calibrate(np.array([0.0])), "members")
-
-
-# ---------------------------------------------------------------- summaries
+    assert "1 of 3 audit scores are NaN" in user_error(ranks, np.array([0.0, math.nan, 1.0]), calibration, "members")
 
 
 def test_counts_refuse_what_they_cannot_hold() -> None:
@@ -511,9 +434,6 @@ def test_quarantined_documents_are_hypotheses_at_p_one() -> None:
     assert [decide("bh", counts, Fraction("0.2")).n_selected for counts in (GOLDEN, more)] == [6, 4]
 
 
-# ---------------------------------------------------------------- step-up
-
-
 def test_ties_and_orders_are_exact_where_floats_cannot_tell() -> None:
     a = Grid(np.array([(1 << 61) - 1, 1 << 62]), np.array(1 << 62), 1)
     b = Grid(np.array([(1 << 60) - 1, 1 << 61]), np.array(1 << 61), 1)
@@ -536,9 +456,6 @@ def test_nulls_at_p_one_alone_select_nothing_and_signal_alone_selects_everything
     assert decide(procedure, RankCounts.of(np.full(50, 1), 99), TENTH).n_selected == 50
 
 
-# ---------------------------------------------------------------- null proportion
-
-
 @given(st.integers(1, 60), st.data())
 def test_jkbb_is_the_jackknife_of_its_kernel(n: int, data: st.DataObject) -> None:
     found = data.draw(st.lists(st.integers(1, n + 1), min_size=1, max_size=40))
@@ -550,31 +467,6 @@ def test_jkbb_is_the_jackknife_of_its_kernel(n: int, data: st.DataObject) -> Non
     assert estimate.c == pytest.approx(-m / sum(math.log(x) for x in p), rel=1e-12)
     assert estimate.unclipped == pytest.approx(2 * f[b] - f[2 * b], rel=1e-9, abs=1e-9)
     assert estimate.pi0 == min(1.0, max(1 / m, estimate.unclipped))
-
-
-@pytest.mark.parametrize("gamma", [1.5, 2.0, 3.0])
-@pytest.mark.parametrize("c", [0.3, 0.6, 2.0])
-def test_the_bandwidth_minimises_the_mean_squared_error_of_the_kernel_estimate(gamma: float, c: float) -> None:
-    m = 10**12  # so that b is small and the error is its leading terms
-
-    def kernel(t: float, b: float) -> float:
-        return (1 / b + 1) * t ** (1 / b)
-
-    def jackknifed(t: float, b: float) -> float:
-        return (gamma * kernel(t, b) - kernel(t, gamma * b)) / (gamma - 1)
-
-    def moment(power: int, b: float) -> float:  # of the jackknifed kernel under f(t) = c t^(c - 1), t = exp(-b u)
-        def integrand(u: float) -> float:
-            return jackknifed(math.exp(-b * u), b) ** power * c * math.exp(-b * u * c) * b
-
-        return quad(integrand, 0, 60 * gamma, epsabs=0, epsrel=1e-12, limit=200)[0]
-
-    def error(log_b: float) -> float:
-        b = math.exp(log_b)
-        return (moment(1, b) - c) ** 2 + moment(2, b) / m
-
-    best = minimize_scalar(error, bounds=(math.log(1e-4), 0.0), method="bounded", options={"xatol": 1e-6})
-    assert bandwidth(c, m, gamma) == pytest.approx(math.exp(best.x), rel=0.05)
 
 
 def test_an_estimate_at_the_edge_of_what_it_can_be_is_clipped_and_divides_by_nothing() -> None:
@@ -622,15 +514,14 @@ def test_every_procedure_says_what_it_promises() -> None:
     for procedure in (*count_procedures(), "known_members"):
         decision, terms = decide(procedure, GOLDEN, TENTH, known_members=GOLDEN), PROCEDURES[procedure].terms
         assert (decision.assumption, decision.promise) == (terms.assumption, terms.promise)
-        for word in (
-            "expected share of wrong documents",
-            "average over repetitions",
-            "exchangeable",
-            "one list",
-        ):
+        for word in ("expected share of wrong documents", "average over repetitions", "exchangeable", "one list"):
             assert word in f"{terms.promise} {terms.assumption}"
 
 
 def test_what_cannot_be_decided_is_refused_in_one_line() -> None:
     assert "did you mean 'storey'" in user_error(decide, "story", GOLDEN, TENTH)
     assert "no audit documents" in user_error(decide, "bh", RankCounts.empty(9), TENTH)
+    for known in (None, RankCounts.empty(99)):
+        line = user_error(decide, "known_members", GOLDEN, TENTH, known)
+        assert line.startswith("procedure known_members needs documents ")
+        assert "corpus.seen" in line

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from commands import user_error
 from made_up import sentence
 
@@ -58,25 +57,20 @@ def test_a_model_scores_all_versions_and_documents_without_a_score_are_left_out(
     assert not same.selected.any(), "a model has learnt nothing beyond itself"
 
 
-def test_versions_that_cannot_be_compared_are_refused() -> None:
+def test_versions_that_cannot_be_compared_are_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
     for texts, published, problem in (
         (("a", "b"), 2, "document 'x' has index 2, outside its 2 versions"),
         (("a", "a"), 0, "document 'x' has two equal versions"),
         (("a",), 0, "document 'x' has 1 version; it needs 2 or more"),
     ):
         assert user_error(Versions, ("x",), (texts,), (published,)) == f"versions: {problem}"
-
-
-def test_no_document_is_an_error(tiny_model_folder: Path) -> None:
-    with pytest.raises(seenset.UserError, match=r"^versions: there is no document; seenset mark leaves out those"):
-        seenset.audit_versions(str(tiny_model_folder), Versions((), (), ()))
-
-
-def test_a_public_file_is_no_file_of_versions(tmp_path: Path) -> None:
+    error = user_error(seenset.audit_versions, str(tiny_model_folder), Versions((), (), ()))
+    assert error.startswith("versions: there is no document; seenset mark leaves out those")
     pq.write_table(pa.table({"id": ["a"], "text": ["b"]}), tmp_path / "public.parquet")
-    with pytest.raises(seenset.UserError, match=r"has no column versions .* its public files hold no versions$"):
-        seenset.read_versions(tmp_path / "public.parquet")
-    with pytest.raises(seenset.UserError, match=r"^scores must be one a version, got shape \(3,\) for 20 versions$"):
-        seenset.select_versions(versions_of(np.zeros(2, dtype=int)), [1.0, 2.0, 3.0])
-    with pytest.raises(seenset.UserError, match=r"^alpha must be in \(0, 1\), got 1.5$"):
-        seenset.select_versions(versions_of(np.zeros(2, dtype=int)), np.zeros(20), alpha=1.5)
+    error = user_error(seenset.read_versions, tmp_path / "public.parquet")
+    assert "has no column versions " in error
+    assert error.endswith(" its public files hold no versions")
+    two = versions_of(np.zeros(2, dtype=int))
+    error = user_error(seenset.select_versions, two, [1.0, 2.0, 3.0])
+    assert error == "scores must be one a version, got shape (3,) for 20 versions"
+    assert user_error(seenset.select_versions, two, np.zeros(20), alpha=1.5) == "alpha must be in (0, 1), got 1.5"

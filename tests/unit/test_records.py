@@ -59,9 +59,6 @@ def seal(store: Store, name: str) -> None:
         sign(store)
 
 
-# --- the schemas
-
-
 @pytest.mark.parametrize("record", sorted(set(records()), key=lambda record: record.__name__))
 def test_every_field_of_a_record_has_a_sentence_and_none_changes(record: type[Record]) -> None:
     assert record.__doc__
@@ -72,14 +69,11 @@ def test_every_field_of_a_record_has_a_sentence_and_none_changes(record: type[Re
         assert field.description.endswith("."), name
 
 
-def test_every_field_of_the_strict_answer_has_a_sentence() -> None:
-    properties = Summary.model_json_schema()["$defs"]["StrictAnswer"]["properties"]
-    assert list(properties) == [field.name for field in fields(StrictAnswer)]
-    assert all(entry["description"].endswith(".") for entry in properties.values())
-
-
 def test_the_schemas_of_the_documentation_are_those_of_the_records(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in SCHEMAS.iterdir()} == render_schemas()
+    strict = Summary.model_json_schema()["$defs"]["StrictAnswer"]["properties"]
+    assert list(strict) == [field.name for field in fields(StrictAnswer)]
+    assert all(entry["description"].endswith(".") for entry in strict.values())
     write_schemas(tmp_path / "schemas")
     assert {path.name for path in (tmp_path / "schemas").iterdir()} == {f"{name}.schema.json" for name in RECORDS}
 
@@ -106,9 +100,6 @@ def test_each_file_of_a_run_says_its_schema_and_holds_the_keys_that_its_schema_n
     assert Report.model_validate(store.read_json(files["report"])).selections[0].summary == summary
 
 
-# --- supported, and why not
-
-
 def test_an_answer_is_supported_unless_a_check_of_its_promise_failed(store: Store) -> None:
     diagnostics = summary_in(store).diagnostics
     for outcomes, supported, reasons in (
@@ -126,41 +117,29 @@ def test_an_answer_is_supported_unless_a_check_of_its_promise_failed(store: Stor
         assert (checked.support(), checked.failures()) == (supported, reasons), outcomes
 
 
-# --- old, newer and damaged files
-
-
-def test_an_old_manifest_that_holds_all_that_is_needed_is_read(store: Store) -> None:
+def test_an_old_manifest_is_read_where_it_holds_all_and_refused_with_its_version_where_it_does_not(
+    store: Store,
+) -> None:
     manifest = read_manifest(store)
     rewrite(store, "manifest.json", lambda value: {k: v for k, v in value.items() if k not in ("schema", "adapters")})
     assert read_manifest(store) == manifest
-
-
-def test_an_old_manifest_that_lacks_something_is_refused_with_the_version_that_wrote_it(store: Store) -> None:
-    rewrite(store, "manifest.json", lambda v: {k: e for k, e in v.items() if k not in ("schema", "passes")})
+    rewrite(store, "manifest.json", lambda value: {k: v for k, v in value.items() if k != "passes"})
     line = user_error(read_run, store)
     assert "manifest.json was written by seenset 0.1.0 in an older form (missing key 'passes')" in line
     assert "begin a new run directory with seenset run" in line
-
-
-def old_summary(value: dict[str, Any]) -> None:
-    """As it was before there were schemas."""
-    for key in ("schema", "reasons", "limit"):
-        del value[key]
-
-
-@pytest.mark.parametrize("command", ["report", "status"])
-def test_an_old_summary_is_refused_in_one_line_that_says_what_to_do(
-    store: Store, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rewrite(store, "selection/members/summary.json", old_summary)
-    line = refusal(capsys, command, store.url)
-    assert "selection/members/summary.json was written by seenset 0.1.0 in an older form" in line
-    assert f"seenset select {store.url}" in line
-
-
-def test_a_run_directory_without_a_version_says_so(store: Store) -> None:
     rewrite(store, "manifest.json", lambda value: {"config": value["config"]})
     assert "was written by seenset of an unknown version in an older form" in user_error(read_run, store)
+
+
+def test_an_old_summary_is_refused_in_one_line_that_says_what_to_do(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = ("schema", "reasons", "limit")
+    rewrite(store, "selection/members/summary.json", lambda v: {key: v[key] for key in v if key not in old})
+    for command in ("report", "status"):
+        line = refusal(capsys, command, store.url)
+        assert "selection/members/summary.json was written by seenset 0.1.0 in an older form" in line
+        assert f"seenset select {store.url}" in line
 
 
 READERS: dict[str, Callable[[Store], Any]] = {
@@ -207,14 +186,12 @@ def test_a_missing_and_an_unknown_key_are_named(store: Store, name: str, key: st
     assert f"{name} is damaged: missing key '{key}'" in missing
 
 
-def test_a_value_of_the_wrong_kind_is_named(store: Store) -> None:
-    rewrite(store, "selection/members/summary.json", lambda value: value.update(n_selected="many"))
-    assert "summary.json is damaged: n_selected: " in user_error(read_facts, store)
-    assert "got 'many'" in user_error(read_facts, store)
-
-
-def test_a_damaged_shard_table_or_histogram_is_named(store: Store) -> None:
+def test_a_value_of_the_wrong_kind_a_damaged_histogram_and_a_damaged_shard_table_are_named(store: Store) -> None:
     rewrite(store, "selection/members/scores.json", lambda value: {**value, "edges": value["edges"][1:]})
     assert "selection/members/scores.json is damaged: 128 counts of audit, 128 edges" in user_error(read_facts, store)
+    rewrite(store, "selection/members/summary.json", lambda value: value.update(n_selected="many"))
+    line = user_error(read_facts, store)
+    assert "summary.json is damaged: n_selected: " in line
+    assert "got 'many'" in line
     store.write_json("shards.json", [{"id": "audit-000000"}])
     assert "shards.json is damaged" in user_error(read_run, store)

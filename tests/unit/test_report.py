@@ -25,11 +25,11 @@ from pipeline.audit.summary import BlindDiagnostic, SymmetryDiagnostic
 from pipeline.audit.top_documents import DocumentEvidence
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.training import FinetuneConfig
-from pipeline.errors import UserError, visible
+from pipeline.errors import visible
 from pipeline.report.contents import Folders, Report
 from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import _slope, draw_figures
-from pipeline.report.page import MAX_ROWS, Listing, _tokens, even_shares, read_listings, write_report
+from pipeline.report.page import Listing, _tokens, even_shares, read_listings, write_report
 from pipeline.report.templates import page_script
 from pipeline.selection.promises import StrictAnswer
 from pipeline.store.files import Store
@@ -96,9 +96,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture(scope="module")
 def reported(run: Store) -> tuple[Page, Report]:
     return report(run)
-
-
-# --- how certain it sounds
 
 
 def test_a_finite_sample_answer_names_the_average_its_assumption_and_its_limits(
@@ -178,13 +175,19 @@ def test_nothing_selected_is_not_an_acquittal(tmp_path: Path) -> None:
     assert "Here no point is." in page.text
 
 
-def test_a_knockoff_filter_that_selects_nothing_says_how_few_it_could_have(tmp_path: Path) -> None:
+def test_a_knockoff_filter_says_how_few_it_could_select_and_its_signs_say_nothing_against_ranks(tmp_path: Path) -> None:
     store = build_run(tmp_path, members=0.0, drawn=())
     for alpha, fewest in ((0.1, "10 documents."), (0.001, "1,000 documents and only 240 are audited")):
         amend(store, "members", procedure="ktd", alpha=alpha, guarantee="heuristic")
         text = report(store)[0].text
         assert f"The shortest possible list of the knockoff filter has {fewest}" in text
         assert "for calibration the shortest possible list" not in text
+    amend_checks(store, sign_symmetry=SymmetryDiagnostic(ok=False, sentence="The signs are skewed.", p_value=0.001))
+    strict = StrictAnswer("bh on ranks of W", 7, 0.01, "finite-sample")
+    amend(store, "members", n_selected=9, supported=False, reasons=["Skewed."], strict=strict)
+    terms = report(store)[1].selections[0].answer.terms
+    assert "Nothing is promised of this selection" in terms
+    assert "(bh on ranks of W) selects 7 of 240" in terms
 
 
 @pytest.mark.parametrize(("procedure", "least"), [("bh", "9"), ("by", "60")])
@@ -230,25 +233,12 @@ def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_promises(tmp_p
     assert "✓ passed Overlap between roles. No calibration document is also audited." in rest
 
 
-def test_signs_that_are_no_fair_coins_say_nothing_against_the_ranks_beside_them(tmp_path: Path) -> None:
-    store = build_run(tmp_path, drawn=())
-    amend_checks(store, sign_symmetry=SymmetryDiagnostic(ok=False, sentence="The signs are skewed.", p_value=0.001))
-    strict = StrictAnswer("bh on ranks of W", 7, 0.01, "finite-sample")
-    amend(store, "members", procedure="ktd", supported=False, reasons=["Skewed."], strict=strict)
-    terms = report(store)[1].selections[0].answer.terms
-    assert "Nothing is promised of this selection" in terms
-    assert "(bh on ranks of W) selects 7 of 240" in terms
-
-
 def test_several_selections_have_no_common_guarantee(tmp_path: Path) -> None:
     store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}), drawn=())
     page, facts = report(store)
     assert [entry.summary.name for entry in facts.selections] == ["members", "wide"]
     assert "None covers all of them together" in page.text
     assert "is at most 30%, if this holds" in page.text
-
-
-# --- what the run is
 
 
 def test_a_sample_says_so_first_and_in_the_answer(tmp_path: Path) -> None:
@@ -270,13 +260,7 @@ def test_selections_that_were_not_made_are_named_and_scores_alone_are_no_answer(
     assert store.names("report/figures") == []
 
 
-def test_a_selection_from_other_scores_is_called_out(tmp_path: Path) -> None:
-    store = build_run(tmp_path, drawn=())
-    amend(store, "members", n_audit=999)
-    assert "counts 999 audited documents, and the run holds 240" in report(store)[0].text
-
-
-def test_what_was_fine_tuned_on_and_what_was_changed_in_the_texts_is_told(tmp_path: Path) -> None:
+def test_what_was_fine_tuned_on_changed_in_the_texts_or_left_out_of_gradient_norms_is_told(tmp_path: Path) -> None:
     store = build_run(tmp_path, drawn=())
     training, few = FinetuneConfig(method="lora", epochs=3), ["0a1b2c3d"] * 30
     adapter = AdapterRecord(folder="adapters/0", training=training, train_on=["unseen", "seen"], documents=few)
@@ -287,10 +271,6 @@ def test_what_was_fine_tuned_on_and_what_was_changed_in_the_texts_is_told(tmp_pa
     assert b"0a1b2c3d" not in store.read("report/report.json"), "hashes of documents stay in the manifest"
     assert "The year 2020 stands in the place of every year in every text, before any use." in text
     assert "lora, 3 epochs on 30 documents of unseen and seen, which do not calibrate" in text
-
-
-def test_gradient_norms_of_a_quantised_model_say_what_they_leave_out(tmp_path: Path) -> None:
-    store = build_run(tmp_path, drawn=())
     gradient = GradientRecord(method="batched", reason="", uncovered=[], differentiable=62, quantised=210)
     amend_manifest(store, gradient=gradient)
     top, _ = report(store)[0].text.split("1. The answer")
@@ -299,8 +279,10 @@ def test_gradient_norms_of_a_quantised_model_say_what_they_leave_out(tmp_path: P
     assert "quantised" not in report(store)[0].text
 
 
-def test_an_incomplete_run_says_so(tmp_path: Path) -> None:
+def test_an_incomplete_run_and_a_selection_from_other_scores_are_called_out(tmp_path: Path) -> None:
     store = build_run(tmp_path, drawn=())
+    amend(store, "members", n_audit=999)
+    assert "counts 999 audited documents, and the run holds 240" in report(store)[0].text
     StatusFile(store, Counts(2)).write("incomplete", 3)
     store.remove("receipts/score/unseen-000000.json")
     text = report(store)[0].text.split("1. The answer")[0]
@@ -333,9 +315,6 @@ def test_an_id_that_repeats_across_shards_is_quarantined_and_not_scored(tmp_path
     assert "duplicate_id" in {example.reason for example in facts.quarantine.examples}
     audited = facts.documents[0]
     assert (audited.n_in, audited.n_scored, audited.n_quarantined) == (240, 235, 5)
-
-
-# --- what it never contains
 
 
 def test_a_hostile_text_is_shown_and_not_run(reported: tuple[Page, Report]) -> None:
@@ -407,9 +386,6 @@ def test_excerpts_are_short_and_one_that_is_missing_says_so(reported: tuple[Page
     assert "text not available" in page.text
 
 
-# --- files
-
-
 def test_figures_are_files_and_in_the_page_and_stale_ones_go(tmp_path: Path) -> None:
     store = build_run(tmp_path)
     for old in ("old-scores.svg", "members-scores.png"):
@@ -450,9 +426,6 @@ def test_the_drawn_threshold_is_where_the_curve_last_meets_the_line(tmp_path: Pa
     assert p[np.cumsum(every) >= slope * p * (1 - 1e-12)].max() == selection.summary.threshold
 
 
-# --- the table of the selected documents
-
-
 HOME = Folders(("/home/somebody/",))
 NEAR = [("/home/somebody/unseen.jsonl#4", -2.25)]
 EVIDENCE = DocumentEvidence(
@@ -468,9 +441,9 @@ EVIDENCE = DocumentEvidence(
 )
 
 
-def with_selected(folder: Path, table: pa.Table, **arguments: Any) -> Store:
+def with_selected(folder: Path, table: pa.Table) -> Store:
     """A run whose first selection selected the documents of a table, and has nothing to draw."""
-    store = build_run(folder, drawn=(), **arguments)
+    store = build_run(folder, drawn=())
     store.write_table("selection/members/selected.parquet", table)
     amend(store, "members", n_selected=len(table))
     return store
@@ -499,18 +472,6 @@ def listing_of(store: Store, room: int = 4_000_000, texts: bool = True) -> Listi
     return read_listings(store, run.selections, Folders.of(run.manifest.inputs), texts, room)["members"]
 
 
-def test_twenty_thousand_documents_fit_into_five_megabytes(tmp_path: Path) -> None:
-    store = with_selected(tmp_path, many(MAX_ROWS + 1_000))
-    write_report(store)
-    page = store.read("report/report.html")
-    assert len(page) < 5_000_000
-    assert "The top 20,000 of 21,000, smallest p-value first" in page.decode()
-    assert 'href="../selection/members/selected.parquet"' in page.decode()
-    chunks = unpacked(page.decode().split('id="rows-members">')[1].split("<")[0])
-    assert sum(len(chunk["p"]) for chunk in chunks) == MAX_ROWS
-    assert chunks[0]["text"][0] == many(1)["excerpt"][0].as_py()
-
-
 def test_what_there_is_no_room_for_is_left_out_from_the_end(tmp_path: Path) -> None:
     store = with_selected(tmp_path, many(3_000))
     listing = listing_of(store, room=150_000)
@@ -528,37 +489,25 @@ def test_small_selections_are_whole_and_large_ones_share_the_rest() -> None:
     assert even_shares([], 20_000) == []
 
 
-def test_an_id_that_only_says_the_place_is_told_by_the_place(tmp_path: Path) -> None:
-    table = many(2, doc_id=["/data/audit.jsonl#0", "mine"], source=["/data/audit.jsonl"] * 2)
-    (chunk,) = unpacked(listing_of(with_selected(tmp_path, table)).rows)
-    assert chunk["ids"] == [None, "mine"]
-    assert chunk["source"] == [0, 0]
-
-
-def test_scores_that_json_cannot_hold_are_none_and_texts_are_there_only_where_they_are_wanted(tmp_path: Path) -> None:
-    store = with_selected(tmp_path, many(3, score_0=[np.nan, np.inf, 0.123456789]))
-    (chunk,) = unpacked(listing_of(store).rows)
-    assert chunk["scores"]["score_0"] == [None, None, 0.123457]
-    assert "text" in chunk
-    assert "text" not in unpacked(listing_of(store, texts=False).rows)[0]
-
-
-def test_markup_and_hidden_characters_are_data(tmp_path: Path) -> None:
-    store = with_selected(tmp_path, many(2, doc_id=[SCRIPT, "a\u202eb"], excerpt=[SCRIPT, "c\u202ed"]))
+def test_markup_hidden_characters_places_and_odd_scores_are_data_and_a_damaged_list_is_named(tmp_path: Path) -> None:
+    ids = ["/data/audit.jsonl#0", SCRIPT, "a\u202eb"]
+    odd = {"score_0": [np.nan, np.inf, 0.123456789], "excerpt": ["one", SCRIPT, "c\u202ed"]}
+    store = with_selected(tmp_path, many(3, doc_id=ids, source=["/data/audit.jsonl"] * 3, **odd))
     write_report(store)
     page = store.read("report/report.html").decode()
-    chunk = unpacked(page.split('id="rows-members">')[1].split("<")[0])[0]
-    assert (chunk["ids"], chunk["text"]) == ([SCRIPT, "a⟨U+202E⟩b"], [SCRIPT, "c⟨U+202E⟩d"])
     assert "<script>alert" not in page
-
-
-def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    store = with_selected(tmp_path, many(2))
+    assert 'href="../selection/members/selected.parquet"' in page
+    (chunk,) = unpacked(page.split('id="rows-members">')[1].split("<")[0])
+    assert chunk["ids"] == [None, SCRIPT, "a⟨U+202E⟩b"], "an id that only says the place is told by the place"
+    assert (chunk["source"], chunk["text"]) == ([0, 0, 0], ["one", SCRIPT, "c⟨U+202E⟩d"])
+    assert chunk["scores"]["score_0"] == [None, None, 0.123457]
+    assert "text" not in unpacked(listing_of(store, texts=False).rows)[0]
     run = read_facts(store)
     store.write("selection/members/selected.parquet", b"PAR1 and no more PAR1")
     assert "selection/members/selected.parquet is damaged" in user_error(read_facts, store)
-    with pytest.raises(UserError, match=r"cannot read .*selection/members/selected\.parquet"):
-        read_listings(store, run.selections, Folders(()), True, 1_000_000)
+    error = user_error(read_listings, store, run.selections, Folders(()), True, 1_000_000)
+    assert error.startswith("cannot read ")
+    assert "selection/members/selected.parquet" in error
 
 
 def test_tokens_go_with_their_values_where_texts_are_wanted_and_ids_are_relative() -> None:

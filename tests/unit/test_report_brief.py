@@ -173,8 +173,7 @@ def test_what_was_not_tested_is_no_green_light(tmp_path: Path) -> None:
     )
 
 
-def test_a_note_that_some_selections_share_is_printed_once_with_their_names(tmp_path: Path) -> None:
-    """It was repeated in the card of every selection as soon as one selection did not share it."""
+def test_a_note_that_some_selections_share_is_printed_once_and_what_one_alone_has_stays_with_it(tmp_path: Path) -> None:
     names = ["one", "two", "three", "four"]
     store = build_run(tmp_path, selections=tuple({"name": name} for name in names), drawn=())
     overlap, alike = summary_in(store, "one").diagnostics.overlap, BlindDiagnostic(ok=True, sentence="Alike.")
@@ -182,7 +181,11 @@ def test_a_note_that_some_selections_share_is_printed_once_with_their_names(tmp_
     for name, sentence in zip(names, sentences, strict=True):
         noted = overlap.model_copy(update={"ok": None, "sentence": sentence})
         amend_checks(store, name, overlap=noted, blind=APART if sentence == APART.sentence else alike)
+    amend(store, "three", n_quarantined=3)
     page, _ = page_of(store)
+    above, _, card = page.partition('id="selection-three"')
+    assert "3 of the audited documents could not be scored" in card
+    assert "3 of the audited documents could not be scored" not in above
     cards = page.split("<article ", 1)[1]
     shared = page.split("Checks with the same result for one, two:")[1].split("</ul>")[0]
     assert "The same note." in shared
@@ -193,10 +196,7 @@ def test_a_note_that_some_selections_share_is_printed_once_with_their_names(tmp_
     assert cards.count("Passed: ") == 3
 
 
-# --- names
-
-
-def test_a_model_is_called_by_its_name_and_not_by_its_folder() -> None:
+def test_a_model_is_called_by_its_name_and_two_runs_by_as_much_of_their_paths_as_tells_them_apart() -> None:
     for path, name in {
         "HuggingFaceTB/SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M",
         "/home/somebody/secret-project/tiny": "tiny",
@@ -206,6 +206,11 @@ def test_a_model_is_called_by_its_name_and_not_by_its_folder() -> None:
         assert model_name(ModelConfig(path=path)) == name
         assert model_name(ModelConfig(path=path, adapter="/y/few")) == f"{name} with adapter few"
     assert model_name(EndpointConfig(endpoint="https://host/v1", name="big")) == "big"
+    assert run_names("/data/old/run", "/data/new/run/") == ("old/run", "new/run")
+    assert run_names("/data/a", "/data/b") == ("a", "b")
+    assert run_names("s3://k/a/run", "/a/run") == ("k/a/run", "/a/run")
+    assert run_names("run", "/x/run") == ("run", "x/run")
+    assert run_names("/same", "/same") == ("/same", "/same")
 
 
 def test_ids_are_relative_to_their_corpus(tmp_path: Path) -> None:
@@ -230,7 +235,6 @@ def test_the_folder_of_an_input_is_what_all_inputs_of_its_role_share() -> None:
 
 
 def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estimated(tmp_path: Path) -> None:
-    """It was stated as a fact about the number of calibration documents, beside a shorter list."""
     storey, bh = ({"name": name, "procedure": procedure} for name, procedure in (("s", "storey"), ("b", "bh")))
     store = build_run(tmp_path, selections=(storey, {**storey, "name": "all"}, bh), drawn=())
     for name, factor in (("s", 0.414), ("all", 1.22), ("b", 1.0)):
@@ -241,9 +245,6 @@ def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estima
         (reason,) = (light.reason for light in selection.brief.lights if light.name == "resolution")
         assert reason == f"With 100 documents for calibration the shortest possible list has 7 documents{given}."
         assert selection.brief.this_list == f"It is empty; the shortest possible list has 7 documents{given}."
-
-
-# --- what a page begins with, and the sections that it names
 
 
 WEIGHTS = "3fa9c1d2e4b5968778695a4b3c2d1e0f3fa9c1d2e4b5968778695a4b3c2d1e0f"
@@ -277,10 +278,9 @@ def upper(page: str) -> str:
     return page[: page.index('<section id="provenance">')]
 
 
-# --- the first four lines
-
-
-def test_the_page_begins_with_date_corpora_model_and_version(tmp_path: Path) -> None:
+def test_the_page_begins_with_date_model_version_and_corpora_whose_digests_are_those_of_their_texts(
+    tmp_path: Path,
+) -> None:
     store = run_of(tmp_path)
     page, facts = page_of(store)
     head = page[page.index("</h1>") : page.index("<nav")]
@@ -293,18 +293,8 @@ def test_the_page_begins_with_date_corpora_model_and_version(tmp_path: Path) -> 
         f"known unseen: unseen.jsonl, 100 documents, SHA-256 {unseen.digest[:16]} "
         f"Model models/tiny&lt;b&gt;, SHA-256 {WEIGHTS[:16]} Version seenset 0.1.0"
     )
-
-
-def test_the_same_run_renders_the_same_bytes_at_any_time(tmp_path: Path) -> None:
-    store = run_of(tmp_path)
-    page, _ = page_of(store)
     note(store)  # the same answers to the same questions
-    assert page_of(store)[0] == page
-
-
-def test_another_text_changes_the_digest_of_its_corpus_alone(tmp_path: Path) -> None:
-    store = run_of(tmp_path)
-    audited, unseen = page_of(store)[1].documents
+    assert page_of(store)[0] == page, "the same bytes at any time"
     (receipt,) = [one for one in read_receipts(store, "score") if one.role == "audit"]
     store.write_json(f"receipts/score/{receipt.shard}.json", replace(receipt, documents="of another text").to_dict())
     changed, same = page_of(store)[1].documents
@@ -324,9 +314,6 @@ def test_what_is_not_known_is_stated_as_not_known(tmp_path: Path) -> None:
     assert "Model served, digest not known: an endpoint does not state its weights" in shown(page_of(store)[0])
 
 
-# --- no path of the machine above provenance
-
-
 def test_no_absolute_path_stands_above_provenance(tmp_path: Path) -> None:
     store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
     repeated = CountDiagnostic(ok=True, sentence=f"1 document repeats an id: {tmp_path}/audit.jsonl#3.", count=1)
@@ -339,42 +326,25 @@ def test_no_absolute_path_stands_above_provenance(tmp_path: Path) -> None:
     assert str(tmp_path) in page, "provenance holds it"
 
 
-def test_two_runs_are_named_by_as_much_of_their_paths_as_tells_them_apart() -> None:
-    """Both stood as "run run" on the page of a comparison."""
-    assert run_names("/data/old/run", "/data/new/run/") == ("old/run", "new/run")
-    assert run_names("/data/a", "/data/b") == ("a", "b")
-    assert run_names("s3://k/a/run", "/a/run") == ("k/a/run", "/a/run")
-    assert run_names("run", "/x/run") == ("run", "x/run")
-    assert run_names("/same", "/same") == ("/same", "/same")
-
-
-# --- sections that are named
-
-
 def sections(page: str) -> dict[int, str]:
     """The numbered sections of a page, by their number."""
     parts = re.split(r"<h2>(?:<a[^>]*>)?(\d+)\. ", page)
     return {int(number): part for number, part in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-@pytest.mark.parametrize("several", [False, True], ids=["one question", "several questions"])
-def test_every_section_that_the_page_names_exists(tmp_path: Path, several: bool) -> None:
+def test_every_section_that_the_page_names_exists(tmp_path: Path) -> None:
     store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
-    if several:
-        note(store, alpha=0.2)
-        note(store)
-    page, facts = page_of(store)
-    found = sections(page)
-    assert list(found) == list(range(1, len(found) + 1))
-    named = {int(number) for number in re.findall(r"[Ss]ection (\d+)", shown(page))}
-    assert named
-    assert named <= set(found)
-    assert 'id="history"' in found[2], "where the sentences say that the questions are listed"
-    if several:
-        assert "Section 2 lists them." in facts.selections[0].answer.sentence
-
-
-# --- checks and notes
+    for alphas in ((), (0.2, 0.1)):  # one question, and several
+        for alpha in alphas:
+            note(store, alpha=alpha)
+        page, facts = page_of(store)
+        found = sections(page)
+        assert list(found) == list(range(1, len(found) + 1))
+        named = {int(number) for number in re.findall(r"[Ss]ection (\d+)", shown(page))}
+        assert named
+        assert named <= set(found)
+        assert 'id="history"' in found[2], "where the sentences say that the questions are listed"
+    assert "Section 2 lists them." in facts.selections[0].answer.sentence
 
 
 TRUNCATED = "200 of 200 documents were truncated at max_tokens. A truncated document is judged by its beginning."
@@ -397,12 +367,3 @@ def test_every_diagnostic_has_a_title_that_states_no_result() -> None:
     assert set(Diagnostics.model_fields) <= set(TITLES)
     for title in TITLES.values():
         assert not re.search(r"\b(no|not|enough|alike|distinct|fair|read|kept)\b", title.lower()), title
-
-
-def test_what_one_selection_alone_has_stays_with_it(tmp_path: Path) -> None:
-    store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
-    amend(store, "wide", n_quarantined=3)
-    page, _ = page_of(store)
-    card = page[page.index('id="selection-wide"') :]
-    assert "3 of the audited documents could not be scored" in card
-    assert "3 of the audited documents could not be scored" not in page[: page.index('id="selection-wide"')]

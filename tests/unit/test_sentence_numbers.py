@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from made_up import write_corpus
+from commands import here
+from made_up import write_audit, write_corpus
 from report_run import build_run
 from scipy.stats import binom
 from test_fused_selections import verdict_of
@@ -38,7 +37,7 @@ from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
 from pipeline.report.wording import verdict as wording
 from pipeline.report.wording.bounds import bound_text, sureness
 from pipeline.report.wording.selection import answer_text
-from pipeline.selection.calibrations import simes_grid, smallest_simes
+from pipeline.selection.calibrations import simes_grid
 from pipeline.selection.conformal import Grid, RankCounts, halves
 from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures import PROCEDURES
@@ -47,7 +46,6 @@ from pipeline.selection.procedures.record import Rule, decide
 from pipeline.selection.promises import beside, decimal, percentage
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable
 from pipeline.selection.step_up import minimum_selectable
-from ray_jobs.terminal import print_plan
 
 ALPHA = 0.1
 
@@ -108,20 +106,18 @@ def check_limit(said: dict[str, Any], m: int, selected_of: Callable[[int, int], 
 
 
 @pytest.mark.parametrize("m", [40, 230])
-@pytest.mark.parametrize("procedure", ["bh", "by", "ebh"])
+@pytest.mark.parametrize(("procedure", "detectors"), [("bh", 1), ("by", 1), ("ebh", 1), ("td4eval", 1), ("td4eval", 2)])
 def test_a_report_says_why_nothing_could_be_selected_and_what_would_change_it(
-    run: RunFacts, procedure: str, m: int
+    run: RunFacts, procedure: str, detectors: int, m: int
 ) -> None:
-    summary = asked(4, m, procedure=procedure)
-    said = limit_of(terms_of(run, summary))
-    assert (said["n"], said["m"], said["ever"], said["half"]) == (4, m, "ever have been selected", None)
-    answer = seenset.select(np.full(m, 9.0), unseen=np.arange(4.0), procedure=procedure, alpha=ALPHA)
-    assert answer.p_values.min() == 1 / said["p"]
-    alpha, few = Fraction(1, 10), max(1, m // 100)
-    assert said["size"] == ("one in a hundred" if few > 1 else "a single one")
+    settings: dict[str, Any] = {"procedure": procedure, "detectors": detectors}
+    said = limit_of(terms_of(run, asked(4, m, **settings)))
+    assert (said["n"], said["p"], said["m"]) == (4, 5, m)
+    assert (said["ever"], said["half"]) == ("ever have been selected", None)
+    assert said["size"] == ("one in a hundred" if m >= 200 else "a single one")
     assert said["needed"] > m
-    assert selected(procedure, 4, m, m, alpha) == 0, "not even if all stand out"
-    check_limit(said, m, lambda known, strongest: selected(procedure, known, m, strongest, alpha))
+    assert asked(4, m, m, **settings).n_selected == 0, "not even if all stand out"
+    check_limit(said, m, lambda known, strongest: asked(known, m, strongest, **settings).n_selected)
 
 
 @pytest.mark.parametrize("procedure", ["storey", "bky", "quantile", "ptdi", "kernel", "known_members"])
@@ -151,13 +147,6 @@ def test_where_half_of_the_documents_calibrate_the_report_counts_all_that_it_tak
 
     check_limit(said, m, lambda known, strongest: selected("bh", half(known), m, strongest, Fraction(1, 10)))
     assert (said["n"], said["p"]) == (half(9), half(9) + 1)
-
-
-@pytest.mark.parametrize("detectors", [1, 2])
-def test_td4eval_takes_what_the_report_says(run: RunFacts, detectors: int) -> None:
-    settings: dict[str, Any] = {"procedure": "td4eval", "detectors": detectors}
-    said = limit_of(terms_of(run, asked(4, 230, **settings)))
-    check_limit(said, 230, lambda known, strongest: asked(known, 230, strongest, **settings).n_selected)
 
 
 FEWEST = re.compile(
@@ -209,9 +198,11 @@ def test_the_fewest_of_groups_and_of_weighted_documents_are_those_of_the_sentenc
     check_fewest(run, m, answer)
 
 
-def test_no_list_of_procedure_bound_is_shorter_than_the_report_says(run: RunFacts) -> None:
+def test_no_list_of_procedure_bound_is_shorter_than_the_report_and_the_plan_say(run: RunFacts, tmp_path: Path) -> None:
     n, m = 200, 90
-    fewest = fewest_of(terms_of(run, asked(n, m, procedure="bound")))
+    planned_for = outlook(tmp_path, known=n, audited=m, procedure="bound")["sentence"]
+    (needed,) = re.findall(r"the shortest possible list has ([\d,]+) documents", planned_for)
+    fewest = max(int(needed), fewest_of(terms_of(run, asked(n, m, procedure="bound"))))
     sizes = [asked(n, m, strongest, procedure="bound").n_selected for strongest in range(m + 1)]
     assert all(size == 0 or size >= fewest for size in sizes)
     assert max(sizes) == m
@@ -227,13 +218,6 @@ def test_a_plan_says_what_one_group_takes_and_of_few_documents_that_it_is_one(tm
     known = int(matched[1].replace(",", ""))
     assert selected("bh", known, count, few, Fraction(1, 10)) == few
     assert selected("bh", known - 1, count, few, Fraction(1, 10)) == 0
-
-
-def test_what_a_plan_says_of_a_list_of_procedure_bound_no_list_falls_short_of(tmp_path: Path) -> None:
-    planned_for = outlook(tmp_path, known=200, procedure="bound", detectors=["loss"])
-    (needed,) = re.findall(r"the shortest possible list has ([\d,]+) documents", planned_for["sentence"])
-    for strongest in range(int(needed)):
-        assert asked(200, 200, strongest, procedure="bound").n_selected == 0
 
 
 # --- numbers that are held against a limit
@@ -429,11 +413,6 @@ def test_no_outcome_selects_fewer_than_is_said(procedure: str, delta: Fraction |
             assert min(sizes, default=m + 1) == min(m + 1, fewest_selectable(rule, n, m))
 
 
-@given(st.integers(1, 3_000), st.sampled_from(["0.1", "0.001", "0.9"]))
-def test_the_smallest_conditional_p_value_is_that_of_the_grid(n: int, delta: str) -> None:
-    assert smallest_simes(n, Fraction(delta)) == simes_grid(n, Fraction(delta)).p(1)
-
-
 @pytest.mark.parametrize(
     "settings", [{"calibration": "conditional", "alpha": 1e-25}, {"procedure": "ebh", "alpha": 1e-7}]
 )
@@ -512,11 +491,6 @@ def test_a_knockoff_selection_says_nothing_of_calibration_documents() -> None:
     assert resolution.calibration_for_1_percent is None
 
 
-def test_one_detector_in_td4eval_takes_no_more_documents_than_bh(tmp_path: Path) -> None:
-    plain, fused = (outlook(tmp_path, procedure=procedure) for procedure in ("bh", "td4eval"))
-    assert fused["sentence"] == plain["sentence"]
-
-
 # --- what a plan states
 
 
@@ -534,56 +508,24 @@ def outlook(tmp_path: Path, known: int | None = 100, audited: int = 200, **selec
     return found
 
 
-@pytest.mark.parametrize(
-    ("selection", "fewest"),
-    [
-        ({"procedure": "bh"}, 20),  # 200 / (.1 * 101) = 19.8
-        ({"procedure": "by"}, 117),  # times 1 + 1/2 + ... + 1/200 = 5.878
-        ({"procedure": "adadetect", "detectors": ["loss", "zlib"]}, 40),  # 50 of the 100 calibrate
-        ({"procedure": "ktd"}, 10),  # 1 / q
-    ],
-)
-def test_the_fewest_that_can_be_selected_are_those_of_the_procedure(
-    tmp_path: Path, selection: dict[str, Any], fewest: int
-) -> None:
-    assert outlook(tmp_path, **selection)["minimum_selectable"] == fewest
-
-
-def warnings_of(outlook: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines of a printed plan that warn."""
-    facts = {
-        "model": {"path": "m", "architecture": "LlamaForCausalLM", "dtype": "float32"},
-        "roles": {},
-        "limit": None,
-        "passes": [],
-        "adapters": [],
-        "detectors": ["loss"],
-        "estimated_seconds_one_worker": None,
-        "endpoint": None,
-        "checks": {"scope": "all 1,200 documents", "lines": []},
-        "selections": [outlook],
-    }
-    print_plan(facts)
-    return [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
-
-
-def test_an_ordinary_audit_is_planned_without_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_ordinary_audit_is_planned_without_a_warning(tmp_path: Path) -> None:
     usual = outlook(tmp_path, procedure="bh")
-    assert usual["minimum_selectable"] == 20
+    assert usual["minimum_selectable"] == 20  # 200 / (.1 * 101) = 19.8
+    assert outlook(tmp_path, procedure="td4eval")["sentence"] == usual["sentence"], "of one detector"
+    assert outlook(tmp_path, procedure="by")["minimum_selectable"] == 117  # times 1 + 1/2 + ... + 1/200 = 5.878
     assert usual["ok"] is None, "10% of the audited documents: a number to know"
     assert "With 999 unseen documents as few as 1% of the audited documents can be selected." in usual["sentence"]
-    assert warnings_of(usual, capsys) == []
     assert outlook(tmp_path, known=1000, procedure="bh")["ok"] is True
 
 
-def test_an_audit_that_cannot_select_anything_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hopeless = outlook(tmp_path, known=5, procedure="bh")
-    assert hopeless["ok"] is False
-    (line,) = warnings_of(hopeless, capsys)
-    assert (
-        "warning: With 5 unseen documents to calibrate on and 200 to judge, nothing can be selected: the shortest "
-        "possible list would have" in line
-    )
+def test_an_audit_that_cannot_select_anything_is_warned_of(
+    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_audit(tmp_path, tiny_model_folder)
+    for alpha, mark in ((0.2, ""), (0.001, "warning: ")):
+        shown = " ".join(here(capsys, "plan", path, "--set", f"selections.0.alpha={alpha}")[0].split())
+        assert f"alpha {alpha}): {mark}With 40 unseen documents to calibrate on and 60 to judge, " in shown
+    assert "to judge, nothing can be selected: the shortest possible list would have" in shown
 
 
 def test_a_knockoff_selection_is_planned_without_unseen_documents(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from commands import user_error
+from commands import attempts, user_error
 from hypothesis import example, given
 from hypothesis import strategies as st
 from made_up import write_corpus, write_jsonl
@@ -212,16 +212,6 @@ def test_a_failing_batch_is_halved_until_the_culprit_stands_alone(shard_of: Make
     assert len(worker.batches) == 6
 
 
-def in_a_process(work: Callable[[], Any]) -> int:
-    """The exit status of work that may kill its process."""
-    if (child := os.fork()) == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def test_a_killed_process_suspects_no_document_that_another_thread_worked_on(tmp_path: Path) -> None:
     texts = [["a", "bb"], ["ccc", "deadly"], ["eeeee", "ffffff"]]
     paths = [write_jsonl(tmp_path / f"{number}.jsonl", some) for number, some in enumerate(texts)]
@@ -229,10 +219,7 @@ def test_a_killed_process_suspects_no_document_that_another_thread_worked_on(tmp
         {"run": str(tmp_path / "run"), "model": {"path": "none"}, "corpus": {"audit": {"path": paths}}}
     )
     shards, store, stage = make_plan(config).shards, Store(config.run), counting()
-    attempts = 1
-    while in_a_process(lambda: list(finish_shards(stage, shards, store, workers=3))):
-        attempts += 1
-    assert attempts == 4
+    assert attempts(lambda: list(finish_shards(stage, shards, store, workers=3))) == 4
     assert [receipt.reasons for receipt in read_receipts(store, "count")] == [{}, {"model_error": 1}, {}]
     assert not store.names("attempts/count", ".json")
 

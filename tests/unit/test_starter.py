@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import shutil
-import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,14 @@ from typing import Any
 import datasets
 import jsonschema
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import yaml
 import zstandard
 from commands import here, refusal, user_error
 from picture_models import encoded, random_pictures
+from test_webdataset import write_tar
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import describe_model, make_plan
@@ -56,10 +56,7 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     elif path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        pyarrow.csv.write_csv(pa.Table.from_pylist(rows), path)
     elif path.suffix == ".gz":
         path.write_bytes(gzip.compress(lines))
     elif path.suffix == ".zst":
@@ -382,11 +379,11 @@ def test_columns_of_pictures_and_captions_are_found(form: str, tmp_path: Path) -
             made = datasets.Dataset.from_list([{"key": r["key"], "photo": r["photo"]} for r in rows], features=features)
             made.save_to_disk(str(tmp_path / role))
         elif form == "tar":
-            write_pictures(tmp_path / "loose", 4, first=first)
-            with tarfile.open(path, "w") as archive:
-                for entry in sorted((tmp_path / "loose").iterdir()):
-                    archive.add(entry, entry.name)
-                    entry.unlink()
+            caption, named = (
+                b"A quiet river in winter",
+                ((i, end) for i in range(first, first + 4) for end in ("png", "txt")),
+            )
+            write_tar(path, {f"{i}.{end}": caption if end == "txt" else picture_bytes(i) for i, end in named})
         else:
             write_pictures(tmp_path / "photos", 4, captions=False, first=first)
             named = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from commands import user_error
 
 from pipeline.errors import BusyError, ExitCode, UserError
 from pipeline.store import lock as lock_module
-from pipeline.store.files import Store, to_json
+from pipeline.store.files import Store
 from pipeline.store.lock import RunLock, lock_is_live
 from pipeline.store.receipts import FileRecord, Receipt, read_receipts, write_receipt
 
@@ -60,23 +59,6 @@ def test_no_flipped_bit_of_the_pages_of_a_table_gives_other_values(tmp_path: Pat
     assert refused > 0.9 * len(range(0, 8 * pages, 211))
 
 
-def test_of_many_attempts_at_once_exactly_one_creates(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    won: list[int] = []
-    start = threading.Barrier(8)
-
-    def attempt(number: int) -> None:
-        start.wait()
-        if store.create("one.json", to_json({"n": number})):
-            won.append(number)
-
-    threads = [threading.Thread(target=attempt, args=(n,)) for n in range(8)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-    assert len(won) == 1
-    assert store.read_json("one.json") == {"n": won[0]}
-
-
 def test_listing_shows_no_half_written_file(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.write("receipts/score/a.json", b"{}")
@@ -119,12 +101,3 @@ def test_a_driver_whose_lock_was_taken_stops(store: Store, monkeypatch: pytest.M
                 refused()
     assert not store.exists("status.json")
     assert store.read_json("lock/000002.json") == {"owner": "another"}
-
-
-def test_a_run_directory_that_is_a_file_or_on_an_unknown_file_system_is_one_line(tmp_path: Path) -> None:
-    assert "cannot open run directory" in user_error(Store, "nosuch://x/y")
-    (tmp_path / "taken").write_text("")
-    for below in ("", "/deeper"):
-        error = user_error(lambda path: Store(path).write_json("status.json", {}), f"{tmp_path}/taken{below}")
-        assert error.startswith("run directory ")
-        assert error.endswith("taken is a file, not a folder")

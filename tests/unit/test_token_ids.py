@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import allocate
-from pipeline.audit.description import build_config, load_config
+from pipeline.audit.description import build_config
+from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import make_plan
 from pipeline.audit.summary import read_summary
 from pipeline.config.corpus import SourceConfig, TrainingSource
@@ -166,13 +167,10 @@ def test_a_known_document_with_an_unknown_id_is_neither_shown_nor_counted(
         row["ids"][5] = 10**9
     sources = write_corpus(tmp_path, rows, tokens="ids")
     argument = "documents" if detector == "dc_pdd" else "shots"
-    given = settings(tiny_model_folder, sources, run=str(tmp_path / "run"), error_budget=1, selections=[])
+    given = settings(tiny_model_folder, sources, error_budget=1, selections=[])
     store = run(tmp_path, "run", {**given, "detectors": [{detector: {argument: 4}}]})
     assert len(rows_of(store, "quarantine")) == 14
-    (tmp_path / "more.yaml").write_text(
-        yaml.safe_dump({**given, "run": str(tmp_path / "more"), "detectors": [{detector: {argument: 5}}]})
-    )
-    config = load_config(str(tmp_path / "more.yaml"))
+    config = build_config({**given, "run": str(tmp_path / "more"), "detectors": [{detector: {argument: 5}}]})
     with pytest.raises(UserError, match=f"has 5 documents, 5 {argument} need 6"):
         allocate(config, make_plan(config).shards)
 
@@ -267,7 +265,7 @@ def test_nothing_is_trained_on_token_ids_and_the_manifest_reads_back() -> None:
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_plan_counts_the_ids_of_the_first_documents(
-    form: str, folder: Path, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    form: str, folder: Path, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     sources, expected = {}, 0
     for role in ROLES:
@@ -280,6 +278,5 @@ def test_plan_counts_the_ids_of_the_first_documents(
             path.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()), encoding="utf-8")
         sources[role] = {"path": str(path), "tokens": "input_ids"}
     described = {"run": str(tmp_path / "run"), **settings(tiny_model_folder, sources)}
-    (tmp_path / "audit.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
-    assert ended("plan", str(tmp_path / "audit.yaml"), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["estimated_tokens"] == pytest.approx(expected, rel=0.05)
+    facts = forecast(make_plan(build_config(described)), {"dtype": "float32"})
+    assert facts["estimated_tokens"] == pytest.approx(expected, rel=0.05)

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from commands import attempts, in_a_process
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.machine import LocalMachine
@@ -142,14 +143,6 @@ def test_a_document_that_is_another_now_has_no_row(reading: Reading, change: dic
     assert [problem in line for line in lines] == [True]
 
 
-def test_a_file_that_is_gone_has_no_rows(reading: Reading) -> None:
-    Path(reading.shard.path).unlink()
-    table, lines = reading([0, 1])
-    assert rows_of(table) == []
-    assert lines[0].startswith("evidence: 2 could not be read")
-    assert reading.shard.name in lines[0]
-
-
 def test_what_stops_the_run_stops_the_reading(reading: Reading) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
@@ -173,10 +166,8 @@ def test_a_model_that_cannot_be_opened_or_a_lost_device_costs_the_evidence_alone
 
 
 def test_a_document_that_kills_its_process_is_left_out_after_a_few_deaths(reading: Reading) -> None:
-    deadly, attempts = reading.hooked(2, lambda: os._exit(1)), 1
-    while in_a_process(lambda: reading(range(5), deadly)):
-        attempts += 1
-    assert attempts == MOST_DEATHS + 1
+    deadly = reading.hooked(2, lambda: os._exit(1))
+    assert attempts(lambda: reading(range(5), deadly)) == MOST_DEATHS + 1
     for _ in range(2):
         table, lines = reading(range(5), deadly)
         assert rows_of(table) == [0, 1, 3, 4]
@@ -193,14 +184,3 @@ def test_a_process_that_was_killed_from_outside_costs_no_evidence(reading: Readi
     assert rows_of(table) == list(range(len(TEXTS)))
     assert lines == []
     assert not reading.store.names(FOLDER)
-
-
-def in_a_process(work: Callable[[], Any]) -> int:
-    """The exit status of work that may kill its process."""
-    if (child := os.fork()) == 0:
-        try:
-            torch.set_num_threads(1)
-            work()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

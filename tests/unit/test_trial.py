@@ -31,7 +31,7 @@ from pipeline.trial.documents import read_documents
 from pipeline.trial.page import selection_figures, trial_page
 from pipeline.trial.ranking import ranking_rows, read_results
 from pipeline.trial.repeats import Pool, mean_interval, measure, repeats
-from pipeline.trial.splits import Drawable, Split, choose_trained, draw_split
+from pipeline.trial.splits import Drawable, choose_trained, draw_split
 from pipeline.trial.table import audit_row, audit_table, selection_rows, selection_table, to_arrow
 
 
@@ -115,11 +115,7 @@ def test_a_trial_reads_no_more_of_a_document_than_its_limits_allow(tmp_path: Any
 @pytest.mark.parametrize(
     ("family", "known", "line"),
     [
-        (
-            np.zeros(6, dtype=np.int64),
-            {"unseen": 2},
-            "contaminate.share takes 2 documents and can have none: near-duplicates",
-        ),
+        (np.repeat(0, 6), {"unseen": 2}, "contaminate.share takes 2 documents and can have none: near-duplicates"),
         (np.repeat([0, 1], [4, 2]), {"unseen": 1}, r"split\.unseen takes 1 documents and can have none.* at least 4"),
         (np.arange(30), {"unseen": 0.01}, r"split\.unseen 0\.01 of 30 documents is none; give a larger share"),
     ],
@@ -127,22 +123,8 @@ def test_a_trial_reads_no_more_of_a_document_than_its_limits_allow(tmp_path: Any
 def test_a_part_that_would_be_empty_is_one_line_in_the_words_of_the_trial(
     family: np.ndarray, known: dict[Any, Any], line: str
 ) -> None:
-    def draw() -> Split:
-        trained = choose_trained(family, 0.5, known, seed=0)
-        return draw_split(Drawable(trained, family), known, SplitConfig(), seed=0, model=0, repeat=0)
-
     with pytest.raises(UserError, match=line):
-        draw()
-
-
-def test_families_stay_together_in_every_part() -> None:
-    family = np.repeat(np.arange(40), 5)
-    trained = choose_trained(family, 0.5, {"unseen": 1 / 3}, seed=0)
-    drawn = draw_split(Drawable(trained, family), {"unseen": 1 / 3}, SplitConfig(), seed=0, model=0, repeat=0)
-    parts = [set(family[part]) for part in (drawn.audit, drawn.unseen)]
-    assert not parts[0] & parts[1]
-    assert not set(family[trained]) & set(family[~trained])
-    assert all(np.isin(family, list(part)).sum() == 5 * len(part) for part in parts)
+        draw_split(Drawable(choose_trained(family, 0.5, known, 0), family), known, SplitConfig(), 0, 0, 0)
 
 
 def test_too_few_documents_say_how_many_are_needed() -> None:
@@ -151,10 +133,9 @@ def test_too_few_documents_say_how_many_are_needed() -> None:
     trained = np.arange(100) < 50
     with pytest.raises(UserError, match=r"split.unseen needs 60 untrained documents .*, 50 are there"):
         draw_split(Drawable(trained, np.arange(100)), {"unseen": 60}, SplitConfig(), 0, 0, 0)
+    config = SplitConfig(audited=90, member_share=0.5)
     with pytest.raises(UserError, match=r"split.audited 90 at split.member_share 0.5 needs 45 untrained .*, 40 are"):
-        draw_split(
-            Drawable(trained, np.arange(100)), {"unseen": 10}, SplitConfig(audited=90, member_share=0.5), 0, 0, 0
-        )
+        draw_split(Drawable(trained, np.arange(100)), {"unseen": 10}, config, 0, 0, 0)
 
 
 def test_a_sweep_is_a_grid_and_a_star_reaches_every_selection() -> None:
@@ -175,10 +156,7 @@ def test_a_sweep_is_a_grid_and_a_star_reaches_every_selection() -> None:
     [
         ({"sweep": {"selections.0.alfa": [0.1]}}, "sweep selections.0.alfa=0.1: unknown key 'selections.0.alfa'"),
         ({"sweep": {"selections.1.alpha": [0.1]}}, "sweep selections.1.alpha: selections has 1 entries"),
-        (
-            {"sweep": {"selections.0.alpha": [0.1, 2]}},
-            "sweep selections.0.alpha=2: selections.0.alpha: must be in (0, 1)",
-        ),
+        ({"sweep": {"selections.0.alpha": [2]}}, "sweep selections.0.alpha=2: selections.0.alpha: must be in (0, 1)"),
         ({"sweep": {"run": ["a", "b"]}}, "sweep run: a sweep cannot change run"),
         ({"sweep": {"repeats": []}}, "sweep.repeats"),
         ({"contaminate": {"share": 1.5}}, "contaminate.share: input should be less than or equal to 1, got 1.5"),
@@ -272,17 +250,6 @@ def test_a_detector_without_members_is_not_defined() -> None:
     assert all(estimate.value is None for estimate in found.tpr.values())
 
 
-def test_repeats_hold_the_promise_and_have_power() -> None:
-    config, points = build_trial(trial(repeats=100))
-    rows = selection_rows({}, config.selections, measure(pool(), points[0].config, 0))
-    (row,) = rows
-    assert row["contradicted"] is False
-    assert row["fdr_low"] <= 0.2
-    assert row["power"] > 0.5
-    assert row["null_share"] == pytest.approx(0.5)
-    assert row["null_estimate"] is None  # bh estimates nothing
-
-
 def test_a_quarantined_document_counts_as_audited_and_is_never_selected() -> None:
     found = pool()
     scored = found.scored.copy()
@@ -314,8 +281,9 @@ def test_both_directions_count_what_they_seek() -> None:
     config, _ = build_trial(trial(repeats=20, selections=asked, split={"unseen": 60, "seen": 60}))
     rows = selection_rows({}, config.selections, measure(pool(600, share=0.5), config, 0))
     assert [row["direction"] for row in rows] == ["members", "clean"]
-    assert all(row["power"] > 0.4 for row in rows)
+    assert all(row["power"] > 0.4 and row["contradicted"] is False for row in rows)
     assert rows[0]["null_share"] + rows[1]["null_share"] == pytest.approx(1)
+    assert rows[0]["null_estimate"] is None, "bh estimates nothing"
 
 
 def test_an_audit_is_held_against_the_truth() -> None:
@@ -329,18 +297,14 @@ def test_an_audit_is_held_against_the_truth() -> None:
     empty = audit_row(summary, [], ["u", "v", "x", "y", "z"], {"u", "z"})
     assert empty["share_false"] is None, "an empty selection has no share of false ones, and 0.000 would praise it"
     assert empty["power"] == 0
-    columns = {column.header: list(column.cells) for column in audit_table([{"audit": "k", **empty}]).columns}
-    cells = columns["share false"]
-    assert cells == ["not defined"]
+    assert as_text([audit_table([{"audit": "k", **empty}])]).count("not defined") == 1
 
 
 def test_settings_are_shown_as_short_as_they_can_be_told_apart() -> None:
     assert labels(["selections.*.alpha", "split.unseen"]) == ["alpha", "split.unseen"]
     both = ["selections.0.alpha", "selections.1.alpha"]
     assert labels(both) == both
-    rows = [
-        {"model.path": path, "alpha": 0.05} for path in ("work/family/small", "work/family/large", "work/family/large")
-    ]
+    rows = [{"model.path": f"work/family/{name}", "alpha": 0.05} for name in ("small", "large", "large")]
     assert [row["model.path"] for row in readable(rows, ["model.path"])] == ["small", "large", "large"]
     assert readable(rows, ["alpha"])[0] == {"model.path": "work/family/small", "alpha": "0.05"}
     assert readable(rows[:1], ["model.path"])[0]["model.path"] == "work/family/small"

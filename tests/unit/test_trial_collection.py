@@ -17,11 +17,11 @@ from pipeline.trial.config import TrialConfig, build_trial
 from pipeline.trial.repeats import Pool
 
 
-def soft_pool(n: int = 300, effect: float = 1.0, groups: bool = False) -> Pool:
+def soft_pool(groups: bool = False) -> Pool:
     """Documents of which a half was trained in so softly that their scores move by one standard deviation."""
-    rng = np.random.default_rng(0)
+    rng, n = np.random.default_rng(0), 300
     trained = np.arange(n) % 2 == 1
-    common = rng.normal(size=n) + effect * trained
+    common = rng.normal(size=n) + trained
     columns = {name: common + 0.4 * rng.normal(size=n) for name in ("loss", "zlib")}
     names = pa.array([f"author {i // 6 * 2 + i % 2}" for i in range(n)]) if groups else None
     scores = Scores(columns, np.arange(n), names)

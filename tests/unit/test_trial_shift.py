@@ -131,8 +131,9 @@ def test_a_page_of_a_shifted_trial_does_not_say_that_documents_are_alike() -> No
     assert "they were made to differ" in shown
 
 
-def shifted_pool(tmp_path: Path) -> tuple[Pool, TrialConfig]:
-    """Untrained documents whose score falls with the share of topical words, by which the shift goes."""
+@pytest.mark.slow
+def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
+    """Of untrained documents whose score falls with the share of topical words, by which the shift goes."""
     rng, n = np.random.default_rng(3), 900
     topic = rng.random(n) < 0.5
     made = [texts(i, 1, 0.6 if topical else 0.1)[0] for i, topical in enumerate(topic)]
@@ -145,21 +146,10 @@ def shifted_pool(tmp_path: Path) -> tuple[Pool, TrialConfig]:
     documents = read_documents(config)
     trained = np.zeros(n, dtype=bool)
     trained[rng.permutation(n)[: n // 3]] = True
-    scores = Scores(
-        {"loss": rng.normal(size=n) - 1.2 * topic + 3.5 * trained},
-        rng.integers(-(2**62), 2**62, n),
-        pa.nulls(n, pa.string()),
-    )
-    places = {"topic": positions(config, documents, "topic")}
-    whole = Pool(
-        documents.ids, np.arange(n), trained, np.ones(n, dtype=bool), scores, {}, places, known_of_documents(made)
-    )
-    return whole, config
-
-
-@pytest.mark.slow
-def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
-    pool, config = shifted_pool(tmp_path)
+    loss = rng.normal(size=n) - 1.2 * topic + 3.5 * trained
+    scores = Scores({"loss": loss}, rng.integers(-(2**62), 2**62, n), pa.nulls(n, pa.string()))
+    places, everything = {"topic": positions(config, documents, "topic")}, np.ones(n, dtype=bool)
+    pool = Pool(documents.ids, np.arange(n), trained, everything, scores, {}, places, known_of_documents(made))
     repeats = measure(pool, config, 0)
     rows = {row["selection"]: row for row in selection_rows({}, config.selections, repeats)}
     assert rows["storeyp"]["fdr"] > 0.16

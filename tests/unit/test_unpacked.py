@@ -213,11 +213,3 @@ def test_the_cache_has_the_place_that_the_environment_names(monkeypatch: pytest.
     assert unpacked.cache_folder() == Path("/scratch/seenset")
     monkeypatch.setenv("SEENSET_CACHE", "~/models")
     assert unpacked.cache_folder() == Path("/home/somebody/models")
-
-
-def test_an_opened_file_is_a_plain_model_that_can_be_saved(file: Path, tmp_path: Path) -> None:
-    opened = open_model(ModelConfig(path=str(file)))
-    assert getattr(opened.model.config, "quantization_config", None) is None
-    opened.model.save_pretrained(tmp_path / "saved")
-    opened.tokenizer.save_pretrained(tmp_path / "saved")
-    assert_same(open_model(ModelConfig(path=str(tmp_path / "saved"))).model, opened.model)

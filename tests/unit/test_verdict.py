@@ -35,10 +35,7 @@ from ray_jobs.select import give_verdict, select_again
 APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
 ALIKE = BlindDiagnostic(ok=True, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
 UNSETTLED = BlindDiagnostic(
-    ok=None,
-    outcome="inconclusive",
-    sentence="Inconclusive. About 1,600 of each kind would decide it.",
-    n_to_settle=1600,
+    ok=None, outcome="inconclusive", sentence="About 1,600 of each kind would decide it.", n_to_settle=1600
 )
 UNTESTED = BlindDiagnostic(ok=None, sentence="Their words could not be compared.")
 
@@ -207,6 +204,9 @@ def test_a_run_without_unseen_documents_or_with_too_few_says_what_to_add(store: 
     with pytest.raises(UserError, match="at least 20 blocks"):
         give_verdict(store.url)
     assert read_verdict(store) == verdict, "a question that is refused takes no answer away"
+    set_scores(store, 0)
+    with pytest.raises(UserError, match="no document of this run has"):
+        give_verdict(store.url, "group")
     shards = store.read_json("shards.json")
     store.write_json("shards.json", [shard for shard in shards if shard["role"] != "unseen"])
     sign(store)
@@ -257,15 +257,6 @@ def test_blocks_whose_sizes_differ_between_the_roles_allow_no_permutation_test_a
     assert verdict.test is None
     assert any("No permutation test was made" in sentence for sentence in verdict.sentences)
     assert (verdict.counts[0].unit, verdict.counts[0].documents_of_each) == ("group", 1)
-
-
-def test_groups_move_whole_and_one_in_both_roles_is_left_out(store: Store) -> None:
-    set_scores(store, 0, groups=lambda role, row: "shared" if row < 6 else f"{role} {row // 2}")
-    test = give_verdict(store.url).test
-    assert (test.blocks, test.n_mixed, test.n_audit_blocks, test.n_unseen_blocks) == ("group", 12, 27, 27)
-    set_scores(store, 0)
-    with pytest.raises(UserError, match="no document of this run has"):
-        give_verdict(store.url, "group")
 
 
 def test_where_one_role_alone_is_grouped_the_page_leaves_the_count_to_the_verdict(store: Store) -> None:

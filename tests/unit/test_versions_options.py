@@ -25,9 +25,8 @@ from pipeline.store.receipts import read_receipts
 TEMPLATE = "{question}\n{choices}"
 
 
-def made(options: Any, **values: Any) -> tuple[list[str], int, list[str], list[bytes]]:
-    orders = orders_of(options, "choices", {"question": "Which?", **values}, TEMPLATE)
-    return orders
+def made(options: Any) -> tuple[list[str], int, list[str], list[bytes]]:
+    return orders_of(options, "choices", {"question": "Which?"}, TEMPLATE)
 
 
 def text_of(options: Any) -> str:

@@ -20,7 +20,6 @@ from pipeline.selection.conformal import RankCounts
 from pipeline.selection.step_up import step_up
 from pipeline.selection.versions import (
     BETS,
-    EXPECTED,
     VersionScores,
     fewest_versions,
     gap_statistic,
@@ -382,9 +381,3 @@ def test_uniformity_is_the_chi_squared_test_of_ranks() -> None:
     mixed = uniformity_p_value(np.concatenate([ranks, few]), np.repeat([5, 20], [200, 40]))
     assert 0 < mixed <= 1
     assert uniformity_p_value(np.ones(100, dtype=np.int64), np.full(100, 5)) < 1e-10
-
-
-def test_what_one_may_expect_rises_with_copies() -> None:
-    assert [row.copies for row in EXPECTED] == [1, 4, 16, 64]
-    assert all(a.auc <= b.auc and a.most <= b.most for a, b in itertools.pairwise(EXPECTED))
-    assert all(one.least <= one.most for one in EXPECTED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from finished import score_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import write_corpus
+from made_up import write_audit
 
 import seenset
 from pipeline.audit.blind import blind, blind_diagnostic, word_counts
@@ -27,9 +27,9 @@ from pipeline.audit.density_weights import (
     weighted_diagnostic,
     weighting_diagnostic,
 )
-from pipeline.audit.description import build_config
+from pipeline.audit.description import load_config
 from pipeline.audit.halvings import Compared
-from pipeline.audit.scored import read_scored
+from pipeline.audit.scored import each_in_turn, read_scored
 from pipeline.audit.select import select_all
 from pipeline.audit.summary import Summary, unsettled
 from pipeline.config.audit import AuditConfig
@@ -200,33 +200,12 @@ def test_a_missing_weight_is_named() -> None:
         seenset.select(table, unseen=table, procedure="bh", calibration="weighted")
 
 
-def each(receipts: Sequence[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
-    return map(function, receipts)
-
-
-def backwards(receipts: Sequence[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
-    return map(function, reversed(receipts))
-
-
 def described(
     tmp_path: Path, model: Path, audit: Sequence[str], unseen: Sequence[str], **selection: Any
 ) -> AuditConfig:
-    rows = {
-        role: [{"id": f"{role}{i}", "text": text} for i, text in enumerate(some)]
-        for role, some in (("audit", audit), ("unseen", unseen))
-    }
     chosen = {"name": "members", "detectors": ["loss"], "alpha": 0.3, "calibration": "weighted", **selection}
-    return build_config(
-        {
-            "run": str(tmp_path / "run"),
-            "model": {"path": str(model)},
-            "corpus": write_corpus(tmp_path, rows),
-            "detectors": ["loss"],
-            "selections": [chosen],
-            "resources": {"shard_bytes": 6_000},
-            "max_tokens": 16,
-        }
-    )
+    settings = {"detectors": ["loss"], "selections": [chosen], "max_tokens": 16, "resources": {"shard_bytes": 6_000}}
+    return load_config(str(write_audit(tmp_path, model, audit, unseen, **settings)))
 
 
 def score(config: AuditConfig) -> Any:
@@ -234,7 +213,7 @@ def score(config: AuditConfig) -> Any:
     return read_scored(store, plan.shards)
 
 
-def answer(config: AuditConfig, scored: Any, order: Any = each) -> tuple[Summary, dict[str, bytes]]:
+def answer(config: AuditConfig, scored: Any, order: Any = each_in_turn) -> tuple[Summary, dict[str, bytes]]:
     (summary,) = select_all(config, scored, None, order)
     folder = Path(config.run)
     names = [*folder.glob("weights/**/*.parquet"), *folder.glob("selection/members/**/*.parquet")]
@@ -269,7 +248,8 @@ def test_a_run_weighs_its_documents_and_says_what_that_repairs(
     assert answer(config, scored)[1] == first
     assert f"weights/unseen/{one.name} is not as it was written; the weights are made again" in caplog.text
     (tmp_path / "run/diagnostics/weights-unseen.json").unlink()
-    assert answer(config, scored, backwards)[1] == first
+    backwards = answer(config, scored, lambda receipts, work: map(work, reversed(receipts)))
+    assert backwards[1] == first
 
 
 def test_texts_that_changed_since_they_were_scored_are_not_weighed(tmp_path: Path, tiny_model_folder: Path) -> None:

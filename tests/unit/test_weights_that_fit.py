@@ -34,10 +34,6 @@ def folder(tiny_model_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model_folder, tmp_path / "model"))
 
 
-def refusal(config: ModelConfig, open_it: Callable[[ModelConfig], object] = open_model) -> str:
-    return user_error(open_it, config)
-
-
 def test_a_checkpoint_whose_weights_do_not_fit_is_refused_by_the_first_three(folder: Path) -> None:
     names = sorted(name for name in load_file(folder / "model.safetensors") if "layers.0" in name)
     rewritten(folder, lambda weights: [weights.pop(name) for name in names])
@@ -45,11 +41,11 @@ def test_a_checkpoint_whose_weights_do_not_fit_is_refused_by_the_first_three(fol
         f"model {folder}: its weights do not fit LlamaForCausalLM: {len(names)} missing from the file "
         f"({', '.join(names[:3])}, ...)"
     )
-    assert refusal(ModelConfig(path=str(folder))) == lacks
+    assert user_error(open_model, ModelConfig(path=str(folder))) == lacks
     shapes = {"model.norm.weight": torch.ones(3), "model.layers.9.more.weight": torch.ones(2)}
     rewritten(folder, lambda weights: weights.update(shapes))
     others = "1 unknown to the model (model.layers.9.more.weight); 1 of another shape (model.norm.weight)"
-    assert refusal(ModelConfig(path=str(folder))) == f"{lacks}; {others}"
+    assert user_error(open_model, ModelConfig(path=str(folder))) == f"{lacks}; {others}"
 
 
 def test_tied_weights_of_another_shape_are_refused_by_name(folder: Path) -> None:
@@ -57,7 +53,7 @@ def test_tied_weights_of_another_shape_are_refused_by_name(folder: Path) -> None
     config.tie_word_embeddings = True
     config.save_pretrained(folder)
     rewritten(folder, lambda weights: weights.update({"lm_head.weight": torch.ones(3, config.hidden_size)}))
-    assert refusal(ModelConfig(path=str(folder))) == (
+    assert user_error(open_model, ModelConfig(path=str(folder))) == (
         f"model {folder}: its weights do not fit LlamaForCausalLM: 1 of another shape (lm_head.weight)"
     )
 
@@ -66,7 +62,7 @@ def test_tied_weights_of_another_shape_are_refused_by_name(folder: Path) -> None
 def test_integers_without_their_scales_are_refused(folder: Path, dtype: Literal["auto", "float32"]) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     rewritten(folder, lambda weights: weights.update({name: weights[name].to(torch.int8)}))
-    said = refusal(ModelConfig(path=str(folder), dtype=dtype))
+    said = user_error(open_model, ModelConfig(path=str(folder), dtype=dtype))
     assert f"1 of its weights are integers of type I8 ({name})" in said
 
 
@@ -84,7 +80,7 @@ def test_tied_weights_and_buffers_that_the_architecture_ignores_are_no_misfit(fo
 def test_a_paraphraser_that_lacks_weights_is_refused(tiny_t5_folder: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_t5_folder, tmp_path / "t5"))
     rewritten(folder, lambda weights: weights.pop("decoder.final_layer_norm.weight"))
-    said = refusal(ModelConfig(path=str(folder)), open_paraphraser)
+    said = user_error(open_paraphraser, ModelConfig(path=str(folder)))
     assert "1 missing from the file (decoder.final_layer_norm.weight)" in said
 
 
@@ -92,7 +88,7 @@ def test_a_model_of_pictures_that_lacks_weights_is_refused(tmp_path: Path) -> No
     save_llava(tmp_path / "llava")
     name = next(name for name in sorted(load_file(tmp_path / "llava/model.safetensors")) if "vision" in name)
     rewritten(tmp_path / "llava", lambda weights: weights.pop(name))
-    said = refusal(ModelConfig(path=str(tmp_path / "llava")), open_picture_model)
+    said = user_error(open_picture_model, ModelConfig(path=str(tmp_path / "llava")))
     assert "1 missing from the file" in said
 
 
@@ -105,7 +101,7 @@ def test_a_gguf_file_that_lacks_weights_is_refused(
     name = b"blk.0.ffn_down.weight"
     assert data.count(name) == 1
     file.write_bytes(data.replace(name, b"blk.0.ffn_none.weight"))
-    assert "layers.0.mlp.down_proj.weight" in refusal(ModelConfig(path=str(file)))
+    assert "layers.0.mlp.down_proj.weight" in user_error(open_model, ModelConfig(path=str(file)))
 
 
 def test_an_adapter_that_lacks_weights_or_has_others_is_refused_by_the_first_three(
@@ -126,5 +122,5 @@ def test_an_adapter_that_lacks_weights_or_has_others_is_refused_by_the_first_thr
         weights[other] = torch.zeros(2, 32)
 
     rewritten(tmp_path / "adapter", change, "adapter_model.safetensors")
-    said = refusal(config)
+    said = user_error(open_model, config)
     assert f"4 missing from the file ({', '.join(names[:3])}, ...); 1 unknown to the model ({other})" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import attempts
 from recorder import SECONDS, Recorder, letters, made, make, shards_of, stage_of
 
 from benchmarks.plain_loop import process
@@ -47,18 +47,6 @@ def died(driver: str, at: list[str] | None = None) -> dict[str, Any]:
 
 WAYS = [pytest.param(in_one_process, id="local"), pytest.param(as_an_actor, id="actor")]
 Way = Callable[[Stage, list[Shard], Store], None]
-
-
-@pytest.mark.parametrize("finish", WAYS)
-def test_the_next_shard_is_read_while_this_one_is_worked_on(finish: Way, tmp_path: Path) -> None:
-    shards, store = shards_of(tmp_path, letters("a", 4), letters("b", 4))
-    stage = stage_of(together=2)
-    finish(stage, shards, store)
-    notes = made[-1].notes
-    assert notes.index(("prepare", "b")) < max(
-        i for i, (kind, text) in enumerate(notes) if kind == "work ended" and text[0] == "a"
-    )
-    assert [len(read_rows(stage, shard, store)) for shard in shards] == [4, 4]
 
 
 @pytest.mark.parametrize("finish", WAYS)
@@ -108,22 +96,6 @@ def test_a_worker_takes_no_shard_ahead_that_another_could_begin(tmp_path: Path) 
     stage = replace(stage_of(), make=Meeting, digest=model_digests())
     list(finish_shards(stage, shards, store, workers=3))
     assert len(worked) == 3, "each of the three workers has begun a shard before one of them has ended its own"
-
-
-def attempts(work: Callable[[], None]) -> int:
-    """How many processes it takes until one ends as it should."""
-    for attempt in range(1, 30):
-        if (child := os.fork()) == 0:
-            try:
-                work()
-                os._exit(0)
-            finally:
-                os._exit(9)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert status in (0, 1)
-        if status == 0:
-            return attempt
-    raise AssertionError("never ended")
 
 
 @pytest.mark.parametrize("finish", WAYS)
@@ -239,17 +211,6 @@ def test_windows_are_cut_by_what_is_kept_of_documents(tmp_path: Path) -> None:
     worker.prepare = noted  # type: ignore[method-assign]
     process(stage_of(), worker, shards[0], store)
     assert sizes == [2, 3, 1]
-
-
-def test_the_longest_batch_of_a_window_comes_first(tmp_path: Path) -> None:
-    shards, store = shards_of(
-        tmp_path, [letter * length for letter, length in zip("abcd", (3, 39, 20, 4), strict=True)]
-    )
-    stage = stage_of()
-    in_one_process(stage, shards, store)
-    assert [text[0] for kind, text in made[-1].notes if kind == "work"] == ["b", "c", "a"]
-    lengths = {row: values["length"] for row, values in read_rows(stage, shards[0], store).items()}
-    assert lengths == {0: 7, 1: 39, 2: 20, 3: 7}, "what shares a batch is as it was"
 
 
 def test_a_worker_without_a_window_waits_and_one_that_computes_works(tmp_path: Path) -> None:
