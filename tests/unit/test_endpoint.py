@@ -158,3 +158,8 @@ def test_log_probabilities_are_requested_of_the_tokens_of_the_prompt_alone(way: 
     with openai_server(log_probs=lambda text: [-0.5, -2.0], way=way) as server:
         assert asyncio.run(main(server.url)) == [-0.5, -2.0]
         assert server.bodies == [{"model": "stub", "prompt": "one two", "temperature": 0, **wanted}]
+    with (
+        openai_server(lambda prompt, seed: f"{prompt} and no log-probabilities") as server,
+        pytest.raises(Refusal, match="in the answer"),
+    ):
+        asyncio.run(main(server.url))

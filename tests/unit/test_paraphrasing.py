@@ -109,6 +109,7 @@ def test_only_what_is_surely_no_paraphrase_is_taken_off_an_answer():
     for answer, source, expected in (
         ('  "Some words."\n', "Words.", "Some words."),
         ("“Some words.”", "Words.", "Some words."),
+        ("“Some “words.”", "Words.", "“Some “words.”"),
         ('"Some" and "words"', "Words.", '"Some" and "words"'),
         ('"Some words."', '"Words."', '"Some words."'),
         ("Sure! Here is a paraphrase:\n\nSome words.", "Words.", "Some words."),

@@ -332,3 +332,6 @@ def test_single_documents_are_read_once_as_long_as_they_are_held_together() -> N
     assert reading_of(single, HELD // 4, 50.0, batch, HELD) == once
     longer = reading_of(single, HELD // 4 + 1, 50.0, batch, HELD)
     assert longer["prefix_cost"] == 4 * (HELD // 4 + 1) / batch
+    many = Prefix("unseen", 1000, joined=False)
+    costs = [reading_of(many, HELD, length, 100, HELD)["prefix_cost"] for length in (0, 1, 2)]
+    assert costs == [HELD, HELD, HELD / 2], "a batch holds at most as many documents as tokens"

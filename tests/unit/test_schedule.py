@@ -36,7 +36,7 @@ def promise(asked_before: bool) -> str:
 
 
 def test_nothing_is_promised_of_a_list_whose_question_an_answer_may_have_picked() -> None:
-    assert "Over all scans of the schedule together, the expected share" in promise(False)
+    assert "Here alpha is 0.025, the part of this scan. Over all scans of the schedule together" in promise(False)
     assert promise(True).startswith("Nothing is promised of this list")
     assert "expected share" not in promise(True)
 
@@ -58,3 +58,10 @@ def test_known_documents_that_a_slot_needs_to_select_a_few() -> None:
     assert known_in_slot(1_000, 5, Slot(1, "spend", *parts, 0)) == 3_999
     assert known_in_slot(1_000, 5, Slot(1, "spend", *parts, 0), Fraction(2)) == 7_999
     assert known_in_slot(1_000, 5, Slot(2, "e-lond", *parts, 15)) == 999, "15 earlier ones count"
+    assert known_in_slot(1, 50, Slot(1, "spend", *parts, 0)) == 1
+
+
+def test_a_scan_has_its_share_of_alpha_and_of_the_chance_that_its_bounds_fail() -> None:
+    selection = SelectionConfig(name="s", detectors=["loss"], confidence=0.95)
+    level = Level.of(selection, Slot(1, "spend", Fraction(1, 10), Fraction(1, 3), 0))
+    assert (level.alpha, level.confidence) == (Fraction(1, 30), 1 - Fraction("0.0166"))
