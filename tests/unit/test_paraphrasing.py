@@ -103,6 +103,7 @@ def test_pieces_end_where_sentences_end_or_between_words_and_hold_as_many_as_fit
     assert split_text('He said "go." She went', words, 3) == ['He said "go." ', "She went"]
     assert split_text("a b c d e. f g", words, 3) == ["a b c ", "d e. ", "f g"]
     assert split_text("aaaaaaa bb, c", len, 5) == ["aaaaa", "aa ", "bb, c"]
+    assert split_text("abc", lambda piece: 9, 5) == ["a", "b", "c"]
 
 
 def test_only_what_is_surely_no_paraphrase_is_taken_off_an_answer():
