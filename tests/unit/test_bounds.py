@@ -59,7 +59,7 @@ def test_the_envelope_is_exceeded_by_at_most_a_share_delta_of_draws_by_count(n: 
 
 
 @pytest.mark.parametrize("confidence", [Fraction(1, 10**20), Fraction(1, 100), Fraction(1, 5), Fraction(1, 2)])
-@pytest.mark.parametrize("n", [1, 2, 5, 12])
+@pytest.mark.parametrize("n", [1, 2, 5, 12, 40])
 def test_an_envelope_of_height_zero_is_found_and_is_exceeded_by_at_most_a_share_delta(
     n: int, confidence: Fraction
 ) -> None:

@@ -111,7 +111,7 @@ def columns_of(path: Path, given: Mapping[str, Any]) -> dict[str, list[float]]:
     (path / "audit.yaml").write_text(json.dumps({"run": str(path / "run"), **given}))
     assert ended("run", path / "audit.yaml", "--no-text") == 0
     store = Store(str(path / "run"))
-    receipts = {stage: read_receipts(store, stage) for stage in ("paraphrase", "sample", "score")}
+    receipts = {stage: [*read_receipts(store, stage)] for stage in ("paraphrase", "sample", "score")}
     assert "model" not in given or all(one.tokens > 0 for some in receipts.values() for one in some if one.data)
     tables = [store.read_table(one.data) for one in receipts["score"] if one.data]
     table = pa.concat_tables(tables).sort_by("doc_id")
