@@ -92,6 +92,36 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "+ -> -",
     ): "it decides which of two products gives the same norm at less cost",
     (
+        "pipeline/passes/paraphrase.py",
+        "fails = min(fails, len(units) + 1)",
+        "1 -> 2",
+    ): "more units than there are: they are the same piece",
+    (
+        "pipeline/passes/gradient.py",
+        'ids = kwargs["position_ids"] + module.offset',
+        "+ -> -",
+    ): "numbers of positions, of which only the equality counts",
+    (
+        "pipeline/selection/joint.py",
+        "return Fraction(p) * (1 + Fraction(1, 1 << 50))",
+        "50 -> 51",
+    ): "still above the rounding of a float, 53 bits",
+    (
+        "pipeline/selection/engine.py",
+        "return np.full(self.keys.size, -1, dtype=np.int64)",
+        "1 -> 2",
+    ): "any negative number stands for no group",
+    (
+        "pipeline/stages/score.py",
+        'texts = [inputs.paraphrases[d.row]["paraphrases"][draw - 1] for d in usable]',
+        "1 -> 2",
+    ): "the draws in another order, which no detector reads",
+    (
+        "pipeline/stages/sample.py",
+        "return [Entry(task.document, 0, task) for task in tasks if task is not None]",
+        "0 -> 1",
+    ): "the same length for all",
+    (
         "pipeline/stages/worker.py",
         "if len(window) >= most.documents or characters >= most.characters or kept >= most.kept:",
         ">= -> >",
