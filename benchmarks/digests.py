@@ -18,7 +18,7 @@ from pipeline.audit.scored import each_in_turn, read_scored
 from pipeline.audit.select import Answering, run_digests, select_all
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
-from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE
+from pipeline.corpus.near_duplicates import SKETCH, SKETCH_TYPE
 from pipeline.corpus.shard import Shard
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, write_filed, write_receipt

@@ -39,7 +39,7 @@ def process(
     """
     shards = iter([shard])
     stream = ShardStream(stage, worker, store, driver, on_batch, kept=kept)
-    ((_, result),) = stream.finish(lambda ahead: next(shards, None))
+    ((_, result),) = stream.finish(lambda prefetch: next(shards, None))
     if isinstance(result, Receipt):
         return result
     raise result

@@ -69,7 +69,7 @@ def main() -> None:
         for count in (arguments.few, arguments.shards):
             _prepare(root, count)
         for step in STEPS:
-            few, many = (_apart(step, root / str(count)) for count in (arguments.few, arguments.shards))
+            few, many = (_separate(step, root / str(count)) for count in (arguments.few, arguments.shards))
             result[step] = {
                 "seconds": round(many["seconds"], 1),
                 "few_seconds": round(few["seconds"], 1),
@@ -104,7 +104,7 @@ def _plan(folder: Path) -> Plan:
     return make_plan(build_config(config))
 
 
-def _apart(step: str, folder: Path) -> dict[str, float]:
+def _separate(step: str, folder: Path) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.shards", "--step", step, "--folder", str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -21,7 +21,7 @@ from pipeline.compare.comparison import Comparison
 from pipeline.compare.joint import JointReport
 from pipeline.compare.ranking import RankingReport
 from pipeline.report.contents import Report
-from pipeline.series.summary import Course
+from pipeline.series.summary import SeriesSummary
 from pipeline.store.files import to_json
 from pipeline.store.receipts import DIGEST
 
@@ -37,7 +37,7 @@ RECORDS: dict[str, type[VersionedRecord]] = {
     "comparison": Comparison,
     "joint": JointReport,
     "ranking": RankingReport,
-    "series": Course,
+    "series": SeriesSummary,
 }
 """The files by name, and what they hold."""
 

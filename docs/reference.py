@@ -27,7 +27,7 @@ An audit and a trial are one YAML file each. This page lists every setting with 
 [models](models.md) and the pages of the detectors have examples.
 
 - An unknown key is refused in one line that names the nearest known one.
-- `--set a.b=c` changes a setting for one call of `plan`, `run`, `evaluate`, `select` or `trial`. A number is a place
+- [`--set a.b=c`](commands.md#options) changes a setting for one call. A number is a place
   in a list (`--set selections.0.alpha=0.05`), `*` stands for every entry of it.
 - Relative paths are relative to the file that names them; those of `--set`, and those of a `dict` in Python, to the
   folder in which the command runs. `~` and fsspec URLs (`s3://`, `gs://`) work. A model is a path if it begins with

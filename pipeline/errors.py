@@ -29,8 +29,8 @@ class ExitCode(IntEnum):
     DONE = 0
     USER_ERROR = 2
     INCOMPLETE = 3
-    SELECTED = 4  # and nothing contradicts the promise of what was
-    UNSUPPORTED = 5  # selected, with a promise that a check contradicts
+    SELECTED = 4  # and nothing contradicts the guarantee of what was
+    UNSUPPORTED = 5  # selected, with a guarantee that a check contradicts
     BUSY = 75
     INTERRUPTED = 130
 

@@ -43,7 +43,7 @@ WATCHDOG_SECONDS = 1800.0
 """After which an actor that computes one batch ends itself; Ray starts another one and repeats the bundle."""
 
 IN_FLIGHT = 1
-"""Rows at an actor. Of two, Ray may call the second one first; a tail row before the bundle reads no shard ahead."""
+"""Rows at an actor. Of two, Ray may call the second one first; a tail row before the bundle prefetches no shard."""
 
 MOST_ROWS = 4_000
 """Bundles that are dispatched together; Ray Data takes 1.2 ms and 8 KB of the driver for each row."""
@@ -166,7 +166,7 @@ class ShardActor:
 
         stream = ShardStream(self.stage, self.worker, self.store, self.driver, on_batch, kept=not beside)
         todo = iter(shards)
-        for shard, result in stream.finish(lambda ahead: next(todo, None)):
+        for shard, result in stream.finish(lambda prefetch: next(todo, None)):
             _watch()
             if isinstance(result, Receipt):
                 if stream.filed:

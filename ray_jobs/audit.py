@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from pipeline.audit.against import reconciled_judged
 from pipeline.audit.allocation import allocation_record, write_document_keys
+from pipeline.audit.already_audited import recorded_audited_texts
 from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_types
 from pipeline.audit.evaluation import Evaluation, evaluate_scores
 from pipeline.audit.machine import LocalMachine, actor_shape
@@ -31,7 +31,7 @@ from pipeline.audit.repair import check_reasons, count_refused, withdraw_damaged
 from pipeline.audit.review import read_review
 from pipeline.audit.scored import Scored, check_budget, note_review, read_scored, without_reviewed
 from pipeline.audit.select import Answering, Each, damaged_answers, select_all
-from pipeline.audit.status import Counts, Status, StatusFile, ending, forget_finished, read_status
+from pipeline.audit.status import Counts, Status, StatusFile, final_state, forget_finished, read_status
 from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.audit.top_documents import Reread
 from pipeline.audit.work import Work, device_on_file, note_device, work_of
@@ -47,7 +47,7 @@ from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.page import write_report
 from pipeline.report.wording.evaluation import worded
 from pipeline.series.claims import check_ledger, claim_of, file_result
-from pipeline.series.scans import begin_against
+from pipeline.series.scans import reconcile_already_audited
 from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
@@ -59,12 +59,12 @@ from pipeline.store.receipts import Receipt, compact_receipts, read_receipts
 from ray_jobs import supervisor
 from ray_jobs.actors import map_shards
 from ray_jobs.cluster import cluster_nodes, cluster_warning
-from ray_jobs.evidence import token_reader
 from ray_jobs.finetune import AdapterJob, adapter_jobs, train_adapters, trainings_beside
 from ray_jobs.progress import Reporter
 from ray_jobs.select import fold_of
 from ray_jobs.start import Checks, begin_model, device_of_run, machine_of, start_checks, types_of_run
 from ray_jobs.terminal import heartbeat
+from ray_jobs.token_attributions import token_reader
 
 FINETUNE_STAGE = "finetune"
 
@@ -163,10 +163,10 @@ def _intact(finished: FinishedRecord | None, plan: Plan, store: Store, reporter:
     config, device = with_types(plan.config, finished.types), CPU
     if finished.fingerprint.get("device") != CPU.mark:
         device = device_on_file(store, config.resources) or CPU
-    judged = None
-    if config.against is not None and (on_file := reconciled_judged(config, store)) is not None:
-        judged = on_file[1]
-    if finished.fingerprint != work_of(config, plan.shards, device, lambda _: judged).stages[-1].fingerprint:
+    texts = None
+    if config.against is not None and (on_file := recorded_audited_texts(config, store)) is not None:
+        texts = on_file[1]
+    if finished.fingerprint != work_of(config, plan.shards, device, lambda _: texts).stages[-1].fingerprint:
         return None
     # In an object store a changed object has another tag, which `read_finished` compares.
     problems = _damages(store, finished) if store.local else []
@@ -268,8 +268,8 @@ def scoring(
         forget_finished(store)
         unscored = pending(plan, SCORING, store)
         device = device_of_run(config.resources, store, machine, bool(unscored))
-        judging = partial(begin_against, config, store=store, say=reporter.say)
-        work = work_of(config, plan.shards, device, judging)
+        already_audited = partial(reconcile_already_audited, config, store=store, say=reporter.say)
+        work = work_of(config, plan.shards, device, already_audited)
         fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
         if config.series is not None:
             check_ledger(config, fingerprints[SCORING])
@@ -315,7 +315,7 @@ def _faults_noted(status: StatusFile) -> Iterator[None]:
         status.end("incomplete", ExitCode.INCOMPLETE, str(left))
         raise left from None
     except BaseException as error:
-        status.end(*ending(error))
+        status.end(*final_state(error))
         raise
 
 

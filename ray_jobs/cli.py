@@ -77,7 +77,7 @@ def plan(
     from pipeline.audit.plan import describe_model
     from pipeline.audit.preflight import plan_checks
     from pipeline.series.claims import planned_scan
-    from pipeline.series.scans import planned_against
+    from pipeline.series.scans import planned_already_audited
     from pipeline.stages.registry import check_stages
     from ray_jobs.cluster import cluster_warning
     from ray_jobs.start import planned_types
@@ -97,7 +97,7 @@ def plan(
     check_stages(audit)
     check_adapters(audit, planned.shards)
     facts = {**forecast(planned, model), "checks": checks, "cluster": cluster_warning(audit.resources)}
-    facts["series"], facts["against"] = series, planned_against(audit)
+    facts["series"], facts["against"] = series, planned_already_audited(audit)
     facts["slow"] = slow
     if matched is not None:
         subsets = write_matched(planned, matched)

@@ -328,14 +328,14 @@ def series(
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Show the scans of a schedule, the error rate over all of them, and what the last one added."""
-    from pipeline.series.page import check_page_place, write_course
-    from pipeline.series.summary import read_course
+    from pipeline.series.page import check_page_place, write_series_page
+    from pipeline.series.summary import read_series
 
     place = None if page is None else check_page_place(page, ledger)
-    course = read_course(ledger)
-    address = None if place is None else write_course(place, course)
-    terminal.show(json_, {**course.plain(), "page": address}, terminal.print_course, course, address)
-    if fail_if_new and (code := course.exit_code()):
+    summary = read_series(ledger)
+    address = None if place is None else write_series_page(place, summary)
+    terminal.show(json_, {**summary.plain(), "page": address}, terminal.print_series, summary, address)
+    if fail_if_new and (code := summary.exit_code()):
         raise typer.Exit(int(code))
 
 

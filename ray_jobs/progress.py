@@ -103,12 +103,12 @@ def progress_line(counts: Counts) -> str:
     status = counts.status()
     eta = "-" if status.eta_s is None else duration(status.eta_s)
     answers = f"answers {counts.answers:,}  " if counts.answers else ""
-    judged = f"  judged before {counts.judged:,}" if counts.judged else ""
+    already_audited = f"  already audited {counts.judged:,}" if counts.judged else ""
     return (
         f"{status.stage}: shards {status.shards_done}/{status.shards}  "
         f"documents {status.documents + status.under_way:,}  "
         f"{status.documents_per_s:,.1f} documents/s  {status.tokens_per_s:,.0f} tokens/s  "
-        f"ETA {eta}  {answers}quarantined {status.quarantined:,}{judged}"
+        f"ETA {eta}  {answers}quarantined {status.quarantined:,}{already_audited}"
     )
 
 

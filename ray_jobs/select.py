@@ -165,9 +165,9 @@ def write_review_file(run: str, out: str | None, texts: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def _new_file(run: str, out: str | None, ending: str, kind: str) -> Iterator[tuple[str, Callable[[bytes], None]]]:
+def _new_file(run: str, out: str | None, suffix: str, kind: str) -> Iterator[tuple[str, Callable[[bytes], None]]]:
     """The name of a file that is not there, and what writes it."""
-    name = out or f"{os.path.basename(Store(run).root) or 'run'}{ending}"
+    name = out or f"{os.path.basename(Store(run).root) or 'run'}{suffix}"
     folder, base = os.path.split(name)
     if not base:
         raise UserError(f"{name} is a folder: name the file of the {kind}")

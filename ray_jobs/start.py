@@ -108,8 +108,8 @@ def start_checks(
         UserError: as `check_before_scoring`, `connect` and `check_node_versions`, or an actor is larger than any node.
     """
     beside = bool(pending(plan, SCORING, store)) and (machine is None or early is not None)
-    apart = beside and stored_preflight(store, plan.shards, plan.config.seed) is None
-    checks = Checks(plan, store, reporter, begin_checks(plan, RUN) if apart else None)
+    separate = beside and stored_preflight(store, plan.shards, plan.config.seed) is None
+    checks = Checks(plan, store, reporter, begin_checks(plan, RUN) if separate else None)
     if beside and machine is None:
         connect()
         actor_shape(plan.config.resources, cluster_nodes())

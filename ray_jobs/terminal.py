@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipeline.compare.ranking import RankingReport
     from pipeline.export.export import Exported
     from pipeline.mark.mark import Marked
-    from pipeline.series.summary import Course
+    from pipeline.series.summary import SeriesSummary
     from pipeline.trial.progress import TrialStatus
     from pipeline.trial.trial import TrialOutcome
 
@@ -202,10 +202,10 @@ def _trial_lines(status: TrialStatus) -> list[str]:
 def _run_lines(status: Status) -> list[str]:
     stage = "" if is_scoring(status.stage) else f", {status.stage}"
     scored = f", scored {status.scored:,}" if is_scoring(status.stage) else ""
-    judged = f", judged before {status.judged:,}" if status.judged else ""
+    already_audited = f", already audited {status.judged:,}" if status.judged else ""
     lines = [
         f"{status.state}{stage}: shards {status.shards_done}/{status.shards}, documents {status.documents:,}{scored}, "
-        f"quarantined {status.quarantined:,}{judged}"
+        f"quarantined {status.quarantined:,}{already_audited}"
     ]
     if status.state == "running":
         eta = "-" if status.eta_s is None else f"{status.eta_s:.0f} s"
@@ -273,7 +273,7 @@ def print_verdict(verdict: CollectionVerdict) -> None:
 
 
 def print_answers(run: str, summaries: Sequence[Summary]) -> None:
-    """The answers of a run, and what asking it several questions does to their promise."""
+    """The answers of a run, and what asking it several questions does to their guarantee."""
     from pipeline.audit.history import read_history, several_questions
     from pipeline.config.selection import HISTORY
     from pipeline.store.files import Store
@@ -302,7 +302,7 @@ def print_evaluation(evaluation: Evaluation, page: str) -> None:
 
 
 def print_joint(report: JointReport, folder: str) -> None:
-    """What several runs select together, what it promises, and where the lists are."""
+    """What several runs select together, what it guarantees, and where the lists are."""
     from pipeline.compare.joint import joint_table
 
     screen = console()
@@ -343,17 +343,17 @@ def print_ranking(ranking: RankingReport, folder: str) -> None:
     print_line(f"ranking: {folder}")
 
 
-def print_course(course: Course, page: str | None) -> None:
-    """The scans of a schedule, what is promised of all of them and what is not, and what is new."""
-    from pipeline.series.summary import course_table
+def print_series(summary: SeriesSummary, page: str | None) -> None:
+    """The scans of a schedule, what is guaranteed for all of them and what is not, and what is new."""
+    from pipeline.series.summary import series_table
 
     screen = console()
-    screen.print(course_table(course))
-    screen.lines(*(f"note: {note}" for note in course.notes))
-    for one in course.selections:
+    screen.print(series_table(summary))
+    screen.lines(*(f"note: {note}" for note in summary.notes))
+    for one in summary.selections:
         bounded = [one.bound.sentence] if one.bound is not None else []
         screen.lines(*(f"{one.name}: {line}" for line in (one.promise, *one.not_promised, *bounded)))
-    for latest in course.new:
+    for latest in summary.new:
         screen.lines(*(f"{latest.name}: {line}" for line in (latest.sentence(), *latest.notes)))
     if page is not None:
         print_line(f"page: {page}")

@@ -176,11 +176,11 @@ def _budget(lm: LanguageModel, max_tokens: int) -> Budget:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Selected:
-    """Which documents a selection selects, in their order. Printed, it says what its promise is worth."""
+    """Which documents a selection selects, in their order. Printed, it says what its guarantee is worth."""
 
     selected: np.ndarray  # bool, (documents,)
     p_values: np.ndarray  # float64 in (0, 1], (documents,)
-    summary: Summary  # what is promised, and on which assumption
+    summary: Summary  # what is guaranteed, and on which assumption
 
     def __repr__(self) -> str:
         return f"Selected({self.summary.line()})"
@@ -229,7 +229,7 @@ def select(
 
     Returns:
         The selected, their p-values and the summary. Of scores alone most checks cannot be made; `UnsupportedWarning`
-        where one is made and contradicts the promise.
+        where one is made and contradicts the guarantee.
 
     Raises:
         UserError: an unknown column, procedure or setting, or no documents where some are needed.

@@ -30,7 +30,7 @@ from ray_jobs.select import give_verdict
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RunSelection:
-    """The answer of one selection of a run. Printed, it says what its promise is worth."""
+    """The answer of one selection of a run. Printed, it says what its guarantee is worth."""
 
     summary: Summary
     store: Store
@@ -77,7 +77,7 @@ def audit(
         quiet: No progress; otherwise a bar on a terminal and lines elsewhere.
 
     Returns:
-        The finished run. `UnsupportedWarning` for every selection whose promise a check contradicts.
+        The finished run. `UnsupportedWarning` for every selection whose guarantee a check contradicts.
 
     Raises:
         UserError: in one line, what the user can correct.
@@ -107,7 +107,7 @@ def open_run(path: str | PathLike[str]) -> Run:
         path: A local path or an fsspec URL.
 
     Returns:
-        The run, done or not. `UnsupportedWarning` for every selection whose promise a check contradicts.
+        The run, done or not. `UnsupportedWarning` for every selection whose guarantee a check contradicts.
 
     Raises:
         UserError: not a run directory.
@@ -128,7 +128,7 @@ def _open(path: str) -> Run:
 def trial(
     config: str | PathLike[str] | Mapping[str, Any] | TrialConfig, *, limit: int | None = None, quiet: bool = False
 ) -> TrialOutcome:
-    """Hold the promise against the truth: train documents into a model, audit it, and compare. Resumes as `audit`.
+    """Hold the guarantee against the truth: train documents into a model, audit it, and compare. Resumes as `audit`.
 
     Args:
         config: A YAML file, the mapping that it would hold, or a `TrialConfig`; relative paths as in `audit`.
@@ -178,7 +178,7 @@ def _mapping(
 
 
 class UnsupportedWarning(UserWarning):
-    """A check contradicts what a selection assumes: nothing is promised of it, and nobody should act on it."""
+    """A check contradicts what a selection assumes: nothing is guaranteed for it, and nobody should act on it."""
 
 
 def warn_of_unsupported(summaries: Iterable[Summary]) -> None:

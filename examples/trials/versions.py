@@ -92,7 +92,7 @@ def run_versions(folder: Path, model: dict[str, str], documents: int) -> int:
         with np.load(path) as held:
             return {part: joined_versions([part_of(private, held[part])]) for part in held.files}
 
-    return _judged(folder, model, texts, scored)
+    return _tabulate(folder, model, texts, scored)
 
 
 def run_options(folder: Path, model: dict[str, str], documents: int) -> int:
@@ -118,7 +118,7 @@ def run_options(folder: Path, model: dict[str, str], documents: int) -> int:
         parts = [version_part(store.read_table(o.data), config, ["loss"]) for o in read_receipts(store, "score")]
         return {"whole": joined_versions(parts)}
 
-    return _judged(folder, model, read, scored)
+    return _tabulate(folder, model, read, scored)
 
 
 def score_once(lm: LanguageModel, documents: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
@@ -171,7 +171,7 @@ def make_options(texts: Sequence[Sequence[str]], rng: random.Random) -> list[dic
     return items
 
 
-def _judged(folder: Path, model: dict[str, str], texts: dict[str, str], scored: Scored) -> int:
+def _tabulate(folder: Path, model: dict[str, str], texts: dict[str, str], scored: Scored) -> int:
     """Train, score and print the tables so far after each number of epochs; 0."""
     members = set(random.Random(5).sample(sorted(texts), len(texts) // 2))
     trained = [text for name, text in texts.items() if name in members]

@@ -21,7 +21,7 @@ from pipeline.config.training import AdapterConfig, FinetuneConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.keys import Keys, keyed, sketch_column
-from pipeline.corpus.near_copies import SKETCH_TYPE, CopyIndex, draw_families, near_families
+from pipeline.corpus.near_duplicates import SKETCH_TYPE, NearDuplicateIndex, draw_families, near_families
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Prefix
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
@@ -37,7 +37,7 @@ from pipeline.training.adapter import check_targets
 KNOWN: tuple[Role, ...] = tuple(role for role in ROLES if role != "audit")
 
 KEYS_SCHEMA = pa.schema([("adapter", pa.string()), ("text_key", pa.int64()), ("sketch", SKETCH_TYPE)])
-"""Columns of `KEYS_FILE`; `sketch` tells near-duplicates (`pipeline.corpus.near_copies`)."""
+"""Columns of `KEYS_FILE`; `sketch` tells near-duplicates (`pipeline.corpus.near_duplicates`)."""
 
 OWN_CORPUS = "its own corpus"
 
@@ -188,7 +188,7 @@ def hashes(keys: np.ndarray) -> list[str]:
 def _calibration(
     role_pools: dict[Role, _Pool], parts: Mapping[str, Keys], near_copies: float
 ) -> dict[Role, np.ndarray]:
-    taken = CopyIndex.of(np.concatenate([keys.sketch for keys in parts.values()]), near_copies)
+    taken = NearDuplicateIndex.of(np.concatenate([keys.sketch for keys in parts.values()]), near_copies)
     remaining = {role: pool.keys.text[~taken.matches(pool.keys.sketch)] for role, pool in role_pools.items()}
     listed = " and ".join(name if name.startswith("prefix ") else f"fsd adapter {name}" for name in parts)
     for role, keys in remaining.items():
@@ -306,7 +306,7 @@ def _read(name: str, shards: Sequence[Shard]) -> _Pool:
 
 def _free_of_audited(pools: Sequence[_Pool], shards: Sequence[Shard], near_copies: float) -> None:
     """Exclude near-duplicates of audited documents. Memory grows with the pools only."""
-    indexes = [CopyIndex.of(pool.keys.sketch, near_copies) for pool in pools]
+    indexes = [NearDuplicateIndex.of(pool.keys.sketch, near_copies) for pool in pools]
     for _, audited in keyed(_documents([shard for shard in shards if shard.role == "audit"])):
         for pool, index in zip(pools, indexes, strict=True):
             pool.free[index.documents(index.near(audited.sketch)[1])] = False

@@ -26,16 +26,16 @@ from pipeline.audit.halvings import (
     Compared,
     HeldOut,
     blocks_among,
+    documents_to_decide,
     held_out,
     interval_of,
-    to_settle,
 )
 from pipeline.audit.records import Record
 from pipeline.audit.summary import BlindDiagnostic
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.keys import Keys, keyed
-from pipeline.corpus.near_copies import near_families
+from pipeline.corpus.near_duplicates import near_families
 from pipeline.corpus.pictures import FORMATS, open_picture
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
@@ -378,7 +378,7 @@ def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDia
         by=by,
         outcome=outcome,
         sentence=blind_sentence(test, role, by),
-        n_to_settle=to_settle() if outcome == "inconclusive" else None,
+        n_to_settle=documents_to_decide() if outcome == "inconclusive" else None,
         **({} if test is None else asdict(test)),
     )
 

@@ -19,7 +19,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.keys import KEY_COLUMNS, Keys
-from pipeline.corpus.near_copies import SKETCH, near_families
+from pipeline.corpus.near_duplicates import SKETCH, near_families
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.selection.bounds import Bound

@@ -84,8 +84,8 @@ class Bounded(Concluded):
     bound: Bound | None = Field(
         None,
         description="What holds of this one list and of all audited documents, with a stated confidence, if the "
-        "assumption holds; null where no bound may be stated or no theorem covers the selection. The promise is of an "
-        "average.",
+        "assumption holds; null where no bound may be stated or no theorem covers the selection. The guarantee "
+        "covers an average.",
     )
     bound_withheld: str | None = Field(
         None, description="Why no bound is stated although a theorem covers the selection; null otherwise."

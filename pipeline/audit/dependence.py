@@ -1,4 +1,4 @@
-"""Near-duplicates and groups among scored documents, and which promises they take: those over independent ones."""
+"""Near-duplicates and groups among scored documents, and which guarantees they break: those for independent ones."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.scored import PLACES, Each, RoleRows, Scored
-from pipeline.audit.summary import CopyFamily, Diagnostic, NearCopies, NearCopiesDiagnostic
+from pipeline.audit.summary import Diagnostic, DuplicateFamily, NearDuplicates, NearDuplicatesDiagnostic
 from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction
 from pipeline.corpus.keys import Keys
-from pipeline.corpus.near_copies import SKETCH, Sketches, SketchFile, near_families
+from pipeline.corpus.near_duplicates import SKETCH, Sketches, SketchFile, near_families
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.documents import grouped
+from pipeline.selection.guarantees import beside
 from pipeline.selection.procedures import procedure_of
-from pipeline.selection.promises import beside
 from pipeline.store.receipts import Receipt
 
 DEPENDENCE = 1.05
@@ -29,7 +29,7 @@ A bound assumes the spread of independent counts; this many more widen it by a f
 """
 
 NAMED_FAMILIES = 10
-NAMED_COPIES = 5
+NAMED_DUPLICATES = 5
 LARGE = 5
 """Documents of a family, at least, for a test of whether it has documents in one role only."""
 
@@ -47,14 +47,14 @@ Simulated: the FDR of `storey` grows by about twelve times this, as a share of a
 """
 
 INFLATION = 1.1
-"""The most that the p-values may be too small by, as a factor, before the promise counts as contradicted."""
+"""The most that the p-values may be too small by, as a factor, before the guarantee counts as contradicted."""
 
 _FAMILIES = PLACES.append(pa.field("family", pa.int64()))
 
 
-def near_copies_among(
+def near_duplicates_among(
     sketches: Sketches, threshold: float, whole: bool, ids_of: Callable[[Sequence[int]], Sequence[str]]
-) -> tuple[NearCopies, np.ndarray]:
+) -> tuple[NearDuplicates, np.ndarray]:
     """Find near-duplicates among documents.
 
     Args:
@@ -70,10 +70,10 @@ def near_copies_among(
     sizes = np.bincount(family)
     several = np.flatnonzero(sizes > 1)
     largest = several[np.argsort(-sizes[several], kind="stable")][:NAMED_FAMILIES]
-    members = {int(name): np.flatnonzero(family == name)[:NAMED_COPIES] for name in largest}
+    members = {int(name): np.flatnonzero(family == name)[:NAMED_DUPLICATES] for name in largest}
     places = sorted({int(place) for some in members.values() for place in some})
     ids = dict(zip(places, ids_of(places), strict=True))
-    record = NearCopies(
+    record = NearDuplicates(
         n_documents=family.size,
         whole=whole,
         n_copies=int(sizes[several].sum()),
@@ -82,7 +82,7 @@ def near_copies_among(
         n_distinct=sizes.size,
         effective=round(family.size**2 / max(1, int(np.dot(sizes, sizes))), 1),
         families=[
-            CopyFamily(size=int(sizes[name]), ids=[ids[int(place)] for place in some]) for name, some in members.items()
+            DuplicateFamily(size=int(sizes[name]), ids=[ids[int(at)] for at in some]) for name, some in members.items()
         ],
         n_large=int(np.count_nonzero(sizes >= LARGE)),
     )
@@ -133,7 +133,7 @@ def group_diagnostic(
     """What groups take from the bounds of a selection; None where they leave them as they are.
 
     Args:
-        procedure: of the selection; `bound` promises nothing but a bound.
+        procedure: of the selection; `bound` guarantees nothing but a bound.
         direction: what it seeks.
         role: whose documents calibrate.
         audited: groups of the audited documents.
@@ -147,7 +147,7 @@ def group_diagnostic(
     return Diagnostic(ok=ok, sentence=grouped(roles, instead=direction == "members"))
 
 
-def copies_file(role: str) -> str:
+def near_duplicates_file(role: str) -> str:
     """Where a run directory lists the near-duplicates among the documents of a role."""
     return f"diagnostics/near-copies-{role}.parquet"
 
@@ -198,13 +198,13 @@ class Sketched:
     places: np.ndarray  # int64, (documents,), ascending: among all of the role
     groups: GroupSizes  # of all documents of the role
 
-    def find_copies(self, near_copies: float) -> NearCopies:
-        """Find near-duplicates among the documents, and list them in `copies_file`.
+    def find_near_duplicates(self, near_copies: float) -> NearDuplicates:
+        """Find near-duplicates among the documents, and list them in `near_duplicates_file`.
 
         Args:
             near_copies: the share of common runs from which documents are near-duplicates.
         """
-        record, family = near_copies_among(
+        record, family = near_duplicates_among(
             self.sketches, near_copies, self.whole, lambda some: self.rows.ids(self.places[some])
         )
         self._write_families(family)
@@ -212,7 +212,7 @@ class Sketched:
 
     def _write_families(self, family: np.ndarray) -> None:
         """List the documents that have near-duplicates, family by family in the order of their first documents."""
-        store, name = self.rows.scored.store, copies_file(self.rows.role)
+        store, name = self.rows.scored.store, near_duplicates_file(self.rows.role)
         repeated = np.flatnonzero((np.bincount(family) > 1)[family])
         if not repeated.size:
             store.remove(name)
@@ -223,10 +223,10 @@ class Sketched:
         store.write_table(name, table.take(pa.array(order)).cast(_FAMILIES))
 
 
-def near_copies_diagnostic(
-    procedure: str, n_bh: int | None, role: str, audit: NearCopies, calibration: NearCopies, alone: bool = True
-) -> NearCopiesDiagnostic:
-    """What near-duplicates take from a selection's promise.
+def near_duplicates_diagnostic(
+    procedure: str, n_bh: int | None, role: str, audit: NearDuplicates, calibration: NearDuplicates, alone: bool = True
+) -> NearDuplicatesDiagnostic:
+    """What near-duplicates take from a selection's guarantee.
 
     Clusters of near-duplicates among the audited documents make an estimate of the share of nulls noisier than its
     procedure assumes. Clusters among those that calibrate make p-values too small: n documents of N families give
@@ -254,7 +254,7 @@ def near_copies_diagnostic(
     if unbounded:
         sentences.append(wording.NO_BOUND)
     failed = unsafe or factor > INFLATION or (procedure_of(procedure).per_list and unbounded)
-    return NearCopiesDiagnostic(
+    return NearDuplicatesDiagnostic(
         ok=False if failed else None if audit.n_copies or calibration.n_copies else True,
         sentence=" ".join(sentences),
         audit=audit,
@@ -264,19 +264,19 @@ def near_copies_diagnostic(
     )
 
 
-def is_unsafe(audit: NearCopies) -> bool:
+def is_unsafe(audit: NearDuplicates) -> bool:
     """Whether near-duplicates leave too few independent documents for an estimate of the share of nulls."""
     return audit.n_documents > 0 and 1 / audit.effective - 1 / audit.n_documents > EXCESS
 
 
-def breaks_bounds(*roles: NearCopies) -> bool:
+def breaks_bounds(*roles: NearDuplicates) -> bool:
     """Whether near-duplicates within any of these roles spread counts wider than a bound of independent ones allows.
 
     Near-duplicates that calibrate do it too: the ranks of all audited documents move with theirs.
     """
-    return any(copies.n_documents > DEPENDENCE * copies.effective for copies in roles)
+    return any(duplicates.n_documents > DEPENDENCE * duplicates.effective for duplicates in roles)
 
 
-def inflation(calibration: NearCopies) -> float:
+def inflation(calibration: NearDuplicates) -> float:
     """The factor by which near-duplicates among the documents that calibrate make p-values too small, at most."""
     return (calibration.n_documents + 1) / (calibration.n_distinct + 1)

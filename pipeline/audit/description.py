@@ -290,7 +290,7 @@ def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str
                 )
 
 
-READING_PARTS = ("renyi", "mod_renyi", "m_entropy", "loss", "min_k", "min_k_plus_plus", "gap_k")
+PART_DETECTORS = ("renyi", "mod_renyi", "m_entropy", "loss", "min_k", "min_k_plus_plus", "gap_k")
 
 
 def check_kind(config: AuditConfig, detectors: Sequence[Detector]) -> None:
@@ -326,9 +326,9 @@ def _check_textless(config: AuditConfig) -> None:
     """Scores without texts take no setting that reads texts."""
     weighted = any(calibration_of(selection.calibration).weighted for selection in config.selections)
     given = {"against": config.against, "text_transform": config.text_transform, "calibration weighted": weighted}
-    if reading := [key for key, value in given.items() if value]:
+    if refused := [key for key, value in given.items() if value]:
         raise UserError(
-            f"{reading[0]} reads texts, and no text is given: leave it out, or add text: COLUMN to every role"
+            f"{refused[0]} reads texts, and no text is given: leave it out, or add text: COLUMN to every role"
         )
 
 
@@ -373,12 +373,12 @@ def _check_reads(config: AuditConfig, detector: Detector) -> None:
             )
         raise UserError(
             f"detector {detector.column} reads texts, and the documents are pictures; of pictures there are "
-            f"{listed(READING_PARTS)}"
+            f"{listed(PART_DETECTORS)}"
         )
     if any(needed.kind != "forward" or needed.draw or needed.adapter for needed in detector.needs):
         raise UserError(
             f"detector {detector.column} changes texts or the model, and the documents are pictures; of pictures "
-            f"there are {listed(READING_PARTS)}"
+            f"there are {listed(PART_DETECTORS)}"
         )
     if any(needed.caption == "given" for needed in detector.needs) and not config.corpus.has_captions:
         raise UserError(

@@ -77,7 +77,7 @@ def diagnose_scores(answer: Answer, role: str) -> Diagnostics:
 def without_texts(diagnostics: Diagnostics, role: str) -> Diagnostics:
     """The checks of documents that are scores without texts, of which those that compare texts were not made."""
     overlap = OverlapDiagnostic(ok=None, sentence=wording.untested_overlap(role), n_calibration=0, n_audit=0)
-    near, unchecked = diagnostics.near_copies, {"ok": None, "sentence": wording.UNCHECKED_COPIES}
+    near, unchecked = diagnostics.near_copies, {"ok": None, "sentence": wording.UNCHECKED_DUPLICATES}
     near = None if near is None else near.model_copy(update=unchecked)
     return diagnostics.model_copy(update={"overlap": overlap, "near_copies": near, "families": None})
 
@@ -110,7 +110,7 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
 
 
 def _duplicates_diagnostic(scored: Scored) -> CountDiagnostic:
-    """Repeated ids take nothing from the promise: they are quarantined, and count as hypotheses with p = 1."""
+    """Repeated ids take nothing from the guarantee: they are quarantined, and count as hypotheses with p = 1."""
     count = sum(scored.quarantined(role)["duplicate_id"] for role in ("audit", "unseen", "seen"))
     return CountDiagnostic(ok=None if count else True, sentence=wording.repeated_ids_sentence(count), count=count)
 

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from pipeline.audit.records import (
+    AUDITED_RECORD,
     DUPLICATES,
-    JUDGED_RECORD,
     KEYS_FILE,
     MANIFEST_FILE,
     SHARDS_FILE,
@@ -41,7 +41,7 @@ HISTORY_FILE = f"selection/{HISTORY}"
 DOCUMENTS = "documents"
 """Folder of a selection with the verdicts on all documents: a file is checked when it is read."""
 
-_OF_RUN = {MANIFEST_FILE: REWRITTEN, SHARDS_FILE: REWRITTEN, KEYS_FILE: REWRITTEN, JUDGED_RECORD: PUT_BACK}
+_OF_RUN = {MANIFEST_FILE: REWRITTEN, SHARDS_FILE: REWRITTEN, KEYS_FILE: REWRITTEN, AUDITED_RECORD: PUT_BACK}
 """Files of which answers are made and that `seenset select` does not write, with what helps."""
 
 

@@ -21,7 +21,7 @@ from pipeline.endpoint.client import Usage
 from pipeline.passes.budget import CPU_BUDGET
 from pipeline.report.wording.starter import MATRIX_PRODUCT
 from pipeline.report.wording.verdict import rows_that_fit
-from pipeline.stages.prefixes import reading_of, room_for
+from pipeline.stages.prefixes import prefix_cost, room_for
 from pipeline.stages.registry import forward_passes, questions_of
 
 SAMPLED = 100  # documents with versions or of token ids that are read for the forecast
@@ -50,7 +50,7 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     batch = CPU_BUDGET.forward if config.resources.batch_tokens == "auto" else config.resources.batch_tokens
     room = room_for(config.max_tokens, model.get("max_tokens"))
     prefixes = prefixes_of(parse_detectors(config.detectors))
-    read = {str(one): reading_of(one, average, length, batch, room) for one in prefixes}
+    read = {str(one): prefix_cost(one, average, length, batch, room) for one in prefixes}
     passes = [{**entry, **read.get(entry.get("prefix", ""), {})} for entry in plan.passes()]
     seconds = None
     if isinstance(config.model, ModelConfig) and model.get("parameters"):

@@ -56,7 +56,7 @@ class Blind:
 
 
 @cache
-def to_settle() -> int:
+def documents_to_decide() -> int:
     """About how many documents of each kind let nine of ten tests pass where the words are alike.
 
     A test passes if the AUC and 2.58 standard errors are at most 0.55. With n documents of each kind, n / 2 in a half,

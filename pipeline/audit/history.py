@@ -184,7 +184,7 @@ def count_questions(history: Sequence[HistoryEntry]) -> int:
 
 
 def several_questions(history: Sequence[HistoryEntry]) -> str | None:
-    """What asking again does to a promise, in one sentence; None where all was asked at once, or only once."""
+    """What asking again does to a guarantee, in one sentence; None where all was asked at once, or only once."""
     first = {question.key() for entry in history[:1] for question in entry.questions}
     if not history or len(first) == (number := count_questions(history)):
         return None

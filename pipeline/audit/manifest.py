@@ -173,11 +173,11 @@ def write_shards(store: Store, shards: Iterable[Shard]) -> None:
         UserError: the run directory cannot be written to.
     """
     with store.replaced(SHARDS_FILE) as file:
-        ending = "["
+        separator = "["
         for shard in shards:
-            file.write(f"{ending}\n{json.dumps(shard.to_dict())}".encode())
-            ending = ","
-        file.write(b"[]\n" if ending == "[" else b"\n]\n")
+            file.write(f"{separator}\n{json.dumps(shard.to_dict())}".encode())
+            separator = ","
+        file.write(b"[]\n" if separator == "[" else b"\n]\n")
 
 
 def read_shards(store: Store) -> list[Shard] | None:

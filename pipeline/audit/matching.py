@@ -194,7 +194,7 @@ def write_matched(plan: Plan, folder: str) -> list[Matched]:
     A document is kept with a probability that grows with its odds of being audited by its words, drawn by a hash of
     its id; the classifier that says so never read it. Half of the audited documents teach it, the others test what it
     kept. As many are kept as leave the blind AUC within chance where that
-    can be; scores are not read, so that choosing costs nothing of the promise. One Parquet file a role: id, text,
+    can be; scores are not read, so that choosing costs nothing of the guarantee. One Parquet file a role: id, text,
     group, source, row and the probability. Memory holds few texts at a time.
 
     Args:

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.audit.blind import TAIL_LEVEL, BlindTest, TailTest
-from pipeline.audit.dependence import LARGE, copies_file
+from pipeline.audit.dependence import LARGE, near_duplicates_file
 from pipeline.audit.overlap import KnownTexts
 from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.scored import Overlap, Scored
-from pipeline.audit.summary import FamiliesDiagnostic, NearCopies, TailDiagnostic
+from pipeline.audit.summary import FamiliesDiagnostic, NearDuplicates, TailDiagnostic
 from pipeline.config.corpus import Role
 from pipeline.corpus.keys import Keys
 from pipeline.report.wording import documents as wording
@@ -102,11 +102,11 @@ def _audited_names(tail: TailTest, scored: Scored) -> list[str]:
     return names
 
 
-def families_diagnostic(copies: Mapping[Role, NearCopies], listed: Listed) -> FamiliesDiagnostic | None:
+def families_diagnostic(duplicates: Mapping[Role, NearDuplicates], listed: Listed) -> FamiliesDiagnostic | None:
     """The family check of a selection: is the largest family of near-duplicates in one role by chance?
 
     Args:
-        copies: near-duplicates among the audited documents, and among those that calibrate.
+        duplicates: near-duplicates among the audited documents, and among those that calibrate.
         listed: what was selected.
 
     Returns:
@@ -116,9 +116,9 @@ def families_diagnostic(copies: Mapping[Role, NearCopies], listed: Listed) -> Fa
     shards = [shard for shard in scored.shards.values() if shard.role in ("audit", role)]
     if any(shard.group_column is not None for shard in shards) or scored.store.exists(KEYS_FILE):
         return None
-    counts = copies["audit"].n_documents, copies[role].n_documents
-    families = copies["audit"].n_large + copies[role].n_large
-    largest = max(copies["audit"].largest, copies[role].largest)
+    counts = duplicates["audit"].n_documents, duplicates[role].n_documents
+    families = duplicates["audit"].n_large + duplicates[role].n_large
+    largest = max(duplicates["audit"].largest, duplicates[role].largest)
     p_value = one_role_p(largest, *counts, families) if largest >= LARGE else None
     if p_value is not None and p_value <= TAIL_LEVEL:
         candidate = _largest_of_one_role(listed)
@@ -148,8 +148,8 @@ def _largest_of_one_role(listed: Listed) -> tuple[Role, pa.Table] | None:
     store, families = listed.scored.store, []
     roles: tuple[Role, ...] = ("audit", listed.role)
     for kind in roles:
-        if store.exists(copies_file(kind)):
-            table = store.read_table(copies_file(kind))
+        if store.exists(near_duplicates_file(kind)):
+            table = store.read_table(near_duplicates_file(kind))
             number = table["family"].to_numpy()
             for family in np.flatnonzero(np.bincount(number) >= LARGE):
                 families.append((kind, table.filter(pa.array(number == family))))

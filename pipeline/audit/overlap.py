@@ -11,9 +11,9 @@ from typing import IO
 
 import numpy as np
 
-from pipeline.audit.summary import CopyPair, OverlapDiagnostic
+from pipeline.audit.summary import NearDuplicatePair, OverlapDiagnostic
 from pipeline.corpus.keys import Keys
-from pipeline.corpus.near_copies import CopyIndex, likeness
+from pipeline.corpus.near_duplicates import NearDuplicateIndex, likeness
 from pipeline.errors import UserError
 from pipeline.report.wording.documents import named_pairs, shared_sentence
 
@@ -26,7 +26,7 @@ class KnownTexts:
     """The texts of some documents, to find others that are equal or near-duplicates."""
 
     text: np.ndarray  # int64, (documents,): text keys
-    index: CopyIndex
+    index: NearDuplicateIndex
 
     @classmethod
     def of(cls, text: np.ndarray, sketch: np.ndarray, near_copies: float) -> KnownTexts:
@@ -37,7 +37,7 @@ class KnownTexts:
             sketch: uint8, (documents, 128).
             near_copies: the share of common runs from which documents are near-duplicates.
         """
-        return cls(text, CopyIndex.of(sketch, near_copies))
+        return cls(text, NearDuplicateIndex.of(sketch, near_copies))
 
     def near(self, keys: Keys) -> np.ndarray:
         """Which of some documents are near-duplicates of one of these: bool, (documents,)."""
@@ -98,7 +98,7 @@ def find_shared(
     begins = np.cumsum([0, *(part.n_documents for part in parts)]).tolist()
     first = [(begin + at, *pair) for begin, part in zip(begins, parts, strict=False) for at, *pair in part.pairs]
     pairs = [
-        CopyPair(audit=audit([at])[0], calibration=known([place])[0], share=round(share, 2))
+        NearDuplicatePair(audit=audit([at])[0], calibration=known([place])[0], share=round(share, 2))
         for at, place, share in first[:NAMED_PAIRS]
     ]
     diagnostic = OverlapDiagnostic(

@@ -14,14 +14,14 @@ import numpy as np
 from pydantic import Field
 
 from pipeline.audit.blind import SAMPLED_TEXTS, BlindTest, blind_test
-from pipeline.audit.dependence import near_copies_among
+from pipeline.audit.dependence import near_duplicates_among
 from pipeline.audit.halvings import LEAST
 from pipeline.audit.matching import advice, calibrating
 from pipeline.audit.overlap import KnownTexts, check_calibration_left, find_shared, repeated_ids, shared_error
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import Record, VersionedRecord, read_record, write_record
 from pipeline.audit.resolution import outlooks
-from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostic, NearCopies, OverlapDiagnostic
+from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostic, NearDuplicates, OverlapDiagnostic
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE
@@ -146,7 +146,7 @@ class PreflightChecks(VersionedRecord):
     overlap: dict[Role, OverlapDiagnostic] = Field(
         description="What each known role shares with the audited documents."
     )
-    copies: dict[Role, NearCopies] = Field(description="Near-duplicates among the documents of each role.")
+    copies: dict[Role, NearDuplicates] = Field(description="Near-duplicates among the documents of each role.")
     duplicates: CountDiagnostic = Field(description="Documents that repeat an id of their role.")
     blind: dict[Role, BlindTest] = Field(
         description="Whether words alone tell a known role from the audited documents; a role whose texts cannot be "
@@ -198,7 +198,7 @@ def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
         documents={role: len(sample.keys) for role, sample in read.items()},
         whole=all(keys.whole for keys in read.values()),
         overlap=overlaps,
-        copies={role: _copies(keys, config.near_copies) for role, keys in read.items() if config.corpus.has_text},
+        copies={role: _near(keys, config.near_copies) for role, keys in read.items() if config.corpus.has_text},
         duplicates=_duplicates(list(read.values()), config),
         blind=blind_tests,
         damaged=sorted(set(damaged))[:EXAMPLES],
@@ -278,10 +278,10 @@ def _lines(checked: PreflightChecks, config: AuditConfig) -> list[str]:
         checks += [checked.overlap.get(role), _before_weights(checked.blind.get(role), role, config)]
     words = {True: "", None: NOTE, False: WARNING}
     lines = [f"{words[check.ok]}{check.sentence}" for check in checks if check is not None]
-    for role, copies in checked.copies.items():
+    for role, duplicates in checked.copies.items():
         if role == "audit" or role in calibrating(config):
-            line = wording.counted(copies, "audited documents" if role == "audit" else f"{role} documents")
-            lines.append(f"{NOTE if copies.n_copies else ''}{line}")
+            line = wording.counted(duplicates, "audited documents" if role == "audit" else f"{role} documents")
+            lines.append(f"{NOTE if duplicates.n_copies else ''}{line}")
     inputs = [*checked.damaged, *(one.sentence for one in checked.undecodable)]
     return [*(f"{WARNING}{line}" for line in inputs), *lines]
 
@@ -393,8 +393,8 @@ def _overlap(known: _RoleKeys, audit: _RoleKeys, role: Role, near_copies: float)
     return find_shared([shared], len(texts), audit.compared_ids, known.compared_ids, role)[0]
 
 
-def _copies(keys: _RoleKeys, near_copies: float) -> NearCopies:
-    return near_copies_among(keys.keys.sketch[keys.compared], near_copies, True, keys.compared_ids)[0]
+def _near(keys: _RoleKeys, near_copies: float) -> NearDuplicates:
+    return near_duplicates_among(keys.keys.sketch[keys.compared], near_copies, True, keys.compared_ids)[0]
 
 
 def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnostic:

@@ -19,8 +19,8 @@ SHARDS_FILE = "shards.json"
 VERDICT_FILE = "verdict.json"
 FINISHED_FILE = "finished.json"
 
-JUDGED_RECORD = "judged.json"
-"""Which runs `against` counted, and the digest of the keys of the texts that they have judged."""
+AUDITED_RECORD = "judged.json"
+"""Which runs `against` counted, and the digest of the keys of the texts that they have audited."""
 
 KEYS_FILE = "adapters/documents.parquet"
 """The keys of the documents that adapters were trained on."""

@@ -17,7 +17,7 @@ from pipeline.config.paths import written
 from pipeline.errors import UserError, nearest
 from pipeline.report.wording.conclusion import AS_CSV, CHANGED, review_sentence
 from pipeline.report.wording.files import answered_by
-from pipeline.selection.promises import Guarantee
+from pipeline.selection.guarantees import GuaranteeKind
 from pipeline.store.files import Store
 
 LISTED_FILE = "review.json"
@@ -54,11 +54,11 @@ class Review(Record):
     n_listed: int = Field(description="Calibration documents with the highest scores that were listed for a review.")
     n_reviewed: int = Field(description="Of these, those with yes, no or unsure.")
     n_removed: int = Field(
-        description="Of these, those confirmed as trained on, which do not calibrate. From 1 on no promise is more "
+        description="Of these, those confirmed as trained on, which do not calibrate. From 1 on no guarantee is more "
         "than approximate."
     )
     detector: str = Field(description="Score column that ordered the documents.")
-    guarantee: Guarantee = Field("heuristic", description="What the procedure guarantees without a review.")
+    guarantee: GuaranteeKind = Field("heuristic", description="What the procedure guarantees without a review.")
 
     @property
     def sentence(self) -> str:

@@ -17,10 +17,10 @@ from pipeline.audit.records import DUPLICATES, KEYS_FILE, read_record, write_rec
 from pipeline.audit.review import REVIEWED_FILE, Reviewed
 from pipeline.audit.summary import OverlapDiagnostic
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import NEAR_COPIES, ROLES, Role
+from pipeline.config.corpus import NEAR_SHARE, ROLES, Role
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.keys import KEY_COLUMNS, Keys
-from pipeline.corpus.near_copies import stack_sketches
+from pipeline.corpus.near_duplicates import stack_sketches
 from pipeline.corpus.options import LEFT_OUT as OPTIONS_LEFT_OUT
 from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
@@ -108,11 +108,11 @@ class Scored:
         return Keys.of_table(self.table(receipt, KEY_COLUMNS, finetuned))
 
     def n_judged(self) -> int:
-        """Audit documents that are left out, because an earlier run has judged them."""
+        """Audit documents that are left out, because an earlier run has already audited them."""
         return sum(receipt.n_judged for receipt in self.of("audit"))
 
     def has_news(self) -> bool:
-        """Whether there is an audit document that no earlier run has judged; True where none was left out."""
+        """Whether there is an audit document that no earlier run has audited; True where none was left out."""
         return not self.n_judged() or any(receipt.n_new for receipt in self.of("audit"))
 
     def n_finetuned(self, role: str) -> int:
@@ -186,7 +186,7 @@ def batch_of(table: pa.Table, columns: Sequence[str], groups: bool, name: str) -
     return Batch(matrix, table["group"] if groups else None, table["id_key"].to_numpy())
 
 
-def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR_COPIES) -> Scored:
+def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR_SHARE) -> Scored:
     """Gather the finished shards and find ids that repeat across them; those go to quarantine.
 
     Args:
@@ -334,8 +334,8 @@ def find_overlaps(
     """
     detectors = parse_detectors(config.detectors)
     needing = [one.column for one in detectors if adapters_of([one]) or prefixes_of([one])]
-    reading = [selection for selection in config.selections if {*needing} & {*selection.detectors}]
-    trained = trained_texts(scored.store, config.near_copies, needed=bool(reading))
+    concerned = [selection for selection in config.selections if {*needing} & {*selection.detectors}]
+    trained = trained_texts(scored.store, config.near_copies, needed=bool(concerned))
     known = {}
     for role in roles:
         keys = Keys.joined(scored.keys(receipt, finetuned=True) for receipt in scored.of(role))
@@ -348,7 +348,7 @@ def find_overlaps(
 
     parts = in_order(each, scored.of("audit"), of_shard)
     n_trained = sum(alike for _, _, alike in parts)
-    _check_trained(config, reading, sum(equal for _, equal, _ in parts), n_trained)
+    _check_trained(config, concerned, sum(equal for _, equal, _ in parts), n_trained)
     overlaps = {}
     for place, role in enumerate(roles):
         of_role = [shared[place] for shared, _, _ in parts]
@@ -361,29 +361,29 @@ def find_overlaps(
     return overlaps
 
 
-def _check_trained(config: AuditConfig, reading: Sequence[SelectionConfig], n_equal: int, n_alike: int) -> None:
+def _check_trained(config: AuditConfig, concerned: Sequence[SelectionConfig], n_equal: int, n_alike: int) -> None:
     """Check that no adapter or prefix which a selection reads holds documents that it judges.
 
     An equal text stops every selection. Another near-duplicate stops those where a low deviation is evidence: direction
     clean, and adadetect, which may learn so. Where members are sought, training on a like text lowers a document's
-    deviation and makes it look less like a member, so it costs power and not the promise; the diagnostic `fine_tuned`
+    deviation and makes it look less like a member, so it costs power and not the guarantee; the diagnostic `fine_tuned`
     counts them. So too unseen documents in a prefix, but not seen ones, whose near-duplicates look like members.
 
     Args:
         config: of the audit.
-        reading: the selections that read an adapter or a prefix.
+        concerned: the selections that read an adapter or a prefix.
         n_equal: audited documents whose text an adapter was trained on, or that stand in a prefix.
         n_alike: others that are near-duplicates of such a text.
 
     Raises:
         UserError: one was; then the audited documents differ from those that calibrate, which none was trained on.
     """
-    if n_equal and reading:
+    if n_equal and concerned:
         raise UserError(
             f"the adapters were trained on {n_equal} audit documents and cannot judge these (or a prefix or count "
             "holds them); take them out of what is fine-tuned on or shown, or begin a run anew with overlap: drop"
         )
-    strict = [selection.name for selection in reading if not _lenient(config, selection)]
+    strict = [selection.name for selection in concerned if not _lenient(config, selection)]
     if n_alike and strict:
         raise UserError(
             f"the adapters were trained on near-duplicates of {n_alike} audit documents, which selection {strict[0]} "

@@ -16,7 +16,7 @@ from pipeline.audit.dependence import (
     GroupSizes,
     breaks_bounds,
     group_diagnostic,
-    near_copies_diagnostic,
+    near_duplicates_diagnostic,
     read_sketches,
 )
 from pipeline.audit.diagnostics import blind_file, diagnose, run_blind_test, without_texts
@@ -34,8 +34,8 @@ from pipeline.audit.history import HISTORY_FILE, Command, note_answers
 from pipeline.audit.judge import NO_BLIND_TEST, NO_OVERLAP, version_part
 from pipeline.audit.minority import Listed, families_diagnostic, tail_diagnostic
 from pipeline.audit.records import (
+    AUDITED_RECORD,
     DUPLICATES,
-    JUDGED_RECORD,
     KEYS_FILE,
     MANIFEST_FILE,
     SHARDS_FILE,
@@ -47,8 +47,8 @@ from pipeline.audit.scored import Each, Overlap, Scored, Span, batch_of, find_ov
 from pipeline.audit.selected import (
     STRENGTH,
     GroupTally,
-    Judged,
     ScoreHistogram,
+    ShardAnswer,
     Total,
     alpha_curve,
     histogram,
@@ -56,9 +56,9 @@ from pipeline.audit.selected import (
     with_strength,
     write_selected,
 )
-from pipeline.audit.summary import Diagnostic, NearCopies, Summary, make_summary, series_place, summary_file
+from pipeline.audit.summary import Diagnostic, NearDuplicates, Summary, make_summary, series_place, summary_file
 from pipeline.audit.top_documents import MOST_THUMBNAILS as THUMBNAILS
-from pipeline.audit.top_documents import Reread, kept_tokens, top_documents_of, write_evidence, write_thumbnails
+from pipeline.audit.top_documents import Reread, kept_tokens, top_documents_of, write_attributions, write_thumbnails
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.models import ModelConfig
@@ -66,7 +66,7 @@ from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, Selection
 from pipeline.errors import DamagedError, UserError
 from pipeline.models.devices import give_back
 from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
-from pipeline.report.wording.files import answered_by, judged_before_note, made_again_note
+from pipeline.report.wording.files import already_audited_note, answered_by, made_again_note
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import EMPTY, Answer, Ask, Asking, Batch, together
@@ -85,7 +85,7 @@ _OF_RUN = (
     MANIFEST_FILE,
     SHARDS_FILE,
     HISTORY_FILE,
-    JUDGED_RECORD,
+    AUDITED_RECORD,
     KEYS_FILE,
     DUPLICATES,
     REVIEWED_FILE,
@@ -100,7 +100,7 @@ class Answering:
     """What a command does with the answers of a run."""
 
     command: Command = "run"  # for the history of questions
-    texts: bool = True  # whether answers show how the selected documents begin, and their evidence is written
+    texts: bool = True  # whether answers show how the selected documents begin, and their tokens are written
     reread: Reread | None = None  # puts selected documents through the model once more; None: no model is asked
     say: Callable[[str], None] = lambda line: None  # prints a line
     claim: Claiming | None = None  # of a scan of a schedule; called once, before anything of an answer is there
@@ -125,7 +125,7 @@ def select_all(
     for line in damaged_answers(scored.store, [selection.name for selection in config.selections], shared=False):
         how.say(line)
     if scored.n_judged():
-        how.say(judged_before_note(scored.n_judged(), config.against, scored.has_news()))
+        how.say(already_audited_note(scored.n_judged(), config.against, scored.has_news()))
     scored.store.remove(VERDICT_FILE)  # it may be of other scores, and counts by other selections
     if not scored.has_news():
         config = config.model_copy(update={"selections": []})
@@ -138,27 +138,26 @@ def select_all(
     shown = config.evidence if rereads else 0
     kept = kept_tokens(scored) if shown else None  # of the answers that go
     with ThreadPoolExecutor(1, "seenset-copies") as beside:
-        questions, copies = _questions(config, scored, limit, how.texts, each, beside)
+        questions, duplicates = _questions(config, scored, limit, how.texts, each, beside)
         if how.claim is not None:
             questions = _claimed(questions, how.claim)
             config = config.model_copy(update={"selections": [question.selection for question in questions]})
         answers = _answer_all(questions, each)
     give_back()  # what threads sorted, before selected rows are merged
     tops = [
-        top_documents_of(one.selection, made, judged.selected.first(shown), one.overlap)
-        for one, made, judged in answers
+        top_documents_of(one.selection, made, total.selected.first(shown), one.overlap) for one, made, total in answers
     ]
     most = THUMBNAILS if pictured else 0
-    pictures = {one.selection.name: judged.selected.first(most) for one, _, judged in answers}
-    near = {role: future.result() for role, future in copies.items()}
-    summaries = [question.summarise(answer, judged, near) for question, answer, judged in answers]
+    pictures = {one.selection.name: total.selected.first(most) for one, _, total in answers}
+    near = {role: future.result() for role, future in duplicates.items()}
+    summaries = [question.summarise(answer, total, near) for question, answer, total in answers]
     note_answers(scored.store, config, how.command, summaries)  # before anyone can read an answer
     files = _write_files(scored, answers, summaries, pictures)
     _remove_others(config, scored)
-    evidence = {} if kept is None else write_evidence(scored, config, tops, kept, how.reread, how.say)
+    attributions = {} if kept is None else write_attributions(scored, config, tops, kept, how.reread, how.say)
     scores = scores_digest(scored.of("audit"))
     for summary in summaries:
-        write_answer(scored.store, summary, {**files[summary.name], **evidence.get(summary.name, {})}, scores)
+        write_answer(scored.store, summary, {**files[summary.name], **attributions.get(summary.name, {})}, scores)
     give_back()  # what was merged, before figures are drawn
     return summaries
 
@@ -169,7 +168,7 @@ def _write_files(
     summaries: Sequence[Summary],
     pictures: Mapping[str, pa.Table],
 ) -> dict[str, dict[str, str]]:
-    """Write the files of all answers but evidence and summaries; SHA-256 by name, those of the run included.
+    """Write the files of all answers but token attributions and summaries; SHA-256 by name, those of the run included.
 
     Args:
         scored: the score shards.
@@ -179,8 +178,8 @@ def _write_files(
     """
     shared = run_digests(scored.store)
     files = {
-        summary.name: {**shared, **question.write(summary, made, judged)}
-        for (question, made, judged), summary in zip(answers, summaries, strict=True)
+        summary.name: {**shared, **question.write(summary, made, total)}
+        for (question, made, total), summary in zip(answers, summaries, strict=True)
     }
     thumbnails = write_thumbnails(scored, pictures)
     return {name: {**written, **thumbnails[name]} for name, written in files.items()}
@@ -196,7 +195,7 @@ def _claimed(questions: Sequence[_Question], claim: Claiming) -> list[_Question]
 
 def _questions(
     config: AuditConfig, scored: Scored, limit: int | None, texts: bool, each: Each, beside: Executor
-) -> tuple[list[_Question], dict[Role, Future[NearCopies]]]:
+) -> tuple[list[_Question], dict[Role, Future[NearDuplicates]]]:
     """The configured selections, with what they share: the spans of scores, the checks, weights, near-duplicates."""
     columns = _columns(config.selections)
     if config.corpus.versions is not None:
@@ -208,11 +207,12 @@ def _questions(
     blind_tests: dict[Role, BlindTest] = {role: run_blind_test(scored, role, config) for role in overlaps}
     weighted = {NULL_ROLE[s.direction] for s in config.selections if calibration_of(s.calibration).weighted}
     weights: dict[Role, RunWeights] = {role: weigh_run(scored, role, config, each) for role in sorted(weighted)}
-    copies: dict[Role, Future[NearCopies]] = {}
+    duplicates: dict[Role, Future[NearDuplicates]] = {}
     groups: dict[Role, GroupSizes] = {}
     for role in roles:
         sketched = read_sketches(scored, role, each, overlaps[role].keep if role in overlaps else None)
-        copies[role], groups[role] = beside.submit(sketched.find_copies, config.near_copies), sketched.groups
+        duplicates[role] = beside.submit(sketched.find_near_duplicates, config.near_copies)
+        groups[role] = sketched.groups
     questions = []
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
@@ -222,7 +222,7 @@ def _questions(
             weights[role] if calibration_of(selection.calibration).weighted else None,
         )
         questions.append(_Question(config, selection, scored, *tests, span, limit, texts, groups))
-    return questions, copies
+    return questions, duplicates
 
 
 def _columns(selections: Sequence[SelectionConfig]) -> list[str]:  # of scores
@@ -261,7 +261,7 @@ def _answer_all(questions: Sequence[_Question], each: Each) -> list[tuple[_Quest
     for question in questions:
         question.clear()
 
-    def judge(receipt: Receipt) -> list[Judged]:
+    def judge(receipt: Receipt) -> list[ShardAnswer]:
         table = scored.table(receipt, columns)
         parts = [question.judge(table, receipt, answer) for question, answer in zip(questions, answers, strict=True)]
         if questions[0].texts:
@@ -369,7 +369,7 @@ class _Question:
         self.scored.store.remove(digests_file(self.selection.name))
         self.scored.store.remove_folder(self.folder)
 
-    def judge(self, table: pa.Table, receipt: Receipt, answer: Answer) -> Judged:
+    def judge(self, table: pa.Table, receipt: Receipt, answer: Answer) -> ShardAnswer:
         """Judge one shard and write its verdicts."""
         batch = self.batch(table, receipt)
         p, selected = answer.judge(batch)
@@ -385,25 +385,25 @@ class _Question:
         counts = np.bincount(places - 1, minlength=size)
         part = with_strength(table.filter(pa.array(selected)), self.selection, answer, batch, selected)
         groups = GroupTally.of(table["group"], selected)
-        return Judged(part, counts, histogram(batch.first, self.edges), groups, files)
+        return ShardAnswer(part, counts, histogram(batch.first, self.edges), groups, files)
 
-    def ordered(self, judged: Judged) -> Judged:
+    def ordered(self, part: ShardAnswer) -> ShardAnswer:
         """The verdicts on a shard with the columns of `selected.parquet`, in their order, and those that sort it."""
         shown = ["excerpt"] if self.texts else []
         order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", "text_key", *shown, *STRENGTH]
-        return replace(judged, selected=judged.selected.select(order))
+        return replace(part, selected=part.selected.select(order))
 
-    def summarise(self, answer: Answer, judged: Total, copies: Mapping[Role, NearCopies]) -> Summary:
+    def summarise(self, answer: Answer, total: Total, duplicates: Mapping[Role, NearDuplicates]) -> Summary:
         """The summary of the answer, with the near-duplicates among the documents of each role."""
-        selection, role, n_selected = self.selection, self.null_role, len(judged.selected)
+        selection, role, n_selected = self.selection, self.null_role, len(total.selected)
         diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, role)
         if self.config.corpus.versions is not None:
             return make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
-        listed = Listed(self.scored, self.overlap, role, judged.selected, selection.alpha, self.config.near_copies)
+        listed = Listed(self.scored, self.overlap, role, total.selected, selection.alpha, self.config.near_copies)
         sizes = self.groups["audit"], self.groups[role]
         groups = group_diagnostic(selection.procedure, selection.direction, role, *sizes)
         checks: dict[str, Diagnostic | None] = {
-            "families": families_diagnostic(copies, listed),
+            "families": families_diagnostic(duplicates, listed),
             "tail": tail_diagnostic(self.blind_test, listed),
             "groups": groups,
         }
@@ -416,8 +416,8 @@ class _Question:
         review = self.scored.review.review if self.scored.review is not None and role == "unseen" else None
         removed = review is not None and review.n_removed > 0
         alone = self.weights is None and not removed and not diagnostics.failures()
-        audited, calibrating = copies["audit"], copies[role]
-        near = near_copies_diagnostic(selection.procedure, answer.n_bh, role, audited, calibrating, alone)
+        audited, calibrating = duplicates["audit"], duplicates[role]
+        near = near_duplicates_diagnostic(selection.procedure, answer.n_bh, role, audited, calibrating, alone)
         diagnostics = diagnostics.model_copy(update={"near_copies": near})
         if not self.config.corpus.has_text:
             diagnostics = without_texts(diagnostics, role)
@@ -429,26 +429,26 @@ class _Question:
         dependent = breaks_bounds(audited, calibrating) or groups is not None
         return (made.without_bound(GROUPED) if dependent else made).after_review(review)
 
-    def write(self, summary: Summary, answer: Answer, judged: Total) -> dict[str, str]:
+    def write(self, summary: Summary, answer: Answer, total: Total) -> dict[str, str]:
         """Write the selected and what the report draws; SHA-256 of all files but the summary, by name."""
         store = self.scored.store
         files = {
-            **judged.files,
-            **write_selected(store, self.folder, judged.selected, self.selection.direction == "clean"),
+            **total.files,
+            **write_selected(store, self.folder, total.selected, self.selection.direction == "clean"),
         }
-        judged.selected.close()
-        counts = judged.ranks.copy()
+        total.selected.close()
+        counts = total.ranks.copy()
         counts[-1] += self.quarantined
         filled = np.flatnonzero(counts)
         ranks = pa.table({"rank": filled + 1, "count": counts[filled]})
         files[f"{self.folder}/ranks.parquet"] = store.write_table(f"{self.folder}/ranks.parquet", ranks)
-        roles = {self.null_role: histogram(self.known().first, self.edges).tolist(), "audit": judged.histogram.tolist()}
+        roles = {self.null_role: histogram(self.known().first, self.edges).tolist(), "audit": total.histogram.tolist()}
         scores = ScoreHistogram(column=self.selection.detectors[0], edges=self.edges.tolist(), roles=roles)
         answer = answer if summary.bound is not None else replace(answer, bound=None)
         curve = None  # of a scan, whose level is not for the user to choose
         if self.slot is None:
             curve = alpha_curve(self.selection, answer, summary.n_selected, self.quarantined)
-        for name, record in (("scores", scores), ("alphas", curve), ("groups", judged.groups.record())):
+        for name, record in (("scores", scores), ("alphas", curve), ("groups", total.groups.record())):
             if record is not None:
                 file = f"{self.folder}/{name}.json"
                 files[file] = store.write_json(file, record.plain())

@@ -205,22 +205,22 @@ EXCERPT = 200
 """Characters of a selected document's beginning, at most."""
 
 
-def with_excerpts(judged: Sequence[Judged], shard: Shard) -> list[Judged]:
+def with_excerpts(answers: Sequence[ShardAnswer], shard: Shard) -> list[ShardAnswer]:
     """The verdicts on a shard with how their selected documents begin; its texts are read once for all selections."""
     keys: dict[int, int] = {}
-    for one in judged:
+    for one in answers:
         keys.update(zip(one.selected["row"].to_pylist(), one.selected["text_key"].to_pylist(), strict=True))
     excerpts = dict(zip(keys, excerpts_of(shard, list(keys), list(keys.values()), EXCERPT), strict=True))
-    columns = [pa.array([excerpts[row] for row in one.selected["row"].to_pylist()], pa.string()) for one in judged]
+    columns = [pa.array([excerpts[row] for row in one.selected["row"].to_pylist()], pa.string()) for one in answers]
     return [
         replace(one, selected=one.selected.append_column("excerpt", column))
-        for one, column in zip(judged, columns, strict=True)
+        for one, column in zip(answers, columns, strict=True)
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What judging a shard gives back to the driver."""
+class ShardAnswer:
+    """The answer for one shard, which goes back to the driver."""
 
     selected: pa.Table  # one row a selected document
     ranks: np.ndarray  # int64 counts of p-values at k / (n_calibration + 1)
@@ -231,7 +231,7 @@ class Judged:
 
 @dataclass(slots=True)
 class Total:
-    """What judging all shards came to; they are added in any order, and the selected rows are not held in memory."""
+    """The sum over all shards, which are added in any order; selected rows are not held in memory."""
 
     selected: SortedRows
     ranks: np.ndarray
@@ -240,12 +240,12 @@ class Total:
     files: dict[str, str]
 
     @classmethod
-    def like(cls, part: Judged) -> Total:
+    def like(cls, part: ShardAnswer) -> Total:
         """Nothing yet, in the shape of a part."""
         rows = SortedRows(part.selected.schema, ORDER)
         return cls(rows, np.zeros_like(part.ranks), np.zeros_like(part.histogram), GroupTally(), {})
 
-    def add(self, part: Judged) -> None:
+    def add(self, part: ShardAnswer) -> None:
         """Add the documents of a shard."""
         self.selected.add(part.selected)
         self.ranks = self.ranks + part.ranks

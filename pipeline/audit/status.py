@@ -52,7 +52,7 @@ class Status(VersionedRecord):
     under_way: int = Field(0, description="Documents that are done in shards that are not finished.")
     scored: int = Field(description="Documents that the stage could read; with stage score, that have scores.")
     quarantined: int = Field(description="Documents that it could not.")
-    judged: int = Field(0, description="Documents that earlier runs have judged and that are left out (`against`).")
+    judged: int = Field(0, description="Documents left out because earlier runs have audited them (`against`).")
     tokens: int = Field(description="Tokens of the finished shards.")
     documents_per_s: float = Field(description="Documents a second in the last driver's own work.")
     tokens_per_s: float = Field(description="Tokens a second in the last driver's own work.")
@@ -62,7 +62,7 @@ class Status(VersionedRecord):
         [], description="The answers there are, as seenset status prints them; not kept in status.json."
     )
     unsupported: list[str] = Field(
-        [], description="Those of them whose promise a check contradicts: do not act on them. Not kept in status.json."
+        [], description="Those of them whose guarantee a check contradicts: do not act on them. Not in status.json."
     )
 
     def answered(self, selections: Sequence[Summary]) -> Status:
@@ -70,7 +70,7 @@ class Status(VersionedRecord):
         return self.model_copy(update={"selections": list(selections), "unsupported": unsupported(selections)})
 
 
-def ending(error: BaseException) -> tuple[RunState, int, str | None]:
+def final_state(error: BaseException) -> tuple[RunState, int, str | None]:
     """The state, the exit code and the message of a command that an error ends."""
     if isinstance(error, KeyboardInterrupt):
         return "incomplete", ExitCode.INTERRUPTED, None

@@ -1,4 +1,4 @@
-"""The summary of a selection: what was asked, what was decided, what is promised and what speaks against it."""
+"""The summary of a selection: what was asked, what was decided, what is guaranteed and what speaks against it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pipeline.config.corpus import Role
 from pipeline.config.selection import Direction, Rule, SelectionConfig, SeriesConfig
 from pipeline.errors import ExitCode
 from pipeline.report.wording import conclusion as wording
-from pipeline.report.wording.conclusion import NOT_BOUNDED, reviewed_assumption, reviewed_promise
+from pipeline.report.wording.conclusion import NOT_BOUNDED, reviewed_assumption, reviewed_guarantee
 from pipeline.report.wording.files import answered_by
+from pipeline.selection.guarantees import GuaranteeKind, StrictAnswer
 from pipeline.selection.passes import Answer
-from pipeline.selection.promises import Guarantee, StrictAnswer
 from pipeline.selection.schedule import Slot
 from pipeline.store.files import Store
 
@@ -28,7 +28,7 @@ class Diagnostic(Record):
     """One check of what a selection rests on."""
 
     about_power: ClassVar[bool] = False
-    """Whether a failed check takes nothing from the promise, and only says how little could have been selected."""
+    """Whether a failed check takes nothing from the guarantee, and only says how little could have been selected."""
 
     ok: bool | None = Field(
         description="Whether the check passed; null where it could not be made, or only reports a number."
@@ -56,7 +56,7 @@ class BlindDiagnostic(Diagnostic):
         "thumbnails, colours and files.",
     )
     n_to_settle: int | None = Field(
-        None, description="Documents of each kind, about, that would settle the test; null where it is settled."
+        None, description="Documents of each kind, approximately, that would decide the test; null where it is decided."
     )
     auc: float | None = Field(None, description="Area under the ROC curve of the classifier, held out; 0.5 is chance.")
     low: float | None = Field(None, description="Lower end of the 99% interval of the area.")
@@ -91,14 +91,14 @@ class ResolutionDiagnostic(Diagnostic):
     )
 
 
-class CopyFamily(Record):
+class DuplicateFamily(Record):
     """Documents that are near-duplicates of one another, directly or through others."""
 
     size: int = Field(description="Documents of the family.")
     ids: list[str] = Field(description="Ids of the first of them.")
 
 
-class NearCopies(Record):
+class NearDuplicates(Record):
     """Near-duplicates among the documents of one role."""
 
     n_documents: int = Field(description="Documents that were compared.")
@@ -112,11 +112,11 @@ class NearCopies(Record):
     effective: float = Field(
         description="Independent documents that a mean over all of them is worth: (sum of sizes)^2 / sum of sizes^2."
     )
-    families: list[CopyFamily] = Field(description="The largest families.")
+    families: list[DuplicateFamily] = Field(description="The largest families.")
     n_large: int = Field(0, description="Families of at least 5 documents.")
 
 
-class CopyPair(Record):
+class NearDuplicatePair(Record):
     """Two documents that are near-duplicates."""
 
     audit: str = Field(description="Id of the audited document.")
@@ -132,19 +132,19 @@ class OverlapDiagnostic(Diagnostic):
     )
     n_equal: int = Field(0, description="Of these, those whose text is the same.")
     n_audit: int = Field(description="Audited documents that calibration documents repeat.")
-    pairs: list[CopyPair] = Field([], description="The first few pairs.")
+    pairs: list[NearDuplicatePair] = Field([], description="The first few pairs.")
 
 
-class NearCopiesDiagnostic(Diagnostic):
+class NearDuplicatesDiagnostic(Diagnostic):
     """Near-duplicates among the audited documents, and among those that calibrate."""
 
-    audit: NearCopies = Field(description="Near-duplicates among the audited documents.")
-    calibration: NearCopies = Field(description="Near-duplicates among the documents that calibrate.")
+    audit: NearDuplicates = Field(description="Near-duplicates among the audited documents.")
+    calibration: NearDuplicates = Field(description="Near-duplicates among the documents that calibrate.")
     n_selected_by_bh: int | None = Field(
         None,
         description="Documents that bh selects, where the procedure does not bear the near-duplicates and bh does.",
     )
-    bh_stands: bool = Field(description="Whether the near-duplicates leave the promise of bh as it is.")
+    bh_stands: bool = Field(description="Whether the near-duplicates leave the guarantee of bh as it is.")
 
 
 class CountDiagnostic(Diagnostic):
@@ -215,7 +215,7 @@ class Diagnostics(Record):
         description="Whether there are enough calibration documents for a small selection."
     )
     overlap: OverlapDiagnostic = Field(description="Calibration documents that are near-duplicates of audited ones.")
-    near_copies: NearCopiesDiagnostic | None = Field(
+    near_copies: NearDuplicatesDiagnostic | None = Field(
         None, description="Near-duplicates among the documents of one role; null where no texts were at hand."
     )
     groups: Diagnostic | None = Field(
@@ -250,12 +250,12 @@ class Diagnostics(Record):
         return {name: diagnostic for name, diagnostic in named.items() if diagnostic is not None}
 
     def failures(self) -> list[str]:
-        """The sentences of the failed checks that the promise rests on."""
+        """The sentences of the failed checks that the guarantee rests on."""
         checks = self.by_name().values()
         return [check.sentence for check in checks if check.ok is False and not check.about_power]
 
     def conclusion(self) -> Conclusion:
-        """Contradicted where a check that the promise rests on failed; else inconclusive where the blind test is."""
+        """Contradicted where a check that the guarantee rests on failed; else inconclusive where the blind test is."""
         return "contradicted" if self.failures() else conclude([self.blind.ok])
 
     def support(self) -> bool | None:
@@ -317,13 +317,13 @@ class Summary(Bounded, VersionedRecord):
         "rule."
     )
     weights: list[float] | None = Field(description="Weight of each detector in a fusion; null for one detector.")
-    guarantee: Guarantee = Field(
+    guarantee: GuaranteeKind = Field(
         description="finite-sample: proved for any number of documents; asymptotic: as numbers grow; heuristic: not "
         "proved."
     )
-    assumption: str = Field(description="What must hold for the promise to hold.")
+    assumption: str = Field(description="What must hold for the guarantee to hold.")
     promise: str = Field(description="What then holds.")
-    reasons: list[str] = Field(description="Why the promise is not supported, one line each; empty where it is.")
+    reasons: list[str] = Field(description="Why the guarantee is not supported, one line each; empty where it is.")
     minimum_selectable: int = Field(description="The fewest documents that could have been selected, if any.")
     strict: StrictAnswer = Field(
         description="The answer of a procedure with a finite-sample guarantee: this one if it has it."
@@ -355,12 +355,12 @@ class Summary(Bounded, VersionedRecord):
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader of the numbers must know of the promise, a line each; empty where nothing contradicts it."""
+        """What a reader of the numbers must know of the guarantee, a line each; empty where nothing contradicts it."""
         weighting = self.diagnostics.weighting
         weighed = [] if weighting is None or weighting.ok is False else [wording.unproved(weighting.sentence)]
         if self.review is not None:
-            promised = self.was_reviewed and self.conclusion != "contradicted"
-            weighed += [f"{self.review.sentence} {self.promise}" if promised else self.review.sentence]
+            guaranteed = self.was_reviewed and self.conclusion != "contradicted"
+            weighed += [f"{self.review.sentence} {self.promise}" if guaranteed else self.review.sentence]
         if self.conclusion == "contradicted":
             return [*(f"{wording.WARNING}: {reason}" for reason in self.reasons), *weighed]
         if self.conclusion == "supported":
@@ -373,12 +373,12 @@ class Summary(Bounded, VersionedRecord):
         return self.review is not None and self.review.n_removed > 0
 
     @property
-    def guarantee_of_procedure(self) -> Guarantee:
+    def guarantee_of_procedure(self) -> GuaranteeKind:
         """What the procedure guarantees, whatever a review removed."""
         return self.guarantee if self.review is None else self.review.guarantee
 
     def after_review(self, review: Review | None) -> Summary:
-        """The same answer with a review; if it removed documents, without a bound and with an approximate promise.
+        """The same answer with a review; if it removed documents, without a bound and with an approximate guarantee.
 
         Bashari, Sesia and Romano 2025.
         """
@@ -391,7 +391,7 @@ class Summary(Bounded, VersionedRecord):
             update={
                 "guarantee": "heuristic",
                 "assumption": reviewed_assumption(self.assumption, review.n_removed),
-                "promise": reviewed_promise(self.alpha, self.n_calibration, self.guarantee == "finite-sample"),
+                "promise": reviewed_guarantee(self.alpha, self.n_calibration, self.guarantee == "finite-sample"),
                 "strict": replace(self.strict, guarantee="heuristic"),
             }
         )
@@ -401,18 +401,18 @@ class Summary(Bounded, VersionedRecord):
         return self if self.bound is None else self.model_copy(update={"bound": None, "bound_withheld": reason})
 
     def line(self) -> str:
-        """The answer in one line; what contradicts the promise comes before the count."""
+        """The answer in one line; what contradicts the guarantee comes before the count."""
         count = wording.selected(self.n_selected, self.n_audit)
         level = f"alpha {self.alpha:g}" if self.series is None else self.series.clause()
-        terms = f"{self.procedure}, {level}"
+        settings = f"{self.procedure}, {level}"
         if self.conclusion == "contradicted":
-            return wording.contradicted_line(self.name, " ".join(self.remarks), count, terms)
-        return wording.line(self.name, count, f"{terms}, {self.guarantee}", self.standing)
+            return wording.contradicted_line(self.name, " ".join(self.remarks), count, settings)
+        return wording.line(self.name, count, f"{settings}, {self.guarantee}", self.standing)
 
 
 def unsettled(blind: BlindDiagnostic) -> str:
     """Why a blind test leaves an answer inconclusive, and what would decide it."""
-    return wording.unsettled_sentence(blind.sentence, blind.outcome != "not tested", blind.n_to_settle)
+    return wording.inconclusive_sentence(blind.sentence, blind.outcome != "not tested", blind.n_to_settle)
 
 
 def unsupported(summaries: Iterable[Summary]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.dependence import copies_file
+from pipeline.audit.dependence import near_duplicates_file
 from pipeline.audit.digests import read_digests, read_listed
 from pipeline.audit.scored import Overlap, RoleRows, Scored
 from pipeline.config.audit import AuditConfig
@@ -43,7 +43,7 @@ Kind = Literal["log-probability", "standardised log-probability"]
 PLAIN: Kind = "log-probability"
 STANDARDISED: Kind = "standardised log-probability"
 _NEIGHBOUR = pa.struct([("doc_id", pa.string()), ("score", pa.float64())])
-EVIDENCE_SCHEMA = pa.schema(
+_SCHEMA = pa.schema(
     [
         ("doc_id", pa.string()),
         *TOKEN_SCHEMA,
@@ -74,7 +74,7 @@ SIDE = 96
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentEvidence:
+class TokenAttributions:
     """What made the score of one selected document, token by token: what its detector weighed, which is no proof."""
 
     text: str  # as the model saw it (cut at max_tokens)
@@ -88,27 +88,27 @@ class DocumentEvidence:
     score: float | None = None  # of the document, by the same
 
 
-def evidence_file(selection: str) -> str:
-    """Where a run directory keeps the evidence of a selection."""
+def attributions_file(selection: str) -> str:
+    """Where a run directory keeps the token attributions of a selection."""
     return f"selection/{selection}/evidence.parquet"
 
 
-def read_evidence(store: Store, selection: str) -> dict[str, DocumentEvidence]:
-    """The evidence of the top documents of a selection, by id, in the order of the list; {} where there is none.
+def read_attributions(store: Store, selection: str) -> dict[str, TokenAttributions]:
+    """Token attributions of the top documents of a selection, by id, in the order of the list; {} if there are none.
 
-    A file that cannot be read counts as none: evidence is not worth a report.
+    A file that cannot be read counts as none: a report does not fail for it.
     """
     try:
-        if not store.exists(evidence_file(selection)):
+        if not store.exists(attributions_file(selection)):
             return {}
-        rows = store.read_table(evidence_file(selection), EVIDENCE_SCHEMA.names).cast(EVIDENCE_SCHEMA).to_pylist()
+        rows = store.read_table(attributions_file(selection), _SCHEMA.names).cast(_SCHEMA).to_pylist()
     except (UserError, OSError, ValueError, LookupError):  # of another version, or damaged
         return {}
-    return {row["doc_id"]: _evidence(row) for row in rows}
+    return {row["doc_id"]: _attributions(row) for row in rows}
 
 
-def _evidence(row: Mapping[str, Any]) -> DocumentEvidence:
-    return DocumentEvidence(
+def _attributions(row: Mapping[str, Any]) -> TokenAttributions:
+    return TokenAttributions(
         text="".join(row["pieces"]),
         pieces=row["pieces"],
         values=row["standardised" if row["kind"] == STANDARDISED else "log_prob"],
@@ -239,13 +239,13 @@ def kept_tokens(scored: Scored) -> pa.Table:
     for selection in store.names("selection"):
         try:
             digests = None if selection == HISTORY else read_digests(store, selection)
-            if digests is None or evidence_file(selection) not in digests.files:
+            if digests is None or attributions_file(selection) not in digests.files:
                 continue
-            table = read_listed(store, digests, evidence_file(selection))
+            table = read_listed(store, digests, attributions_file(selection))
             if (table.schema.metadata or {}).get(_MADE_BY) != wanted:
                 continue
             table = table.select(TOKEN_SCHEMA.names).cast(TOKEN_SCHEMA)
-        except (UserError, OSError, ValueError, LookupError):  # as `read_evidence`
+        except (UserError, OSError, ValueError, LookupError):  # as `read_attributions`
             continue
         places = list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
         tables.append(table.filter(pa.array([place not in seen for place in places], pa.bool_())))
@@ -260,7 +260,7 @@ def _maker(scored: Scored) -> bytes:
     return json_digest(parts).encode()
 
 
-def write_evidence(
+def write_attributions(
     scored: Scored,
     config: AuditConfig,
     tops: Sequence[TopDocuments],
@@ -268,14 +268,14 @@ def write_evidence(
     reread: Reread | None,
     say: Callable[[str], None],
 ) -> dict[str, dict[str, str]]:
-    """Write the evidence of all selections of a run, one file each; what goes wrong with it ends no run.
+    """Write the token attributions of all selections of a run, one file each; a fault here ends no run.
 
     Args:
         scored: the score shards.
         config: of the audit, whose target model is at hand.
         tops: of each selection.
         kept: what earlier answers read, from `kept_tokens`.
-        reread: reads the documents that are not among these; None: they have no evidence.
+        reread: reads the documents that are not among these; None: they have no attributions.
         say: prints a line.
 
     Returns:
@@ -291,11 +291,11 @@ def write_evidence(
     try:
         texts = _scored_texts(scored, places)
         tokens = _all_tokens(scored, config, texts, kept, reread)
-        copies = families_of(scored.store, places)
+        duplicates = families_of(scored.store, places)
         index = {place: number for number, place in enumerate(_places(tokens))}
         for one in (one for one in tops if len(one.rows)):
             near, shown = _neighbours(scored, one, texts), weighed_tokens(config, one.detectors, one.weights)
-            table = _table(one, shown, near, copies, tokens, index)
+            table = _table(one, shown, near, duplicates, tokens, index)
             if len(table):
                 written[one.name] = _write(scored, one.name, table)
         if reread is not None:
@@ -383,11 +383,11 @@ def _table(
     one: TopDocuments,
     shown: tuple[str, Kind],
     near: tuple[np.ndarray, list[_Near]],
-    copies: Mapping[Place, list[str]],
+    family: Mapping[Place, list[str]],
     tokens: pa.Table,
     index: Mapping[Place, int],
 ) -> pa.Table:
-    """The evidence of a selection: of its documents whose tokens are known, in their order."""
+    """The attributions of a selection: of its documents whose tokens are known, in their order."""
     (detector, kind), (scores, neighbours) = shown, near
     ids, places = one.rows["doc_id"].to_pylist(), one.places
     here = [number for number, place in enumerate(places) if place in index]
@@ -399,14 +399,14 @@ def _table(
         "ranked_by": [one.ranked_by] * len(here),
         "score": [float(scores[number]) for number in here],
         "neighbours": [[{"doc_id": name, "score": score} for name, score in neighbours[number]] for number in here],
-        "near_copies": [[*one.pairs.get(ids[number], []), *copies.get(places[number], [])][:NAMED] for number in here],
+        "near_copies": [[*one.pairs.get(ids[number], []), *family.get(places[number], [])][:NAMED] for number in here],
     }
-    parts = {name: table[name] if name in TOKEN_SCHEMA.names else columns[name] for name in EVIDENCE_SCHEMA.names}
-    return pa.table(parts, schema=EVIDENCE_SCHEMA).combine_chunks()
+    parts = {name: table[name] if name in TOKEN_SCHEMA.names else columns[name] for name in _SCHEMA.names}
+    return pa.table(parts, schema=_SCHEMA).combine_chunks()
 
 
 def _write(scored: Scored, selection: str, table: pa.Table) -> dict[str, str]:
-    name = evidence_file(selection)
+    name = attributions_file(selection)
     return {name: scored.store.write_table(name, table.replace_schema_metadata({_MADE_BY: _maker(scored)}))}
 
 
@@ -463,7 +463,7 @@ def families_of(store: Store, places: Collection[Place]) -> dict[Place, list[str
         store: the run directory, in which the near-duplicates are listed.
         places: of the documents.
     """
-    name = copies_file("audit")
+    name = near_duplicates_file("audit")
     if not places or not store.exists(name):
         return {}
     table = store.read_table(name)

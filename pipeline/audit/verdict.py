@@ -11,7 +11,7 @@ from pipeline.audit.digests import answer_digests
 from pipeline.audit.records import VERDICT_FILE, Record, VersionedRecord, read_record, write_record
 from pipeline.audit.summary import BlindDiagnostic, Diagnostic
 from pipeline.errors import DamagedError, ExitCode
-from pipeline.report.wording.files import judged_by_note
+from pipeline.report.wording.files import verdict_again_note
 from pipeline.store.files import Store
 
 LEVEL = 0.05
@@ -140,7 +140,7 @@ def read_verdict(store: Store) -> CollectionVerdict | None:
         DamagedError: in one line, a verdict that is not as it was written, or that is of other answers.
         UserError: in one line, one of another version.
     """
-    again = judged_by_note(store.url)
+    again = verdict_again_note(store.url)
     verdict = read_record(store, VERDICT_FILE, CollectionVerdict, again, again)
     if verdict is not None and verdict.answers != answer_digests(store):
         raise DamagedError(f"{store.url}/{VERDICT_FILE} is not of the answers of this run; {again}")

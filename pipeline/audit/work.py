@@ -15,8 +15,8 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError
 from pipeline.models.devices import CPU, Device
 from pipeline.report.wording.files import written_again
+from pipeline.stages.audited_texts import AuditedTexts
 from pipeline.stages.base import Stage, Wanted, model_digests
-from pipeline.stages.judged import JudgedTexts
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import DIGEST, sealed
@@ -38,12 +38,12 @@ class Work:
     base: Mapping[str, str]  # fingerprint of the model that adapters are trained over; empty without any
 
 
-Judging = Callable[[Mapping[str, Any]], JudgedTexts | None]
-"""From the fingerprint of scores to the texts that are left out, because earlier runs have judged them."""
+AlreadyAudited = Callable[[Mapping[str, Any]], AuditedTexts | None]
+"""From the fingerprint of scores to the texts that earlier runs have already audited."""
 
 
 def work_of(
-    config: AuditConfig, shards: Sequence[Shard], device: Device = CPU, judging: Judging = lambda fingerprint: None
+    config: AuditConfig, shards: Sequence[Shard], device: Device = CPU, audited: AlreadyAudited = lambda scores: None
 ) -> Work:
     """What an audit of these shards computes; reads the weights of its models once, for their digests.
 
@@ -51,10 +51,10 @@ def work_of(
         config: of the audit.
         shards: of its inputs.
         device: that its actors compute on.
-        judging: tells which documents are left out.
+        audited: gives the texts that are left out.
 
     Raises:
-        UserError: as `allocate`, `fingerprint_model`, `stages_of` and `judging`.
+        UserError: as `allocate`, `fingerprint_model`, `stages_of` and `audited`.
     """
     parts = allocate(config, shards)
     digest = model_digests()
@@ -62,8 +62,8 @@ def work_of(
     keys = {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
     wanted = Wanted(config, device, digest, keys or None, prefixes=parts.prefixes())
     stages = stages_of(wanted)
-    if (judged := judging(stages[-1].fingerprint)) is not None:
-        stages = stages_of(replace(wanted, judged=judged))
+    if (texts := audited(stages[-1].fingerprint)) is not None:
+        stages = stages_of(replace(wanted, already_audited=texts))
     return Work(stages, parts, keys, base)
 
 

@@ -25,7 +25,7 @@ _LEAST_CHARACTERS = 12
 
 
 class CleanItems(Concluded):
-    """Which items were selected as clean, and what that promises."""
+    """Which items were selected as clean, and what that guarantees."""
 
     runs: list[RunRecord] = Field(description="The runs that judged the items; several: clean under all their models.")
     selection: str = Field(description="The selection of direction clean.")
@@ -33,8 +33,8 @@ class CleanItems(Concluded):
     n_audit: int = Field(description="Audited documents.")
     n_clean: int = Field(description="Documents selected as clean.")
     guarantee: str = Field(description="Of the selection.")
-    promise: str = Field(description="What the selection promises.")
-    reasons: list[str] = Field(description="The checks that contradict the promise, one line each.")
+    promise: str = Field(description="What the selection guarantees.")
+    reasons: list[str] = Field(description="The checks that contradict the guarantee, one line each.")
     warnings: list[str] = Field(description="What a reader must know besides, a line each.")
 
 

@@ -34,6 +34,7 @@ from pipeline.report.tables import of_numbers
 from pipeline.report.wording import comparison as wording
 from pipeline.report.wording.conclusion import NO_JOINT, WARNING
 from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.guarantees import JOINTLY, GuaranteeKind
 from pipeline.selection.joint import (
     JointCut,
     JointEvidence,
@@ -46,7 +47,6 @@ from pipeline.selection.joint import (
     joint_resolution,
 )
 from pipeline.selection.procedures.record import procedure_of
-from pipeline.selection.promises import JOINT_TERMS, Guarantee
 from pipeline.store.files import Store
 from pipeline.store.pieces import SortedRows, write_pieces
 
@@ -72,10 +72,10 @@ class JointList(Record):
 
     n_selected: int = Field(description="Documents selected under every model.")
     file: str = Field(description="The file that lists them.")
-    guarantee: Guarantee = Field(
+    guarantee: GuaranteeKind = Field(
         description="finite-sample: proved for any number of documents; heuristic: not proved."
     )
-    assumption: str = Field(description="What must hold for the promise to hold.")
+    assumption: str = Field(description="What must hold for the guarantee to hold.")
     promise: str = Field(description="What then holds.")
 
 
@@ -90,7 +90,7 @@ class JointReport(Concluded, VersionedRecord):
     n_audit: int = Field(description="Documents that the joint selection judges: those that all runs audited.")
     proved: JointList = Field(description="e-BH on the smallest of the models' e-values.")
     largest_p: JointList = Field(description="BH on the largest of the models' p-values.")
-    reasons: list[str] = Field(description="The checks that contradict the promise, one line each.")
+    reasons: list[str] = Field(description="The checks that contradict the guarantee, one line each.")
     fewest: int = Field(description="The fewest documents that the proved selection can hold, if any.")
     needed_for_any: int = Field(description="Calibration documents of every run for anything to be selectable.")
     needed_for_1_percent: int = Field(description="The same for a list of 1% of the audited documents.")
@@ -99,7 +99,7 @@ class JointReport(Concluded, VersionedRecord):
     warnings: list[str] = Field(description="What a reader must know besides, a line each.")
 
     def sentences(self) -> list[str]:
-        """The answer in lines for a person; what contradicts the promise comes first."""
+        """The answer in lines for a person; what contradicts the guarantee comes first."""
         proved, other = self.proved, self.largest_p
         selected = wording.jointly_selected(
             proved.n_selected, self.n_audit, self.direction, len(self.models), self.alpha
@@ -236,7 +236,7 @@ def _report(
 ) -> JointReport:
     named = list(zip(runs, summaries, evidence, strict=True))
     lists = []
-    for terms, cut, file in zip(JOINT_TERMS.values(), cuts, ("selected.parquet", "largest_p.parquet"), strict=True):
+    for stated, cut, file in zip(JOINTLY.values(), cuts, ("selected.parquet", "largest_p.parquet"), strict=True):
         stricter = [
             f"For {run.store.url}: {summary.assumption}"
             for run, summary in zip(runs, summaries, strict=True)
@@ -244,14 +244,14 @@ def _report(
             or ranked.signed
             or calibration_of(summary.calibration).grouped
         ]
-        assumption = " ".join([terms.assumption, *(stricter if terms.guarantee == "finite-sample" else [])])
+        assumption = " ".join([stated.assumption, *(stricter if stated.guarantee == "finite-sample" else [])])
         lists.append(
             JointList(
                 n_selected=cut.n_selected,
                 file=file,
-                guarantee=terms.guarantee,
+                guarantee=stated.guarantee,
                 assumption=assumption,
-                promise=terms.promise,
+                promise=stated.promise,
             )
         )
     small = joint_resolution(evidence)
@@ -292,7 +292,7 @@ def _warnings(
     warnings = same_models(runs)
     warnings += untested_runs(runs, summaries)
     if not shared.alike:
-        warnings.append(f"{shared.sentence()}; {wording.SHARED_JUDGED}")
+        warnings.append(f"{shared.sentence()}; {wording.SHARED_ONLY}")
     limits = [(run.store.url, run.manifest.limit) for run in runs]
     warnings += [f"{url} is {wording.first_of_role(limit)}" for url, limit in limits if limit is not None]
     if small.fewest > shared.n_shared:

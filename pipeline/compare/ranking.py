@@ -104,7 +104,7 @@ class TaskRanking(Record):
 class RankingReport(VersionedRecord):
     """A benchmark's ranking on all items and on the clean ones: `ranking.json`."""
 
-    clean: CleanItems = Field(description="Which items were selected as clean, and what that promises.")
+    clean: CleanItems = Field(description="Which items were selected as clean, and what that guarantees.")
     tasks: list[TaskRanking] = Field(description="The tasks, in the order of the results.")
     intervals: str = Field(wording.RANKING_INTERVALS, description="What the intervals are.")
     notices: list[str] = Field(description="What a reader must know besides, a line each.")
@@ -245,10 +245,10 @@ def _changes(
     """Pairs that change places; ties are none."""
     changes = []
     for pair in combinations(range(len(of_task)), 2):
-        ahead = values[pair[0]].mean() - values[pair[1]].mean()
-        first, second = pair if ahead > 0 else pair[::-1]
+        lead = values[pair[0]].mean() - values[pair[1]].mean()
+        first, second = pair if lead > 0 else pair[::-1]
         difference, low, high = on_clean[second, first]
-        if ahead == 0 or difference <= 0:
+        if lead == 0 or difference <= 0:
             continue
         others = np.where(clean, 0.0, values[first] - values[second])
         order = [i for i in np.argsort(-others, kind="stable").tolist() if others[i] > 0]
@@ -256,7 +256,7 @@ def _changes(
             RankChange(
                 first=of_task[first].model,
                 second=of_task[second].model,
-                difference_all=float(abs(ahead)),
+                difference_all=float(abs(lead)),
                 difference_clean=difference,
                 low=low,
                 high=high,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from pipeline.config.corpus import LIMITS, NEAR_COPIES, CorpusConfig, LimitsConfig, NearCopies, TransformConfig
+from pipeline.config.corpus import LIMITS, NEAR_SHARE, CorpusConfig, LimitsConfig, NearShare, TransformConfig
 from pipeline.config.models import AnyModel, ParaphraserConfig, ScoredModel
 from pipeline.config.paths import Place
 from pipeline.config.selection import SelectionConfig, SeriesConfig
@@ -16,7 +16,7 @@ from pipeline.config.yaml import Section, Size
 LEAST_SHARE = 1e-4
 """Of a GPU: Ray tells no smaller parts apart."""
 
-MOST_EVIDENCE = 20_000
+MOST_ATTRIBUTIONS = 20_000
 """Documents of a selection whose tokens are kept, at most: memory holds them together."""
 
 
@@ -128,18 +128,18 @@ class AuditConfig(Section):
     overlap: Literal["error", "drop"] = Field(
         "error", description="Near-duplicates of audited documents in calibration: stop, or leave them out."
     )
-    near_copies: NearCopies = Field(
-        NEAR_COPIES, description="Share of common runs of five words from which two documents are near-duplicates."
+    near_copies: NearShare = Field(
+        NEAR_SHARE, description="Share of common runs of five words from which two documents are near-duplicates."
     )
     limits: LimitsConfig = LIMITS
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
     selections: list[SelectionConfig] = Field(default=[], description="Questions to the scores.")
-    evidence: Annotated[int, Field(ge=0, le=MOST_EVIDENCE)] = Field(
+    evidence: Annotated[int, Field(ge=0, le=MOST_ATTRIBUTIONS)] = Field(
         200, description="Selected documents whose token attributions are kept; 0: none."
     )
     series: SeriesConfig | None = Field(None, description="The schedule that this run is a scan of.")
     against: Annotated[str | None, Place.RUN] = Field(
-        None, description="A run or ledger whose judged documents are left out."
+        None, description="A run or ledger whose audited documents are left out."
     )
     resources: ResourcesConfig = ResourcesConfig()
     import_: Imports = Field(default=[])
@@ -164,14 +164,14 @@ class AuditConfig(Section):
     def _consistent(self) -> AuditConfig:
         if self.series is not None and self.corpus.review[0] is not None:
             raise ValueError("corpus.unseen.review and series: the error rate of a schedule holds for no reviewed scan")
-        reading = ["from_column" in entry for entry in self.detectors]
+        given_scores = ["from_column" in entry for entry in self.detectors]
         if self.corpus.scores is None:
-            if any(reading) or any(isinstance(model, ScoredModel) for model in self.models):
+            if any(given_scores) or any(isinstance(model, ScoredModel) for model in self.models):
                 raise ValueError("a model by its name alone, and from_column, need scores: add corpus.*.scores")
             return self
         others = [key for key in ("reference_model", "paraphraser") if getattr(self, key) is not None]
         others += [] if isinstance(self.model, ScoredModel) else ["model"]
-        others += [] if all(reading) else ["detectors"]
+        others += [] if all(given_scores) else ["detectors"]
         if others:
             raise ValueError(
                 f"corpus.*.scores come from a file, their columns are the detectors and no model is asked: leave out "

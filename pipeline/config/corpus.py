@@ -145,9 +145,9 @@ class ScoreConfig(Section):
     higher: Literal["member", "nonmember"] = Field("member", description="Documents with the higher scores.")
 
 
-NEAR_COPIES = 0.8
+NEAR_SHARE = 0.8
 
-NearCopies = Annotated[float, Field(ge=0.5, le=1)]
+NearShare = Annotated[float, Field(ge=0.5, le=1)]
 """Share of common runs of five words from which two documents are near-duplicates."""
 
 

@@ -27,7 +27,7 @@ from pipeline.corpus.shard import InputFile, whole_shard
 from pipeline.errors import UserError
 
 _CAPTIONS = "txt"
-"""The ending of the files beside pictures that are taken for their captions."""
+"""The suffix of the files beside pictures that are taken for their captions."""
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
@@ -80,7 +80,7 @@ class DataFiles:
     role: Role | None  # that the name speaks of
     word: str  # of the name, which says so
     image: str | None = None  # column of the pictures; None of texts
-    caption: str | None = None  # column, or ending of the files, of what is written of them
+    caption: str | None = None  # column, or suffix of the files, of what is written of them
     count: int = 1  # of files
     dialect: Dialect = PLAIN
     warning: str = ""  # about the columns
@@ -368,6 +368,6 @@ def _is_picture(value: Any, place: str) -> bool:
 
 
 def _captions_beside(folder: str, pictures: Sequence[str]) -> str | None:
-    """The ending of the captions of pictures that are files: of the files beside at least half of them."""
+    """The suffix of the captions of pictures that are files: of the files beside at least half of them."""
     count = sum(Path(folder, os.path.splitext(path)[0] + f".{_CAPTIONS}").is_file() for path in pictures)
     return _CAPTIONS if 2 * count >= len(pictures) else None

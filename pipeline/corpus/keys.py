@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.corpus.documents import Document, collapsed, id_key, read_shard, text_key
-from pipeline.corpus.near_copies import SKETCH, SKETCH_TYPE, sketches_of_texts, stack_sketches
+from pipeline.corpus.near_duplicates import SKETCH, SKETCH_TYPE, sketches_of_texts, stack_sketches
 from pipeline.corpus.pictures import open_picture, picture_key, picture_sketches
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, visible

@@ -90,8 +90,8 @@ def compete(text: Tensor, paraphrased: Tensor) -> Tensor:
 
     everyone = torch.cat([text.unsqueeze(0), paraphrased]).sort(dim=0).values
     others, draws = everyone[:-1], paraphrased.shape[0]
-    apart = everyone[-1] - (others[(draws - 1) // 2] + others[draws // 2]) / 2
-    return torch.where(text > paraphrased.max(0).values, apart, -apart)
+    margin = everyone[-1] - (others[(draws - 1) // 2] + others[draws // 2]) / 2
+    return torch.where(text > paraphrased.max(0).values, margin, -margin)
 
 
 def simultaneous_draws(column: str) -> int | None:

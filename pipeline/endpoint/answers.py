@@ -81,7 +81,7 @@ class Question:
         cost = Usage(self.spent.requests + most.requests, self.spent.tokens + most.tokens)
         self.answers.write(cost, begun=self.key)
 
-    def settle(self, **answer: Any) -> None:
+    def finish(self, **answer: Any) -> None:
         """Note the answer, if there is one, and what all requests cost."""
         if self.spent.requests:
             self.answers.add(self.spent, settles=self.key, **answer)

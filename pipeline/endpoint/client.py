@@ -83,7 +83,7 @@ class Endpoint:
         self.refused = 0
         self.failed = 0  # consecutive failures
         self._reserved = Usage()  # at most, by the requests under way
-        self._settled = asyncio.Condition()
+        self._released = asyncio.Condition()
         self._places = asyncio.Semaphore(config.concurrency)
         self._next = 0.0  # when the next request may begin
         limits = httpx2.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency)
@@ -169,7 +169,7 @@ class Endpoint:
             return read(value)
         finally:
             spent += cost
-            await self._settle(reservation, cost)
+            await self._release(reservation, cost)
 
     async def _post(self, path: str, body: Mapping[str, Any], most: int) -> dict[str, Any]:
         try:
@@ -269,19 +269,19 @@ class Endpoint:
         Raises:
             StopError: the budget does not allow it.
         """
-        async with self._settled:
+        async with self._released:
             while over := self._budget_problem(max_usage):
                 if not self._reserved.requests:
                     raise StopError(over, ExitCode.INCOMPLETE)
-                await self._settled.wait()
+                await self._released.wait()
             self._reserved += max_usage
 
-    async def _settle(self, reservation: Usage, cost: Usage) -> None:
+    async def _release(self, reservation: Usage, cost: Usage) -> None:
         self._reserved.requests -= reservation.requests
         self._reserved.tokens -= reservation.tokens
         self.spent += cost
-        async with self._settled:
-            self._settled.notify_all()
+        async with self._released:
+            self._released.notify_all()
 
     def _budget_problem(self, max_usage: Usage) -> str | None:
         """Why the budget does not allow a request of this cost; None if it does."""

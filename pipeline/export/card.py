@@ -1,4 +1,4 @@
-"""The data card: what was removed, and on which promise. It names no folder of whoever wrote it."""
+"""The data card: what was removed, and on which guarantee. It names no folder of whoever wrote it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
         title=f"{_kind(question)}: {summary.name}",
         headline=answer_sentence(question, counts),
         sentences=[quarantine_sentence(question, counts), *remarks],
-        promise=_promise(question, history),
+        promise=_guarantee(question, history),
         summary=summary,
         guarantee=summary.guarantee if summary.conclusion != "contradicted" else "none: see above",
         alpha=f"{summary.alpha:g}",
@@ -105,7 +105,7 @@ def quarantine_sentence(question: ExportQuestion, counts: ExportCounts) -> str:
     return wording.quarantined_documents(counts.quarantined, question.keeps_selected, question.keeps_quarantined)
 
 
-def _promise(question: ExportQuestion, history: Sequence[HistoryEntry]) -> list[str]:
+def _guarantee(question: ExportQuestion, history: Sequence[HistoryEntry]) -> list[str]:
     summary = question.summary
     bound = bound_sentence(summary)
     repeated = several_questions(history)
@@ -113,7 +113,7 @@ def _promise(question: ExportQuestion, history: Sequence[HistoryEntry]) -> list[
     if not question.keeps_selected:
         lines.append(wording.SELECTED_NOT_HERE)
     if summary.conclusion != "contradicted":
-        lines += wording.promised_terms(summary.alpha, summary.promise, summary.assumption)
+        lines += wording.stated_guarantee(summary.alpha, summary.promise, summary.assumption)
     lines += [bound] if bound is not None else []
     return lines + ([repeated] if repeated is not None else [])
 

@@ -47,7 +47,7 @@ from pipeline.export.request import (
     Form,
     RowMarks,
     read_answered,
-    settle_request,
+    resolve_request,
 )
 from pipeline.report.wording import export as wording
 
@@ -89,7 +89,7 @@ class Exported:
         }
 
     def sentences(self) -> list[str]:
-        """What the command prints: what was written, what became of the quarantined, what to know of the promise."""
+        """What the command prints: what was written, what became of the quarantined, what to know of the guarantee."""
         summary = self.question.summary
         remarks = [f"{summary.name}: {remark}" for remark in summary.remarks]
         counted = [answer_sentence(self.question, self.counts), quarantine_sentence(self.question, self.counts)]
@@ -110,10 +110,10 @@ def write_export(request: ExportRequest) -> Exported:
     """Export a selection of a finished run. The same request writes the same bytes, and goes over an unfinished one.
 
     Raises:
-        UserError: what `settle_request` refuses; an output folder that is an input or somebody else's; inputs that are
+        UserError: what `resolve_request` refuses; an output folder that is an input or somebody else's; inputs that are
             gone, were changed since the run, or hold what the form cannot.
     """
-    question = settle_request(request)
+    question = resolve_request(request)
     check_outside(question)
     sources = sources_of(question)
     answered = read_answered(question)

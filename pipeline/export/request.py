@@ -92,7 +92,7 @@ def form_of(chosen: Mapping[Form, bool]) -> Form:
     return forms[0] if forms else "files"
 
 
-def settle_request(request: ExportRequest) -> ExportQuestion:
+def resolve_request(request: ExportRequest) -> ExportQuestion:
     """Find what a request asks of a run.
 
     Raises:
@@ -202,7 +202,7 @@ class AnsweredRun:
 
 
 def read_answered(question: ExportQuestion) -> AnsweredRun:
-    """The receipts of a run, all of whose audited documents were judged.
+    """The receipts of a run, all of whose audit documents were audited.
 
     Raises:
         IncompleteError: a shard is not scored.
@@ -212,11 +212,11 @@ def read_answered(question: ExportQuestion) -> AnsweredRun:
     receipts = {r.shard: r for r in read_receipts(question.store, SCORING) if r.shard in wanted}
     if missing := sorted(wanted - receipts.keys()):
         raise IncompleteError(f"run {question.store.url}: {len(missing)} shards are not scored, first {missing[0]}")
-    judged = sum(receipt.n_judged for receipt in receipts.values())
-    if judged and not question.keeps_selected:
+    already_audited = sum(receipt.n_judged for receipt in receipts.values())
+    if already_audited and not question.keeps_selected:
         raise UserError(
-            f"{judged:,} documents of run {question.store.url} were judged by earlier runs (against), and what is kept "
-            "of those only their answers tell: export those runs, or what this run has selected"
+            f"{already_audited:,} documents of run {question.store.url} are already audited by earlier runs "
+            "(against), and only those runs know which of them are kept: export those runs, or what this run selected"
         )
     tables = VerdictTables.of(question.store, question.summary.name, receipts.values())
     return AnsweredRun(question, receipts, tables)

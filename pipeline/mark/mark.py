@@ -315,7 +315,7 @@ def _written(request: MarkRequest, draw: Drawer, inputs: list[tuple[Shard, list[
                 edits = RowEdits(_edits(shard, names, archive, draw, seen))
                 write_edited = format_named(shard.format).edit
                 assert write_edited is not None  # others were refused
-                with _reading(shard):
+                with _named_damage(shard):
                     write_edited(shard, names, edits, open_public)
                 edits.finish()
             archive.flush()
@@ -324,7 +324,7 @@ def _written(request: MarkRequest, draw: Drawer, inputs: list[tuple[Shard, list[
 
 
 @contextlib.contextmanager
-def _reading(shard: Shard) -> Iterator[None]:
+def _named_damage(shard: Shard) -> Iterator[None]:
     """Turn an error of a reader into a user error of one line; those of the operating system pass."""
     try:
         yield

@@ -59,14 +59,14 @@ def spelling_lines() -> Iterator[tuple[str, str]]:
     """Every American spelling and its British one; the kind is the stem."""
     between = _WORDS["spellings_between"]
     for family in _WORDS["stems"].split(";"):
-        stems, *endings = family.split()
+        stems, *suffixes = family.split()
         american, british = stems.split("/")
-        bound = bool(endings) and endings[0].startswith("-")  # a stem that is no word
-        for ending in [*([] if bound else [""]), *(ending.lstrip("-") for ending in endings)]:
-            yield american, f"{american}{ending}|{british}{ending} ; {between.get(american, '')}"
+        bound = bool(suffixes) and suffixes[0].startswith("-")  # a stem that is no word
+        for suffix in [*([] if bound else [""]), *(suffix.lstrip("-") for suffix in suffixes)]:
+            yield american, f"{american}{suffix}|{british}{suffix} ; {between.get(american, '')}"
     for stem in _WORDS["ize"].split():
-        for ending in ("e", "es", "ed", "ing", "ation", "ations", "er", "ers"):
-            yield "ize", f"{stem}iz{ending}|{stem}is{ending}"
+        for suffix in ("e", "es", "ed", "ing", "ation", "ations", "er", "ers"):
+            yield "ize", f"{stem}iz{suffix}|{stem}is{suffix}"
 
 
 def phrase_lines(table: str) -> Iterator[tuple[str, str]]:

@@ -29,12 +29,11 @@ _CACHED = re.compile(r"models--(.+?)--(.+?)/snapshots/[^/]+/?$")
 
 
 class AnswerText(Record):
-    """The answer of one selection in sentences: what was selected, on what terms, and what takes away from it."""
+    """The answer of one selection in sentences: what was selected, its guarantee, and what weakens it."""
 
     sentence: str = Field(description="All of it in one line, for those who copy one line.")
     headline: str = Field(
-        description="How many documents were selected, of how many; where a check contradicts the promise it says that "
-        "first."
+        description="How many documents were selected, of how many; a contradiction by a check is stated first."
     )
     bound: str | None = Field(
         None,
@@ -42,7 +41,7 @@ class AnswerText(Record):
         "a stated confidence; null where no theorem bounds it.",
     )
     terms: str = Field(description="How many of them may be wrong on average, and what that rests on.")
-    doubts: list[str] = Field(description="Failed checks: the terms may not hold.")
+    doubts: list[str] = Field(description="Failed checks: the guarantee may not hold.")
     cautions: list[str] = Field(description="What else a reader of the numbers must know.")
 
 
@@ -52,7 +51,7 @@ class Check(Record):
     name: str = Field(description="Name of the diagnostic.")
     title: str = Field(description="Its subject, in a few words; the verdict and the sentence give the result.")
     verdict: CheckVerdict = Field(
-        description="failed: the promise may not hold; inconclusive: the blind test decided nothing or was not made; "
+        description="failed: the guarantee may not hold; inconclusive: the blind test decided nothing or was not made; "
         "limited: it takes from what can be found; passed; or noted."
     )
     sentence: str = Field(description="What was checked and what came of it.")
@@ -78,8 +77,8 @@ class BriefAnswer(Record):
     bound: str = Field(description="How many of them are wrong at most, or that nothing is said of that.")
     standing: str = Field(description="The conclusion of the checks: supported, inconclusive or contradicted.")
     reason: str | None = Field(description="Why it is contradicted or inconclusive; null where it is supported.")
-    claim: str = Field(description="What was selected; where a check contradicts the promise it says that first.")
-    condition: str = Field(description="Under what the next three sentences are said, or that nothing is promised.")
+    claim: str = Field(description="What was selected; where a check contradicts the guarantee it says that first.")
+    condition: str = Field(description="Under what the next three sentences are said, or that nothing is guaranteed.")
     average: str = Field(description="What then holds on average over audits.")
     this_list: str = Field(description="What then holds of this one list.")
     collection: str = Field(description="What then holds of all audited documents.")
@@ -120,11 +119,11 @@ class PastQuestion(Concluded):
 
 
 class HistoryReport(Record):
-    """All questions that the run was asked, and what asking several does to a promise."""
+    """All questions that the run was asked, and what asking several does to a guarantee."""
 
     n_questions: int = Field(description="Different questions, whatever their names.")
     n_askings: int = Field(description="Lines of selection/history.jsonl: how often something new was asked.")
-    sentences: list[str] = Field(description="What asking several questions does to the promise of an answer.")
+    sentences: list[str] = Field(description="What asking several questions does to the guarantee of an answer.")
     last_asked_by: str = Field(description="run or select: which command asked for the answers that stand here.")
     questions: list[PastQuestion] = Field(description="The last questions, first asked first.")
 
@@ -158,7 +157,7 @@ class RoleCount(Record):
     n_in: int = Field(description="Documents read.")
     n_scored: int = Field(description="Documents that have scores.")
     n_quarantined: int = Field(description="Documents that could not be scored.")
-    n_judged: int = Field(0, description="Documents that earlier runs have judged and that are left out (`against`).")
+    n_judged: int = Field(0, description="Documents left out because earlier runs have audited them (`against`).")
     n_truncated: int = Field(description="Scored documents that were cut to max_tokens.")
     tokens: int = Field(description="Tokens read.")
     digest: str | None = Field(

@@ -313,11 +313,11 @@ def _alpha_figure(selection: SelectionFacts, whole: AlphaCurve) -> FigureImage:
 
     right = "" if bounds is None else f"; with {sure} confidence at least {bounds[at]:,} of these are right"
     right += condition(selection.summary) if bounds is not None else ""
-    kept = "The promise is of the alpha that was asked for, and is lost where alpha is chosen by this figure"
+    kept = "The guarantee holds at the configured alpha, and is lost if alpha is chosen by this figure"
     if bounds is not None:
         kept += "; the bound, if what it assumes holds, is of all points at once"
     if void:
-        kept = "Nothing is promised at any alpha: a check contradicts what the promise rests on"
+        kept = "Nothing is guaranteed at any alpha: a check contradicts what the guarantee rests on"
     most, widest = curve.n_selected[-1], percent(curve.alphas[-1])
     return draw(
         f"{selection.name}-alphas.svg",
@@ -357,7 +357,7 @@ def _group_figure(selection: SelectionFacts, groups: GroupCounts) -> FigureImage
         f"{selection.name}-groups.svg",
         "Selected by group",
         f"Selected documents by group, {len(names):,} groups; most in: {most}.",
-        f"The promise is of all selected documents together, not of a group.{rest}",
+        f"The guarantee covers all selected documents together, not a single group.{rest}",
         paint,
     )
 

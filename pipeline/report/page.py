@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from pipeline.audit.history import several_questions
 from pipeline.audit.records import Record
-from pipeline.audit.top_documents import DocumentEvidence, read_evidence, read_thumbnails
+from pipeline.audit.top_documents import TokenAttributions, read_attributions, read_thumbnails
 from pipeline.config.models import ModelConfig, display_name
 from pipeline.errors import DamagedError, visible
 from pipeline.report.contents import (
@@ -44,7 +44,7 @@ LEAST_ROOM = 500_000
 MAX_ROWS = 20_000
 """Most documents on a page, over all of its selections."""
 
-_EVIDENCE = 0.35  # the share of the room that goes to tokens
+_ATTRIBUTIONS = 0.35  # the share of the room that goes to tokens
 _DIGITS = 6
 
 
@@ -236,14 +236,14 @@ def figure_markup(selection: str, figures: Sequence[FigureImage]) -> dict[str, M
 class Listing:
     """The top selected documents of one selection, for the table of the page.
 
-    `rows` and `evidence` are base64 of gzip of lines of JSON: a line of `rows` holds the columns of some hundred
-    documents, a line of `evidence` the tokens of one.
+    `rows` and `attributions` are base64 of gzip of lines of JSON: a line of `rows` holds the columns of some hundred
+    documents, a line of `attributions` the tokens of one.
     """
 
     rows: str
-    evidence: str
+    attributions: str
     n_rows: int
-    n_evidence: int
+    n_attributions: int
     sources: bool  # whether they stand in several inputs
 
 
@@ -268,7 +268,7 @@ def read_listings(
         part = room // (len(selections) - served)  # what smaller ones leave goes to those that follow
         listing = _listing(store, selection, folders, texts, limit, part)
         listings[selection.name] = listing
-        room -= len(listing.rows) + len(listing.evidence)
+        room -= len(listing.rows) + len(listing.attributions)
     return listings
 
 
@@ -283,21 +283,21 @@ def even_shares(sizes: Sequence[int], total: int) -> list[int]:
 
 
 def _listing(store: Store, selection: SelectionFacts, folders: Folders, texts: bool, limit: int, room: int) -> Listing:
-    evidence = read_evidence(store, selection.name)
-    room_of_tokens = int(_EVIDENCE * room) if evidence else 0
+    attributions = read_attributions(store, selection.name)
+    room_of_tokens = int(_ATTRIBUTIONS * room) if attributions else 0
     rows, tokens, places = _Packed(room - room_of_tokens), _Packed(room_of_tokens), dict[str, int]()
     thumbnails = read_thumbnails(store, selection.name) if texts else {}
-    n_rows = n_evidence = 0
+    n_rows = n_attributions = 0
     for batch in (some.to_pydict() for some in first_selected(store, selection.name, limit, texts)):
         columns = _columns(batch, places, folders, texts)
         pictured = {**columns, "thumbs": _thumbnails(batch, thumbnails)} if thumbnails else columns
         if not (rows.add(pictured) or rows.add(columns)):
             break
         for index, doc_id in enumerate(batch["doc_id"]):
-            if doc_id in evidence and tokens.add(_tokens(n_rows + index, evidence[doc_id], folders, texts)):
-                n_evidence += 1
+            if doc_id in attributions and tokens.add(_tokens(n_rows + index, attributions[doc_id], folders, texts)):
+                n_attributions += 1
         n_rows += len(batch["doc_id"])
-    return Listing(rows.text(), tokens.text(), n_rows, n_evidence, len(places) > 1)
+    return Listing(rows.text(), tokens.text(), n_rows, n_attributions, len(places) > 1)
 
 
 def _columns(batch: Mapping[str, list[Any]], places: dict[str, int], folders: Folders, texts: bool) -> dict[str, Any]:
@@ -347,20 +347,20 @@ def _rounded(value: float | None) -> float | None:
     return None if known is None else round(known, 2)
 
 
-def _tokens(index: int, evidence: DocumentEvidence, folders: Folders, texts: bool) -> dict[str, Any]:
+def _tokens(index: int, shown: TokenAttributions, folders: Folders, texts: bool) -> dict[str, Any]:
     """What made the score of the document with an index on the page; without texts, no token and no value of one."""
     tokens: dict[str, Any] = {
         "at": index,
-        "kind": evidence.kind,
-        "detector": evidence.detector,
-        "by": evidence.ranked_by,
-        "score": _short(evidence.score),
-        "near": [[visible(folders.relative(doc_id)), _short(score)] for doc_id, score in evidence.neighbours],
-        "copies": [visible(folders.relative(doc_id)) for doc_id in evidence.near_copies],
+        "kind": shown.kind,
+        "detector": shown.detector,
+        "by": shown.ranked_by,
+        "score": _short(shown.score),
+        "near": [[visible(folders.relative(doc_id)), _short(score)] for doc_id, score in shown.neighbours],
+        "copies": [visible(folders.relative(doc_id)) for doc_id in shown.near_copies],
     }
     if texts:
-        tokens["pieces"] = [visible(piece) for piece in evidence.pieces or [evidence.text]]
-        tokens["values"] = [_rounded(value) for value in evidence.values]
+        tokens["pieces"] = [visible(piece) for piece in shown.pieces or [shown.text]]
+        tokens["values"] = [_rounded(value) for value in shown.values]
     return tokens
 
 

@@ -88,7 +88,7 @@ def _environment() -> Environment:
     environment.filters.update(relative=lambda name, folders: folders.relative(name))
     environment.globals.update(null_share=numbers.null_share, share_text=numbers.share_text)
     environment.globals.update(role_names={"audit": "audited", "unseen": "known unseen", "seen": "known seen"})
-    environment.globals.update(marks=brief.MARKS, terms_on_page=brief.terms_on_page)
+    environment.globals.update(marks=brief.MARKS, guarantee_on_page=brief.guarantee_on_page)
     return environment
 
 

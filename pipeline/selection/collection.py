@@ -48,8 +48,8 @@ class Blocks:
     def differences(self) -> np.ndarray:
         """By column, mean of audited less mean of unseen blocks, in standard deviations of all: (columns,)."""
         scale = self.scores.std(axis=0)
-        apart = self.scores[self.audited].mean(axis=0) - self.scores[~self.audited].mean(axis=0)
-        return np.asarray(apart / np.where(scale > 0, scale, 1.0))
+        difference = self.scores[self.audited].mean(axis=0) - self.scores[~self.audited].mean(axis=0)
+        return np.asarray(difference / np.where(scale > 0, scale, 1.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

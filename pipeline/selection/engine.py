@@ -21,10 +21,10 @@ from pipeline.errors import UserError
 from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import RankCounts
+from pipeline.selection.guarantees import NOTHING_PROVED, percentage
 from pipeline.selection.passes import EMPTY, Answer, Ask, Asking, Batch, SelectionInput, together
 from pipeline.selection.procedures import PROCEDURES, procedure_of, why_unbounded
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.promises import NOTHING_PROVED, percentage
 from pipeline.selection.ranked import judge_ranks, of_decision, ranked
 from pipeline.selection.schedule import Level, Slot, fewest_in_slot, known_in_slot
 from pipeline.selection.step_up import dependence_factor
@@ -89,7 +89,7 @@ def _weighted(question: SelectionInput) -> Asking[Answer]:
 
 
 def proved_for(rule: Rule) -> str | None:
-    """The one procedure that a rule of a schedule is proved for; None: it keeps what each scan promises by itself."""
+    """The one procedure that a rule of a schedule is proved for; None: it keeps what each scan guarantees by itself."""
     return next((name for name, procedure in PROCEDURES.items() if procedure.schedule == rule), None)
 
 
@@ -119,12 +119,12 @@ def refuse_uncovered(selection: SelectionConfig, rule: Rule) -> None:
 
 
 def in_slot(answer: Answer, level: Level, selection: SelectionConfig) -> Answer:
-    """An answer with the terms of its slot, and with what a slot can select; itself where there is none."""
+    """An answer with the guarantee of its slot, and with what a slot can select; itself where there is none."""
     slot = level.slot
     if slot is None:
         return answer
     assumption = f"{answer.assumption} {_ASSUMED[slot.rule]}"
-    answer = replace(answer, assumption=assumption, promise=_promise(answer, slot, selection))
+    answer = replace(answer, assumption=assumption, promise=_guarantee(answer, slot, selection))
     if slot.rule != "e-lond" or answer.counts is None:
         return answer
     grid = answer.counts.grid
@@ -137,7 +137,7 @@ def in_slot(answer: Answer, level: Level, selection: SelectionConfig) -> Answer:
 
 
 _FIXED = (
-    "What each scan audits and asks, and how many scans there are, was settled without looking at what earlier scans "
+    "What each scan audits and asks, and how many scans there are, was fixed without looking at what earlier scans "
     "answered."
 )
 
@@ -152,13 +152,13 @@ _ASSUMED: dict[Rule, str] = {
 
 
 LATE = (
-    "Nothing is promised of this list, nor of all scans of the schedule together with it: its run had answered "
+    "Nothing is guaranteed for this list, nor for all scans of the schedule together with it: its run had answered "
     "before it took its place, so what was asked may have been picked by an answer."
 )
-"""The promise of a scan that took its place after its run had answered."""
+"""The guarantee of a scan that took its place after its run had answered."""
 
 
-def _promise(answer: Answer, slot: Slot, selection: SelectionConfig) -> str:
+def _guarantee(answer: Answer, slot: Slot, selection: SelectionConfig) -> str:
     """What holds of all scans together, and of this one where anything does."""
     if slot.asked_before:
         return LATE
@@ -175,8 +175,8 @@ def _promise(answer: Answer, slot: Slot, selection: SelectionConfig) -> str:
         return f"{here} {over_all}{'' if answer.guarantee == 'finite-sample' else ', if every scan keeps its part'}."
     return (
         f"{over_all}, for any number of documents. That is an average over repetitions of the whole schedule with "
-        "fresh documents: nothing is promised of the list of this scan alone, which may hold a larger share of wrong "
-        "ones because earlier scans selected much, and no single document is proven to be selected rightly."
+        "fresh documents: nothing is guaranteed for the list of this scan alone, which may hold a larger share of "
+        "wrong ones because earlier scans selected much, and no single document is proven to be selected rightly."
     )
 
 

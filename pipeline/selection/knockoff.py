@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.selection.promises import beside
+from pipeline.selection.guarantees import beside
 from pipeline.selection.shares import clopper_pearson
 from pipeline.selection.thresholds import INFINITY, NO_VALUE, Moments, Threshold, bits_of, find_place, value_of
 from pipeline.selection.versions import FLOOR, LEAST_DOCUMENTS, shrinkage
@@ -194,11 +194,11 @@ def sign_symmetry(w: np.ndarray, draws: int = 1) -> SignSymmetry:
     sentence = (
         f"Of {w.size} documents of known membership {positive / w.size:.0%} have a positive W (95% interval {low:.0%} "
         f"to {high:.0%}); the knockoff filter assumes {due}, at every size of W. The test finds no contradiction "
-        f"(p = {shown}), which is no proof: a skew within that interval would break the promise unseen."
+        f"(p = {shown}), which is no proof: a skew within that interval would break the guarantee unseen."
         if ok
         else f"The signs of W among {w.size} documents of known membership are not fair coins (p = {shown}): "
-        f"{where} {shares[worst]:.0%} are positive where {due} should be. The knockoff filter's promise does not hold "
-        "here."
+        f"{where} {shares[worst]:.0%} are positive where {due} should be. The knockoff filter's guarantee does not "
+        "hold here."
     )
     return SignSymmetry(p_value, shares, w.size, ok, sentence)
 

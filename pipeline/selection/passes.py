@@ -15,7 +15,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.selection import knockoff
 from pipeline.selection.bounds import Bound
 from pipeline.selection.conformal import RankCounts, tie_draws
-from pipeline.selection.promises import Guarantee, StrictAnswer
+from pipeline.selection.guarantees import GuaranteeKind, StrictAnswer
 from pipeline.selection.schedule import Level
 from pipeline.selection.versions import VersionPart
 
@@ -92,12 +92,12 @@ class FusedScore:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """The decision on the audit documents, and its terms."""
+    """The decision on the audit documents, and its guarantee."""
 
     judge: Judge  # a batch -> p-values float64 in (0, 1] and bool selected, both (documents,)
     n_calibration: int
     m: int  # audit documents, quarantined ones included
-    guarantee: Guarantee
+    guarantee: GuaranteeKind
     assumption: str
     promise: str
     resolution: Callable[[int], tuple[int, int | None]]  # m -> fewest selectable, known documents needed for 1%

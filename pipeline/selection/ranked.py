@@ -12,11 +12,11 @@ import numpy as np
 from pipeline.errors import UserError
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import Grid, RankCounts, p_values
+from pipeline.selection.guarantees import StrictAnswer
 from pipeline.selection.passes import Answer, Ask, Asking, Basis, Batch, Judge, SelectionInput
 from pipeline.selection.procedures.bh import bh
 from pipeline.selection.procedures.estimating import strict
 from pipeline.selection.procedures.record import Decision, Rule, decide, decision, procedure_of
-from pipeline.selection.promises import StrictAnswer
 from pipeline.selection.schedule import Slot, level_of_prds
 from pipeline.selection.step_up import ONE, largest_e_rank, minimum_selectable
 
@@ -58,7 +58,7 @@ def decide_in_slot(counts: RankCounts, slot: Slot) -> Decision:
 
     Guaranteed: over all scans of the schedule FDR <= alpha, for prds if the p-values of all scans together are PRDS,
     for e-lond if each null document is, taken by itself, exchangeable with its calibration documents. A scan's list
-    alone has no such promise at its level, as `before` is itself made of scores.
+    alone has no such guarantee at its level, as `before` is itself made of scores.
 
     Args:
         counts: of the m >= 1 audit documents, quarantined ones at the last rank.

@@ -24,7 +24,7 @@ class Slot:
     alpha: Fraction  # of the whole schedule, in (0, 1)
     share: Fraction  # of alpha that is this scan's, in (0, 1]; over all scans they sum to at most 1
     before: int  # documents that earlier scans had selected by the same selection, as filed when the slot was claimed
-    asked_before: bool = False  # whether its run had answered before it took the slot: nothing is promised then
+    asked_before: bool = False  # whether its run had answered before it took the slot: nothing is guaranteed then
 
     @property
     def level(self) -> Fraction:

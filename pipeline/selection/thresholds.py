@@ -132,9 +132,9 @@ class Moments:
     def of(cls, values: np.ndarray, centre: float) -> Moments:
         """The moments of float64 numbers, finite, any shape."""
         with np.errstate(over="ignore"):
-            apart = np.asarray(values, dtype=np.float64).ravel() - centre
-            squared = np.minimum(apart * apart, np.finfo(np.float64).max)
-        return cls(apart.size, centre, exact_sum(apart), exact_sum(squared))
+            centred = np.asarray(values, dtype=np.float64).ravel() - centre
+            squared = np.minimum(centred * centred, np.finfo(np.float64).max)
+        return cls(centred.size, centre, exact_sum(centred), exact_sum(squared))
 
     def __add__(self, other: Moments) -> Moments:
         """The moments of both, about one centre; exact, commutative and associative."""

@@ -22,7 +22,7 @@ MOST = 1 << 30
 """Calibration documents, at most: sums of their weights stay below 2^51, exact in all that reads them."""
 
 FEWEST_EFFECTIVE = 50
-"""Below this effective number of calibration documents a few of them decide all, and the promise is not supported."""
+"""Below this effective number of calibration documents a few of them decide all, and the guarantee is not supported."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,7 +29,7 @@ from pipeline.report.wording import series as wording
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.schedule import Slot, level_of_prds, share_of
 from pipeline.series.scans import Claim, FiledSelection, Filing, Opening, Scan, Schedule, read_schedule, schedule_of
-from pipeline.stages.judged import AGAINST
+from pipeline.stages.audited_texts import AGAINST
 from pipeline.store.files import Store
 from pipeline.store.ledger import LedgerEntry, append_entry
 from pipeline.store.receipts import json_digest
@@ -63,7 +63,7 @@ def check_ledger(config: AuditConfig, fingerprint: Mapping[str, Any] | None = No
         The schedule; None where this scan would open it.
 
     Raises:
-        UserError: the ledger is damaged or of other terms, it is in a run directory or holds one, its bucket is not
+        UserError: the ledger is damaged or of other settings, it is in a run directory or holds one, its bucket is not
             there, all its places are taken, or rule prds would not hold.
         IncompleteError: its store does not answer.
     """
@@ -74,7 +74,7 @@ def check_ledger(config: AuditConfig, fingerprint: Mapping[str, Any] | None = No
     if schedule is None:
         _check_bucket(store)
         return None
-    _check_terms(config.series, schedule.opening, store.url)
+    _check_opening(config.series, schedule.opening, store.url)
     if all(scan.claim.run != Store(config.run).url for scan in schedule.scans):  # else it may have its place already
         _check_room(schedule, store.url)
     if fingerprint is not None and schedule.opening.rule == "prds":
@@ -215,15 +215,15 @@ def slot_of(schedule: Schedule, scan: Scan, name: str) -> Slot:
     Raises:
         UserError: another version of the program shared alpha out in another way.
     """
-    number, terms = scan.claim.slot, schedule.opening
-    share = share_of(number, terms.horizon)
+    number, opening = scan.claim.slot, schedule.opening
+    share = share_of(number, opening.horizon)
     if float(share) != scan.claim.share:
         raise UserError(
             f"scan {number} was claimed by seenset {scan.claim.version} with {scan.claim.share:g} of alpha, and this "
             f"version gives it {float(share):g}: use that version, or begin a new ledger"
         )
-    before, alpha = scan.claim.before.get(name, 0), Fraction(repr(terms.alpha))
-    return Slot(number, terms.rule, alpha, share, before, scan.claim.asked_before)
+    before, alpha = scan.claim.before.get(name, 0), Fraction(repr(opening.alpha))
+    return Slot(number, opening.rule, alpha, share, before, scan.claim.asked_before)
 
 
 def next_slots(config: AuditConfig, schedule: Schedule | None) -> dict[str, Slot]:
@@ -244,12 +244,12 @@ def _before(config: AuditConfig, schedule: Schedule | None) -> dict[str, int]:
 
 
 def selected_before(schedule: Schedule, name: str, direction: Direction) -> int:
-    """Documents that scans had selected, as far as they are filed with a promise that no check contradicts.
+    """Documents that scans had selected, as far as they are filed with a guarantee that no check contradicts.
 
     Args:
         schedule: the earlier scans.
         name: of the selection.
-        direction: what it seeks: a promise is of one kind.
+        direction: what it seeks: a guarantee covers one kind.
     """
     filings = [scan.filing for scan in schedule.scans if scan.filing is not None and not scan.claim.asked_before]
     answers = [one for filing in filings for one in filing.selections if (one.name, one.direction) == (name, direction)]
@@ -266,7 +266,7 @@ def _opened(config: AuditConfig, entries: Sequence[LedgerEntry], url: str) -> Sc
     schedule = schedule_of(entries, url)
     if schedule is None or config.series is None:
         raise UserError(f"ledger {url} is empty now, and was not before: put its entries back")
-    _check_terms(config.series, schedule.opening, url)
+    _check_opening(config.series, schedule.opening, url)
     return schedule
 
 
@@ -281,8 +281,8 @@ def _check_bucket(store: Store) -> None:
         raise UserError(f"series.ledger {store.url}: bucket {bucket} is not there, or may not be read")
 
 
-def _check_terms(series: SeriesConfig, opening: Opening, url: str) -> None:
-    """Check that a schedule goes on with the terms that it began with.
+def _check_opening(series: SeriesConfig, opening: Opening, url: str) -> None:
+    """Check that a schedule continues with the settings that it was opened with.
 
     Raises:
         UserError: it does not.
@@ -293,7 +293,7 @@ def _check_terms(series: SeriesConfig, opening: Opening, url: str) -> None:
             names = ["null" if value is None else f"{value}" for value in (stated, opened)]
             raise UserError(
                 f"series.{term} is {names[0]}, and ledger {url} was opened with {names[1]}: state {names[1]}, or begin "
-                "a new ledger, whose promise is its own; the parts of alpha were cut when it was opened, and a change "
+                "a new ledger with its own guarantee; the parts of alpha were cut when it was opened, and a change "
                 "would spend more than alpha"
             )
 
@@ -329,7 +329,7 @@ def _check_room(schedule: Schedule, url: str) -> None:
     if horizon is not None and taken >= horizon:
         raise UserError(
             f"all {horizon} places of ledger {url} are taken, and its alpha is spent: begin a new ledger, whose "
-            "promise is its own (with horizon: null it has no end); a longer horizon is refused, because every scan "
+            "guarantee is its own (with horizon: null it has no end); a longer horizon is refused, because every scan "
             "had its part of alpha from the first one on"
         )
 
@@ -344,7 +344,7 @@ def _lines(series: SeriesConfig, schedule: Schedule, scan: Scan, fresh: bool, ru
     if earlier := [other.claim.slot for other in others if other.claim.run == run]:
         lines.append(wording.other_places(earlier))
     if scan.claim.asked_before:
-        lines.append(wording.NOT_PROMISED)
+        lines.append(wording.NOT_GUARANTEED)
     if limit is not None:
         lines.append(wording.SAMPLE)
     if others and scan.claim.at < others[-1].claim.at:

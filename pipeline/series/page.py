@@ -20,7 +20,7 @@ from pipeline.report.templates import (
     render,
 )
 from pipeline.report.wording import series as wording
-from pipeline.series.summary import LISTED, Course, course_rows
+from pipeline.series.summary import LISTED, SeriesSummary, series_rows
 from pipeline.store.files import Store
 
 if TYPE_CHECKING:
@@ -65,38 +65,38 @@ def check_page_place(page: str, ledger: str) -> PagePlace:
     return PagePlace(place, name, not is_file)
 
 
-def write_course(place: PagePlace, course: Course) -> str:
-    """Write the page; the same course gives the same bytes.
+def write_series_page(place: PagePlace, summary: SeriesSummary) -> str:
+    """Write the page; the same summary gives the same bytes.
 
     Args:
         place: of the page.
-        course: of the schedule.
+        summary: of the schedule.
 
     Returns:
         the path or URL of the page.
     """
     page = render(
         f"pipeline.series/{SERIES_PAGE}",
-        course=course,
-        rows=list(course_rows(course)),
-        figure=course_figure(course) if course.latest is not None else None,
+        summary=summary,
+        rows=list(series_rows(summary)),
+        figure=series_figure(summary) if summary.latest is not None else None,
         listed=LISTED,
     )
     if place.with_json:
-        place.store.write_json(SERIES_FILE, course.plain())
+        place.store.write_json(SERIES_FILE, summary.plain())
     place.store.write(place.name, page.encode("utf-8", "replace"))
     return f"{place.store.url}/{place.name}"
 
 
-def course_figure(course: Course) -> FigureImage:
-    """Documents selected by each scan, a line for each selection; crosses where a check contradicts the promise."""
+def series_figure(summary: SeriesSummary) -> FigureImage:
+    """Documents selected by each scan, a line for each selection; crosses where a check contradicts the guarantee."""
     from matplotlib.ticker import MaxNLocator
 
     lines = {
         one.name: [
-            (scan.slot, a.n_selected, a.supported) for scan in course.scans for a in scan.answers if a.name == one.name
+            (scan.slot, a.n_selected, a.supported) for scan in summary.scans for a in scan.answers if a.name == one.name
         ]
-        for one in course.selections
+        for one in summary.selections
     }
 
     def paint(figure: Figure, axes: Axes) -> None:
@@ -106,8 +106,8 @@ def course_figure(course: Course) -> FigureImage:
             void = [(slot, count) for slot, count, supported in points if supported is False]
             if void:
                 axes.plot(*zip(*void, strict=True), "x", color=ORANGE, markersize=11, label="contradicted")
-        if course.unfiled:
-            axes.plot(course.unfiled, [0] * len(course.unfiled), "|", color=INK, markersize=11, label="no result")
+        if summary.unfiled:
+            axes.plot(summary.unfiled, [0] * len(summary.unfiled), "|", color=INK, markersize=11, label="no result")
         axes.set_xlabel("scan")
         axes.set_ylabel("documents selected")
         axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
@@ -119,7 +119,7 @@ def course_figure(course: Course) -> FigureImage:
     return draw(
         "series-course.svg",
         wording.FIGURE_TITLE,
-        wording.figure_alt({label(name): points for name, points in lines.items()}, course.unfiled),
+        wording.figure_alt({label(name): points for name, points in lines.items()}, summary.unfiled),
         wording.FIGURE_CAPTION,
         paint,
     )

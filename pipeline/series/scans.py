@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from pipeline.audit.against import reconcile_judged, reconciled_judged
+from pipeline.audit.already_audited import reconcile_audited_texts, recorded_audited_texts
 from pipeline.audit.conclusion import Bounded
 from pipeline.audit.records import MANIFEST_FILE, VersionedRecord, parse_part
-from pipeline.audit.summary import Guarantee
+from pipeline.audit.summary import GuaranteeKind
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import Direction, Rule
 from pipeline.errors import UserError
-from pipeline.report.wording.series import clock_note, judged_before_phrase, left_out_later
-from pipeline.stages.judged import JudgedTexts, read_judged
+from pipeline.report.wording.series import already_audited_phrase, clock_note, left_out_later
+from pipeline.stages.audited_texts import AuditedTexts, read_audited_keys
 from pipeline.store.files import Store, real_address
 from pipeline.store.ledger import LedgerEntry, read_ledger
 
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 
 class Opening(VersionedRecord):
-    """The first entry: the terms, which every scan of the schedule must state alike."""
+    """The first entry: the settings, which every scan of the schedule must state alike."""
 
     kind: Literal["opening"] = Field("opening", description="What the entry is.")
     alpha: float = Field(description="Largest share of all that the scans select together that may be wrong.")
@@ -52,12 +52,12 @@ class Claim(VersionedRecord):
         description="By selection: SHA-256 of the texts of the documents that it was calibrated on."
     )
     asked_before: bool = Field(
-        False, description="Whether the run had answered questions before it took this place: nothing is promised then."
+        False, description="Whether the run had answered questions before this claim: nothing is guaranteed then."
     )
     share: float = Field(description="Part of alpha that is this scan's.")
     before: dict[str, int] = Field(
         description="By selection: documents that earlier scans had selected, as filed when the place was claimed; "
-        "without those of another direction, of a selection whose promise a check contradicts, and of a run that had "
+        "without those of another direction, of a selection whose guarantee a check contradicts, and of a run that had "
         "answered before."
     )
     version: str = Field(description="Version of Seenset.")
@@ -81,7 +81,7 @@ class FiledSelection(Bounded):
     n_audit: int = Field(description="Audited documents, quarantined ones included.")
     n_calibration: int = Field(description="Documents that the p-values were calibrated on.")
     n_selected: int = Field(description="Documents selected.")
-    guarantee: Guarantee = Field(description="Of the selection: finite-sample, asymptotic or heuristic.")
+    guarantee: GuaranteeKind = Field(description="Of the selection: finite-sample, asymptotic or heuristic.")
 
 
 class Filing(VersionedRecord):
@@ -106,7 +106,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The terms of a schedule and its scans, by their places."""
+    """The settings of a schedule and its scans, by their places."""
 
     opening: Opening
     scans: tuple[Scan, ...] = ()
@@ -196,9 +196,9 @@ def _record(content: dict[str, Any], where: str) -> Opening | Claim | Filing:
     return parse_part(_KINDS[kind], content, where)
 
 
-def begin_against(
+def reconcile_already_audited(
     config: AuditConfig, fingerprint: Mapping[str, Any], store: Store, say: Say = lambda line: None
-) -> JudgedTexts | None:
+) -> AuditedTexts | None:
     """Which texts a run leaves out, fixed when it started or now; None where it audits all. The lock must be held.
 
     Args:
@@ -211,19 +211,19 @@ def begin_against(
         UserError: `against` is no run and no ledger, or is this run; or a run that scored otherwise, or is damaged.
         IncompleteError: a run that is not complete.
     """
-    if (reconciled := reconciled_judged(config, store)) is None:
+    if (reconciled := recorded_audited_texts(config, store)) is None:
         if config.against is None:
             return None
         runs, strict = earlier_runs(config, store.url)
-        judged = reconcile_judged(config, fingerprint, store, runs, strict, say)
-        say(judged_before_phrase(config.against, judged.count))
-        return judged
-    _, judged = reconciled
-    read_judged(store, judged.sha256)
-    return judged
+        texts = reconcile_audited_texts(config, fingerprint, store, runs, strict, say)
+        say(already_audited_phrase(config.against, texts.count))
+        return texts
+    _, texts = reconciled
+    read_audited_keys(store, texts.sha256)
+    return texts
 
 
-def planned_against(config: AuditConfig) -> str | None:
+def planned_already_audited(config: AuditConfig) -> str | None:
     """What `seenset plan` says of the documents that a run would leave out; None where it audits all.
 
     Raises:

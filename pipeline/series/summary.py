@@ -1,4 +1,4 @@
-"""The summary of a schedule of scans: what each selected, what is promised of all of it and what is not.
+"""The summary of a schedule of scans: what each selected, what is guaranteed for all of it and what is not.
 
 It lists what the latest scan selected and none before it had, as far as the run directories still say.
 """
@@ -128,7 +128,7 @@ def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) 
         _Unreadable: it does not, cannot be reached, or an earlier version wrote it.
         DamagedError: a file of the answer is gone or was changed.
     """
-    claim, terms = scan.claim, schedule.opening
+    claim, opening = scan.claim, schedule.opening
     try:
         store = Store(claim.run)
         if not store.exists(digests_file(answer.name)) and answered_by_0_9_0(store):
@@ -141,8 +141,8 @@ def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) 
         if (
             place is None
             or Store(place.ledger).url != url
-            or (place.slot, place.rule, place.alpha) != (claim.slot, terms.rule, terms.alpha)
-            or (place.horizon, place.before) != (terms.horizon, claim.before.get(answer.name, 0))
+            or (place.slot, place.rule, place.alpha) != (claim.slot, opening.rule, opening.alpha)
+            or (place.horizon, place.before) != (opening.horizon, claim.before.get(answer.name, 0))
         ):
             raise _Unreadable(f"selection {answer.name} in {claim.run} is no longer the one of this scan")
         rows = store.read_table(f"selection/{answer.name}/selected.parquet", _NOTHING.column_names)
@@ -170,12 +170,12 @@ _NOTHING = pa.schema([("doc_id", pa.string()), ("source", pa.string()), (_KEY, p
 
 
 class ScanAnswer(FiledSelection):
-    """One answer of a scan, and why nothing is promised of it, if nothing is."""
+    """One answer of a scan, and why nothing is guaranteed for it, if nothing is."""
 
-    doubt: str | None = Field(description="Why the schedule promises nothing of this list; null where it does.")
+    doubt: str | None = Field(description="Why the schedule guarantees nothing for this list; null where it does.")
 
 
-class ScanCourse(Record):
+class ScanSummary(Record):
     """One scan of a schedule."""
 
     slot: int = Field(description="Number of its place: 1 for the first scan.")
@@ -201,27 +201,27 @@ class ListsBound(Record):
     sentence: str = Field(description="The same in words.")
 
 
-class SelectionCourse(Record):
-    """What the scans select together under one name, and what is promised of it."""
+class SelectionSums(Record):
+    """What the scans select together under one name, and what is guaranteed for it."""
 
     name: str = Field(description="Name of the selection, in every scan.")
-    direction: list[Direction] = Field(description="members, clean or both; nothing is promised of the sum of both.")
+    direction: list[Direction] = Field(description="members, clean or both; nothing is guaranteed for the sum of both.")
     n_scans: int = Field(description="Scans that have filed an answer of this name.")
     n_audit: int = Field(description="Documents that they audited; one that several audited counts in each.")
     n_selected: int = Field(description="Documents that they selected; one that several selected counts in each.")
-    n_promised: int = Field(description="Of these, those on lists that the promise is of.")
+    n_promised: int = Field(description="Of these, those on lists that the guarantee covers.")
     promised: bool | None = Field(
         description="True: at most alpha of all selected are wrong on average, and no check contradicts it; null: as "
-        "much, but a list's assumption was not tested; false: not promised of all of them."
+        "much, but a list's assumption was not tested; false: not guaranteed for all of them."
     )
-    promise: str = Field(description="What is promised of the error rate over all scans.")
-    not_promised: list[str] = Field(description="What is not promised and why, a line each.")
+    promise: str = Field(description="What is guaranteed for the error rate over all scans.")
+    not_promised: list[str] = Field(description="What is not guaranteed and why, a line each.")
     bound: ListsBound | None = Field(
         description="What holds of all lists at once; null where no list has a bound, or nothing is selected."
     )
 
 
-class Course(VersionedRecord):
+class SeriesSummary(VersionedRecord):
     """A schedule of scans from its first to its latest: `seenset series --json`, and series.json beside its page."""
 
     ledger: str = Field(description="Folder of the ledger.")
@@ -231,9 +231,9 @@ class Course(VersionedRecord):
     opened_at: str = Field(description="When its first scan opened it.")
     spent: float = Field(description="Sum of the levels of all scans: the part of alpha that is spent.")
     places_left: int | None = Field(description="Places that no scan has taken; null: no end.")
-    scans: list[ScanCourse] = Field(description="All scans by their places.")
+    scans: list[ScanSummary] = Field(description="All scans by their places.")
     unfiled: list[int] = Field(description="Places without a result: their level is spent.")
-    selections: list[SelectionCourse] = Field(description="Sums by the name of the selection.")
+    selections: list[SelectionSums] = Field(description="Sums by the name of the selection.")
     latest: int | None = Field(description="Place of the scan whose result was filed last; null: there is none.")
     new: list[LatestList] = Field(description="What the scan filed last selected and none filed before it had.")
     notes: list[str] = Field(description="What a reader must know besides, a line each.")
@@ -246,8 +246,8 @@ class Course(VersionedRecord):
         return ExitCode.SELECTED if lists else ExitCode.DONE
 
 
-def read_course(ledger: str) -> Course:
-    """The course of the schedule of a ledger; nothing is written.
+def read_series(ledger: str) -> SeriesSummary:
+    """The summary of the schedule of a ledger; nothing is written.
 
     Args:
         ledger: its folder, a local path or an fsspec URL.
@@ -263,29 +263,29 @@ def read_course(ledger: str) -> Course:
     schedule = read_schedule(store)
     if schedule is None:
         raise UserError(f"{store.url} holds no ledger: series.ledger of a scan's configuration names its folder")
-    return course_of(schedule, store.url)
+    return series_summary(schedule, store.url)
 
 
-def course_of(schedule: Schedule, url: str) -> Course:
-    """As `read_course`, of a schedule that was read.
+def series_summary(schedule: Schedule, url: str) -> SeriesSummary:
+    """As `read_series`, of a schedule that was read.
 
     Args:
         schedule: of the ledger.
         url: of the ledger.
     """
-    terms, scans = schedule.opening, _scans(schedule)
+    opening, scans = schedule.opening, _scans(schedule)
     unfiled = [scan.slot for scan in scans if scan.filed_at is None]
     filed = [scan.claim.slot for scan in schedule.filed_scans()]
     claims = {scan.claim.slot: scan.claim for scan in schedule.scans}
     names = list(dict.fromkeys(answer.name for scan in scans for answer in scan.answers))
-    return Course(
+    return SeriesSummary(
         ledger=url,
-        alpha=terms.alpha,
-        rule=terms.rule,
-        horizon=terms.horizon,
-        opened_at=terms.at,
-        spent=float(sum((_level(terms.alpha, claim) for claim in claims.values()), Fraction(0))),
-        places_left=None if terms.horizon is None else max(0, terms.horizon - len(scans)),
+        alpha=opening.alpha,
+        rule=opening.rule,
+        horizon=opening.horizon,
+        opened_at=opening.at,
+        spent=float(sum((_level(opening.alpha, claim) for claim in claims.values()), Fraction(0))),
+        places_left=None if opening.horizon is None else max(0, opening.horizon - len(scans)),
         scans=scans,
         unfiled=unfiled,
         selections=[_selection(name, schedule, scans) for name in names],
@@ -299,13 +299,13 @@ def course_of(schedule: Schedule, url: str) -> Course:
     )
 
 
-def _scans(schedule: Schedule) -> list[ScanCourse]:
-    courses = []
+def _scans(schedule: Schedule) -> list[ScanSummary]:
+    scans = []
     for scan in schedule.scans:
         claim, filing = scan.claim, scan.filing
         answers = [] if filing is None else filing.selections
-        courses.append(
-            ScanCourse(
+        scans.append(
+            ScanSummary(
                 slot=claim.slot,
                 at=claim.at,
                 run=claim.run,
@@ -315,7 +315,7 @@ def _scans(schedule: Schedule) -> list[ScanCourse]:
                 answers=[ScanAnswer(**dict(answer), doubt=_doubt(answer, claim, schedule)) for answer in answers],
             )
         )
-    return courses
+    return scans
 
 
 def _level(alpha: float, claim: Claim) -> Fraction:
@@ -323,41 +323,41 @@ def _level(alpha: float, claim: Claim) -> Fraction:
 
 
 def _doubt(answer: FiledSelection, claim: Claim, schedule: Schedule) -> str | None:
-    """Why the promise of the schedule is not of this list; None where it is."""
+    """Why the guarantee of the schedule does not cover this list; None where it does."""
     why, rule = _why(answer, claim, schedule), schedule.opening.rule
     return None if why is None else wording.doubt(why, answer.procedure, rule, proved_for(rule), answer.alpha)
 
 
 def _why(answer: FiledSelection, claim: Claim, schedule: Schedule) -> wording.Doubt | None:
-    terms = schedule.opening
+    opening = schedule.opening
     if claim.asked_before:
         return "asked before"
     if answer.conclusion == "contradicted":
         return "contradicted"
     if answer.guarantee != "finite-sample":
         return answer.guarantee
-    if proved_for(terms.rule) is not None and procedure_of(answer.procedure).schedule != terms.rule:
+    if proved_for(opening.rule) is not None and procedure_of(answer.procedure).schedule != opening.rule:
         return "other procedure"
-    if (terms.horizon is not None and claim.slot > terms.horizon) or claim.share > float(
-        share_of(claim.slot, terms.horizon)
+    if (opening.horizon is not None and claim.slot > opening.horizon) or claim.share > float(
+        share_of(claim.slot, opening.horizon)
     ):
         return "share"
-    return "level" if answer.alpha > float(_level(terms.alpha, claim)) * (1 + 1e-9) else None
+    return "level" if answer.alpha > float(_level(opening.alpha, claim)) * (1 + 1e-9) else None
 
 
-def _selection(name: str, schedule: Schedule, scans: Sequence[ScanCourse]) -> SelectionCourse:
-    """The sums and promises of one name."""
+def _selection(name: str, schedule: Schedule, scans: Sequence[ScanSummary]) -> SelectionSums:
+    """The sums and the guarantee of one name."""
     answers = [(scan.slot, answer) for scan in scans for answer in scan.answers if answer.name == name]
     directions = list(dict.fromkeys(answer.direction for _, answer in answers))
     sound = [(slot, answer) for slot, answer in answers if answer.doubt is None]
-    lines = [wording.not_promised(slot, answer.doubt) for slot, answer in answers if answer.doubt is not None]
+    lines = [wording.not_guaranteed(slot, answer.doubt) for slot, answer in answers if answer.doubt is not None]
     broken = _miscounted(name, schedule, sound)
     if len(directions) > 1:
         broken = wording.MIXED
     untested = [slot for slot, answer in sound if answer.supported is None]
     limits = [wording.AVERAGE] if any(answer.n_selected for _, answer in answers) else []
     n_promised = 0 if broken else sum(answer.n_selected for _, answer in sound)
-    return SelectionCourse(
+    return SelectionSums(
         name=name,
         direction=directions,
         n_scans=len(answers),
@@ -365,24 +365,24 @@ def _selection(name: str, schedule: Schedule, scans: Sequence[ScanCourse]) -> Se
         n_selected=sum(answer.n_selected for _, answer in answers),
         n_promised=n_promised,
         promised=False if lines or broken else None if untested else True,
-        promise=_promise(schedule, [slot for slot, _ in sound], bool(lines), untested, broken),
+        promise=_guarantee(schedule, [slot for slot, _ in sound], bool(lines), untested, broken),
         not_promised=[*lines, *([broken] if broken else []), *limits],
         bound=_bound(name, answers, [scan.claim for scan in schedule.scans]),
     )
 
 
-def _promise(
+def _guarantee(
     schedule: Schedule, sound: Sequence[int], partial: bool, untested: Sequence[int], broken: str | None
 ) -> str:
-    """The error rate over all scans; nothing is promised of the sum where one list of it has no promise."""
+    """The error rate over all scans; nothing is guaranteed for the sum where one list of it has no guarantee."""
     if broken or not sound:
         return wording.NO_RATE
-    terms, unfiled = schedule.opening, any(scan.filing is None for scan in schedule.scans)
-    return wording.rate_over_scans(terms.alpha, terms.rule, sound if partial else [], unfiled, untested)
+    opening, unfiled = schedule.opening, any(scan.filing is None for scan in schedule.scans)
+    return wording.rate_over_scans(opening.alpha, opening.rule, sound if partial else [], unfiled, untested)
 
 
 def _miscounted(name: str, schedule: Schedule, sound: Sequence[tuple[int, ScanAnswer]]) -> str | None:
-    """Why lists that count what was selected before have no promise: they counted lists without one."""
+    """Why lists that count what was selected before have no guarantee: they counted lists without one."""
     if proved_for(schedule.opening.rule) is None:
         return None
     selected = 0
@@ -431,21 +431,21 @@ def _rounded_down(confidence: Fraction) -> Fraction:
     return Fraction(math.floor(1000 * confidence), 1000) or confidence
 
 
-def course_table(course: Course) -> Table:
+def series_table(summary: SeriesSummary) -> Table:
     """Every answer of every scan, in a row of its own; a scan without a result has one too."""
-    of = "" if course.horizon is None else f" of {course.horizon:,}"
-    title = f"{len(course.scans):,}{of} scans, alpha {course.alpha:g} ({course.rule})"
+    of = "" if summary.horizon is None else f" of {summary.horizon:,}"
+    title = f"{len(summary.scans):,}{of} scans, alpha {summary.alpha:g} ({summary.rule})"
     figures = of_numbers("documents", "level", "selected", "wrong at most")
-    table = Table("scan", "date", "model", "selection", *figures, "promise", title=title)
-    for row in course_rows(course):
+    table = Table("scan", "date", "model", "selection", *figures, "guarantee", title=title)
+    for row in series_rows(summary):
         *cells, word = row
         table.add_row(*map(Text, cells), Text(word, style=_STYLES.get(word, "")))
     return table
 
 
-def course_rows(course: Course) -> Iterator[tuple[str, ...]]:
-    """(scan, date, model, selection, documents, level, selected, wrong at most, promise) of each answer."""
-    for scan in course.scans:
+def series_rows(summary: SeriesSummary) -> Iterator[tuple[str, ...]]:
+    """(scan, date, model, selection, documents, level, selected, wrong at most, guarantee) of each answer."""
+    for scan in summary.scans:
         head, level = (f"{scan.slot:,}", scan.at[:16].replace("T", " "), scan.model), f"{scan.level:.3g}"
         if scan.filed_at is None:
             yield (*head, "-", "-", level, "-", "-", "no result")
@@ -453,7 +453,7 @@ def course_rows(course: Course) -> Iterator[tuple[str, ...]]:
             bound = answer.bound
             word = standing(answer.conclusion)
             if answer.doubt is not None and answer.conclusion != "contradicted":
-                word = answer.guarantee if answer.guarantee != "finite-sample" else "not promised"
+                word = answer.guarantee if answer.guarantee != "finite-sample" else "not guaranteed"
             yield (
                 *head,
                 answer.name,

@@ -75,7 +75,7 @@ class EndpointReader:
                 try:
                     shared.way = await find_way(self.stage, shared.client, question.spent, question.book)
                 finally:
-                    question.settle()
+                    question.finish()
             return cast(Way, shared.way)
 
     def open(self, shard: Shard, store: Store, output: Output) -> dict[tuple[int, str], list[float]]:
@@ -116,7 +116,7 @@ class EndpointReader:
             output.refuse(document, "model_error", f"endpoint: {error}")
         finally:
             answer = {"row": document.row, "text": text_digest(document.text), "log_probs": values}
-            question.settle(**(answer if values else {}))
+            question.finish(**(answer if values else {}))
 
     def _keep(self, document: Document, values: list[float], output: Output) -> None:
         output.keep(document, log_probs=values)

@@ -33,7 +33,7 @@ from pipeline.models.devices import CPU, Device, check_device, compute_as
 from pipeline.models.load import count_parameters, fingerprint_model
 from pipeline.models.sharing import Opened, SharedModels
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, Shape, budget_of, shape_of
-from pipeline.stages.judged import AGAINST, JudgedTexts
+from pipeline.stages.audited_texts import AGAINST, AuditedTexts
 from pipeline.stages.prefixes import Prefixes
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
@@ -116,7 +116,7 @@ class Stage:
     quarantines: bool = False  # documents without a result go to quarantine; else they are rows with a reason
     grows: str | None = None  # the setting of which more can be asked later, without making anew what is there
     wanted_by: tuple[str, ...] = ()  # columns of the detectors that read its rows, for messages
-    judged: JudgedTexts | None = None  # audit documents with such a text are left out
+    already_audited: AuditedTexts | None = None  # audit documents with such a text are left out
     fingerprint: dict[str, Any] = field(init=False)
 
     def __post_init__(self, digest: Digest) -> None:
@@ -134,11 +134,11 @@ class Stage:
         for stage in self.reads:  # without the documents that are left out: they change no row of the others
             read = json.dumps(without(stage.fingerprint, AGAINST), sort_keys=True).encode()
             parts.setdefault("reads", {})[stage.name] = sha256(read).hexdigest()[:16]
-        if self.judged is not None:
-            parts[AGAINST] = self.judged.fingerprint()
+        if self.already_audited is not None:
+            parts[AGAINST] = self.already_audited.fingerprint()
         object.__setattr__(self, "fingerprint", {**parts, "seed": self.seed, "code": __version__})
 
-    def reading(self, column: str) -> tuple[Stage, ...]:
+    def reads_with(self, column: str) -> tuple[Stage, ...]:
         """The stages that it reads whose rows have a column."""
         return tuple(stage for stage in self.reads if column in stage.schema.names)
 
@@ -189,7 +189,7 @@ class Output:
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # number of the row -> columns
     refused: dict[int, tuple[Document, str, str]] = field(default_factory=dict)  # document, reason, message
     unread: set[int] = field(default_factory=set)  # of the refused: no stage can read them
-    n_judged: int = 0  # documents that are left out, because an earlier run has judged their text
+    n_judged: int = 0  # documents that are left out, because an earlier run has audited their text
     tokens: int = 0
     n_truncated: int = 0
     gradient: dict[str, Any] | None = None  # over what gradient norms were taken, and how
@@ -311,7 +311,7 @@ class Wanted:
     device: Device = CPU  # that the workers compute on
     digest: Digest = field(default_factory=model_digests)  # of models; reads each model's weights once
     adapters: Mapping[str, str] | None = None  # name -> key of the folder of each; None: their settings stand for them
-    judged: JudgedTexts | None = None  # texts whose audit documents are left out
+    already_audited: AuditedTexts | None = None  # texts whose audit documents are left out
     prefixes: Prefixes | None = None  # what stands before documents; None: nothing, or their settings stand for them
 
     @property
@@ -352,15 +352,15 @@ class Wanted:
             parts: the other fields of `Stage`.
         """
         config = self.config
-        shared: dict[str, Any] = {"transform": config.text_transform, "seed": config.seed, "judged": self.judged}
-        return Stage(name, digest=self.digest, **shared, **parts)
+        shared: dict[str, Any] = {"transform": config.text_transform, "seed": config.seed}
+        return Stage(name, digest=self.digest, already_audited=self.already_audited, **shared, **parts)
 
 
 @dataclass(frozen=True, slots=True)
 class StageKind:
     """A kind of stage. A module of `pipeline.stages` holds one in its variable `KIND`; nothing else names it.
 
-    A stage that reads the rows of another finds it by a column of these rows (`Stage.reading`), whatever its name.
+    A stage that reads the rows of another finds it by a column of these rows (`Stage.reads_with`), whatever its name.
     """
 
     name: str  # of its stages, or what that begins with, before a slash

@@ -142,10 +142,10 @@ class _Pool:
             self.stop.set()
             self.events.put(instead_of_exit(error))
 
-    def take(self, ahead: bool) -> Shard | None:
-        """The next shard; none is read ahead that another worker may soon begin at once, or beside a suspect."""
+    def take(self, early: bool) -> Shard | None:
+        """The next shard; none is prefetched that another worker could start soon, or beside a suspect."""
         with self.taking:
-            if self.stop.is_set() or not self.waiting or (ahead and (self.alone or len(self.waiting) < self.workers)):
+            if self.stop.is_set() or not self.waiting or (early and (self.alone or len(self.waiting) < self.workers)):
                 return None
             return self.waiting.popleft()
 

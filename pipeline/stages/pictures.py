@@ -184,7 +184,7 @@ class PictureScorer:
         self.wanted: defaultdict[str, dict[str, frozenset[str]]] = defaultdict(dict)  # whose words -> part -> what
         for needed, names in plan_passes(self.detectors).items():
             self.wanted[needed.caption][needed.part] = names
-        self.describe = next(iter(stage.reading("description")), None)
+        self.describe = next(iter(stage.reads_with("description")), None)
         self.lm = placement.open(open_picture_model, settings.model)
         token = picture_token(self.lm.model.config)
         assert token is not None

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.near_copies import CopyIndex
+from pipeline.corpus.near_duplicates import NearDuplicateIndex
 from pipeline.detectors.base import Prefix
 from pipeline.errors import UserError
 from pipeline.passes.statistics import HELD
@@ -42,7 +42,7 @@ class Shots:
         """
         if len(self.ids) == 1:
             return [0] * len(id_keys)
-        near = np.stack([CopyIndex.of(one[None], self.near_copies).matches(sketches) for one in self.sketches])
+        near = np.stack([NearDuplicateIndex.of(one[None], self.near_copies).matches(sketches) for one in self.sketches])
         chosen: list[int | None] = []
         for place, key in enumerate(id_keys):
             order = np.random.default_rng([seed, _CHOICE, key % (1 << 64)]).permutation(len(self.ids))
@@ -78,7 +78,7 @@ def room_for(max_tokens: int, positions: int | None) -> int:
     return most if positions is None else min(most, positions - min(max_tokens, positions))
 
 
-def reading_of(prefix: Prefix, average: float, length: float, batch: int, room: int) -> dict[str, float]:
+def prefix_cost(prefix: Prefix, average: float, length: float, batch: int, room: int) -> dict[str, float]:
     """About how much is read before documents: for an entry of `Plan.passes`.
 
     A worker reads a prefix once. Only of single documents that are longer than `HELD` together it reads each again
@@ -100,8 +100,8 @@ def reading_of(prefix: Prefix, average: float, length: float, batch: int, room: 
     if prefix.joined or prefix.shots * tokens <= HELD:
         return {"prefix_tokens": round(tokens), "prefix_cost": 0.0}
     length = max(1.0, length)
-    readings = min(prefix.shots, batch / length)  # of the prefixes that the documents of a batch choose
-    return {"prefix_tokens": round(tokens), "prefix_cost": readings * tokens / batch}
+    passes = min(prefix.shots, batch / length)  # of the prefixes that the documents of a batch choose
+    return {"prefix_tokens": round(tokens), "prefix_cost": passes * tokens / batch}
 
 
 def cut_to_room(ids: list[int], max_tokens: int, positions: int | None) -> list[int]:

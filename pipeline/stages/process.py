@@ -26,7 +26,7 @@ _OUTCOME = ("reason", "problem")
 def readable_documents(stage: Stage, shard: Shard, output: Output, watch: Watch = unwatched) -> Iterator[Document]:
     """The documents of a shard that can be read, each id once; the others are refused.
 
-    Audit documents that an earlier run has judged are counted, and left out.
+    Audit documents that an earlier run has already audited are counted and left out.
 
     Args:
         stage: that refuses them.
@@ -41,9 +41,9 @@ def readable_documents(stage: Stage, shard: Shard, output: Output, watch: Watch 
     if shard.transform != stage.transform:
         raise ValueError(f"shard {shard.id} transforms texts by {shard.transform}, stage {stage.name} by another")
     ids: set[str] = set()
-    judged = stage.judged if shard.role == "audit" else None
+    already_audited = stage.already_audited if shard.role == "audit" else None
     for document in read_shard(shard, output.content, watch):
-        if judged is not None and document.problem is None and judged.hold(document):
+        if already_audited is not None and document.problem is None and already_audited.hold(document):
             ids.add(document.doc_id)
             output.n_judged += 1
             continue

@@ -287,7 +287,7 @@ class EndpointSampler:
             finally:  # whatever ends it: what it cost is known
                 output.tokens += question.spent.tokens
                 place = {"row": task.document.row, "text": text_digest(task.document.text), "draw": len(texts)}
-                question.settle(**({**place, "texts": more} if more else {}))
+                question.finish(**({**place, "texts": more} if more else {}))
             texts = [*texts, *more]
         keep_draws(task, texts, output)
 

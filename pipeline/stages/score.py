@@ -17,7 +17,7 @@ import torch
 from pipeline.config.models import AnyModel, ModelConfig, display_name
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.keys import Keys
-from pipeline.corpus.near_copies import SKETCH_KIND, SKETCH_TYPE
+from pipeline.corpus.near_duplicates import SKETCH_KIND, SKETCH_TYPE
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass, Prefix, plan_passes
 from pipeline.detectors.plugins import load_plugins
@@ -161,9 +161,9 @@ class Scorer:
             load_plugins(settings.plugins.plugins)
         self.detectors, self.seed = settings.detectors.parse(), stage.seed
         self.adapter_keys = settings.adapters or {}
-        self.paraphrase = next(iter(stage.reading("paraphrases")), None)
-        self.samples = {earlier.settings.continued: earlier for earlier in stage.reading("continuations")}
-        self.answers = {earlier.settings.forward: earlier for earlier in stage.reading("log_probs")}
+        self.paraphrase = next(iter(stage.reads_with("paraphrases")), None)
+        self.samples = {earlier.settings.continued: earlier for earlier in stage.reads_with("continuations")}
+        self.answers = {earlier.settings.forward: earlier for earlier in stage.reads_with("log_probs")}
         passes = plan_passes(self.detectors)
         run = {p: read for p, read in passes.items() if p.kind in ("forward", "gradient")}
         self.passes = {p: read for p, read in run.items() if p not in self.answers}

@@ -89,23 +89,23 @@ class VersionScorer:
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Score all versions of some documents: those of a long common beginning by themselves, others by length."""
-        apart = []
+        separate = []
         for document in batch:
             if not self._shares(document):
-                apart.append(document)
+                separate.append(document)
                 continue
             each, longest = document.work.entries, max(entry.tokens for entry in document.work.entries)
             step = len(each) if self.batch_size is None else max(1, self.batch_size.tokens // longest)
             parts = [[entry.work for entry in each[start : start + step]] for start in range(0, len(each), step)]
             of_parts = [self.scorer.scores(part, versions=True).numpy() for part in parts]
             self._keep(document, np.concatenate(of_parts), output)
-        versions = [entry for document in apart for entry in document.work.entries]
+        versions = [entry for document in separate for entry in document.work.entries]
         scores = np.zeros((len(versions), len(self.columns)))
         numbered = [replace(entry, document=replace(entry.document, row=row)) for row, entry in enumerate(versions)]
         for part in longest_first(numbered, self.batch_size):
             scores[[entry.document.row for entry in part]] = self.scorer.scores([entry.work for entry in part]).numpy()
         start = 0
-        for entry in apart:
+        for entry in separate:
             stop = start + len(entry.work.entries)
             self._keep(entry, scores[start:stop], output)
             start = stop

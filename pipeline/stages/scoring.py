@@ -14,7 +14,7 @@ from pipeline.config.paths import written
 from pipeline.config.training import AdapterConfig
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.keys import Keys
-from pipeline.corpus.near_copies import SKETCH, SKETCH_KIND
+from pipeline.corpus.near_duplicates import SKETCH, SKETCH_KIND
 from pipeline.corpus.pictures import PICTURE_SKETCH_KIND
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Evidence, Pass

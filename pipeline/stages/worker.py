@@ -65,7 +65,7 @@ class _Item:
 class ShardStream:
     """The shards of one worker, one after the other; the next one is read while this one is computed.
 
-    A shard whose attempt log shows a death is not read ahead: it is isolated first.
+    A shard whose attempt log shows a death is not prefetched: it is isolated first.
 
     Attributes:
         waited: seconds in which there was nothing to compute.
@@ -118,12 +118,12 @@ class ShardStream:
         """
         at: _Attempt | None = None
         items = self._items(take)
-        ahead = _read_ahead(items)
+        prefetched = _prefetch(items)
         try:
             while True:
-                item = self._received(ahead)
+                item = self._received(prefetched)
                 if item is not None and not item.waits:
-                    ahead = _read_ahead(items)
+                    prefetched = _prefetch(items)
                 if at is not None and (item is None or item.attempt is not at):
                     yield from self._handle(at, None)
                 if item is None:
@@ -135,21 +135,21 @@ class ShardStream:
                 elif at is not None:
                     yield from self._handle(at, item)
                 if item.waits:
-                    ahead = _read_ahead(items)
+                    prefetched = _prefetch(items)
         except LostDeviceError as error:  # as if the process had been killed: the log keeps what was in flight
             if at is None:
                 raise
             self._open.remove(at)
             raise LostDeviceError(f"shard {at.shard.id} of {at.shard.name}: {error}") from error
         finally:
-            wait([ahead])
+            wait([prefetched])
             while self._open:
                 self._open.pop().log.abandon()
 
-    def _received(self, ahead: Future[_Item | None]) -> _Item | None:
-        """What was read ahead, when it is there; None: there is no more."""
+    def _received(self, prefetched: Future[_Item | None]) -> _Item | None:
+        """The prefetched item, once it is there; None: there is no more."""
         began = time.monotonic()
-        item = ahead.result()
+        item = prefetched.result()
         seconds = time.monotonic() - began
         self.waited += seconds
         if item is not None and item.attempt is not None:
@@ -289,7 +289,7 @@ class ShardStream:
         return attempt.shard, result
 
 
-def _read_ahead(items: Iterator[_Item]) -> Future[_Item | None]:
+def _prefetch(items: Iterator[_Item]) -> Future[_Item | None]:
     """Make the next item in a thread, which does not outlive the process; None: there is no more."""
     future: Future[_Item | None] = Future()
 

@@ -100,12 +100,12 @@ class Store:
         self.check: Callable[[], None] = lambda: None
         """Called before each change."""
 
-    def guarded(self, check: Callable[[], None]) -> Store:
+    def with_check(self, check: Callable[[], None]) -> Store:
         """The same directory for a writer that calls `check` before each change; what that raises stops the change."""
-        guarded = Store.__new__(Store)
-        guarded.__dict__.update(vars(self))
-        guarded.check = check
-        return guarded
+        checked = Store.__new__(Store)
+        checked.__dict__.update(vars(self))
+        checked.check = check
+        return checked
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, (self.url,)

@@ -84,7 +84,7 @@ class RunLock:
             say: called with a line when the holder has to be watched.
         """
         self.store = store
-        self.held = store.guarded(self.guard)
+        self.held = store.with_check(self.check_held)
         """The run directory, in which this driver changes nothing any more once another one has taken it over."""
         self.owner = uuid.uuid4().hex
         self.lost = threading.Event()
@@ -133,13 +133,13 @@ class RunLock:
             BusyError: another driver holds the lock.
         """
         try:
-            self.guard()
+            self.check_held()
         except BusyError:
             raise
         except Exception:
             return  # the next change in the run directory reports the fault of the store
 
-    def guard(self) -> None:
+    def check_held(self) -> None:
         """Check before a change in the run directory that this driver still holds the lock.
 
         Raises:

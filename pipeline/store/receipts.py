@@ -31,7 +31,7 @@ COMPACTED = 500
 AT_ONCE = 256
 """Receipts that are read side by side; memory holds no more of them."""
 
-_ENDING = ".json.gz"
+_SUFFIX = ".json.gz"
 _Entry = tuple[str, list[str], str]  # shard, what the listing said of its receipt, the receipt
 
 
@@ -65,14 +65,14 @@ class Receipt:
     gradient: dict[str, Any] | None = None  # over what the gradient norm was taken and how, if it was
     spent: dict[str, int] | None = None  # requests and tokens, where an endpoint was asked
     earlier: tuple[str, ...] = ()  # tables of earlier receipts, in their order, that its data goes on from
-    n_judged: int = 0  # left out, because an earlier run has judged their text
+    n_judged: int = 0  # left out, because an earlier run has audited their text
 
     def __post_init__(self) -> None:
         """Refuse a receipt that loses a document, or that names a file without its digest."""
         if self.n_in != self.n_scored + self.n_quarantined + self.n_judged:
             raise ValueError(
                 f"shard {self.shard}: {self.n_in} in, {self.n_scored} scored, {self.n_quarantined} quarantined, "
-                f"{self.n_judged} judged before"
+                f"{self.n_judged} already audited"
             )
         for name in (self.data, self.quarantine, *self.earlier):
             if name is not None and name not in self.files:
@@ -80,7 +80,7 @@ class Receipt:
 
     @property
     def n_new(self) -> int:
-        """Documents that no earlier run has judged."""
+        """Documents that no earlier run has audited."""
         return self.n_in - self.n_judged
 
     def to_dict(self) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def compact_receipts(store: Store, stage: str) -> None:
             if text is not None
         ]
         data = gzip.compress(json.dumps(entries).encode(), mtime=0)
-        store.write(f"compacted/{stage}/{hashlib.sha256(data).hexdigest()}{_ENDING}", data)
+        store.write(f"compacted/{stage}/{hashlib.sha256(data).hexdigest()}{_SUFFIX}", data)
 
 
 def _places(store: Store, stage: str, marks: dict[str, list[str]]) -> dict[str, str]:
@@ -270,14 +270,14 @@ def _places(store: Store, stage: str, marks: dict[str, list[str]]) -> dict[str, 
 def _entries(store: Store, name: str) -> list[_Entry]:
     """What a compaction holds; nothing where it is gone or not what its name says."""
     (data,) = store.read_many([name], keep=True)
-    if data is None or hashlib.sha256(data).hexdigest() != name.rsplit("/", 1)[-1].removesuffix(_ENDING):
+    if data is None or hashlib.sha256(data).hexdigest() != name.rsplit("/", 1)[-1].removesuffix(_SUFFIX):
         return []
     value: Any = json.loads(gzip.decompress(data))
     return [(shard, mark, text) for shard, mark, text in value]
 
 
 def _compactions(store: Store, stage: str) -> list[str]:
-    return [f"compacted/{stage}/{name}" for name in store.names(f"compacted/{stage}", _ENDING)]
+    return [f"compacted/{stage}/{name}" for name in store.names(f"compacted/{stage}", _SUFFIX)]
 
 
 def _marks(store: Store, stage: str) -> dict[str, list[str]]:

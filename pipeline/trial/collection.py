@@ -63,10 +63,10 @@ def measure_collections(pool: Pool, config: TrialConfig, model: int) -> pa.Table
             (verdict,) = answer_all([seeking], pool.scores, roles, quarantined, seed)  # type: ignore[arg-type]
             at, kinds = np.concatenate([audited, unseen]), np.repeat([True, False], [audited.size, unseen.size])
             numbers = np.unique(block[at], return_inverse=True)[1]
-            judged = Collection(names, "group", columns[at], kinds, numbers, pool.scores.keys[at], ungrouped=False)
-            bound, test = verdict.answer.bound, permutation_test(judged.blocks(seed), seed)
+            compared = Collection(names, "group", columns[at], kinds, numbers, pool.scores.keys[at], ungrouped=False)
+            bound, test = verdict.answer.bound, permutation_test(compared.blocks(seed), seed)
             if bound is not None and depends(numbers, kinds):
-                bound = bound_of_blocks(seeking, judged.drawn(seeking.detectors, seed), seed)
+                bound = bound_of_blocks(seeking, compared.drawn(seeking.detectors, seed), seed)
             rows.append(
                 {
                     "model": model,

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from pipeline.audit.description import MissingRoleError, build_config
 from pipeline.config.audit import AuditConfig, DetectorEntry, Imports, ResourcesConfig
-from pipeline.config.corpus import LIMITS, NEAR_COPIES, LimitsConfig, NearCopies, Role, TrainingSource, TransformConfig
+from pipeline.config.corpus import LIMITS, NEAR_SHARE, LimitsConfig, NearShare, Role, TrainingSource, TransformConfig
 from pipeline.config.models import ModelConfig, ParaphraserConfig
 from pipeline.config.paths import Place, check_run_folder, written
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
@@ -99,8 +99,8 @@ class TrialConfig(Section):
     )
     max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
-    near_copies: NearCopies = Field(
-        NEAR_COPIES, description="As in an audit; near-duplicates stay together in every part."
+    near_copies: NearShare = Field(
+        NEAR_SHARE, description="As in an audit; near-duplicates stay together in every part."
     )
     limits: LimitsConfig = LIMITS
     selections: list[SelectionConfig] = Field(min_length=1, description="As in an audit.")

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pipeline.config.corpus import CorpusConfig, TransformConfig
 from pipeline.corpus.documents import Document, read_shard, transform
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
-from pipeline.corpus.near_copies import near_families, sketch, stack_sketches
+from pipeline.corpus.near_duplicates import near_families, sketch, stack_sketches
 from pipeline.corpus.pictures import open_picture, picture_sketches
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import check_files

@@ -7,7 +7,7 @@ from types import TracebackType
 from pydantic import Field
 
 from pipeline.audit.records import MANIFEST_FILE, VersionedRecord, read_record
-from pipeline.audit.status import RunState, Status, ending, run_status
+from pipeline.audit.status import RunState, Status, final_state, run_status
 from pipeline.errors import ExitCode, UserError
 from pipeline.report.wording.files import DRIVER_GONE
 from pipeline.store.files import Store
@@ -60,7 +60,7 @@ class TrialProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Write how it ended."""
-        state, code, message = ("complete", ExitCode.DONE, None) if error is None else ending(error)
+        state, code, message = ("complete", ExitCode.DONE, None) if error is None else final_state(error)
         self._write(state=state, exit_code=int(code), message=message)
 
     def begin_audit(self, run: str) -> None:

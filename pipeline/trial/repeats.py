@@ -60,7 +60,7 @@ class WordChecks:
     weighted: Mapping[Role, bool | None]  # the same with weights; None where it could not be tested
 
     def supported(self, selection: SelectionConfig, verdict: Verdict) -> bool | None:
-        """Whether these checks leave the promise of a verdict; None where they were not made."""
+        """Whether these checks leave the guarantee of a verdict; None where they were not made."""
         role, effective = NULL_ROLE[selection.direction], verdict.answer.effective
         if effective is None:
             return self.plain.get(role)

@@ -16,7 +16,7 @@ from pipeline.audit.blind import PictureLooks, Shown, blind_scores, picture_feat
 from pipeline.audit.halvings import LEAST
 from pipeline.config.corpus import CorpusConfig, Role
 from pipeline.corpus.inputs import find_inputs
-from pipeline.corpus.near_copies import draw_families
+from pipeline.corpus.near_duplicates import draw_families
 from pipeline.errors import UserError
 from pipeline.trial.config import BY_WORDS, Amount, Point, SplitConfig, TrialConfig
 from pipeline.trial.documents import Documents, documents_in

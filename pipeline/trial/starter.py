@@ -57,7 +57,7 @@ def trial_starter(folder: str) -> Starter:
         Written("seed", fields["seed"].default),
     ]
     head = (
-        "A trial: is the promise kept? Documents that the model has not seen are trained into it, it is audited, and "
+        "A trial: is the guarantee kept? Documents that the model has not seen are trained into it, it is audited, and "
         "the answer is held against the truth."
     )
     guesses = () if source is None else (f"documents: {', '.join(source.paths)}",)

@@ -30,9 +30,9 @@ def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionCo
     FDR is the mean, over repeats, of the share of the selected that is false (0 where nothing is selected); power the
     mean share of the sought documents that is selected. FDR is None where no audited document was null, power where
     none was sought. `contradicted` says whether the target lies below the lower end of the FDR's interval: then the
-    repeats contradict the promise (of procedure bound: whether the target is exceeded too often). With several models,
-    whether the repeats of all contradict that each model keeps the target (`mean_exceeds`). False proves nothing: other
-    repeats may contradict it.
+    repeats contradict the guarantee (of procedure bound: whether the target is exceeded too often). With several
+    models, whether the repeats of all contradict that each model keeps the target (`mean_exceeds`). False proves
+    nothing: other repeats may contradict it.
 
     Args:
         settings: of the point.
@@ -72,7 +72,7 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
     power = by_model(((selected - numbers("n_false"))[with_sought]) / sought[with_sought], model[with_sought])
     fdr = estimate_of(false_by_model)
     contradicted = contradicts(false_by_model, selection.alpha)
-    if procedure_of(selection.procedure).per_list:  # which promises nothing of the average
+    if procedure_of(selection.procedure).per_list:  # which guarantees nothing for the average
         exceeding = (false_share > selection.alpha).astype(np.float64)
         contradicted = contradicts(by_model(exceeding, model[with_nulls]), 1 - selection.confidence)
     null_estimate = np.clip(numbers("null_proportion"), 0, 1)
@@ -111,7 +111,7 @@ def _mean_of(repeats: pa.Table, name: str) -> float | None:
 
 
 def _share_unsupported(repeats: pa.Table) -> float | None:
-    """The share of repeats whose checks contradict the promise; None where no check could tell."""
+    """The share of repeats whose checks contradict the guarantee; None where no check could tell."""
     values = repeats["supported"].to_pylist()
     return None if all(value is None for value in values) else sum(value is False for value in values) / len(values)
 

@@ -34,7 +34,7 @@ from pipeline.export.request import ExportRequest
 from pipeline.report.contents import Folders
 from pipeline.report.facts import read_facts
 from pipeline.report.page import read_listings, write_report
-from pipeline.series.summary import read_course
+from pipeline.series.summary import read_series
 from pipeline.store.files import Store
 from ray_jobs.audit import run_evaluation
 from ray_jobs.progress import Reporter
@@ -110,7 +110,7 @@ def said_by_compare(run: Path) -> str:
 
 
 def said_by_rank(run: Path) -> str:
-    """Which items are clean, and what that promises: all that a ranking takes from a run."""
+    """Which items are clean, and what that guarantees: all that a ranking takes from a run."""
     return repr(clean_items([open_finished(str(run))], "clean", None))
 
 
@@ -126,7 +126,7 @@ def said_by_evaluate(run: Path) -> str:
 
 
 def said_by_series(run: Path) -> str:
-    return repr(read_course(str(run.parent / "ledger")))
+    return repr(read_series(str(run.parent / "ledger")))
 
 
 Reader = Callable[[Path], str]
@@ -282,7 +282,7 @@ def test_a_series_notes_a_scan_of_an_earlier_version(schema: int | None, note: s
         digests.unlink()
     else:
         digests.write_text(json.dumps({**json.loads(written[0]), "schema": schema}))
-    (latest,) = read_course(str(scanned.parent / "ledger")).new
+    (latest,) = read_series(str(scanned.parent / "ledger")).new
     digests.write_bytes(written[0])
     history.write_bytes(written[1])
     assert latest.n_new is None

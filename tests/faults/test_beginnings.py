@@ -159,7 +159,7 @@ def test_a_document_of_16_megabytes_is_tokenised_at_once_in_little_memory(tiny_m
     import random
     from transformers import AutoTokenizer
     from pipeline.corpus.documents import text_key
-    from pipeline.corpus.near_copies import sketch
+    from pipeline.corpus.near_duplicates import sketch
     from pipeline.models.tokens import tokenize
     sketch("warm up")
     """

@@ -158,7 +158,7 @@ class Machines(RuleBasedStateMachine):
             lock._beat()
         elif command == "change" and lock is not None:
             highest = max(self.taken)
-            lock.guard()
+            lock.check_held()
             assert driver.number >= highest, f"{driver.name} was let change what number {highest} holds"
         elif command == "release" and lock is not None:
             driver.holds = False

@@ -33,7 +33,7 @@ async def one(prompt):
     question = answers.ask()
     body = {"model": "stub", "prompt": prompt}
     await endpoint.ask("/completions", body, 50, lambda value: value["choices"], question.spent, question.book)
-    question.settle(row=int(prompt), draw=0, texts=["x"])
+    question.finish(row=int(prompt), draw=0, texts=["x"])
 
 async def ask():
     global endpoint
@@ -74,7 +74,7 @@ def test_a_line_that_a_kill_cut_leaves_the_request_in_the_budget(tmp_path: Path)
     spent = question.spent
     spent += Usage(1, 7)
     whole = (tmp_path / "samples/half/audit-000000.jsonl").read_bytes()
-    question.settle(row=0, draw=0, texts=["x"])
+    question.finish(row=0, draw=0, texts=["x"])
     assert spent_before(store, STAGE, ANSWER_FOLDERS) == Usage(1, 7)
     path = tmp_path / "samples/half/audit-000000.jsonl"
     path.write_bytes(path.read_bytes()[: len(whole) + 30])
@@ -95,5 +95,5 @@ def test_attempts_that_ended_count_with_what_they_cost_and_the_one_under_way_wit
 
 def test_a_question_that_was_never_sent_costs_nothing(tmp_path: Path) -> None:
     answers = Answers(Store(str(tmp_path)), "samples/half", STAGE, "audit-000000", {})
-    answers.ask().settle()
+    answers.ask().finish()
     assert not list(tmp_path.rglob("*.jsonl"))

@@ -28,15 +28,7 @@ from pipeline.audit.overlap import repeated_ids
 from pipeline.audit.plan import make_plan
 from pipeline.audit.records import SHARDS_FILE
 from pipeline.audit.selected import ORDER, STRENGTH, write_selected
-from pipeline.corpus.near_copies import (
-    BLOCK,
-    SKETCH,
-    SketchFile,
-    different,
-    near_families,
-    sketch,
-    stack_sketches,
-)
+from pipeline.corpus.near_duplicates import BLOCK, SKETCH, SketchFile, different, near_families, sketch, stack_sketches
 from pipeline.corpus.shard import BY_ID, Shard, place_of
 from pipeline.errors import UserError
 from pipeline.stages.events import Failure
@@ -203,14 +195,14 @@ def test_a_bundle_holds_its_shards_in_few_bytes() -> None:
     assert len(packed(shards)) < 2_000
 
 
-def test_a_settled_table_of_shards_is_not_held_twice(tmp_path: Path) -> None:
+def test_a_reconciled_table_of_shards_is_not_held_twice(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     shards = [replace(SHARD, id=f"audit-{number:06d}", start=number, stop=number + 1) for number in range(50)]
     assert reconciled_shards(store, shards) is None
     write_shards(store, shards)
-    settled = reconciled_shards(store, shards)
-    assert settled is not None
-    assert all(one is other for one, other in zip(settled, shards, strict=True))
+    reconciled = reconciled_shards(store, shards)
+    assert reconciled is not None
+    assert all(one is other for one, other in zip(reconciled, shards, strict=True))
     assert json.loads(store.read(SHARDS_FILE)) == [{**shard.to_dict(), "files": []} for shard in shards]
     planned = [replace(shard, first_row=0) for shard in shards]
     write_shards(store, [replace(shard, first_row=shard.start) for shard in shards])

@@ -22,7 +22,7 @@ from pipeline.audit.scored import read_scored
 from pipeline.audit.select import select_all
 from pipeline.corpus.documents import ContentDigest, Document, id_key, read_shard, text_key
 from pipeline.corpus.inputs import number_rows
-from pipeline.corpus.near_copies import sketch
+from pipeline.corpus.near_duplicates import sketch
 from pipeline.corpus.shard import Shard
 from pipeline.export.export import Exported, write_export
 from pipeline.export.request import ExportRequest

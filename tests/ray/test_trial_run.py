@@ -76,7 +76,7 @@ def run(path: Path, console: Console | None = None, **arguments: Any) -> TrialOu
 
 
 @pytest.mark.slow
-def test_every_finite_sample_procedure_keeps_its_promise_over_200_repeats(make_trial: Callable[..., Path]) -> None:
+def test_every_finite_sample_procedure_keeps_its_guarantee_over_200_repeats(make_trial: Callable[..., Path]) -> None:
     path = make_trial("validity", selections=SELECTIONS, repeats=200)
     outcome = run(path)
     rows = {row["selection"]: row for row in outcome.facts["selections"]}

@@ -14,7 +14,7 @@ import pytest
 from simulation import Estimate
 
 from pipeline.audit.dependence import breaks_bounds, inflation, is_unsafe
-from pipeline.audit.summary import NearCopies
+from pipeline.audit.summary import NearDuplicates as NearCopies
 from pipeline.selection.bounds import bounds_of_lists
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures.record import decide

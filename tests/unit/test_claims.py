@@ -1,4 +1,4 @@
-"""A scan of a schedule: it takes one place, keeps it, files its answer, and is refused where the promise would fail."""
+"""A scan of a schedule: it takes one place, keeps it, files its answer; refused where the guarantee would fail."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_answer_counts_for_later_scans_by_name_unless_a_check_contradicts_it(
     assert (slots["members"].before, slots["others"].before) == (8, 3)
 
 
-def test_nothing_counts_for_later_scans_of_which_nothing_is_promised(config: Config, tmp_path: Path) -> None:
+def test_nothing_counts_for_later_scans_of_which_nothing_is_guaranteed(config: Config, tmp_path: Path) -> None:
     rule = {"rule": "e-lond", "procedure": "ebh"}
     asked = config(run=str(tmp_path / "run"), **rule)
     note_answers(Store(asked.run), asked, "run", [scan_summary(asked, "members", 9)])

@@ -76,7 +76,7 @@ def selected_in(file: Path, column: str = "doc_id") -> set[Any]:
 def test_the_joint_list_holds_what_both_models_speak_for(runs: Runs, ask: Ask, tmp_path: Path) -> None:
     text, report = ask("joint", runs["a"], runs["b"])
     assert "are selected as clean under every one of 2 models at alpha 0.2 (finite-sample)" in text
-    assert "not promised to stay at or below alpha" in text
+    assert "not guaranteed to stay at or below alpha" in text
     clean = {f"bench.jsonl#{row}" for row in range(35, ITEMS - 1)}
     table = pq.read_table(tmp_path / "out/selected.parquet")
     selected = selected_in(tmp_path / "out/selected.parquet")
@@ -173,7 +173,7 @@ def test_a_comparison_counts_what_was_gained_and_lost_and_says_what_that_is_not(
     assert comparison["differences"] == [{"part": "fingerprint", "key": "model", "a": "model a", "b": "model b"}]
     assert change["scores"][0]["n_documents"] == ITEMS - 1
     assert -1 <= change["scores"][0]["spearman"] <= 1
-    assert "no tested claim of change" in comparison["caution"]
+    assert "not a tested claim of change" in comparison["caution"]
     page = (tmp_path / "out/comparison.html").read_text()
     assert comparison["caution"] in page
     head = page[: page.index("1. The selections")]

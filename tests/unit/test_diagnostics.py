@@ -56,7 +56,7 @@ def alike(size: int, seed: int) -> Blind:
     return blind_of(held)
 
 
-def test_as_many_documents_as_the_sentence_says_settle_nine_of_ten_tests_and_fewer_do_not() -> None:
+def test_as_many_documents_as_the_sentence_states_decide_nine_of_ten_tests_and_fewer_do_not() -> None:
     """Drawn, not computed: the halved test of two kinds that are alike."""
     count = blind_diagnostic(None, "seen").n_to_settle
     assert count == 1_600
@@ -89,7 +89,7 @@ def test_texts_of_which_the_classifier_reads_nothing_do_not_pass() -> None:
     assert found.outcome == "inconclusive"
 
 
-def test_near_copies_and_groups_are_one_block_and_a_group_of_both_roles_is_none() -> None:
+def test_near_duplicates_and_groups_are_one_block_and_a_group_of_both_roles_is_none() -> None:
     copies = [f"{texts(9, 1)[0]} {number}" for number in range(3)]
     documents = [Document(0, "", text, None) for text in [*copies, *texts(3, 5)]]
     documents += [Document(0, "", text, group) for text, group in zip(texts(4, 4), "xxyy", strict=True)]

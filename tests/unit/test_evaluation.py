@@ -221,7 +221,7 @@ def test_groups_of_one_role_are_the_units_of_the_intervals_and_groups_of_both_ar
     assert "Too few unseen blocks (6) for an interval at a false positive rate of 10%." in grouped.notices
 
 
-def test_near_copies_count_as_one_document_of_an_interval(score: Score, tmp_path: Path) -> None:
+def test_near_duplicates_count_as_one_document_of_an_interval(score: Score, tmp_path: Path) -> None:
     rows = rows_of(100)
     copies = [{**row, "text": f"{row['text']} again"} for row in rows[:2] for _ in range(40)]
     single = evaluate_scores(*score(rows), None).evaluation

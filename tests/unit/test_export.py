@@ -248,7 +248,7 @@ def test_a_run_that_left_documents_to_earlier_runs_exports_what_it_selected_alon
     withdraw_receipt(store, "score", receipt.shard)
     write_receipt(store, "score", replace(receipt, n_in=receipt.n_in + 1, n_judged=1))
     refused = refusal(store.url, tmp_path / "rest")
-    assert re.search(r"1 documents of run .* were judged by earlier runs \(against\)", refused)
+    assert re.search(r"1 documents of run .* are already audited by earlier runs \(against\)", refused)
     assert not (tmp_path / "rest").exists()
     export(store.url, tmp_path / "selected", keep="selected")
     assert numbers_in(tmp_path / "selected/a.jsonl") == rows_kept(30, "selected")

@@ -152,7 +152,7 @@ def test_a_dataset_folder_has_the_columns_of_jsonl(tmp_path: Path) -> None:
     written = opened(tmp_path / "out", tmp_path / "cache")
     assert written.column_names == ["text", "task", *columns]
     assert written.to_list() == [json.loads(lines[i]) | {"size": float(columns["size"][i])} for i in kept]
-    assert exported.remarks == ["1 documents that would be kept can be no row of a table, and are left out."]
+    assert exported.remarks == ["1 documents that would be kept cannot be rows of a table and are left out."]
     assert exported.plain()["n_kept"] == len(kept)
     front = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---\n")[1])
     files = [{"split": "train", "path": ["data/train-00000-of-00001.parquet"]}]

@@ -128,7 +128,7 @@ def test_a_bound_that_does_not_stand_is_not_drawn(selection: SelectionFacts, cha
     changed = replace(selection, summary=selection.summary.model_copy(update=change))
     figure = next(one for one in draw_figures(changed) if one.file == "members-alphas.svg")
     assert "confidence" not in figure.alt + figure.caption + figure.svg.decode()
-    assert ("Nothing is promised at any alpha" in figure.caption) == ("supported" in change)
+    assert ("Nothing is guaranteed at any alpha" in figure.caption) == ("supported" in change)
 
 
 def test_the_knockoff_filter_is_drawn_by_w(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_what_an_interrupted_run_still_owes_is_named_after_a_select(store: Store
     store.write_json("status.json", {**status, "state": "incomplete"})
     sign_status(store)
     select(store, "selections.0.name=other")
-    assert "Asked for and not made yet: members." in report_of(store)[1]
+    assert "Configured but not made yet: members." in report_of(store)[1]
 
 
 # --- the history
@@ -157,7 +157,7 @@ def test_a_run_without_a_history_shows_the_selections_of_its_configuration(store
     assert report.history is None
     assert "questions that this run was asked" not in page
     select(store)
-    assert "Answers that were given before this list was begun" in report_of(store)[1]
+    assert "Answers from before the start of this list" in report_of(store)[1]
 
 
 def test_a_question_is_noted_before_its_answer_can_be_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +184,8 @@ def test_the_report_lists_the_questions_and_says_what_asking_several_times_does(
     assert (report.history.n_questions, report.history.n_askings) == (3, 3)
     assert [q.settings["alpha"] for q in report.history.questions] == [0.2, 0.05, 0.3]
     assert [q.others for q in report.history.questions] == ["", "ties random", "ties random"]
-    assert "This run was asked 3 different questions. An answer, taken by itself, keeps what it promises if its" in page
-    assert "can be larger than any of them promises" in page
+    assert "This run was asked 3 different questions. An answer, taken by itself, keeps its guarantee if its" in page
+    assert "can be larger than the guarantee of any of them" in page
     assert "and not for an answer that was picked among several" in report.selections[0].answer.sentence
     whens = [entry.when for entry in read_history(store)]
     assert report.answered_at == whens[-1]
@@ -256,7 +256,7 @@ def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(audit: Path) ->
         ("status", UNTESTED, "inconclusive (not checked)"),
     ],
 )
-def test_the_terminal_says_what_a_promise_is_worth(
+def test_the_terminal_says_what_a_guarantee_is_worth(
     audit: Path,
     store: Store,
     command: str,

@@ -17,8 +17,12 @@ PACKAGES = (*ROOMS, "seenset", "benchmarks", "examples")
 VAGUE = {"found", "asked", "own", "said", "told"}
 """Words that say nothing of the value that they name."""
 
-REPLACED = {"crew", "nursery", "breed", "mend", "guilt", "condemned", "weighing", "precheck", "strongest", "journal"}
-"""Words for which the field has another: worker, repair, suspect, density ratio, preflight check, attempt log."""
+REPLACED = {
+    *("crew", "nursery", "breed", "guard", "ending", "ahead", "mend", "guilt", "condemned", "journal"),
+    *("apart", "weighing", "precheck", "strongest", "course", "reading"),
+}
+"""Words for which the field has another: worker, supervisor, prefetch, repair, suspect, attempt log, two-sample test,
+density ratio, preflight check, top documents, series summary, pass."""
 
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 

@@ -163,7 +163,7 @@ def test_what_a_selection_cannot_do_is_one_line() -> None:
             seenset.select(**{"scores": made_up(1), "unseen": made_up(2), **arguments})
 
 
-def test_an_answer_prints_what_its_promise_is_worth_and_warns_where_it_is_void() -> None:
+def test_an_answer_prints_what_its_guarantee_is_worth_and_warns_where_it_is_void() -> None:
     rng = np.random.default_rng(0)
     audited, fair = rng.normal(size=80), rng.normal(size=200)
     untested = seenset.select(audited, unseen=fair, procedure="bh")

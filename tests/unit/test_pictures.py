@@ -28,7 +28,7 @@ from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.picture import PICTURE
 from pipeline.corpus.formats.webdataset import WEBDATASET
 from pipeline.corpus.inputs import find_inputs, plan_shards
-from pipeline.corpus.near_copies import near_families
+from pipeline.corpus.near_duplicates import near_families
 from pipeline.corpus.pictures import open_picture, picture_problem, picture_sketches
 from pipeline.corpus.shard import Shard
 from pipeline.export.place import ExportFolder
@@ -174,7 +174,7 @@ def test_a_sketch_holds_bits_of_the_perceptual_hash_of_imagehash() -> None:
         assert np.packbits(bits[drawn], axis=1).tobytes() == sketch
 
 
-def test_near_copies_are_told_from_other_pictures() -> None:
+def test_near_duplicates_are_told_from_other_pictures() -> None:
     originals = [natural(seed) for seed in range(40)]
     recompressed = [open_picture(encoded(picture, "JPEG", quality=40)) for picture in originals]
     resized = [picture.resize((80, 60)) for picture in originals]
@@ -248,7 +248,7 @@ def test_pictures_of_16_bits_keep_their_pixels_and_of_32_bits_or_beyond_pillow_a
     assert beyond_pillow[0] == "too_large"
 
 
-def test_pictures_without_a_pattern_are_near_copies_only_where_their_colours_are_alike() -> None:
+def test_pictures_without_a_pattern_are_near_duplicates_only_where_their_colours_are_alike() -> None:
     ramp = np.linspace(0, 255, 64, dtype=np.uint8)
     across = Image.fromarray(np.broadcast_to(ramp, (64, 64)).copy()).convert("RGB")
     plain = [Image.new("RGB", (60, 40), colour) for colour in ("red", "blue", "white", "black", "#404040")]
@@ -278,9 +278,7 @@ def test_a_tar_file_is_never_shorter_than_it_was_without_a_word(tmp_path: Path) 
     assert "is not a readable .tar file" in user_error(documents, path)
 
 
-def test_a_link_in_a_tar_file_a_sample_of_many_files_or_a_large_one_is_one_document_in_quarantine(
-    tmp_path: Path,
-) -> None:
+def test_a_link_in_a_tar_file_and_a_large_sample_are_one_document_in_quarantine(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as archive:
         for name, target in (("1.png", ""), ("2.png", "1.png"), ("3.png", "")):

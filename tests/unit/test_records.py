@@ -23,7 +23,7 @@ from pipeline.audit.summary import Summary, read_summary
 from pipeline.report.contents import Report
 from pipeline.report.facts import read_facts
 from pipeline.report.page import write_report
-from pipeline.selection.promises import StrictAnswer
+from pipeline.selection.guarantees import StrictAnswer
 from pipeline.store.files import Store
 
 SCHEMAS = Path(__file__).parents[2] / "docs/schemas"
@@ -100,7 +100,7 @@ def test_each_file_of_a_run_says_its_schema_and_holds_the_keys_that_its_schema_n
     assert Report.model_validate(store.read_json(files["report"])).selections[0].summary == summary
 
 
-def test_an_answer_is_supported_unless_a_check_of_its_promise_failed(store: Store) -> None:
+def test_an_answer_is_supported_unless_a_check_of_its_guarantee_failed(store: Store) -> None:
     diagnostics = summary_in(store).diagnostics
     for outcomes, supported, reasons in (
         ({"blind": True}, True, []),
@@ -117,9 +117,7 @@ def test_an_answer_is_supported_unless_a_check_of_its_promise_failed(store: Stor
         assert (checked.support(), checked.failures()) == (supported, reasons), outcomes
 
 
-def test_an_old_manifest_is_read_where_it_holds_all_and_refused_with_its_version_where_it_does_not(
-    store: Store,
-) -> None:
+def test_an_old_manifest_is_read_or_refused_with_the_version_that_wrote_it(store: Store) -> None:
     manifest = read_manifest(store)
     rewrite(store, "manifest.json", lambda value: {k: v for k, v in value.items() if k not in ("schema", "adapters")})
     assert read_manifest(store) == manifest
@@ -131,9 +129,7 @@ def test_an_old_manifest_is_read_where_it_holds_all_and_refused_with_its_version
     assert "was written by seenset of an unknown version in an older form" in user_error(read_run, store)
 
 
-def test_an_old_summary_is_refused_in_one_line_that_says_what_to_do(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_old_summary_is_refused_with_what_to_do(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     old = ("schema", "reasons", "limit")
     rewrite(store, "selection/members/summary.json", lambda v: {key: v[key] for key in v if key not in old})
     for command in ("report", "status"):

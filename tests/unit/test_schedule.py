@@ -4,40 +4,26 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
+from test_fused_selections import verdict_of
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.engine import in_slot
-from pipeline.selection.passes import Answer
-from pipeline.selection.promises import StrictAnswer
 from pipeline.selection.schedule import Level, Slot, known_in_slot, share_of
-
-STRICT = StrictAnswer("bh", 0, None, "finite-sample")
 
 
 def promise(asked_before: bool) -> str:
-    """What is promised of a list of a scan."""
+    """What is guaranteed for a list of a scan."""
     selection = SelectionConfig(name="s", detectors=["loss"])
     slot = Slot(2, "spend", Fraction(1, 10), share_of(2, 4), 0, asked_before)
-    answer = Answer(
-        judge=lambda batch: (batch.first, batch.first > 0),
-        n_calibration=9,
-        m=9,
-        threshold=None,
-        null_proportion=1.0,
-        guarantee="finite-sample",
-        assumption="They are exchangeable.",
-        promise="The expected share of wrong documents is at most alpha.",
-        details={},
-        resolution=lambda m: (m, None),
-        strict=STRICT,
-    )
+    answer = verdict_of(np.zeros((9, 1)), np.zeros((9, 1)), procedure="bh").answer
     return in_slot(answer, Level.of(selection, slot), selection).promise
 
 
-def test_nothing_is_promised_of_a_list_whose_question_an_answer_may_have_picked() -> None:
+def test_nothing_is_guaranteed_of_a_list_whose_question_an_answer_may_have_picked() -> None:
     assert "Here alpha is 0.025, the part of this scan. Over all scans of the schedule together" in promise(False)
-    assert promise(True).startswith("Nothing is promised of this list")
+    assert promise(True).startswith("Nothing is guaranteed for this list")
     assert "expected share" not in promise(True)
 
 

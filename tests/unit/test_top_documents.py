@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.audit.dependence import copies_file
+from pipeline.audit.dependence import near_duplicates_file
 from pipeline.audit.top_documents import NAMED, families_of, ranking_of, weighed_tokens
 from pipeline.config.audit import AuditConfig
 from pipeline.selection.passes import Batch
@@ -63,12 +63,12 @@ def test_a_selection_ranks_by_its_detector_or_by_the_fused_score() -> None:
         assert (shown, of(batch).tolist()) == (name, scores)
 
 
-def test_the_near_copies_of_a_document_are_the_first_others_of_its_family(tmp_path: Path) -> None:
+def test_the_near_duplicates_of_a_document_are_the_first_others_of_its_family(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     assert families_of(store, {("a", 1)}) == {}
     rows = [(f"d{i}", "a", i, 0) for i in range(3)] + [(f"e{i}", "ab"[i % 2], i, 1) for i in range(40)]
     columns = dict(zip(("doc_id", "source", "row", "family"), map(list, zip(*rows, strict=True)), strict=True))
-    store.write_table(copies_file("audit"), pa.table(columns))
+    store.write_table(near_duplicates_file("audit"), pa.table(columns))
     large = families_of(store, {("a", 1), ("b", 3), ("b", 99), ("a", 38)})
     assert large["a", 1] == ["d0", "d2"]
     assert large["b", 3] == [f"e{i}" for i in (0, 1, 2, *range(4, 11))]

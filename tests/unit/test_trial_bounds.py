@@ -76,7 +76,7 @@ def test_of_procedure_bound_only_lists_with_more_than_alpha_wrong_contradict_the
     (failed,) = selection_rows({}, [selection], broken(table, n_selected=100, n_false=21))
     assert failed["contradicted"] is True
     verified = verification([failed], [], 1)
-    assert "bound promises no average: its target is contradicted where too many repeats exceed it" in verified.extent
+    assert "bound guarantees no average: its target is contradicted where too many repeats exceed it" in verified.extent
     (sentence,) = (s for s in verified.contradicted if "target" in s or "exceeded" in s)
     assert "exceeded 0.2 in more repeats than its confidence allows" in sentence
 

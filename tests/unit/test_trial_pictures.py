@@ -63,7 +63,7 @@ def written(path: Path, rows: list[dict[str, Any]], folder: Path) -> Path:
     return path
 
 
-def test_bad_pictures_and_captions_are_left_out_and_near_copies_stay_together(
+def test_bad_pictures_and_captions_are_left_out_and_near_duplicates_stay_together(
     folder: Path, tmp_path: Path, make_trial: Callable[..., TrialConfig]
 ) -> None:
     first, second, third, fourth, fifth, *_ = rows_of(folder)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from made_up import write_rows
 from test_trial import swept_rows, trial
 from test_weighted import texts
 
-from pipeline.corpus.near_copies import draw_families
+from pipeline.corpus.near_duplicates import draw_families
 from pipeline.errors import UserError
 from pipeline.report.wording.trial import verification
 from pipeline.selection.engine import Scores
@@ -26,14 +26,13 @@ PROCEDURES = ("bh", "storey")
 
 
 def shifted(folder: Path, lines: list[dict[str, Any]], **settings: Any) -> tuple[TrialConfig, list[Point]]:
-    path = folder / "documents.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = write_rows(folder / "documents.jsonl", lines)
     selections = [
         {"name": f"{name}{calibration[0]}", "detectors": ["loss"], "procedure": name, "calibration": calibration}
         for name in PROCEDURES
         for calibration in ("pooled", "weighted")
     ]
-    return build_trial(trial(documents={"path": str(path), "id": "id"}, selections=selections, **settings))
+    return build_trial(trial(documents={"path": path, "id": "id"}, selections=selections, **settings))
 
 
 def lines_of(count: int, **columns: Any) -> list[dict[str, Any]]:
@@ -132,7 +131,7 @@ def test_a_page_of_a_shifted_trial_does_not_say_that_documents_are_alike() -> No
 
 
 @pytest.mark.slow
-def test_a_shift_breaks_the_promise_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
+def test_a_shift_breaks_the_guarantee_the_checks_say_so_and_weights_repair_it(tmp_path: Path) -> None:
     """Of untrained documents whose score falls with the share of topical words, by which the shift goes."""
     rng, n = np.random.default_rng(3), 900
     topic = rng.random(n) < 0.5

@@ -136,7 +136,7 @@ def test_a_gap_that_nothing_bridges_is_not_called_repaired() -> None:
     assert after.ok is not True
 
 
-def test_a_weighted_test_of_too_few_documents_states_how_many_settle_it_and_no_other_remedy() -> None:
+def test_a_weighted_test_of_too_few_documents_states_how_many_decide_it_and_no_other_remedy() -> None:
     test = weighted_diagnostic(None, "unseen")
     assert (test.outcome, test.n_to_settle) == ("not tested", 80)
     assert unsettled(test) == (

@@ -59,7 +59,7 @@ def format_of(path: str, pictures: bool = False) -> Format | None:
 
 
 def suffixes_of(pictures: bool) -> str:
-    """The endings of files that hold documents, for messages.
+    """The suffixes of files that hold documents, for messages.
 
     Args:
         pictures: whether the documents are pictures.

@@ -19,7 +19,7 @@ Watch = Callable[[int, bool], bool]
 """Called with the number of a row before it is read, and once more, with True, before whatever leads to the next one;
 says whether that must not be done, because it kills the reader."""
 
-_AHEAD = 1 << 12  # rows whose marks are looked up together
+_LOOKUP_ROWS = 1 << 12  # rows whose marks are looked up together
 _Piece = TypeVar("_Piece")
 
 
@@ -171,7 +171,7 @@ def kept_numbered(pieces: Iterable[tuple[int, _Piece]], marks: Marks) -> Iterato
     for row, piece in pieces:
         while row >= start + len(flags):
             start += len(flags)
-            flags = marks.following(_AHEAD).tolist()
+            flags = marks.following(_LOOKUP_ROWS).tolist()
         if row < 0 or flags[row - start]:
             yield row, piece
 

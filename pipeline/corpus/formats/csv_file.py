@@ -33,7 +33,7 @@ from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
 _BLANK = re.compile(r"[\r\n]*")
-_ENDING = re.compile(r"[\r\n]*\Z")
+_LINE_END = re.compile(r"[\r\n]*\Z")
 
 _LONGEST_MARK = 4
 
@@ -88,17 +88,17 @@ def _estimate(entry: InputFile) -> Extent:
 
 
 def _row_ends(data: bytes, columns: int, dialect: Dialect) -> int:
-    """Rows that end in a part of a CSV file. It may begin inside quotes: the reading with more whole rows is taken."""
+    """Rows that end in a part of a CSV file. It may begin inside quotes: the parse with more whole rows is taken."""
     text = data.decode(dialect.encoding, "replace")
-    readings = []
+    parses = []
     for start in ("", '"') if '"' in text else ("",):
         try:
             lines = io.StringIO(start + text, newline="")
             rows = [len(row) for row in csv.reader(lines, delimiter=dialect.delimiter) if row]
         except csv.Error:
             continue
-        readings.append((-rows[1:-1].count(columns) / max(1, len(rows) - 2), len(rows)))
-    return min(readings)[1] - 1 if readings else line_ends(data)
+        parses.append((-rows[1:-1].count(columns) / max(1, len(rows) - 2), len(rows)))
+    return min(parses)[1] - 1 if parses else line_ends(data)
 
 
 def _pieces(shard: Shard, file: IO[bytes]) -> Numbered:
@@ -137,7 +137,7 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
 def _edited_record(piece: bytes, position: int, delimiter: str, edit: base.TextEdit) -> bytes:
     """A CSV record with another text: only the quoted field changes where it stands there once."""
     text = piece.decode("utf-8", "surrogateescape")
-    start, end = _BLANK.match(text).end(), _ENDING.search(text).start()  # type: ignore[union-attr]
+    start, end = _BLANK.match(text).end(), _LINE_END.search(text).start()  # type: ignore[union-attr]
     fields = _fields_of(text[start:], delimiter)
     fields[position] = str(edit.after)
     before, after = ('"{}"'.format(str(value).replace('"', '""')) for value in (edit.before, edit.after))

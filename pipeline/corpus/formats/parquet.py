@@ -98,9 +98,9 @@ def _take(path: str, columns: Sequence[str], row: int, long: Sequence[str]) -> _
     changes = fs.ukey(os.path.realpath(name) if is_local(fs) else name)
     key = (path, tuple(columns), id(fs), changes)  # of another connection it may be another file
     with _lock:
-        ahead = [reader for reader in _idle if reader.key == key and reader.first <= row < reader.end]
-        if ahead:
-            reader = max(ahead, key=lambda reader: reader.first)
+        usable = [reader for reader in _idle if reader.key == key and reader.first <= row < reader.end]
+        if usable:
+            reader = max(usable, key=lambda reader: reader.first)
             _idle.remove(reader)
             return reader
     reader = _Reader(key, _from(fs, name, list(columns), row, long))

@@ -23,7 +23,7 @@ def is_picture(name: str) -> bool:
 
 
 def beside_pictures(fs: Any, pictures: Sequence[str]) -> list[str]:
-    """The files that share a picture's name and differ in its ending, in order.
+    """The files that share a picture's name and differ in its suffix, in order.
 
     Args:
         fs: the file system.

@@ -36,8 +36,8 @@ def _samples_of(path: str, most: int) -> Iterator[tuple[Sample, Problems]]:
     """The samples of a .tar file, in order: files whose names agree up to the first dot are one.
 
     A sample has the column `image`, its first picture's bytes (or why it has none); a column of each other file by its
-    ending, as text; the fields of its .json file; and `__key__`. Beside it stands why other files are no columns, by
-    their endings. Memory holds one sample.
+    suffix, as text; the fields of its .json file; and `__key__`. Beside it stands why other files are no columns, by
+    their suffixes. Memory holds one sample.
 
     Args:
         path: of the file, local or an fsspec URL.
@@ -51,15 +51,15 @@ def _samples_of(path: str, most: int) -> Iterator[tuple[Sample, Problems]]:
         problems: Problems = {}
         size = 0
         for member in _members_of(archive):
-            key, ending = _key_and_ending(member.name)
+            key, suffix = _key_and_suffix(member.name)
             if sample and sample[KEY] != key:
                 yield sample, problems
                 sample, problems, size = {}, {}, 0
             sample = sample or {KEY: key}
             size += member.size if member.size <= most else 0  # the others are not read
             content = _content(archive, member, most, size)
-            if (problem := _add(sample, ending.lower(), content)) is not None:
-                problems[ending.lower()] = problem
+            if (problem := _add(sample, suffix.lower(), content)) is not None:
+                problems[suffix.lower()] = problem
         if sample:
             yield sample, problems
 
@@ -113,11 +113,11 @@ def _members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             yield member
 
 
-def _key_and_ending(name: str) -> tuple[str, str]:
+def _key_and_suffix(name: str) -> tuple[str, str]:
     """The name of the sample that a file belongs to, and the rest of the file's name, behind the first dot."""
     folder, slash, base = name.rpartition("/")
-    stem, _, ending = base.partition(".")
-    return f"{folder}{slash}{stem}", ending
+    stem, _, suffix = base.partition(".")
+    return f"{folder}{slash}{stem}", suffix
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, most: int, size: int) -> bytes | Problem:
@@ -131,15 +131,15 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, most: int, size:
     return b"" if file is None else file.read()
 
 
-def _add(sample: Sample, ending: str, content: bytes | Problem) -> Problem | None:
+def _add(sample: Sample, suffix: str, content: bytes | Problem) -> Problem | None:
     """Put a file of a sample into its columns, or say why it is none of them."""
-    if is_picture(f"x.{ending}"):
+    if is_picture(f"x.{suffix}"):
         if not isinstance(sample.get(IMAGE), bytes | tuple):  # a field of the same name says less
             sample[IMAGE] = content
-        sample[ending] = content
+        sample[suffix] = content
     elif not isinstance(content, bytes):
         return content
-    elif ending == "json":
+    elif suffix == "json":
         try:
             fields = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -151,7 +151,7 @@ def _add(sample: Sample, ending: str, content: bytes | Problem) -> Problem | Non
         for name, value in fields.items():
             sample.setdefault(name, value)
     else:
-        sample.setdefault(ending, content.decode("utf-8", "surrogateescape").strip())
+        sample.setdefault(suffix, content.decode("utf-8", "surrogateescape").strip())
     return None
 
 
@@ -192,7 +192,7 @@ def _estimate(entry: InputFile) -> Extent:
     keys: list[str] = []
     with _open_tar(entry.path, "r:") as archive:
         for member in _members_of(archive):
-            key, _ = _key_and_ending(member.name)
+            key, _ = _key_and_suffix(member.name)
             if not keys or keys[-1] != key:
                 if len(keys) == _KNOWN_BY:
                     rows = max(len(keys), entry.size * len(keys) // max(1, member.offset))
@@ -222,7 +222,7 @@ def _members(archive: tarfile.TarFile) -> Iterator[tuple[int, tarfile.TarInfo]]:
     """The files of an archive, with the number of the sample that each belongs to."""
     row, last = -1, None
     for member in _members_of(archive):
-        key, _ = _key_and_ending(member.name)
+        key, _ = _key_and_suffix(member.name)
         row += key != last
         last = key
         yield row, member

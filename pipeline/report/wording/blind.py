@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.audit.halvings import LEAST, LEAST_BLOCKS, PASSING, TOLERANCE, Blind, to_settle
-from pipeline.selection.promises import beside
+from pipeline.audit.halvings import LEAST, LEAST_BLOCKS, PASSING, TOLERANCE, Blind, documents_to_decide
+from pipeline.selection.guarantees import beside
 
 WORDS, TOKENS, OF_PICTURES = "words", "tokens", "thumbnails, colours and files"
 OF_CAPTIONED = "thumbnails, colours, files and captions"
 """What a classifier knows of documents."""
 
 _DIFFERENT, _ALIKE = 0.5 + TOLERANCE, 0.5 + PASSING
-_UNSUPPORTED = "the promised error rate is not supported."
+_UNSUPPORTED = "the guaranteed error rate is not supported."
 
 
 def blind_sentence(test: Blind | None, role: str, by: str) -> str:
@@ -29,13 +29,13 @@ def blind_sentence(test: Blind | None, role: str, by: str) -> str:
     if test is None:
         return (
             f"Inconclusive: fewer than {LEAST_BLOCKS} {role} or audited documents, where documents of one group and "
-            f"near-duplicates count once: whether their {by} differ could not be tested. {settled_by(role, by=by)}"
+            f"near-duplicates count once: whether their {by} differ could not be tested. {decided_by(role, by=by)}"
         )
     if test.outcome == "inconclusive":
         return (
             f"Inconclusive: too few documents to determine whether the {by} of the {role} and the audited documents "
             f'differ ({_interval(test)}). "Different" needs a lower limit above {_DIFFERENT:.2f}, "alike" an upper '
-            f"limit of at most {_ALIKE:.2f}. {settled_by(role, by=by, blocks=test.n_audit_blocks is not None)}"
+            f"limit of at most {_ALIKE:.2f}. {decided_by(role, by=by, blocks=test.n_audit_blocks is not None)}"
         )
     if test.outcome == "passed":
         return f"A {_hardly(test, role, by)} It does not prove them alike."
@@ -84,7 +84,7 @@ def weights_sentence(
     number = beside(effective, fewest, 1, ",f")
     text = f"Weighted by their {by}, the {n:,} {role} documents count as much as {number} of equal weight"
     if effective < fewest:
-        text += f": fewer than {fewest}, so a few of them decide all, and the promise is not supported"
+        text += f": fewer than {fewest}, so a few documents decide the answer, and the guarantee is not supported"
     if before is not None and after is not None:
         text += f". The AUC of the blind classifier is {before:.2f} without the weights and {after:.2f} with them"
     return f"{text}."
@@ -92,10 +92,10 @@ def weights_sentence(
 
 def to_be_weighted(sentence: str, by: str) -> str:
     """The sentence of a failed blind test where every selection weighs the documents of the role."""
-    return f"{sentence} So much for the documents as they are; the weights by their {by} are to repair that."
+    return f"{sentence} This test is without weights; the selections weight these documents by their {by}."
 
 
-def settled_by(first: str, second: str = "audited", by: str = WORDS, blocks: bool = False) -> str:
+def decided_by(first: str, second: str = "audited", by: str = WORDS, blocks: bool = False) -> str:
     """How many documents of two kinds would decide the test.
 
     Args:
@@ -106,8 +106,8 @@ def settled_by(first: str, second: str = "audited", by: str = WORDS, blocks: boo
     """
     once = " (documents of one group and near-duplicates count once)" if blocks else ""
     return (
-        f"About {to_settle():,} {first} and as many {second} documents{once} would decide it: if their {by} are alike, "
-        "nine of ten tests then pass."
+        f"About {documents_to_decide():,} {first} and as many {second} documents{once} would decide it: "
+        f"if their {by} are alike, nine of ten tests then pass."
     )
 
 
@@ -145,7 +145,7 @@ def matched(
     if before is not None:
         text += f"; blind AUC {before.auc:.2f} before, {after.auc:.2f} with these"
     if after.ok is False:
-        return f"{text}: {by} still tell them apart, so nothing of this set repairs that"
+        return f"{text}: {by} still tell them apart, so this set repairs nothing"
     column = ", tokens: tokens" if by == TOKENS else ""
     use = f"corpus.{role}: {{path: {place}, id: id{column}}}"
     return f"{text}. To calibrate on them: {use}; then seenset plan says what they can select"

@@ -11,7 +11,7 @@ from fractions import Fraction
 from pipeline.audit.summary import Summary
 from pipeline.report.wording.numbers import was
 from pipeline.selection.bounds import Bound
-from pipeline.selection.promises import percentage
+from pipeline.selection.guarantees import percentage
 
 
 def bound_clause(summary: Summary) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from pipeline.audit.halvings import to_settle
+from pipeline.audit.halvings import documents_to_decide
 from pipeline.audit.summary import BlindDiagnostic, Diagnostic, SeriesPlace, ShareDiagnostic, Summary
 from pipeline.report.contents import AnswerText, BriefAnswer, Check, CheckVerdict, Light, SelectionReport
 from pipeline.report.wording.bounds import bound_clause, known_claim, sentence, sureness, wrong_claim
@@ -160,12 +160,12 @@ def assumptions(summaries: Iterable[Summary]) -> dict[str, list[str]]:
     return named
 
 
-def terms_on_page(terms: str, assumption: str, stated: Mapping[str, Sequence[str]]) -> str:
-    """The terms of an answer with its assumption by name: the page states each once."""
+def guarantee_on_page(guarantee: str, assumption: str, stated: Mapping[str, Sequence[str]]) -> str:
+    """The guarantee of an answer with its assumption by name: the page states each once."""
     if not assumption:
-        return terms
+        return guarantee
     place = f" of {', '.join(stated[assumption])}" if len(stated) > 1 else ""
-    return terms.replace(assumption, f"the assumption{place} in section 2.")
+    return guarantee.replace(assumption, f"the assumption{place} in section 2.")
 
 
 def _bound_cell(summary: Summary) -> str:
@@ -182,7 +182,7 @@ def _bound_cell(summary: Summary) -> str:
 
 
 def _reason(summary: Summary, shown: Sequence[Light]) -> str | None:
-    """Which lights speak against a promise, or leave it open."""
+    """Which lights speak against a guarantee, or leave it open."""
     if summary.conclusion == "inconclusive":
         return TITLES["blind"].lower()
     failed = [light.label.lower() for light in shown if light.colour == "red"]
@@ -194,7 +194,7 @@ def _reason(summary: Summary, shown: Sequence[Light]) -> str | None:
 
 def _condition(summary: Summary) -> str:
     if summary.condition is None:
-        return "Nothing is promised: a check contradicts the assumption."
+        return "Nothing is guaranteed: a check contradicts the assumption."
     if not summary.condition:
         return "If the assumption holds, which no check contradicts:"
     return f"{summary.condition[0].upper()}{summary.condition[1:]}:"
@@ -219,11 +219,11 @@ def _average(summary: Summary) -> str:
         return f"At most about {alpha} / (1 - e) of such a list is wrong: a share e of the calibration is trained on."
     if summary.guarantee == "asymptotic":
         return f"At most about {alpha} of such a list is wrong, not guaranteed at this size."
-    return f"No guarantee is proved: it aims at {alpha} wrong, and can be higher."
+    return f"No guarantee is proved: the target is {alpha} wrong, and the share can be higher."
 
 
 def _average_of_series(summary: Summary, place: SeriesPlace) -> str:
-    """The promise of a scan: what counts earlier answers promises nothing of one list alone."""
+    """The guarantee of a scan: what counts earlier answers guarantees nothing for one list alone."""
     whole = f"At most {percent(place.alpha)} of all that the schedule's scans select is wrong, over repeated schedules"
     return f"{whole}; of this list at most {percent(summary.alpha)}." if place.rule == "spend" else f"{whole}."
 
@@ -280,8 +280,8 @@ def _unknown(summary: Summary) -> str:
     """Why the blind test says nothing."""
     blind = summary.diagnostics.blind
     if blind.outcome == "not tested":
-        return "Not checked: that audited and calibration documents are alike is assumed."
-    return f"Inconclusive: about {blind.n_to_settle or to_settle():,} documents of each kind would decide it."
+        return "Not checked: audited and calibration documents are assumed to be alike."
+    return f"Inconclusive: about {blind.n_to_settle or documents_to_decide():,} documents of each kind would decide it."
 
 
 def _first_sentence(text: str) -> str:

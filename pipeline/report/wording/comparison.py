@@ -8,17 +8,17 @@ from pipeline.selection.joint import JointResolution
 from pipeline.selection.shares import CONFIDENCE_OF_SHARES
 
 NO_TESTED_CHANGE = (
-    "A document that was gained or lost is no tested claim of change. Each list is right on average only, up to its "
-    "own alpha; a document near a threshold changes sides with the documents that calibrated, and no error rate is "
-    "stated for the difference of two lists."
+    "A gained or lost document is not a tested claim of change. Each list limits its wrong share only on average; "
+    "other calibration documents can add or remove documents near its threshold, and the difference of two lists has "
+    "no error rate."
 )
 """What a difference of two lists is not."""
 
 RANKING_INTERVALS = (
-    f"Intervals are {CONFIDENCE_OF_SHARES:.0%} intervals over items, for items like these that are drawn one by one: "
-    "of each accuracy, and of each difference between clean and all items, for itself; of the ranks of a task on one "
-    "set of items, and of the models that change places, for all pairs of models together. They do not count how the "
-    "clean items were chosen, and they are too short where items depend on one another, as questions on one passage do."
+    f"Intervals have {CONFIDENCE_OF_SHARES:.0%} confidence over items that are drawn one by one. Those of accuracies "
+    "and of differences between clean and all items hold one at a time; those of ranks and of changes of places hold "
+    "for all pairs of models of a task together. They ignore how the clean items were chosen, and are too short if "
+    "items depend on one another, such as questions on one passage."
 )
 """What the intervals of a ranking are."""
 
@@ -26,7 +26,7 @@ NOTHING_CLEAN = "nothing is selected as clean, so there is no accuracy on clean 
 TOO_FEW_CALIBRATED = "nothing can be selected at this alpha with so few calibration documents"
 
 GAINED_AMONG_SHARED = "documents are gained and lost among the shared ones alone"
-SHARED_JUDGED = "only those are judged"
+SHARED_ONLY = "only those are tested"
 """What follows, after `shared_documents`, where runs audited different documents."""
 
 DIFFERENCES_TITLE = "What differs between the runs"
@@ -130,7 +130,7 @@ def other_models(names: Sequence[str]) -> list[str]:
     shown = ", ".join(dict.fromkeys(names))
     return [
         "an item that was not selected as clean is not shown to be contaminated",
-        f"clean is meant under {each} ({shown}): whether another model was trained on an item, these runs cannot say",
+        f"clean means clean under {each} ({shown}): not shown is whether another model was trained on an item",
     ]
 
 
@@ -141,8 +141,8 @@ def ranking_title(task: str, metric: str, items: int, clean: int) -> str:
 
 def places_changed(
     models: tuple[str, str],
-    ahead: float,
-    ahead_on_clean: tuple[float, float, float],
+    lead: float,
+    lead_on_clean: tuple[float, float, float],
     shown: bool,
     items: tuple[int, int],
 ) -> str:
@@ -150,16 +150,16 @@ def places_changed(
 
     Args:
         models: the one that is ahead on all items, and the one that is ahead on the clean items.
-        ahead: difference of their accuracies on all items.
-        ahead_on_clean: the same on the clean items, the other way round, with the ends of its interval.
+        lead: difference of their accuracies on all items.
+        lead_on_clean: the same on the clean items, the other way round, with the ends of its interval.
         shown: whether the interval lies above 0.
         items: not selected as clean, on which the first model does better, and on which the second one does.
     """
     first, second = models
-    difference, low, high = ahead_on_clean
+    difference, low, high = lead_on_clean
     chance = "" if shown else ", which may be chance"
     return (
-        f"{first} is ahead of {second} by {ahead:.3f} on all items; {second} is ahead by {difference:.3f} [{low:.3f}, "
+        f"{first} is ahead of {second} by {lead:.3f} on all items; {second} is ahead by {difference:.3f} [{low:.3f}, "
         f"{high:.3f}] on the clean items{chance}. Of the items that were not selected as clean {items[0]:,} speak for "
         f"{first} and {items[1]:,} against."
     )

@@ -60,7 +60,7 @@ def standing(conclusion: str, checked: bool = True) -> str:
     return conclusion if checked or conclusion == "supported" else "inconclusive (not checked)"
 
 
-def unsettled_sentence(sentence: str, checked: bool, n_to_settle: int | None) -> str:
+def inconclusive_sentence(sentence: str, checked: bool, n_to_settle: int | None) -> str:
     """Why a blind test leaves an answer inconclusive, and what would decide it.
 
     Args:
@@ -70,8 +70,8 @@ def unsettled_sentence(sentence: str, checked: bool, n_to_settle: int | None) ->
     """
     if checked:
         return sentence
-    settles = "" if n_to_settle else " To decide it, repeat the selection where the texts can be read."
-    return f"Not checked: {sentence}{settles}"
+    remedy = "" if n_to_settle else " To decide it, repeat the selection where the texts can be read."
+    return f"Not checked: {sentence}{remedy}"
 
 
 def unproved(weighting: str) -> str:
@@ -84,14 +84,14 @@ def selected(n_selected: int, n_audit: int) -> str:
     return f"{n_selected:,} of {n_audit:,} selected"
 
 
-def line(name: str, count: str, terms: str, standing: str) -> str:
+def line(name: str, count: str, settings: str, standing: str) -> str:
     """An answer in one line."""
-    return f"{name}: {count} ({terms}), {standing}"
+    return f"{name}: {count} ({settings}), {standing}"
 
 
-def contradicted_line(name: str, remarks: str, count: str, terms: str) -> str:
-    """A contradicted answer in one line: what contradicts the promise comes before the count."""
-    return f"{name}: {remarks} {count} ({terms}; guarantee contradicted)"
+def contradicted_line(name: str, remarks: str, count: str, settings: str) -> str:
+    """A contradicted answer in one line: what contradicts the guarantee comes before the count."""
+    return f"{name}: {remarks} {count} ({settings}; guarantee contradicted)"
 
 
 def scan(slot: int, horizon: int | None, level: float) -> str:
@@ -125,7 +125,7 @@ def reviewed_assumption(assumption: str, n_removed: int) -> str:
     return f"{removed} trained on; and, {rest}, {assumption[0].lower()}{assumption[1:]}"
 
 
-def reviewed_promise(alpha: float, n_calibration: int, proved: bool) -> str:
+def reviewed_guarantee(alpha: float, n_calibration: int, proved: bool) -> str:
     """What holds after a review (Bashari, Sesia and Romano 2025): no more than an approximation.
 
     Args:
@@ -133,7 +133,7 @@ def reviewed_promise(alpha: float, n_calibration: int, proved: bool) -> str:
         n_calibration: documents that calibrate after the review.
         proved: whether the procedure has a finite-sample guarantee without a review.
     """
-    kept = "" if proved else "As far as the procedure keeps to alpha without a review: "
+    kept = "" if proved else "If the procedure keeps alpha without a review: "
     text = (
         f"approximately, the expected share of wrong documents among the selected is at most alpha / (1 - e) with "
         f"alpha = {alpha:g}. Here e is the share of documents of the training data that remain among the "

@@ -8,23 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.audit.blind import TAIL_LEVEL
-from pipeline.audit.summary import CopyPair, NearCopies, OverlapDiagnostic
+from pipeline.audit.summary import NearDuplicatePair, NearDuplicates, OverlapDiagnostic
 from pipeline.report.wording.numbers import documents, was
-from pipeline.selection.promises import beside
+from pipeline.selection.guarantees import beside
 
 SHOWN_CHARACTERS = 80
 """Of an id, at most."""
 
 UNTESTED_IDS = "Whether documents repeat an id was not tested."
-UNCHECKED_COPIES = "Near-duplicates were not checked: the documents are scores without texts."
+UNCHECKED_DUPLICATES = "Near-duplicates were not checked: the documents are scores without texts."
 UNKNOWN_LENGTHS = "How many documents were cut is not known."
 LEFT_OUT = "left out of calibration"
 """What becomes of calibration documents that are near-duplicates of audited ones."""
 
 
 def untested_overlap(role: str) -> str:
-    """That it is not known whether known documents are copies of audited ones."""
-    return f"Whether {role} documents are copies of audited ones was not tested."
+    """That it is not known whether known documents are near-duplicates of audited ones."""
+    return f"Whether {role} documents are near-duplicates of audited ones was not tested."
 
 
 def shared_sentence(overlap: OverlapDiagnostic, role: str, consequence: str) -> str:
@@ -46,7 +46,7 @@ def shared_sentence(overlap: OverlapDiagnostic, role: str, consequence: str) -> 
     )
 
 
-def named_pairs(pairs: Sequence[CopyPair]) -> str:
+def named_pairs(pairs: Sequence[NearDuplicatePair]) -> str:
     """Pairs of near-duplicates as a sentence names them, each with its share of common runs of words."""
     return "; ".join(f"{short_id(pair.audit)} and {short_id(pair.calibration)}, {pair.share:.0%}" for pair in pairs)
 
@@ -57,20 +57,20 @@ def short_id(doc_id: str) -> str:
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[: SHOWN_CHARACTERS - 3]}..."
 
 
-def counted(copies: NearCopies, documents: str) -> str:
+def counted(duplicates: NearDuplicates, documents: str) -> str:
     """How many near-duplicates there are.
 
     Args:
-        copies: of the documents.
+        duplicates: of the documents.
         documents: what they are called, in the plural: "audited documents".
     """
-    sample = "" if copies.whole else f"In a sample of {copies.n_documents:,}: "
-    if not copies.n_copies:
-        return f"{sample}{'N' if copies.whole else 'n'}one of the {documents} is a near-duplicate of another."
-    families = "1 family" if copies.n_families == 1 else f"{copies.n_families:,} families"
+    sample = "" if duplicates.whole else f"In a sample of {duplicates.n_documents:,}: "
+    if not duplicates.n_copies:
+        return f"{sample}{'N' if duplicates.whole else 'n'}one of the {documents} is a near-duplicate of another."
+    families = "1 family" if duplicates.n_families == 1 else f"{duplicates.n_families:,} families"
     return (
-        f"{sample}{copies.n_copies:,} of {copies.n_documents:,} {documents} are near-duplicates of others among them "
-        f"({families}, the largest of {copies.largest:,})."
+        f"{sample}{duplicates.n_copies:,} of {duplicates.n_documents:,} {documents} are near-duplicates of others "
+        f"among them ({families}, the largest of {duplicates.largest:,})."
     )
 
 
@@ -195,7 +195,7 @@ def no_tail(role: str, by: str, p_value: float) -> str:
     """That no small part of the audited documents stands out; `by` is what the classifier knows of documents."""
     return (
         f"No small part of the audited documents stands out from the {role} documents by their {by} "
-        f"(p = {_p(p_value)}; p of at most {TAIL_LEVEL:g} would be a finding)."
+        f"(p = {_p(p_value)}; the check looks for p of at most {TAIL_LEVEL:g})."
     )
 
 

@@ -9,7 +9,7 @@ from pipeline.audit.blind import SAMPLED_SHARDS
 from pipeline.audit.detection import RATES, least_untrained
 from pipeline.audit.evaluation import BLIND, COMPARED, DetectorEvaluation, Evaluated, Evaluation, is_blind
 from pipeline.audit.halvings import LEAST, PASSING, TOLERANCE
-from pipeline.report.wording.blind import OF_PICTURES, WORDS, settled_by
+from pipeline.report.wording.blind import OF_PICTURES, WORDS, decided_by
 from pipeline.report.wording.numbers import sample_of
 
 
@@ -117,22 +117,22 @@ def about_words(row: DetectorEvaluation, units: str = WORDS) -> str:
     by = units if row.detector == BLIND else OF_PICTURES
     value, low, high = row.auc.value, row.auc.low, row.auc.high
     assert value is not None  # there are documents of both kinds
-    apart = f"a classifier that never saw the model tells seen from unseen documents by their {by}"
+    claim = f"a classifier that never saw the model tells seen from unseen documents by their {by}"
     if low is None or high is None:
         return (
-            f"Whether {apart} cannot be determined: there are too few groups for an interval of its AUC "
+            f"Whether {claim} cannot be determined: there are too few groups for an interval of its AUC "
             f"({value:.3f}; 0.5 is chance)."
         )
     interval = f"AUC {value:.3f}, 95% interval {low:.3f} to {high:.3f}; 0.5 is chance"
     if low > 0.5 + TOLERANCE:
         return (
-            f"{apart[0].upper()}{apart[1:]} ({interval}): they differ in more than membership. A detector may have "
+            f"{claim[0].upper()}{claim[1:]} ({interval}): they differ in more than membership. A detector may have "
             "found that difference, and these figures do not say how much of what it finds is membership."
         )
     if high > 0.5 + PASSING:
         return (
-            f"Whether {apart} cannot be determined from so few documents ({interval}): the test is inconclusive. "
-            f"{settled_by('seen', 'unseen', by)}"
+            f"Whether {claim} cannot be determined from so few documents ({interval}): the test is inconclusive. "
+            f"{decided_by('seen', 'unseen', by)}"
         )
     return (
         f"A classifier that never saw the model hardly tells seen from unseen documents by their {by}: with an AUC of "

@@ -14,7 +14,9 @@ FORM_PHRASES = {
 }
 """What an export of each form is."""
 
-UNFINISHED_NOTE = "This export is not finished: files are missing or old. The same seenset export goes on."
+UNFINISHED_NOTE = (
+    "This export is not finished: files are missing or old. Run the same seenset export again to finish it."
+)
 """Content of the file that stands in a folder until an export is complete."""
 
 SELECTED_NOT_HERE = "The guarantee covers only the selected documents, which are not here."
@@ -47,12 +49,12 @@ def exported_documents(audited: str, model: str, counts: tuple[int, int], direct
         return f"{audited}, {selected:,} {was(selected)} selected as part of {training}: this is the list to remove."
     if direction == "clean":
         return (
-            f"{audited}, {selected:,} {was(selected)} selected as not part of {training} and left out here; of these "
-            f"{kept:,} that is not shown, nor that they are part of it."
+            f"{audited}, {selected:,} {was(selected)} selected as not part of {training} and left out here; the "
+            f"other {kept:,} are neither shown to be part of it nor shown not to be."
         )
     return (
-        f"{audited}, {selected:,} {was(selected)} selected as part of {training} and removed. {kept:,} remain; that "
-        "none of them is part of it is not shown."
+        f"{audited}, {selected:,} {was(selected)} selected as part of {training} and removed. {kept:,} remain; it "
+        "is not shown that none of them is part of it."
     )
 
 
@@ -65,17 +67,17 @@ def quarantined_documents(count: int, keeps_selected: bool, keeps_quarantined: b
         return f"{what}: never selected, so left out here."
     if keeps_quarantined:
         return f"{what}: nothing is known of them, and they are kept here (--without-quarantined leaves them out)."
-    return f"{what}: nothing is known of them, and they are left out here, as --without-quarantined says."
+    return f"{what}: nothing is known of them, and they are left out here (--without-quarantined)."
 
 
-def promised_terms(alpha: float, promise: str, assumption: str) -> list[str]:
-    """What a selection promises, and what it assumes."""
+def stated_guarantee(alpha: float, promise: str, assumption: str) -> list[str]:
+    """What a selection guarantees, and what it assumes."""
     return [f"With alpha = {alpha:g}: {promise}", f"It rests on this: {assumption}"]
 
 
 def no_table_rows(count: int) -> str:
     """Documents that a table cannot hold."""
-    return f"{count:,} documents that would be kept can be no row of a table, and are left out."
+    return f"{count:,} documents that would be kept cannot be rows of a table and are left out."
 
 
 def empty_tasks(tasks: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ def answered_by(run: str) -> str:
     return f"seenset select {run} makes the answer again from the scores"
 
 
-def judged_by_note(run: str) -> str:
+def verdict_again_note(run: str) -> str:
     """What makes the verdict of a run again."""
     return f"run seenset verdict {run} again"
 
@@ -87,14 +87,14 @@ def extent(limit: int | None) -> str:
 
 
 def counts_nothing(problem: object) -> str:
-    """Why a run that may have judged documents counts for nothing."""
-    return f"against: a run counts nothing: {' '.join(str(problem).split())}"
+    """Why a run that may have audited documents is not counted."""
+    return f"against: a run is not counted: {' '.join(str(problem).split())}"
 
 
-def judged_before_note(count: int, against: str | None, others: bool) -> str:
+def already_audited_note(count: int, against: str | None, others: bool) -> str:
     """The audited documents that are left out; `others`: whether there are more."""
     rest = "" if others else ", and there are no others: nothing is selected"
-    return f"{count:,} audit documents were judged before by {against} and are not audited again{rest}"
+    return f"{count:,} audit documents are already audited by {against} and left out{rest}"
 
 
 def asked_several(number: int) -> str:
@@ -137,9 +137,9 @@ def one_backward_pass(reason: str) -> str:
 
 def top_documents(count: int, total: int) -> str:
     """How many of the top documents are shown with their tokens."""
-    return f"evidence: {count:,} of {total:,} documents have it"
+    return f"token attributions: {count:,} of {total:,} documents have them"
 
 
 def no_top_documents(error: Exception) -> str:
     """Why none is."""
-    return f"no evidence of single documents: {' '.join(str(error).split()) or type(error).__name__}"
+    return f"no token attributions: {' '.join(str(error).split()) or type(error).__name__}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.audit.summary import Summary
+from pipeline.selection.guarantees import at_most, percentage
 from pipeline.selection.passes import Basis
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import Options, Procedure
-from pipeline.selection.promises import at_most, percentage
 
 
 def percent(share: float) -> str:
@@ -139,7 +139,7 @@ def shortest_list_of_plugin(given: ResolutionFacts, needed: int, procedure: str)
     )
 
 
-def before_reading(sentence: str, weighted: bool, at_most: bool) -> str:
+def before_pass(sentence: str, weighted: bool, at_most: bool) -> str:
     """A sentence of the shortest list, of documents that were not read yet.
 
     Args:

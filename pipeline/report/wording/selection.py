@@ -1,6 +1,6 @@
 """The answer of a selection. No sentence may claim more than its guarantee, and no guarantee is assumed.
 
-A run with several questions comes with what a reader must know first, and what they do to a promise.
+A run with several questions comes with what a reader must know first, and what they do to a guarantee.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from pydantic import JsonValue
 
-from pipeline.audit.halvings import to_settle
+from pipeline.audit.halvings import documents_to_decide
 from pipeline.audit.history import HistoryEntry, count_questions, several_questions
 from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
@@ -20,8 +20,8 @@ from pipeline.report.wording.bounds import bound_clause, bound_text, bounds_not_
 from pipeline.report.wording.brief import checks, n_versions
 from pipeline.report.wording.numbers import applied_in, documents, percent, sample_of, shortest, was
 from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.guarantees import NOTHING_PROVED
 from pipeline.selection.procedures import procedure_of
-from pipeline.selection.promises import NOTHING_PROVED
 from pipeline.selection.ranked import Rule, known_needed
 
 LISTED_QUESTIONS = 50
@@ -40,7 +40,7 @@ def answer_text(run: RunFacts, selection: SelectionFacts) -> AnswerText:
         f"{_support_sentence(summary)}{audited}, {number} selected as {part} the training data of "
         f"{model_name(run.manifest.config.model)}{_proof_clause(summary)}{bound_clause(summary)}."
     )
-    terms = _terms(summary) if summary.n_selected else _empty_answer(summary)
+    terms = _guarantee(summary) if summary.n_selected else _empty_answer(summary)
     doubts, cautions = _doubts(summary), _cautions(summary)
     if (remark := several_questions(run.history)) is not None:
         cautions.append(f"{remark} Section 2 lists them.")
@@ -70,12 +70,12 @@ def _support_sentence(summary: Summary) -> str:
     return f"Contradicted: {why}. "
 
 
-def _terms(summary: Summary) -> str:
+def _guarantee(summary: Summary) -> str:
     alpha = percent(summary.alpha)
     wrong = "not part of" if summary.direction == "members" else "part of"
     share = f"the share of wrong documents (in truth {wrong} the training data) in such a selection"
     if summary.conclusion == "contradicted":
-        return _void_terms(summary, share)
+        return _void_guarantee(summary, share)
     if summary.was_reviewed:
         return f"{summary.promise} It rests on this: {summary.assumption}"
     own_words = calibration_of(summary.calibration).conditional or procedure_of(summary.procedure).per_list
@@ -110,11 +110,11 @@ def _terms(summary: Summary) -> str:
     )
 
 
-def _void_terms(summary: Summary, share: str) -> str:
-    """The terms of a selection whose assumption a check speaks against: what was aimed at, and that it is void."""
+def _void_guarantee(summary: Summary, share: str) -> str:
+    """The sentence on a selection whose assumption a check contradicts: the aim, and that it is void."""
     text = (
-        f"Nothing is promised of this selection: {share} can be anything. The procedure ({summary.procedure}) aims at "
-        f"{percent(summary.alpha)} under this assumption, which a check of this run contradicts: {summary.assumption}"
+        f"Nothing is guaranteed for this selection: {share} can be anything. The procedure ({summary.procedure}) aims "
+        f"at {percent(summary.alpha)} under this assumption, which a check contradicts: {summary.assumption}"
     )
     alone = sum(check.verdict == "failed" for check in checks(summary)) == 1
     near, symmetry = summary.diagnostics.near_copies, summary.diagnostics.sign_symmetry
@@ -129,7 +129,7 @@ def _void_terms(summary: Summary, share: str) -> str:
         return f"{text} {_strict_sentence(summary)}"
     if summary.strict == NOTHING_PROVED or summary.guarantee == summary.strict.guarantee:
         return text  # there is no strict answer, or the answer itself is the strict one
-    return f"{text} Nothing is promised of the strict answer beside it ({summary.strict.procedure}) either."
+    return f"{text} Nothing is guaranteed for the strict answer beside it ({summary.strict.procedure}) either."
 
 
 def _strict_sentence(summary: Summary) -> str:
@@ -145,8 +145,8 @@ def _strict_sentence(summary: Summary) -> str:
 def _empty_answer(summary: Summary) -> str:
     was = "was not" if summary.direction == "members" else "was"
     text = (
-        f"This is not evidence that the model {was} trained on them: it only says that the evidence at hand does not "
-        f"reach as far as a list at alpha = {percent(summary.alpha)}."
+        f"This is not evidence that the model {was} trained on them: the scores only do not suffice for a list at "
+        f"alpha = {percent(summary.alpha)}."
     )
     least, procedure = summary.minimum_selectable, procedure_of(summary.procedure)
     if n_versions(summary) is not None:
@@ -212,7 +212,7 @@ def untested(summary: Summary) -> str:
         return f"Whether {differ} was not checked."
     return (
         f"Whether {differ} is not known: the test of their {summary.diagnostics.blind.by} was inconclusive. About "
-        f"{summary.diagnostics.blind.n_to_settle or to_settle():,} documents of each kind would decide it."
+        f"{summary.diagnostics.blind.n_to_settle or documents_to_decide():,} documents of each kind would decide it."
     )
 
 
@@ -261,17 +261,17 @@ def _history_sentences(history: Sequence[HistoryEntry], n_lines: int) -> list[st
     sentences = []
     if number > 1:
         sentences = [
-            f"This run was asked {number:,} different questions. An answer, taken by itself, keeps what it promises if "
+            f"This run was asked {number:,} different questions. An answer, taken by itself, keeps its guarantee if "
             "its question was fixed before any answer was seen: that others were asked as well does not weaken "
             "it.",
-            "That is not so for an answer that was picked because of what it says, such as the longest list or the "
-            "first that is not empty, nor for a question that was changed after an answer was seen. The share of wrong "
-            "documents in the best of several answers can be larger than any of them promises.",
+            "An answer that was picked because of its result, such as the longest list or the first that is not empty, "
+            "has no guarantee, nor has a question that was changed after an answer was seen. The share of wrong "
+            "documents in the best of several answers can be larger than the guarantee of any of them.",
             "So report the question that was fixed first, or all of them. A question that was added later "
-            "keeps its promise on documents of which no answer was seen.",
+            "keeps its guarantee on documents of which no answer was seen.",
         ]
     if history[0].command == "select":
-        sentences.append("Answers that were given before this list was begun, if there are any, are not in it.")
+        sentences.append("Answers from before the start of this list, if any, are not in it.")
     if n_lines > LISTED_QUESTIONS:
         sentences.append(f"These are the last {LISTED_QUESTIONS} of {n_lines:,} lines.")
     return sentences
@@ -304,9 +304,9 @@ def notices(run: RunFacts) -> list[str]:
         done = "Dates and years are taken out of every text"
         if transform.dates == "replace_year":
             done = f"The year {transform.year} stands in the place of every year in every text"
-        lines.append(f"{done}, before any use. Texts that are shown here are changed so.")
+        lines.append(f"{done}, before any use. This page shows the changed texts.")
     if run.state in ("failed", "incomplete"):
-        lines.append(f"The run ended in the state “{run.state}”: what stands here may be partial.")
+        lines.append(f"The run ended in the state “{run.state}”: this page may be incomplete.")
     unread = len(run.shards) - run.n_receipts
     if unread > 0:
         lines.append(f"{unread:,} of {len(run.shards):,} parts of the corpus are not scored: this run is not complete.")
@@ -315,7 +315,7 @@ def notices(run: RunFacts) -> list[str]:
             "No selection has been made. Documents were scored, and scores alone say nothing about membership."
         )
     elif run.missing:
-        lines.append(f"Asked for and not made yet: {', '.join(run.missing)}.")
+        lines.append(f"Configured but not made yet: {', '.join(run.missing)}.")
     return lines + _disagreements(run)
 
 

@@ -1,4 +1,4 @@
-"""What a schedule of scans promises and what it does not, what each scan found, and what a place in it costs."""
+"""What a schedule of scans guarantees and what it does not, what each scan found, and what a place in it costs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from fractions import Fraction
 from typing import Literal
 
 from pipeline.report.wording.conclusion import WARNING
-from pipeline.selection.promises import percentage
+from pipeline.selection.guarantees import percentage
 
 Doubt = Literal["asked before", "contradicted", "heuristic", "asymptotic", "other procedure", "share", "level"]
-"""Why a schedule promises nothing of a list."""
+"""Why a schedule guarantees nothing for a list."""
 
 SCANS_NAMED = 200
 """Scans that a sentence names one by one."""
@@ -18,10 +18,10 @@ SPOKEN = 12
 """Scans whose numbers the text alternative of the figure gives, the latest."""
 
 ASKED_BEFORE = "its run had answered before it took its place, so what was asked may have been picked by an answer"
-NOT_PROMISED = f"nothing is promised of this scan: {ASKED_BEFORE}"
+NOT_GUARANTEED = f"nothing is guaranteed for this scan: {ASKED_BEFORE}"
 SAMPLE = "a sample is a scan too, and spends its level: use other documents for trials than those of a scan"
-NO_RATE = "No error rate is promised over these scans."
-MIXED = "scans of this name selected members and others clean documents: a promise is of one kind"
+NO_RATE = "No error rate is guaranteed over these scans."
+MIXED = "scans of this name selected members and others clean documents: a guarantee covers one kind"
 AVERAGE = (
     "the error rate is an average over repetitions of the whole schedule: the list of one scan, or of some scans "
     "picked by what they show, may be wrong more often"
@@ -30,11 +30,11 @@ FIGURE_TITLE = "Documents selected by each scan"
 FIGURE_CAPTION = "Scans stand by their places, whatever the clocks of their commands were."
 
 
-# --- the promise over all scans
+# --- the guarantee over all scans
 
 
 def doubt(why: Doubt, procedure: str, rule: str, needed: str | None, level: float) -> str:
-    """Why the schedule promises nothing of a list, after "because".
+    """Why the schedule guarantees nothing for a list, after "because".
 
     Args:
         why: kind of the reason.
@@ -45,25 +45,25 @@ def doubt(why: Doubt, procedure: str, rule: str, needed: str | None, level: floa
     """
     return {
         "asked before": ASKED_BEFORE,
-        "contradicted": "a check contradicts what its promise rests on",
+        "contradicted": "a check contradicts what its guarantee rests on",
         "heuristic": f"no error rate is proved for {procedure} as it was used",
         "asymptotic": f"the error rate of {procedure} as it was used is proved only as numbers grow",
         "other procedure": f"rule {rule} is proved for procedure {needed}, and it used {procedure}",
-        "share": "it claimed more of alpha than is its part",
+        "share": "it claimed more than its part of alpha",
         "level": f"it selected at level {level:g}, above the level of its place",
     }[why]
 
 
-def not_promised(slot: int, why: str) -> str:
-    """Of which scan nothing is promised, and why."""
-    return f"scan {slot}: not promised, because {why}"
+def not_guaranteed(slot: int, why: str) -> str:
+    """Of which scan nothing is guaranteed, and why."""
+    return f"scan {slot}: not guaranteed, because {why}"
 
 
-def miscounted(slot: int, counted: int, promised: int, rule: str) -> str:
-    """That a scan counted documents on lists without a promise."""
+def miscounted(slot: int, counted: int, guaranteed: int, rule: str) -> str:
+    """That a scan counted documents on lists without a guarantee."""
     return (
-        f"scan {slot} counts {counted:,} documents that were selected before, and lists with a promise hold "
-        f"{promised:,}: rule {rule} is proved for those alone"
+        f"scan {slot} counts {counted:,} documents that were selected before, but lists with a guarantee hold only "
+        f"{guaranteed:,}; rule {rule} is proved only for those"
     )
 
 
@@ -73,7 +73,7 @@ def rate_over_scans(alpha: float, rule: str, alone: Sequence[int], unfiled: bool
     Args:
         alpha: of the schedule.
         rule: of the schedule.
-        alone: the scans that it is promised for; empty: all that have a result.
+        alone: the scans that it is guaranteed for; empty: all that have a result.
         unfiled: whether a scan has no result.
         untested: scans whose blind test was inconclusive or was not made.
     """
@@ -81,7 +81,7 @@ def rate_over_scans(alpha: float, rule: str, alone: Sequence[int], unfiled: bool
     text = f"Of all that the scans{' with a result' * unfiled} select together, at most {share} is wrong"
     if alone:
         text = (
-            f"No error rate is promised over all of these scans. Of what {_named(alone)} selected together alone, at "
+            f"No error rate is guaranteed over all of these scans. Of what {_named(alone)} selected together alone, at "
             f"most {share} is wrong"
         )
     text += f", on average over repetitions of the schedule ({rule})"
@@ -123,14 +123,14 @@ def all_may_be_wrong(lists: int, selected: int) -> str:
 def unfiled_note(slot: int) -> str:
     """What a scan without a result means for the sums."""
     return (
-        f"scan {slot} has claimed its place and filed no result: it is at work, or it was stopped; its level is spent, "
+        f"scan {slot} has claimed its place and filed no result: it is running or was stopped; its level is spent, "
         "and nothing that it may have selected is in these sums"
     )
 
 
 def several_names(names: Sequence[str]) -> str:
-    """What no promise covers where scans make several selections."""
-    return f"each of the selections {', '.join(names)} has a promise of its own; none is of them all together"
+    """What no guarantee covers where scans make several selections."""
+    return f"each of the selections {', '.join(names)} has its own guarantee; none covers all of them together"
 
 
 def clock_note(later: int, later_at: str, earlier: int, earlier_at: str) -> str:
@@ -229,8 +229,8 @@ def place_of_run(places: Sequence[int]) -> str:
 def counted_before(name: str, count: int) -> str:
     """What the forecast of a selection does not include: the documents that e-lond counts as selected already."""
     return (
-        f"selection {name}: e-lond counts {count:,} documents that were selected before, so the selection needs as "
-        "many fewer documents that stand out than this forecast states"
+        f"selection {name}: e-lond counts {count:,} documents that were selected before, so the selection needs "
+        "that many fewer documents with small p-values than this forecast states"
     )
 
 
@@ -258,17 +258,17 @@ def _numbers(places: Sequence[int]) -> str:
     return ", ".join(f"{place}" for place in places)
 
 
-# --- documents that earlier runs judged
+# --- documents that earlier runs audited
 
 
-def judged_before_phrase(against: str, count: int) -> str:
-    """How many texts a run leaves out because an earlier run judged them."""
-    return f"against {against}: {count:,} texts were judged before, and are not audited again"
+def already_audited_phrase(against: str, count: int) -> str:
+    """How many texts a run leaves out because an earlier run audited them."""
+    return f"against {against}: {count:,} texts are already audited and left out"
 
 
 def left_out_later(against: str, runs: int) -> str:
     """What a plan counts although the run will leave it out."""
     return (
-        f"audit documents that {against} ({runs:,} {'run' if runs == 1 else 'runs'}) has judged are left out; here "
-        "they are counted, because the run itself determines which these are"
+        f"audit documents that {against} ({runs:,} {'run' if runs == 1 else 'runs'}) already audited are left out; "
+        "this plan still counts them, because the run itself determines which these are"
     )

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pipeline.config.corpus import ROLE_DOCUMENTS, ROLES, Role
 
 AUDIT_HEAD = "An audit of the data in this folder: which of these documents was the model trained on?"
-GUESSES_MARKED = "What was guessed says so; change it here. Relative paths are relative to this file."
+GUESSES_MARKED = "Guessed values are marked; change them here. Relative paths are relative to this file."
 DIALECT = "Guessed from the beginning of the first file."
 PICTURES = "Guessed: it holds pictures."
-CAPTIONS = "Guessed: what is written of them."
-PICTURE_IDS = "Guessed: no value stands twice in the first rows."
-IDS = "Guessed: by its name, and no value stands twice in the first rows."
-NO_IDS = "No column has a name of an id and another value in every row."
-NO_MODEL = "No model folder and no .gguf file lies here: this hub id stands in for your model."
+CAPTIONS = "Guessed: it describes the pictures."
+PICTURE_IDS = "Guessed: no value repeats in the first rows."
+IDS = "Guessed: by its name, and no value repeats in the first rows."
+NO_IDS = "No column is named like an id and has a different value in every row."
+NO_MODEL = "This folder holds no model folder and no .gguf file: replace this hub id by your model."
 NOT_NEEDED = "Not needed here."
 ONE_A_FILE = "one document a file"
 EMPTY = "; the folder is empty"
@@ -38,7 +38,7 @@ def some_of(names: Sequence[str]) -> str:
 
 def without_role(files: str) -> str:
     """Files that are left out because nothing tells their role."""
-    return f"Left out: {files}. No name says what they are."
+    return f"Left out: {files}. No name states their role."
 
 
 def of_other_kind(files: str, pictured: bool) -> str:
@@ -60,13 +60,13 @@ def guessed_text(reason: str, others: Sequence[str]) -> str:
 
 def model_stands_in(name: str) -> str:
     """That no model lies in the folder."""
-    return f"model: none lies here; {name} stands in for yours"
+    return f"model: none in this folder; replace {name} by yours"
 
 
 def model_found(others: Sequence[str]) -> str:
     """That a model lies in the folder, and which others do."""
     more = f" Others: {some_of(others)}." if others else ""
-    return f"Guessed: it lies here.{more}"
+    return f"Guessed: it is in this folder.{more}"
 
 
 def first_files(count: int) -> str:
@@ -81,16 +81,16 @@ def role_by_name(words: Sequence[str], role: Role) -> str:
 
 def audited_by_default() -> str:
     """Why files are audited: no name gives them another role."""
-    return f"Guessed: no name says another role. {_if_wrong('audit')}"
+    return f"Guessed: no name states another role. {_if_wrong('audit')}"
 
 
 def _if_wrong(role: Role) -> str:
-    return f"If it is wrong, call this part {' or '.join(other for other in ROLES if other != role)} instead."
+    return f"If that is wrong, rename this part to {' or '.join(other for other in ROLES if other != role)}."
 
 
 def role_missing(role: Role) -> str:
     """That an audit needs documents of a role, and none lie in the folder."""
-    return f"Missing: {ROLE_DOCUMENTS[role]}. Take the comment signs away and name them."
+    return f"Missing: {ROLE_DOCUMENTS[role]}. Remove the comment signs and fill in the path."
 
 
 def pictures_with(caption: str, parts: Sequence[str]) -> str:

@@ -15,19 +15,18 @@ NAMED = 12
 """Rows whose numbers the text alternative of a figure gives; those of all stand in the table."""
 UNVERIFIED = (
     "That the calibration documents of an audit resemble its audited ones. Here both are random parts of the same "
-    "documents, so they are alike by construction; the promise rests on it, and only those documents can show it.",
+    "documents, so they are alike by construction. The guarantee needs this; only the audit's documents can show it.",
     "Any other model, other documents, or documents that were met in another way. Here they were trained in last and "
-    "on their own, as the configuration below states; what was read once in pretraining leaves weaker traces.",
+    "on their own, as the configuration below states; text that was read once in pretraining leaves weaker traces.",
     "That the guarantee holds. Repeats can refute a guarantee, not prove it.",
 )
 SHIFTED = (
     "That the calibration documents of an audit resemble its audited ones. Here they were made to differ, by the shift "
-    "that the configuration below gives, so no promise that assumes it was made; another shift has other effects.",
+    "that the configuration below gives, so no guarantee that assumes it applies; another shift has other effects.",
     *UNVERIFIED[1:],
 )
-NOT_PROMISED = (
-    "That a procedure without a finite-sample guarantee keeps its target elsewhere: what it did here, it does not "
-    "promise."
+NOT_GUARANTEED = (
+    "That a procedure without a finite-sample guarantee keeps its target elsewhere: its results here are no guarantee."
 )
 OVERVIEW_TITLE = "The selections held against the truth, with 95% intervals"
 AUDITS_TITLE = "The audits held against the truth"
@@ -68,7 +67,7 @@ def verification(rows: Sequence[Row], settings: Sequence[str], models: int, shif
         _headline(rows, settings),
         _contradicted(readable(rows, settings), settings),
         _extent(rows, models),
-        [*(SHIFTED if shifted else UNVERIFIED), *(() if proved else (NOT_PROMISED,))],
+        [*(SHIFTED if shifted else UNVERIFIED), *(() if proved else (NOT_GUARANTEED,))],
     )
 
 
@@ -128,7 +127,7 @@ def _extent(rows: Sequence[Row], models: int) -> str:
             f"Figures are averages over {scored}, of {splits} each. {_over(models)}"
         )
     if any(procedure_of(row["procedure"]).per_list for row in rows):
-        extent += " Procedure bound promises no average: its target is contradicted where too many repeats exceed it."
+        extent += " Procedure bound guarantees no average: its target is contradicted where too many repeats exceed it."
     return extent
 
 

@@ -12,8 +12,8 @@ from pipeline.audit.conclusion import bound_condition
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount, Statement, VersionsTest
 from pipeline.report.wording.numbers import percent
 from pipeline.selection.collection import FOLDS, PERMUTATIONS
+from pipeline.selection.guarantees import beside, decimal, percentage
 from pipeline.selection.procedures.versions import ASSUMPTION
-from pipeline.selection.promises import beside, decimal, percentage
 
 OUTSIDE = "This verdict is outside the schedule of scans: its rates are of this scan alone, and add up over scans."
 NO_TEST = (
@@ -47,7 +47,7 @@ NO_BLIND_TEST = (
 NO_OVERLAP = "No other document calibrates."
 EXPECTED = (
     "what to expect (8B parameters, 500B tokens, texts inserted at random; Hubble, arXiv 2510.19811): of documents "
-    "that a model read {shares} are named; a collection of 500 to 1,500 may be shown where no document is"
+    "that a model read {shares} are selected; a collection of 500 to 1,500 may be shown without any document"
 )
 
 

@@ -1,4 +1,4 @@
-"""The selection procedures: from rank counts to a decision that says what it promises.
+"""The selection procedures: from rank counts to a decision that says what it guarantees.
 
 A procedure is one record (`record.Procedure`). To add one, write a module of this package that holds its record.
 Plugins add theirs with `@procedure`.
@@ -18,8 +18,8 @@ from pipeline.detectors.plugins import BUILT_IN, display_module
 from pipeline.errors import UserError, nearest
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import RankCounts
+from pipeline.selection.guarantees import Guarantee, GuaranteeKind
 from pipeline.selection.procedures.record import PROCEDURES, Decision, Given, Procedure, decision, procedure_of
-from pipeline.selection.promises import Guarantee, Terms
 
 __all__ = ["PROCEDURES", "Decision", "check_known", "decision", "procedure", "procedure_of", "why_unbounded"]
 
@@ -59,24 +59,24 @@ def why_unbounded(selection: SelectionConfig) -> str | None:
     return None
 
 
-def procedure(*, guarantee: Guarantee, assumption: str, promise: str) -> Callable[[Decide], Decide]:
+def procedure(*, guarantee: GuaranteeKind, assumption: str, promise: str) -> Callable[[Decide], Decide]:
     """Make a function `(counts, alpha) -> Decision` a procedure that a selection can name.
 
-    Its terms are shown in the report beside every answer; nothing checks that they are true. The function returns
+    Its guarantee is shown in the report beside every answer; nothing checks that it is true. The function returns
     `decision(...)`, with the last rank that it selects.
 
     Args:
         guarantee: finite-sample, asymptotic or heuristic.
-        assumption: One sentence: what must hold for the promise to hold.
+        assumption: One sentence: what must hold for the guarantee to hold.
         promise: What then holds.
 
     Raises:
         UserError: another guarantee, an empty sentence, or a name that is taken.
     """
-    if guarantee not in get_args(Guarantee):
-        raise UserError(f"guarantee {guarantee!r} is unknown; {nearest(str(guarantee), get_args(Guarantee))}")
+    if guarantee not in get_args(GuaranteeKind):
+        raise UserError(f"guarantee {guarantee!r} is unknown; {nearest(str(guarantee), get_args(GuaranteeKind))}")
     if not assumption.strip() or not promise.strip():
-        raise UserError("a procedure needs a sentence that says what it assumes, and one that says what it promises")
+        raise UserError("a procedure needs a sentence that says what it assumes, and one that says what it guarantees")
 
     def register(function: Decide) -> Decide:
         name, module = function.__name__, function.__module__
@@ -84,7 +84,7 @@ def procedure(*, guarantee: Guarantee, assumption: str, promise: str) -> Callabl
             raise UserError(f"procedure {name}: the name is built in; rename the function")
 
         @wraps(function)
-        def guarded(given: Given) -> Decision:
+        def checked(given: Given) -> Decision:
             try:
                 result = function(given.counts, given.alpha)
             except (Exception, SystemExit) as error:  # a plugin may raise anything
@@ -96,7 +96,7 @@ def procedure(*, guarantee: Guarantee, assumption: str, promise: str) -> Callabl
                 )
             return result
 
-        PROCEDURES.register(name, Procedure(name, Terms(guarantee, assumption, promise), guarded), module)
+        PROCEDURES.register(name, Procedure(name, Guarantee(guarantee, assumption, promise), checked), module)
         return function
 
     return register

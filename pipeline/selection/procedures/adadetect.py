@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.conformal import Sample, calibrate, halves, ranks
+from pipeline.selection.guarantees import EXCHANGEABLE, ON_AVERAGE, SHARE, Guarantee
 from pipeline.selection.passes import Answer, Ask, Asking, Batch, FusedScore, SelectionInput
 from pipeline.selection.procedures.record import (
     ONLY_POOLED,
@@ -22,7 +23,6 @@ from pipeline.selection.procedures.record import (
     decide,
     procedure_of,
 )
-from pipeline.selection.promises import EXCHANGEABLE, ON_AVERAGE, SHARE, Terms
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision
 
 if TYPE_CHECKING:
@@ -137,10 +137,10 @@ def fit_discriminant(sought: np.ndarray, pool: np.ndarray) -> AdaScore:
     scale = np.where(high > low, (high - low) / 2, 1.0)
     sides = [np.stack(_standardised(side, center, scale), axis=1) for side in (known, rows)]
     means = [side.mean(axis=0) for side in sides]
-    apart = np.concatenate([side - mean for side, mean in zip(sides, means, strict=True)])
+    centred = np.concatenate([side - mean for side, mean in zip(sides, means, strict=True)])
     width = rows.shape[1]
     with threadpool_limits(1):  # the same sums on every machine
-        covariance = apart.T @ apart / max(1, len(apart) - 2) + RIDGE * np.eye(width)
+        covariance = centred.T @ centred / max(1, len(centred) - 2) + RIDGE * np.eye(width)
         linear = np.linalg.solve(covariance, means[0] - means[1])
     return AdaScore(center, scale, np.concatenate([linear, np.zeros(width * (width + 1) // 2)]))
 
@@ -193,32 +193,32 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
 
     counts = yield from count_ranks(rank, calibration.size, question.quarantined)
     inner, _ = applied_to(selection)
-    terms = _terms(not halved, inner.estimates)
+    stated = _guarantee(not halved, inner.estimates)
     decided = decide(inner.name, counts, question.level.alpha, lambda_=selection.exact_lambda)
     details = {**decided.details, **({} if halved else {"known_members": float(len(others.matrix))})}
-    decided = replace(decided, assumption=terms.assumption, promise=terms.promise, details=details)
+    decided = replace(decided, assumption=stated.assumption, promise=stated.promise, details=details)
     judge = partial(judge_ranks, rank, calibration.size, decided.rank)
     fused = FusedScore(lambda batch: learnt.score(batch.matrix), ~first)
     return replace(of_decision(decided, counts, judge, "adadetect", halved=halved), fused=fused)
 
 
-def _terms(known_members: bool, estimated: bool) -> Terms:
-    """The terms of adadetect.
+def _guarantee(known_members: bool, estimated: bool) -> Guarantee:
+    """The guarantee of adadetect.
 
     Args:
         known_members: whether the score was learnt from known members (direction clean: known non-members).
         estimated: whether the share of nulls is estimated, by Storey.
     """
-    terms = ADADETECT.terms
+    stated = ADADETECT.terms
     if known_members:
-        terms = replace(terms, assumption=_ALSO_GIVEN)
+        stated = replace(stated, assumption=_ALSO_GIVEN)
     if estimated:
         promise = (
             f"{SHARE} is at most alpha, for any number of documents and whatever the classifier learnt, with the "
             f"share of nulls estimated from the audit itself. {ON_AVERAGE}"
         )
-        terms = replace(terms, promise=promise)
-    return terms
+        stated = replace(stated, promise=promise)
+    return stated
 
 
 def _curve(procedure: Procedure, selection: SelectionConfig, answer: Answer) -> LastRank | None:
@@ -232,7 +232,7 @@ def _inner(options: Options) -> tuple[Procedure, bool]:
 
 ADADETECT = Procedure(
     "adadetect",
-    Terms(
+    Guarantee(
         "finite-sample",
         EXCHANGEABLE,
         f"{SHARE} is at most alpha times the true share of nulls, for any number of documents and whatever the "

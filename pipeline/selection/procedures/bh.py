@@ -5,9 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 from pipeline.selection.conformal import RankCounts
+from pipeline.selection.guarantees import EXCHANGEABLE, ON_AVERAGE, ONE_BY_ONE, SHARE, Guarantee
 from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, Rule, decision, exact_curve
 from pipeline.selection.procedures.versions import BY_STEP_UP
-from pipeline.selection.promises import EXCHANGEABLE, ON_AVERAGE, ONE_BY_ONE, SHARE, Terms
 from pipeline.selection.step_up import ONE, dependence_factor, harmonic_bound, step_up
 
 MOST_COUNTED = 1_000_000
@@ -43,7 +43,7 @@ def _dependence(rule: Rule, n: int, m: int) -> Fraction:
 
 BH = Procedure(
     "bh",
-    Terms("finite-sample", EXCHANGEABLE, f"{_KEPT}. {ON_AVERAGE}"),
+    Guarantee("finite-sample", EXCHANGEABLE, f"{_KEPT}. {ON_AVERAGE}"),
     lambda given: bh(given.counts, given.alpha),
     curve=exact_curve,
     schedule="prds",
@@ -51,14 +51,14 @@ BH = Procedure(
 )
 BY = Procedure(
     "by",
-    Terms("finite-sample", ONE_BY_ONE, f"{_KEPT} and any dependence between them. {ON_AVERAGE}"),
+    Guarantee("finite-sample", ONE_BY_ONE, f"{_KEPT} and any dependence between them. {ON_AVERAGE}"),
     _by,
     factor=Factor(lambda rule, n, m: harmonic_bound(m)),
     curve=exact_curve,
 )
 EBH = Procedure(
     "ebh",
-    Terms(
+    Guarantee(
         "finite-sample",
         ONE_BY_ONE,
         f"{_KEPT} and any dependence between them; whatever procedure by selects is selected here too. {ON_AVERAGE}",

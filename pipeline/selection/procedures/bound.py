@@ -10,22 +10,22 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.selection.bounds import bounds_of_lists, fewest_in_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import RankCounts
+from pipeline.selection.guarantees import EXCHANGEABLE, Guarantee, percentage
 from pipeline.selection.passes import Answer, Asking, SelectionInput
 from pipeline.selection.procedures.record import ONLY_POOLED, Decision, LastRank, Procedure, decision
-from pipeline.selection.promises import EXCHANGEABLE, Terms, percentage
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision
 
 
 def decide_by_bound(counts: RankCounts, alpha: Fraction, confidence: Fraction) -> Decision:
-    """Procedure `bound`: the longest list, with its terms."""
+    """Procedure `bound`: the longest list, with its guarantee."""
     made = decision("bound", counts, alpha, bounds_of_lists(counts, confidence).longest(alpha))
-    return replace(made, promise=terms_of_bound(confidence).promise)
+    return replace(made, promise=guarantee_of_bound(confidence).promise)
 
 
-def terms_of_bound(confidence: Fraction) -> Terms:
-    """The terms of procedure `bound` at a confidence in (0, 1): of this one list, and no average."""
+def guarantee_of_bound(confidence: Fraction) -> Guarantee:
+    """The guarantee of procedure `bound` at a confidence in (0, 1): of this one list, and no average."""
     sure, rest = percentage(confidence), percentage(1 - confidence)
-    return Terms(
+    return Guarantee(
         "finite-sample",
         EXCHANGEABLE,
         f"With {sure} confidence the share of wrong documents (those for which the null holds) in this one list is at "
@@ -51,7 +51,7 @@ def _curve(procedure: Procedure, selection: SelectionConfig, answer: Answer) -> 
 
 BOUND = Procedure(
     "bound",
-    terms_of_bound(Fraction(95, 100)),
+    guarantee_of_bound(Fraction(95, 100)),
     answer=_answer,
     curve=_curve,
     per_list=True,

@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from pipeline.selection.conformal import Grid, RankCounts
+from pipeline.selection.guarantees import EXCHANGEABLE, IN_THE_LIMIT, MANY, ON_AVERAGE, SHARE, UNPROVED, Guarantee
 from pipeline.selection.procedures.record import (
     Decision,
     Factor,
@@ -20,7 +21,6 @@ from pipeline.selection.procedures.record import (
     decision,
     exact_curve,
 )
-from pipeline.selection.promises import EXCHANGEABLE, IN_THE_LIMIT, MANY, NO_PROMISE, ON_AVERAGE, SHARE, Terms
 from pipeline.selection.step_up import ONE, step_up
 
 MANY_DOCUMENTS = 200
@@ -112,7 +112,7 @@ def strict(decision: Decision, counts: RankCounts, lambda_: Fraction | None = No
 
 STOREY = Procedure(
     "storey",
-    Terms(
+    Guarantee(
         "finite-sample",
         EXCHANGEABLE,
         f"{SHARE} is at most alpha, for any number of documents, with the share of nulls estimated from the "
@@ -248,18 +248,18 @@ def _kernel(given: Given) -> Decision:
 
 PTDI = Procedure(
     "ptdi",
-    Terms("asymptotic", MANY, f"{IN_THE_LIMIT}; {NO_PROMISE} {ON_AVERAGE}"),
+    Guarantee("asymptotic", MANY, f"{IN_THE_LIMIT}; {UNPROVED} {ON_AVERAGE}"),
     _ptdi,
     factor=Factor(least=lambda rule, n, m: Fraction(1, m)),
     curve=curve_at_factor,
 )
 KERNEL = Procedure(
     "kernel",
-    Terms(
+    Guarantee(
         "heuristic",
         MANY,
         f"{SHARE} stayed at or below alpha in the simulations that come with this program, and no theorem says that "
-        f"it does elsewhere; {NO_PROMISE} {ON_AVERAGE}",
+        f"it does elsewhere; {UNPROVED} {ON_AVERAGE}",
     ),
     _kernel,
     factor=Factor(least=lambda rule, n, m: min(ONE, (1 / Fraction(repr(KERNEL_BANDWIDTH)) + 1) / m)),
@@ -284,10 +284,10 @@ def _bky(given: Given) -> Decision:
 
 BKY = Procedure(
     "bky",
-    Terms(
+    Guarantee(
         "asymptotic",
         MANY,
-        f"{IN_THE_LIMIT}, with the share of nulls estimated by a first selection; {NO_PROMISE} {ON_AVERAGE}",
+        f"{IN_THE_LIMIT}, with the share of nulls estimated by a first selection; {UNPROVED} {ON_AVERAGE}",
     ),
     _bky,
     factor=Factor(lambda rule, n, m: 1 + rule.alpha, lambda rule, n, m: (1 + rule.alpha) / m),
@@ -331,11 +331,11 @@ def slope(counts: RankCounts) -> Fraction:
 
 QUANTILE = Procedure(
     "quantile",
-    Terms(
+    Guarantee(
         "asymptotic",
         MANY,
         f"{IN_THE_LIMIT}, with the share of nulls read off where the sorted p-values first rise more slowly; "
-        f"{NO_PROMISE} {ON_AVERAGE}",
+        f"{UNPROVED} {ON_AVERAGE}",
     ),
     lambda given: adaptive("quantile", given, slope(given.counts), {}),
     factor=Factor(least=lambda rule, n, m: Fraction(1, m)),

@@ -11,9 +11,9 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.selection.conformal import Grid, RankCounts
+from pipeline.selection.guarantees import ALIKE, IN_THE_LIMIT, ON_AVERAGE, SHARE, UNPROVED, Guarantee
 from pipeline.selection.passes import Answer, Ask, Asking, SelectionInput
 from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, adaptive, curve_at_factor
-from pipeline.selection.promises import ALIKE, IN_THE_LIMIT, NO_PROMISE, ON_AVERAGE, SHARE, Terms
 from pipeline.selection.ranked import ranked
 from pipeline.selection.thresholds import Moments
 
@@ -85,16 +85,16 @@ def known_scores(null: Moments, known: Moments, audit: Moments, quarantined: int
     Returns:
         `unclipped` is raw.
     """
-    apart = known.mean - null.mean
-    raw = (known.mean - audit.mean) / apart if apart else 1.0
-    if raw <= 0 or not apart or not audit.count:
+    difference = known.mean - null.mean
+    raw = (known.mean - audit.mean) / difference if difference else 1.0
+    if raw <= 0 or not difference or not audit.count:
         return KnownMembers(theta=1.0, unclipped=raw, pi0=Fraction(1))
     parts = (
         raw**2 * null.variance / null.count,
         (1 - raw) ** 2 * known.variance / known.count,
         audit.variance / audit.count,
     )
-    theta = 1 / raw - math.fsum(parts) / apart**2 / raw**3
+    theta = 1 / raw - math.fsum(parts) / difference**2 / raw**3
     share = 1 / theta if theta > 1 else 1.0
     pi0 = (share * audit.count + quarantined) / (audit.count + quarantined)
     return KnownMembers(theta=theta, unclipped=raw, pi0=Fraction(min(1.0, pi0)))
@@ -172,10 +172,10 @@ _NOT_WEIGHTED = (
 
 PTDI_KNOWN_MEMBERS = Procedure(
     "ptdi_known_members",
-    Terms(
+    Guarantee(
         "asymptotic",
         ALIKE,
-        f"{IN_THE_LIMIT}, if the known documents are like the hidden ones; {NO_PROMISE} {ON_AVERAGE}",
+        f"{IN_THE_LIMIT}, if the known documents are like the hidden ones; {UNPROVED} {ON_AVERAGE}",
     ),
     answer=_answer,
     factor=Factor(least=lambda rule, n, m: Fraction(0)),
@@ -190,11 +190,11 @@ PTDI_KNOWN_MEMBERS = Procedure(
 )
 KNOWN_MEMBERS = Procedure(
     "known_members",
-    Terms(
+    Guarantee(
         "heuristic",
         ALIKE,
         f"{SHARE} comes near alpha in simulations where the known documents have the mean p-value of the hidden ones, "
-        f"and exceeds it where theirs is smaller; no theorem says more; {NO_PROMISE} {ON_AVERAGE}",
+        f"and exceeds it where theirs is smaller; no theorem says more; {UNPROVED} {ON_AVERAGE}",
     ),
     _decide,
     factor=Factor(least=lambda rule, n, m: Fraction(0)),

@@ -12,9 +12,9 @@ import numpy as np
 from pipeline.detectors.knockoff import simultaneous_draws, spread_column
 from pipeline.errors import UserError
 from pipeline.selection import knockoff
+from pipeline.selection.guarantees import ON_AVERAGE, SHARE, Guarantee, StrictAnswer
 from pipeline.selection.passes import Answer, Ask, Asking, Basis, Batch, Judge, SelectionInput, search_values
 from pipeline.selection.procedures.record import ONLY_POOLED, Procedure
-from pipeline.selection.promises import ON_AVERAGE, SHARE, StrictAnswer, Terms
 from pipeline.selection.ranked import ranked
 from pipeline.selection.thresholds import Threshold
 
@@ -34,15 +34,15 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
     if len(known.matrix):
         as_bh = selection.model_copy(update={"procedure": "bh", "detectors": selection.detectors[:1]})
         conformal = yield from ranked(replace(question, selection=as_bh))
-    terms = filter_terms(draws)
+    stated = filter_guarantee(draws)
     least, sentence = knockoff.fewest(q, m, draws)
     return Answer(
         judge=partial(_judge_knockoff, cut, scale, conformal.judge if conformal is not None else None),
         n_calibration=len(known.matrix),
         m=m,
-        guarantee=terms.guarantee,
-        assumption=terms.assumption,
-        promise=terms.promise,
+        guarantee=stated.guarantee,
+        assumption=stated.assumption,
+        promise=stated.promise,
         details=_details(cut, scale),
         resolution=lambda _: (least, len(known.matrix)),
         strict=conformal.strict if conformal is not None else StrictAnswer("bh", 0, None, "finite-sample"),
@@ -69,17 +69,17 @@ def _judge_knockoff(
     return p, knockoff.is_selected(_w_of(scale, batch), cut)
 
 
-def filter_terms(draws: int) -> Terms:
-    """The terms of the knockoff filter; `draws` paraphrases compete with each text, 1 where none but one does."""
-    terms = KTD.terms
+def filter_guarantee(draws: int) -> Guarantee:
+    """The guarantee of the knockoff filter; `draws` paraphrases compete with each text, 1 where none but one does."""
+    stated = KTD.terms
     if draws == 1:
-        return terms
+        return stated
     assumption = (
         f"Every audited document that was never trained on scores higher than all {draws} of its paraphrases with a "
         f"probability of at most 1/{draws + 1}, whatever the size of W, as it would if it were exchangeable with them; "
         "real paraphrases are not quite. A test in this report checks that on the known documents."
     )
-    return replace(terms, assumption=assumption, promise=f"{SHARE} is at most alpha only if that holds. {ON_AVERAGE}")
+    return replace(stated, assumption=assumption, promise=f"{SHARE} is at most alpha only if that holds. {ON_AVERAGE}")
 
 
 def _fewest(detectors: Sequence[str], alpha: Fraction, m: int) -> tuple[int, str]:
@@ -88,7 +88,7 @@ def _fewest(detectors: Sequence[str], alpha: Fraction, m: int) -> tuple[int, str
 
 KTD = Procedure(
     "ktd",
-    Terms(
+    Guarantee(
         "heuristic",
         "For every audited document that was never trained on, the statistic W is as likely to be positive as "
         "negative, whatever its size; the sign test in this report checks that on the known documents.",

@@ -15,15 +15,15 @@ from pipeline.detectors.plugins import BUILT_IN, Registry
 from pipeline.errors import UserError, nearest
 from pipeline.selection.calibrations import simes_grid, smallest_simes
 from pipeline.selection.conformal import Grid, RankCounts
+from pipeline.selection.guarantees import Guarantee, GuaranteeKind, adapted
 from pipeline.selection.passes import Answer, Asking, SelectionInput
-from pipeline.selection.promises import Guarantee, Terms, adapted
 from pipeline.selection.step_up import ONE, step_up
 from pipeline.selection.versions import VersionScores
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision of a procedure, and its terms. The audit documents at ranks 1..`rank` are selected.
+    """The decision of a procedure, and its guarantee. The audit documents at ranks 1..`rank` are selected.
 
     `rank` is k* in 0..grid.size, 0 when nothing is selected; the selection holds documents at p = 1, and so
     quarantined ones, only when it is the last. `null_proportion` is the pi0 in use, shown in (0, 1];
@@ -35,7 +35,7 @@ class Decision:
     rank: int
     n_selected: int
     null_proportion: float
-    guarantee: Guarantee
+    guarantee: GuaranteeKind
     assumption: str
     promise: str
     details: dict[str, float]
@@ -88,7 +88,7 @@ class Rule:
 class ByVersions:
     """How a procedure chooses among documents with versions."""
 
-    terms: Terms
+    terms: Guarantee
     choose: Callable[[VersionScores, Fraction, int, int], tuple[np.ndarray, np.ndarray]]
     """From scores, alpha, the seed of the run, and the number of documents without scores, which stand at p = 1, to
     which documents are selected, bool, and the ranks of their published versions, int64: (documents,)."""
@@ -149,10 +149,10 @@ def curve_at_factor(procedure: Procedure, selection: SelectionConfig, answer: An
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Procedure:
-    """A way to choose the selected: what it promises, what it reads, and how it decides."""
+    """A way to choose the selected: what it guarantees, what it reads, and how it decides."""
 
     name: str
-    terms: Terms  # of pooled p-values at the default settings
+    terms: Guarantee  # of pooled p-values at the default settings
     decide: Callable[[Given], Decision] | None = None  # of the rank counts of one detector
     answer: Callable[[SelectionInput], Asking[Answer]] | None = None  # where more than rank counts decides
     factor: Factor = field(default_factory=Factor)
@@ -168,7 +168,7 @@ class Procedure:
     detectors, alpha and m to the fewest documents that it can select, and a sentence."""
     beside: Callable[[str], str | None] | None = None
     """From the column of a detector to another that may stand behind it, by which it is scaled; None: no other."""
-    per_list: bool = False  # promises something of this one list, at the selection's confidence, and no average
+    per_list: bool = False  # guarantees something of this one list, at the selection's confidence, and no average
     refuses: Mapping[str, str] = field(default_factory=dict)  # calibration -> why, in words that follow its name
     schedule: ScheduleRule | None = None  # the rule of a schedule that is proved for it alone
     versions: ByVersions | None = None  # where it takes documents with versions
@@ -208,7 +208,7 @@ class Procedure:
 PROCEDURES: Registry[Procedure] = Registry("procedure")
 """Every procedure that a selection can name, those of plugins behind the built-in ones."""
 
-_UNSTATED = Terms("heuristic", "Not known: the plugin that defines this procedure is not loaded.", "Not known.")
+_UNSTATED = Guarantee("heuristic", "Not known: the plugin that defines this procedure is not loaded.", "Not known.")
 
 
 def procedure_of(name: str) -> Procedure:
@@ -268,7 +268,7 @@ def decision(
     details: Mapping[str, float] | None = None,
     factor: Fraction | None = None,
 ) -> Decision:
-    """The decision to select ranks 1..rank, on the procedure's own terms.
+    """The decision to select ranks 1..rank, with the procedure's own guarantee.
 
     Args:
         procedure: its name.
@@ -280,16 +280,16 @@ def decision(
         factor: BH ran at alpha / factor; pi0 by default.
     """
     grid = counts.grid
-    terms = adapted(procedure_of(procedure).terms, grid)
+    stated = adapted(procedure_of(procedure).terms, grid)
     return Decision(
         procedure=procedure,
         alpha=alpha,
         rank=rank,
         n_selected=counts.at_most(rank),
         null_proportion=min(1.0, float(pi0)),
-        guarantee=terms.guarantee,
-        assumption=terms.assumption,
-        promise=terms.promise,
+        guarantee=stated.guarantee,
+        assumption=stated.assumption,
+        promise=stated.promise,
         details={name: value for name, value in (details or {}).items() if math.isfinite(value)},
         n=counts.n,
         factor=pi0 if factor is None else factor,

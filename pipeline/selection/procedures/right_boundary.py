@@ -5,9 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 from pipeline.selection.conformal import RankCounts
+from pipeline.selection.guarantees import IN_THE_LIMIT, MANY, ON_AVERAGE, UNPROVED, Guarantee
 from pipeline.selection.procedures.estimating import least_storey, storey_cut
 from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, Rule, adaptive, exact_curve
-from pipeline.selection.promises import IN_THE_LIMIT, MANY, NO_PROMISE, ON_AVERAGE, Terms
 
 LAMBDAS = tuple(Fraction(step, 20) for step in range(1, 20))
 
@@ -52,11 +52,11 @@ def _least(rule: Rule, n: int, m: int) -> Fraction:
 
 RIGHT_BOUNDARY = Procedure(
     "right_boundary",
-    Terms(
+    Guarantee(
         "asymptotic",
         MANY,
         f"{IN_THE_LIMIT}, with the share of nulls estimated above the first p-value beyond which it falls no further; "
-        f"{NO_PROMISE} {ON_AVERAGE}",
+        f"{UNPROVED} {ON_AVERAGE}",
     ),
     _decide,
     factor=Factor(least=_least, uncapped=True),

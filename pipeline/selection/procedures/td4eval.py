@@ -12,10 +12,10 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.selection.conformal import Grid, RankCounts, calibrate, halves, ranks
+from pipeline.selection.guarantees import NULLS, SHARE, Guarantee
 from pipeline.selection.passes import Answer, Ask, Asking, Batch, FusedScore, Judge, SelectionInput, search_values
 from pipeline.selection.procedures.bh import BH
 from pipeline.selection.procedures.record import ONLY_POOLED, Options, Procedure, Rule, applied_to, decide, procedure_of
-from pipeline.selection.promises import NULLS, SHARE, Terms
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision, resolution_at
 from pipeline.selection.step_up import ONE, step_up
 from pipeline.selection.thresholds import INFINITY, NO_VALUE, Holds, Threshold, bits_of, find_place, value_of
@@ -35,16 +35,16 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
     counts = yield from _count_each(rank, n, known.matrix.shape[1], quarantined)
     weights = fusion_weights([c.at_most(step_up(c, alpha)) for c in counts], selection.weights, question.seed)
     judge, threshold = yield from _fused(rank, n, weights, counts, alpha, quarantined)
-    terms = TD4EVAL.terms
+    stated = TD4EVAL.terms
     used, _ = applied_to(selection)
     return Answer(
         judge=judge,
         n_calibration=n,
         m=counts[0].m,
         threshold=threshold,
-        guarantee=terms.guarantee,
-        assumption=terms.assumption,
-        promise=terms.promise,
+        guarantee=stated.guarantee,
+        assumption=stated.assumption,
+        promise=stated.promise,
         resolution=partial(resolution_at, Grid.uniform(n), Rule(used, alpha), ONE),
         strict=repaired.strict,
         factor=1.0,
@@ -137,11 +137,11 @@ def _inner(options: Options) -> tuple[Procedure, bool]:
 
 TD4EVAL = Procedure(
     "td4eval",
-    Terms(
+    Guarantee(
         "heuristic",
         "None is known that would do: the weights are chosen by the audited documents that they then judge, so not "
         f"even detectors that are independent of one another for those {NULLS} keep the share of wrong ones down.",
-        f"{SHARE} is not promised to stay at or below alpha. With six independent detectors and no document to be "
+        f"{SHARE} is not guaranteed to stay at or below alpha. With six independent detectors and no document to be "
         "found, this procedure selected some in 47% of simulated audits of one document and in 41% of those of 20, at "
         "alpha = 0.1, where 10% are due. The strict answer beside this one ranks the fused statistic anew and holds.",
     ),

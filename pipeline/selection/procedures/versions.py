@@ -13,9 +13,9 @@ import numpy as np
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
+from pipeline.selection.guarantees import ON_AVERAGE, SHARE, Guarantee, StrictAnswer
 from pipeline.selection.passes import Answer, Ask, Asking, Basis, Batch
 from pipeline.selection.procedures.record import ByVersions, Procedure, procedure_of
-from pipeline.selection.promises import ON_AVERAGE, SHARE, StrictAnswer, Terms
 from pipeline.selection.versions import (
     MIRROR,
     VersionScores,
@@ -32,7 +32,7 @@ ASSUMPTION = (
     "stayed secret, and the detector, the seed and alpha were fixed before scores were read"
 )
 _SENTENCE = f"{ASSUMPTION[0].upper()}{ASSUMPTION[1:]}."
-_PROMISE = f"{SHARE} is at most alpha, for any number of documents and any model. {ON_AVERAGE}"
+_GUARANTEED = f"{SHARE} is at most alpha, for any number of documents and any model. {ON_AVERAGE}"
 
 MARKED = 20
 """Versions of a document that `seenset mark` writes by default."""
@@ -118,9 +118,9 @@ def _fewest_by_step_up(alpha: Fraction, m: int, versions: int | None) -> tuple[i
     )
 
 
-BY_STEP_UP = ByVersions(Terms("finite-sample", _SENTENCE, _PROMISE), _step_up, _fewest_by_step_up)
+BY_STEP_UP = ByVersions(Guarantee("finite-sample", _SENTENCE, _GUARANTEED), _step_up, _fewest_by_step_up)
 VERSIONS = Procedure(
     "versions",
-    Terms("finite-sample", _SENTENCE, _PROMISE),
-    versions=ByVersions(Terms("finite-sample", _SENTENCE, _PROMISE), _mirrored, _fewest_mirrored),
+    Guarantee("finite-sample", _SENTENCE, _GUARANTEED),
+    versions=ByVersions(Guarantee("finite-sample", _SENTENCE, _GUARANTEED), _mirrored, _fewest_mirrored),
 )

@@ -1,4 +1,4 @@
-"""The evidence of selected documents: the same bytes wherever, kept while it holds, and never worth a failure."""
+"""Token attributions of selected documents: the same bytes wherever, kept while it holds, and never worth a failure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from pipeline.audit.manifest import read_run
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import each_in_turn, read_scored
 from pipeline.audit.select import Answering, select_all
-from pipeline.audit.top_documents import DocumentEvidence, evidence_file, read_evidence
+from pipeline.audit.top_documents import TokenAttributions, attributions_file, read_attributions
 from pipeline.stages import tokens
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt
 from ray_jobs.audit import run_plan
-from ray_jobs.evidence import token_reader
 from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
+from ray_jobs.token_attributions import token_reader
 
 AUDIT = [sentence(i, 60 if i % 3 == 0 else 12) for i in range(60)]
 AUDIT[0] = f"Été, 数据 {AUDIT[0]}"
@@ -41,7 +41,7 @@ SELECTIONS: list[dict[str, Any]] = [
     {"name": "fused", "detectors": ["min_k_plus_plus", "zlib"], "procedure": "adadetect", "alpha": 0.3},
     {"name": "nobody", "detectors": ["min_k_plus_plus"], "procedure": "by", "alpha": 0.001},
 ]
-EVIDENCE = [evidence_file(name) for name in ("members", "fused")]
+EVIDENCE = [attributions_file(name) for name in ("members", "fused")]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -51,7 +51,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """The folder of an audit that has run: tests that go on with it take a copy."""
-    folder = tmp_path_factory.mktemp("evidence")
+    folder = tmp_path_factory.mktemp("attributions")
     settings = {"detectors": DETECTORS, "selections": SELECTIONS, "resources": {"shard_bytes": 6000}}
     run(write_audit(folder, tiny_model_folder, AUDIT, UNSEEN, **settings))
     return folder
@@ -65,7 +65,7 @@ def copied(once: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Models that are opened for evidence while the test runs."""
+    """Models that are opened for token attributions while the test runs."""
     paths: list[str] = []
     before = tokens.open_model
     monkeypatch.setattr(
@@ -85,8 +85,8 @@ def answer(folder: Path, *overrides: str, asks: bool = True, texts: bool = True)
     return lines
 
 
-def evidence(folder: Path, selection: str = "members") -> dict[str, DocumentEvidence]:
-    return read_evidence(Store(str(folder)), selection)
+def attributions(folder: Path, selection: str = "members") -> dict[str, TokenAttributions]:
+    return read_attributions(Store(str(folder)), selection)
 
 
 def scores_of(folder: Path, role: str) -> dict[str, dict[str, float]]:
@@ -100,7 +100,7 @@ def test_every_selected_document_has_what_made_its_score(once: Path) -> None:
     folder = once / "run"
     scores, known = scores_of(folder, "audit"), scores_of(folder, "unseen")
     selected = pq.read_table(folder / "selection/members/selected.parquet")["doc_id"].to_pylist()
-    shown = evidence(folder)
+    shown = attributions(folder)
     assert list(shown) == selected
     assert {"audit-0", "audit-3"} <= set(selected)
     for doc_id, one in shown.items():
@@ -123,7 +123,7 @@ def nearest(score: float, known: dict[str, float]) -> list[tuple[str, float]]:
 
 def test_a_fused_selection_shows_its_strongest_detector_and_the_fused_scores_of_its_neighbours(once: Path) -> None:
     scores = scores_of(once / "run", "audit")
-    shown = evidence(once / "run", "fused")
+    shown = attributions(once / "run", "fused")
     assert shown
     for doc_id, one in shown.items():
         assert (one.kind, one.detector) == ("standardised log-probability", "min_k_plus_plus")
@@ -140,8 +140,8 @@ def test_a_fused_selection_shows_its_strongest_detector_and_the_fused_scores_of_
 
 
 def test_where_nothing_is_selected_there_is_none(once: Path) -> None:
-    assert evidence(once / "run", "nobody") == {}
-    assert not (once / "run" / evidence_file("nobody")).exists()
+    assert attributions(once / "run", "nobody") == {}
+    assert not (once / "run" / attributions_file("nobody")).exists()
 
 
 def test_a_finished_run_opens_no_model(once: Path, opened: list[str]) -> None:
@@ -149,7 +149,9 @@ def test_a_finished_run_opens_no_model(once: Path, opened: list[str]) -> None:
     assert opened == []
 
 
-def test_a_run_whose_evidence_is_lost_or_damaged_makes_it_again_to_the_same_bytes(once: Path, copied: Path) -> None:
+def test_a_run_whose_attributions_are_lost_or_damaged_makes_them_again_to_the_same_bytes(
+    once: Path, copied: Path
+) -> None:
     before = files(copied)
     assert list(before) == sorted(EVIDENCE)
     (copied / EVIDENCE[0]).unlink()
@@ -160,21 +162,21 @@ def test_a_run_whose_evidence_is_lost_or_damaged_makes_it_again_to_the_same_byte
 
 def test_selecting_again_keeps_what_was_read_and_asks_no_model(copied: Path, opened: list[str]) -> None:
     before = files(copied)
-    shown = evidence(copied, "fused") | evidence(copied)
+    shown = attributions(copied, "fused") | attributions(copied)
     other = {"name": "other", "detectors": ["min_k_plus_plus"], "alpha": 0.9, "procedure": "bh"}
     select_again(str(copied), [f"selections={json.dumps([*SELECTIONS[:1], other])}"])
     assert files(copied)[EVIDENCE[0]] == before[EVIDENCE[0]]
     selected = pq.read_table(copied / "selection/other/selected.parquet")["doc_id"].to_pylist()
-    seen = evidence(copied, "other")
+    seen = attributions(copied, "other")
     assert list(seen) == [doc_id for doc_id in selected if doc_id in shown]
     assert 0 < len(seen) < len(selected)
     assert {one.kind for one in seen.values()} == {"standardised log-probability"}
     assert all(one.pieces == shown[doc_id].pieces for doc_id, one in seen.items())
     assert opened == []
     lines = answer(copied)
-    count = len(evidence(copied, "fused") | evidence(copied))
-    assert lines[0].startswith("evidence: reading ")
-    assert lines[-1] == f"evidence: {count} of {count} documents have it"
+    count = len(attributions(copied, "fused") | attributions(copied))
+    assert lines[0].startswith("token attributions: reading ")
+    assert lines[-1] == f"token attributions: {count} of {count} documents have them"
     assert files(copied) == before, "a run makes it as it was"
 
 
@@ -184,9 +186,9 @@ def test_no_text_leaves_none(copied: Path) -> None:
 
 
 def test_the_number_of_documents_is_a_setting(copied: Path) -> None:
-    every = evidence(copied)
+    every = attributions(copied)
     answer(copied, "evidence=3")
-    assert evidence(copied) == dict(list(every.items())[:3])
+    assert attributions(copied) == dict(list(every.items())[:3])
     assert answer(copied, "evidence=0") == []
     assert files(copied) == {}
 
@@ -199,8 +201,8 @@ def test_an_older_run_has_none_and_a_damaged_file_counts_as_none(copied: Path) -
         path.unlink,
     ):
         spoil()
-        assert evidence(copied) == {}
-    assert evidence(copied / "nowhere") == {}
+        assert attributions(copied) == {}
+    assert attributions(copied / "nowhere") == {}
 
 
 def test_tokens_of_another_model_are_not_kept(copied: Path) -> None:
@@ -220,7 +222,7 @@ def test_texts_that_are_gone_have_none_and_the_answers_stand(once: Path, copied:
         lines = answer(copied)
     finally:
         shutil.move(once / "away.jsonl", once / "audit.jsonl")
-    assert lines[-1].startswith("evidence: 0 of ")
+    assert lines[-1].startswith("token attributions: 0 of ")
     assert "could not be read; the first: " in lines[-2]
     assert "audit.jsonl" in lines[-2]
     assert files(copied) == {}
@@ -231,10 +233,10 @@ def test_the_log_says_how_many_have_it(copied: Path) -> None:
     (copied / EVIDENCE[0]).unlink()
     (copied / EVIDENCE[1]).unlink()
     lines = answer(copied)
-    count = len(evidence(copied, "fused") | evidence(copied))
+    count = len(attributions(copied, "fused") | attributions(copied))
     assert [line for line in lines if "is missing" not in line] == [
-        f"evidence: reading {count} selected documents once more",
-        f"evidence: {count} of {count} documents have it",
+        f"token attributions: reading {count} selected documents once more",
+        f"token attributions: {count} of {count} documents have them",
     ]
 
 
@@ -250,10 +252,10 @@ def test_a_model_behind_an_endpoint_gives_none(copied: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_a_cluster_that_does_not_read_them_costs_the_evidence_alone(
+def test_a_cluster_that_does_not_read_them_costs_the_attributions_alone(
     once: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_jobs.evidence.MOST_SECONDS", 0.0)
+    monkeypatch.setattr("ray_jobs.token_attributions.MOST_SECONDS", 0.0)
     for name in EVIDENCE:
         (copied / name).unlink()
     assert run(once / "audit.yaml", f"run={copied}", "resources.cluster=ray").exit_code == 0
@@ -261,7 +263,7 @@ def test_a_cluster_that_does_not_read_them_costs_the_evidence_alone(
 
 
 @pytest.mark.slow
-def test_documents_that_are_tried_again_keep_the_evidence_of_the_others(once: Path, copied: Path) -> None:
+def test_documents_that_are_tried_again_keep_the_attributions_of_the_others(once: Path, copied: Path) -> None:
     """What `seenset retry` does: a shard is scored again, and every selection answered anew."""
     before = files(copied)
     for receipt in list(read_receipts(Store(str(copied)), "score"))[:1]:

@@ -1,4 +1,4 @@
-"""The texts that earlier runs have judged: documents with one of them are counted, and no stage works on them."""
+"""Texts that earlier runs have already audited: documents with one of them are counted, and no stage processes them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pipeline.store.files import Store
 AGAINST = "against"
 """Of a fingerprint: the digest of these texts."""
 
-JUDGED_FILE = "judged.npy"
+AUDITED_FILE = "judged.npy"
 """Of a run directory: the keys of those texts, int64, ascending, written once when the run begins."""
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedTexts:
+class AuditedTexts:
     """The set of a run: where its keys lie, and their digest. The keys themselves are read where they are needed."""
 
     run: str  # run directory
@@ -34,7 +34,7 @@ class JudgedTexts:
         return self.sha256
 
     def hold(self, document: Document) -> bool:
-        """Whether an earlier run has judged a document with the same text, or the same pixels.
+        """Whether an earlier run has audited a document with the same text, or the same pixels.
 
         Raises:
             UserError: the file is gone, or is not the one that was written.
@@ -48,24 +48,24 @@ class JudgedTexts:
         return place < keys.size and int(keys[place]) == key
 
 
-def write_judged(store: Store, keys: np.ndarray) -> JudgedTexts:
-    """Write the keys of judged texts, int64, (texts,), in any order and with repeats, into a run directory."""
+def write_audited_keys(store: Store, keys: np.ndarray) -> AuditedTexts:
+    """Write the keys of audited texts, int64, (texts,), in any order and with repeats, into a run directory."""
     keys = np.unique(keys.astype(np.int64))
     file = io.BytesIO()
     np.save(file, keys)
     data = file.getvalue()
-    store.write(JUDGED_FILE, data)
-    return JudgedTexts(store.url, hashlib.sha256(data).hexdigest(), keys.size)
+    store.write(AUDITED_FILE, data)
+    return AuditedTexts(store.url, hashlib.sha256(data).hexdigest(), keys.size)
 
 
-def read_judged(store: Store, sha256: str) -> np.ndarray:
+def read_audited_keys(store: Store, sha256: str) -> np.ndarray:
     """The keys of a run directory: int64, ascending.
 
     Raises:
         UserError: the file is gone, or is not the one with this SHA-256.
     """
     try:
-        data = store.read(JUDGED_FILE)
+        data = store.read(AUDITED_FILE)
     except FileNotFoundError:
         raise _damaged(store, "is gone") from None
     if hashlib.sha256(data).hexdigest() != sha256:
@@ -78,12 +78,12 @@ def _keys(run: str, sha256: str) -> np.ndarray:
     """The keys of a run directory, opened once in a process: mapped from a local file, else read."""
     store = Store(run)
     if not store.local:
-        return read_judged(store, sha256)
+        return read_audited_keys(store, sha256)
     try:
-        return np.asarray(np.load(store.path(JUDGED_FILE), mmap_mode="r"))
+        return np.asarray(np.load(store.path(AUDITED_FILE), mmap_mode="r"))
     except (OSError, ValueError):
         raise _damaged(store, "cannot be read") from None
 
 
 def _damaged(store: Store, problem: str) -> UserError:
-    return UserError(f"{store.url}/{JUDGED_FILE} {problem}: put it back, or begin a new run directory")
+    return UserError(f"{store.url}/{AUDITED_FILE} {problem}: put it back, or begin a new run directory")

@@ -12,7 +12,7 @@ import pytest
 from finished import run
 from made_up import sentence, write_audit
 
-from pipeline.audit.top_documents import read_evidence
+from pipeline.audit.top_documents import read_attributions
 from pipeline.store.files import Store
 
 SHORT = [sentence(1000 + i, 10) for i in range(40)]
@@ -46,7 +46,7 @@ def test_a_fused_statistic_orders_before_the_score_of_the_detector_of_the_larges
 
 
 def test_the_learnt_score_orders_documents_of_equal_p_values(folder: Path) -> None:
-    shown = list(read_evidence(Store(str(folder / "run")), "learnt").values())
+    shown = list(read_attributions(Store(str(folder / "run")), "learnt").values())
     rows = listed(folder, "learnt")
     assert len({row["p_value"] for row in rows[:7]}) == 1
     assert [one.ranked_by for one in shown] == ["adadetect"] * 7

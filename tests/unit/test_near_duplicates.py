@@ -14,9 +14,9 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.corpus.near_copies import (
+from pipeline.corpus.near_duplicates import (
     SKETCH,
-    CopyIndex,
+    NearDuplicateIndex,
     band_width,
     likeness,
     near_families,
@@ -110,7 +110,7 @@ def perturbed(rng: np.random.Generator, documents: int, kinds: int, share: float
 def test_all_clear_pairs_are_found_and_no_pair_below_the_threshold(seed: int, threshold: float, kinds: int) -> None:
     sketches = perturbed(np.random.default_rng(seed), 60, kinds, 0.6)
     known, given_ones = sketches[:40], sketches[40:]
-    index = CopyIndex.of(known, threshold)
+    index = NearDuplicateIndex.of(known, threshold)
     given_places, places = index.near(given_ones)
     pairs = {
         (int(a), int(b)) for a, p in zip(given_places, places, strict=True) for b in np.flatnonzero(index.number == p)
@@ -127,11 +127,11 @@ def test_all_clear_pairs_are_found_and_no_pair_below_the_threshold(seed: int, th
     assert (index.matches(given_ones) == np.isin(np.arange(20), [a for a, _ in pairs])).all()
 
 
-def test_families_are_what_pairs_connect_in_whatever_order() -> None:
+def test_families_are_what_pairs_connect_in_whatever_order_and_thousands_of_copies_are_one() -> None:
     rng = np.random.default_rng(5)
     sketches = perturbed(rng, 200, 30, 0.93)
     family = near_families(sketches, 0.7)
-    index = CopyIndex.of(sketches, 0.7)
+    index = NearDuplicateIndex.of(sketches, 0.7)
     label = np.arange(200)
     for one, other in combinations(range(200), 2):
         if likeness(sketches[one : one + 1], sketches[other : other + 1])[0] >= 0.75:
@@ -146,12 +146,9 @@ def test_families_are_what_pairs_connect_in_whatever_order() -> None:
     assert family[0] == 0
     assert (np.diff(np.unique(family, return_index=True)[1]) > 0).all(), "numbered in the order of first documents"
     assert near_families(np.empty((0, SKETCH), dtype=np.uint8)).size == 0
-
-
-def test_thousands_of_copies_of_one_text_are_one_family_at_once() -> None:
     sketches = perturbed(np.random.default_rng(1), 5_000, 1, 0.97)
     assert near_families(sketches).max() == 0
-    assert CopyIndex.of(sketches, 0.8).matches(sketches[:50]).all()
+    assert NearDuplicateIndex.of(sketches, 0.8).matches(sketches[:50]).all()
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.6, 0.7, 0.8, 0.9, 1.0])

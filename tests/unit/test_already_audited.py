@@ -1,4 +1,4 @@
-"""A scan audits what earlier scans by the same model have not judged: each document once, and none vanishes."""
+"""A scan audits what earlier scans by the same model have not audited: each document once, and none vanishes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.console import Console
 from signed import sign_status
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.against import JUDGED_RECORD, ScoringTerms
+from pipeline.audit.already_audited import AUDITED_RECORD, ScoringBasis
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.audit.status import run_status
@@ -27,8 +27,8 @@ from pipeline.config.corpus import ROLES
 from pipeline.corpus.documents import Document, text_key
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.series.scans import read_schedule
+from pipeline.stages.audited_texts import AUDITED_FILE, write_audited_keys
 from pipeline.stages.base import Wanted
-from pipeline.stages.judged import JUDGED_FILE, write_judged
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
@@ -98,7 +98,7 @@ def test_each_text_is_left_once_whatever_the_order_of_scans(
     judged: list[int] = []
     for number, scan_of in enumerate(scans):
         store = Store(str(tmp_path_factory.mktemp("scan")))
-        texts = write_judged(store, np.array([text_key(text_of(one)) for one in judged], dtype=np.int64))
+        texts = write_audited_keys(store, np.array([text_key(text_of(one)) for one in judged], dtype=np.int64))
         left = [one for one in dict.fromkeys(scan_of) if not texts.hold(Document(0, "", text_of(one), None))]
         assert set(left) == set(scan_of) - set(judged), number
         judged += left
@@ -109,7 +109,7 @@ def test_only_audit_documents_are_left_out_and_each_is_counted(tmp_path: Path, t
     config = scan(tmp_path, tiny_model_folder, "scan", list(range(30)))
     store = Store(config.run)
     keys = np.array([text_key(text_of(number)) for number in [*range(12), 1000]], dtype=np.int64)
-    (stage,) = stages_of(Wanted(config, judged=write_judged(store, keys)))
+    (stage,) = stages_of(Wanted(config, already_audited=write_audited_keys(store, keys)))
     receipts = list(finish_shards(stage, make_plan(config).shards, store, 1))
     counts = {role: sum(r.n_judged for r in receipts if isinstance(r, Receipt) and r.role == role) for role in ROLES}
     assert counts == {"audit": 12, "unseen": 0, "seen": 0}
@@ -132,7 +132,7 @@ def test_runs_are_alike_in_all_that_the_detectors_of_the_selections_depend_on(
     change: dict[str, Any], difference: str | None, tmp_path: Path
 ) -> None:
     made_of = {"model": "m1", "dtype": "float32", "max_tokens": 1024, "seed": 0, "detectors": ["loss"]}
-    terms = ScoringTerms.of(scan(tmp_path, tmp_path, "scan", [0]), made_of)
+    terms = ScoringBasis.of(scan(tmp_path, tmp_path, "scan", [0]), made_of)
     assert terms.difference({**made_of, **change}) == difference
 
 
@@ -170,14 +170,14 @@ def test_a_run_is_incremental_to_the_one_before_and_to_what_that_left_out_from_i
         outcome, lines = run(config)
     assert audited(second.run) == names(*range(20, 30))
     assert audited(third.run) == names(*range(40, 52))
-    assert f"2 audit documents were judged before by {second.run} and are not audited again" in lines
+    assert f"2 audit documents are already audited by {second.run} and left out" in lines
     report = json.loads((tmp_path / "third" / "report" / "report.json").read_text())
     audit = next(role for role in report["documents"] if role["role"] == "audit")
     assert (audit["n_in"], audit["n_scored"], audit["n_judged"]) == (14, 12, 2)
     assert run_status(third.run).judged == outcome.status.judged == 2
     late = scan(tmp_path, tiny_model_folder, "first", list(range(20)), against=second.run)
     assert "began without against" in user_error(run, late)
-    assert not Path(first.run, JUDGED_RECORD).exists()
+    assert not Path(first.run, AUDITED_RECORD).exists()
     assert run(first)[0].exit_code == ExitCode.DONE
 
 
@@ -202,7 +202,7 @@ def test_a_run_of_another_model_or_length_is_refused_by_name(tmp_path: Path, tin
         config = scan(tmp_path, model, "other", list(range(25)), against=first.run, **changed)
         with pytest.raises(UserError, match=message):
             run(config)
-        assert not Path(config.run, JUDGED_RECORD).exists()
+        assert not Path(config.run, AUDITED_RECORD).exists()
 
 
 @pytest.mark.slow
@@ -222,11 +222,11 @@ def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well
     for config in scans:
         run(config)
     assert audited(third.run) == names(*range(40, 50))
-    kept = Path(second.run, JUDGED_FILE).read_bytes()
+    kept = Path(second.run, AUDITED_FILE).read_bytes()
     receipt = next(r for r in read_receipts(Store(second.run), "score") if r.role == "audit" and r.n_judged)
     withdraw_receipt(Store(second.run), "score", receipt.shard)
     outcome, _ = run(second)
-    assert Path(second.run, JUDGED_FILE).read_bytes() == kept
+    assert Path(second.run, AUDITED_FILE).read_bytes() == kept
     assert audited(second.run) == names(*range(10, 40))
     assert outcome.selections[0].n_audit == 30
     with pytest.raises(UserError, match=f"began with against {ledger}, now none"):
@@ -235,7 +235,7 @@ def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well
     without = scan_of("without", list(range(15)))
     outcome, lines = run(without)
     assert (outcome.exit_code, outcome.status.state, outcome.selections) == (ExitCode.DONE, "complete", [])
-    assert any("15 audit documents were judged before" in line and "nothing is selected" in line for line in lines)
+    assert any("15 audit documents are already audited" in line and "nothing is selected" in line for line in lines)
     assert len(read_schedule(Store(ledger)).scans) == 3
     again, lines = run(without)
     assert "its answers stand" in lines[-1]
@@ -245,13 +245,13 @@ def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well
     other = scan_of("other", list(range(25)), other_model(tmp_path, tiny_model_folder))
     _, lines = run(other)
     assert audited(other.run) == names(*range(25))
-    said = [line for line in lines if line.startswith("against: a run counts nothing")]
+    said = [line for line in lines if line.startswith("against: a run is not counted")]
     assert ["scored otherwise" in line for line in said] == [True, True, False]
     assert "is not a run directory" in said[2]
 
 
 @pytest.mark.slow
-def test_what_is_no_finished_run_is_refused_and_what_one_quarantined_was_not_judged(
+def test_what_is_no_finished_run_is_refused_and_what_one_quarantined_was_not_audited(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     nothing = scan(tmp_path, tiny_model_folder, "one", list(range(5)), against=str(tmp_path / "nothing"))
@@ -264,7 +264,7 @@ def test_what_is_no_finished_run_is_refused_and_what_one_quarantined_was_not_jud
     run(first)
     second = scan(tmp_path, tiny_model_folder, "second", [1, 7, 8], against=first.run)
     run(second)
-    assert audited(second.run) == names(7, 8), "a quarantined document was not judged"
+    assert audited(second.run) == names(7, 8), "a quarantined document was not audited"
     status = Path(first.run, "status.json")
     status.write_text(status.read_text().replace('"complete"', '"incomplete"'))
     sign_status(Store(first.run))
@@ -273,7 +273,7 @@ def test_what_is_no_finished_run_is_refused_and_what_one_quarantined_was_not_jud
 
 
 @pytest.mark.slow
-def test_a_run_that_has_scored_and_answered_nothing_of_the_kind_has_judged_nothing(
+def test_a_run_that_has_scored_and_answered_nothing_of_the_kind_has_audited_nothing(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     first = scan(tmp_path, tiny_model_folder, "first", list(range(5)), selections=[], detectors=["loss", "zlib"])

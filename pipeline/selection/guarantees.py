@@ -1,4 +1,4 @@
-"""The promises of procedures, in words that need no statistics: their parts, and their numbers."""
+"""The guarantees of procedures, in words that need no statistics: their parts, and their numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pipeline.selection.conformal import Grid
 
-Guarantee = Literal["finite-sample", "asymptotic", "heuristic"]
+GuaranteeKind = Literal["finite-sample", "asymptotic", "heuristic"]
 
 MOST_DIGITS = 17
 WRITTEN_DIGITS = 12
@@ -19,11 +19,11 @@ WRITTEN_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """The promise of a procedure, in words that need no statistics."""
+class Guarantee:
+    """The guarantee of a procedure with its assumption, in words that need no statistics."""
 
-    guarantee: Guarantee
-    assumption: str  # one sentence: what must hold for the promise to hold
+    guarantee: GuaranteeKind
+    assumption: str  # one sentence: what must hold for the guarantee to hold
     promise: str  # what then holds
 
 
@@ -34,7 +34,7 @@ class StrictAnswer:
     procedure: Annotated[str, Field(description="The procedure, with how it is used where that matters.")]
     n_selected: Annotated[int, Field(description="Documents that it selects.")]
     threshold: Annotated[float | None, Field(description="The largest p-value that it selects; null if none.")]
-    guarantee: Annotated[Guarantee, Field(description="finite-sample: proved for any number of documents.")]
+    guarantee: Annotated[GuaranteeKind, Field(description="finite-sample: proved for any number of documents.")]
 
 
 NULLS = "for which the null holds (direction members: never trained on; direction clean: trained on)"
@@ -66,8 +66,8 @@ ON_AVERAGE = (
     "may be higher or lower, and no single document is proven to be selected rightly."
 )
 
-NO_PROMISE = (
-    "for the documents at hand nothing is promised, and the share can exceed alpha, so the strict answer stands "
+UNPROVED = (
+    "for the documents at hand nothing is guaranteed, and the share can exceed alpha, so the strict answer stands "
     "beside this one."
 )
 
@@ -92,12 +92,12 @@ def _probability(delta: Fraction) -> str:
     return short if Fraction(short) == 1 - delta else f"1 - {float(delta)!r}"
 
 
-_WEIGHTED = Terms(
+_WEIGHTED = Guarantee(
     "heuristic",
     f"The weights are right: given its words, an audited document {NULLS} scores like a calibration document, its "
     "weight is how much more often such words stand among the audited documents than among those that calibrate, and "
     "its words do not tell which audited documents have the property searched for.",
-    f"{SHARE} is not promised to stay at or below alpha: the weights are estimated, and where they are wrong it can "
+    f"{SHARE} is not guaranteed to stay at or below alpha: the weights are estimated, and where they are wrong it can "
     "exceed alpha. With right weights it stayed at or below alpha in the simulations that come with this program, and "
     f"a theorem says so as numbers grow. {ON_AVERAGE}",
 )
@@ -107,48 +107,48 @@ _SHARE_OF_SOME = (
     "selected"
 )
 
-JOINT_TERMS: dict[str, Terms] = {
-    "ebh": Terms(
+JOINTLY: dict[str, Guarantee] = {
+    "ebh": Guarantee(
         "finite-sample",
         f"Under each of the models: each audited document {NULLS} is, taken by itself, exchangeable with the "
         "documents that this model was calibrated on. How documents and models depend on one another is free.",
         f"{_SHARE_OF_SOME} is at most alpha times the true share of such documents, for any number of documents and of "
         f"models. {ON_AVERAGE}",
     ),
-    "largest_p": Terms(
+    "largest_p": Guarantee(
         "heuristic",
         "The largest p-values of the models depend on one another in the way that those of one model do (PRDS). "
         "That is proved for one model, and not for the largest of several.",
-        f"{_SHARE_OF_SOME} is not promised to stay at or below alpha; it did in simulated audits whose models "
+        f"{_SHARE_OF_SOME} is not guaranteed to stay at or below alpha; it did in simulated audits whose models "
         f"share documents, and under the worst dependence it exceeds alpha several times. {ON_AVERAGE}",
     ),
 }
-"""Of a selection under several models: e-BH on the smallest e-value, and BH on the largest p-value."""
+"""Guarantees of a selection under several models: e-BH on the smallest e-value, and BH on the largest p-value."""
 
 NOTHING_PROVED = StrictAnswer("none", 0, None, "finite-sample")
 """The strict answer where no procedure has a guarantee: the empty list."""
 
 
-def adapted(terms: Terms, grid: Grid) -> Terms:
-    """A procedure's terms for p-values calibrated in the way that the grid records.
+def adapted(stated: Guarantee, grid: Grid) -> Guarantee:
+    """A procedure's guarantee for p-values calibrated in the way that the grid records.
 
     By group, its assumption is made within each group. Calibration-conditional p-values turn a finite-sample
-    promise about the average over calibration sets into one about the calibration documents at hand, which
-    fails for a share delta of them; they add nothing to the promise of the other procedures.
+    guarantee about the average over calibration sets into one about the calibration documents at hand, which
+    fails for a share delta of them; they add nothing to the guarantee of the other procedures.
     """
     if grid.weighted:
         return _WEIGHTED
-    if grid.delta is not None and terms.guarantee == "finite-sample":
+    if grid.delta is not None and stated.guarantee == "finite-sample":
         sure = (
             f"With probability at least {_probability(grid.delta)} over the choice of the calibration documents, this "
             "holds for those at hand: "
         )
-        promise = sure + terms.promise[0].lower() + terms.promise[1:].replace(_REPEATED, _WITH_THESE)
-        terms = replace(terms, assumption=_CONDITIONAL.get(terms.assumption, terms.assumption), promise=promise)
+        promise = sure + stated.promise[0].lower() + stated.promise[1:].replace(_REPEATED, _WITH_THESE)
+        stated = replace(stated, assumption=_CONDITIONAL.get(stated.assumption, stated.assumption), promise=promise)
     if grid.groups > 1:
         within = f"Within each of the {grid.groups} groups, and whatever the documents of the other groups are: "
-        terms = replace(terms, assumption=within + terms.assumption[0].lower() + terms.assumption[1:])
-    return terms
+        stated = replace(stated, assumption=within + stated.assumption[0].lower() + stated.assumption[1:])
+    return stated
 
 
 def beside(value: float, limit: float, digits: int = 2, kind: str = "f") -> str:

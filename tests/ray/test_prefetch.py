@@ -1,4 +1,4 @@
-"""An actor too reads the next shard of a bundle while it computes one; what is read ahead can kill it."""
+"""An actor too reads the next shard of a bundle while it computes one; what is prefetched can kill it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_actor_reads_the_next_shard_while_it_works_on_this_one(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_a_document_that_kills_an_actor_while_it_is_read_ahead_is_found_and_no_other(tmp_path: Path) -> None:
+def test_a_document_that_kills_an_actor_while_it_is_prefetched_is_found_and_no_other(tmp_path: Path) -> None:
     texts = [*(letters(letter, 4) for letter in "abc"), ["d", "dd", "d deadly to tokenise", "dddd"], letters("e", 4)]
     shards, store = shards_of(tmp_path / "killed", *texts)
     stage = stage_of(together=5, deadly_at=str(tmp_path / "flag"), notes=str(tmp_path / "notes"))
@@ -84,7 +84,7 @@ def test_a_document_that_kills_an_actor_while_it_is_read_ahead_is_found_and_no_o
     first = [note[1:] for note in notes if note[0] == notes[0][0]]
     began, ended = (sum(event == kind for event, _ in first) for kind in ("work", "work ended"))
     assert ("prepare", "d") in first
-    assert began - ended == 1, "its actor was killed by what was read ahead, in the midst of another shard"
+    assert began - ended == 1, "its actor was killed by what was prefetched, in the midst of another shard"
     assert len({process for process, _, _ in notes}) <= 7
     problems = [
         (number, row, values["problem"])

@@ -1,6 +1,6 @@
 """Selected documents through the model once more: by the threads of this process, or by one actor of a cluster.
 
-A fault here costs the evidence and not the run: the fault is reported in one line.
+A fault here costs the token attributions, not the run, and is reported in one line.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pipeline.store.files import Store
 from ray_jobs.actors import map_shards
 
 FOLDER = "attempts/evidence"
-"""Of a run directory: a folder for each reading that has not ended, with its files, receipts and attempt logs."""
+"""Of a run directory: a folder for each request that has not ended, with its files, receipts and attempt logs."""
 
 DOCUMENTS_A_THREAD = 8
 """At least: each thread has layers of its own, and a proof of what its model's logits are made of."""
 
 MOST_SECONDS = 1800.0
-"""Of a reading on a cluster, whose resources may be taken by other jobs."""
+"""Of a request on a cluster, whose resources may be taken by other jobs."""
 
 
 def token_reader(
@@ -69,11 +69,11 @@ def token_reader(
         return finish_shards(stage, shards, place, workers, Placement(machine.gpus, machine.threads, models))
 
     def read(shards: Sequence[Shard], settings: TokenSettings) -> pa.Table | None:
-        say(f"evidence: reading {len(settings.texts):,} selected documents once more")
+        say(f"token attributions: reading {len(settings.texts):,} selected documents once more")
         stage = token_stage(settings, shards)
         inputs = json.dumps([stage.fingerprint, [shard.content for shard in shards]], sort_keys=True)
         folder = f"{FOLDER}/{hashlib.sha256(inputs.encode()).hexdigest()[:16]}"
-        place = Store(f"{store.url}/{folder}").guarded(store.check)
+        place = Store(f"{store.url}/{folder}").with_check(store.check)
         table, problems = None, list[str]()
         try:
             most_seconds = MOST_SECONDS if machine is None else math.inf
@@ -81,9 +81,9 @@ def token_reader(
             table, problems = read_token_rows(stage, shards, place, failures)
         except Exception as error:
             check()
-            say(f"no evidence of these: {' '.join(str(error).split()) or type(error).__name__}")
+            say(f"no token attributions of these: {' '.join(str(error).split()) or type(error).__name__}")
         if problems:
-            say(f"evidence: {len(problems):,} could not be read; the first: {problems[0]}")
+            say(f"token attributions: {len(problems):,} could not be read; the first: {problems[0]}")
         if KILLED not in problems:  # a deadly document stays known
             store.remove_folder(folder)
         return table

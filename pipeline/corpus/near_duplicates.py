@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from pipeline.config.corpus import NEAR_COPIES
+from pipeline.config.corpus import NEAR_SHARE
 from pipeline.errors import UserError
 
 SKETCH = 128
@@ -113,7 +113,7 @@ def likeness(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CopyIndex:
+class NearDuplicateIndex:
     """Documents among which the near-duplicates of others are found without comparing all with all.
 
     The sketch is cut into bands; documents that share a band are compared (locality-sensitive hashing). Bands are as
@@ -131,7 +131,7 @@ class CopyIndex:
     keys: list[np.ndarray]  # of each band: uint64, ascending
 
     @classmethod
-    def of(cls, sketches: np.ndarray, threshold: float) -> CopyIndex:
+    def of(cls, sketches: np.ndarray, threshold: float) -> NearDuplicateIndex:
         """The index of documents.
 
         Args:
@@ -193,7 +193,7 @@ class Sketches(Protocol):
         """The sketches of some documents, by a slice or int places: uint8, (some, 128)."""
 
 
-def near_families(sketches: Sketches, threshold: float = NEAR_COPIES) -> np.ndarray:
+def near_families(sketches: Sketches, threshold: float = NEAR_SHARE) -> np.ndarray:
     """Number the families of documents: near-duplicates, and near-duplicates of these, belong to one.
 
     Args:
@@ -269,8 +269,8 @@ def _alike(
     one, other = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
     for begin, end in _candidates(keys, keys, width):
         given, known = order[begin], order[end]
-        apart = labels[given] != labels[known]
-        given, known = given[apart], known[apart]
+        differing = labels[given] != labels[known]
+        given, known = given[differing], known[differing]
         close = _close(sketches[first[given]], sketches[first[known]], threshold)
         one.append(given[close])
         other.append(known[close])

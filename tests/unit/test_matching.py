@@ -47,7 +47,7 @@ def test_the_words_that_tell_them_apart_are_named_the_strongest_first() -> None:
 def test_a_plan_says_what_weights_would_leave_and_repair(tmp_path: Path) -> None:
     known, audit = texts(1, 300, 0.1), dated(texts(2, 300, 0.1), "gone", 0.9, 1)
     lines = plan_checks(plan_of(tmp_path, known, audit, calibration="weighted"))["lines"]
-    assert any("the weights by their words are to repair that" in line for line in lines)
+    assert any("the selections weight these documents by their words" in line for line in lines)
     assert any(line.startswith("warning: Even with the weights") for line in lines)
 
 

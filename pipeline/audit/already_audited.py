@@ -1,10 +1,10 @@
-"""Which texts earlier runs have judged by the same model, so that an audit leaves their documents out.
+"""Texts that earlier runs have already audited for the same model: an audit leaves their documents out.
 
-A text is judged by a run that is complete, and has answered a selection of the same direction and detectors, if an
-audit document with it has a score there: one in quarantine has none, and is audited again. What such a run left out
-itself, because others had judged it before, counts too. Runs score alike where the model, what is done to texts before
-it reads them, and all else that the detectors of this run's selections depend on are the same; the seed, the device,
-sizes of batches and the version of Seenset are no part of that.
+A run has audited a text if it is complete, has answered a selection of the same direction and detectors, and holds a
+score of an audit document with this text. A document in quarantine has no score and is audited again. Texts that such
+a run left out as already audited count too. Two runs score alike if the model, the text transformation and all else
+that the detectors of this run's selections depend on are equal; seed, device, batch sizes and the version of Seenset
+may differ.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pydantic import Field
 
 from pipeline.audit.history import read_history
 from pipeline.audit.manifest import read_run
-from pipeline.audit.records import DUPLICATES, JUDGED_RECORD, VersionedRecord, read_record, write_record
+from pipeline.audit.records import AUDITED_RECORD, DUPLICATES, VersionedRecord, read_record, write_record
 from pipeline.audit.status import read_status
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.report.wording import files as wording
 from pipeline.stages import SCORING
-from pipeline.stages.judged import AGAINST, JudgedTexts, read_judged, write_judged
+from pipeline.stages.audited_texts import AGAINST, AuditedTexts, read_audited_keys, write_audited_keys
 from pipeline.store.files import Store, real_address
 from pipeline.store.receipts import Receipt, read_filed, read_receipts
 
@@ -44,37 +44,37 @@ _OF_A_RUN = frozenset(
 Say = Callable[[str], None]
 
 
-class JudgedRecord(VersionedRecord):
+class AuditedRecord(VersionedRecord):
     """Which texts a run leaves out, fixed when it started: `judged.json`."""
 
     sealed = True
 
     against: str = Field(description="The run or the ledger that the configuration names.")
-    runs: list[str] = Field(description="The runs that have judged these texts: absolute paths or URLs.")
-    detectors: list[str] = Field(description="Score columns by which they were judged.")
+    runs: list[str] = Field(description="The runs that have audited these texts: absolute paths or URLs.")
+    detectors: list[str] = Field(description="Score columns by which they were audited.")
     texts: int = Field(description="How many texts these are.")
     sha256: str = Field(description="SHA-256 of judged.npy, the 64-bit keys of the texts.")
 
 
 @dataclass(frozen=True, slots=True)
-class ScoringTerms:
+class ScoringBasis:
     """What the answers of a run depend on."""
 
     parts: Mapping[str, Any]  # of the fingerprint of its scores
     detectors: tuple[str, ...]  # columns that its selections read
-    questions: frozenset[tuple[str, str]]  # direction and column of its selections
+    selections: frozenset[tuple[str, str]]  # direction and column of its selections
 
     @classmethod
-    def of(cls, config: AuditConfig, fingerprint: Mapping[str, Any]) -> ScoringTerms:
+    def of(cls, config: AuditConfig, fingerprint: Mapping[str, Any]) -> ScoringBasis:
         """What an audit asks of runs that it relies on.
 
         Args:
             config: of the audit; without selections, all its detectors count.
             fingerprint: of its scores.
         """
-        questions = frozenset((one.direction, column) for one in config.selections for column in one.detectors)
+        selections = frozenset((one.direction, column) for one in config.selections for column in one.detectors)
         parts = {key: value for key, value in fingerprint.items() if key not in _OF_A_RUN}
-        return cls(parts, tuple(sorted({column for _, column in questions}) or fingerprint[_DETECTORS]), questions)
+        return cls(parts, tuple(sorted({column for _, column in selections}) or fingerprint[_DETECTORS]), selections)
 
     def difference(self, fingerprint: Mapping[str, Any]) -> str | None:
         """The first field in which another run scored otherwise, with both values; None where it scored alike."""
@@ -92,13 +92,13 @@ class ScoringTerms:
         return None
 
 
-def reconciled_judged(config: AuditConfig, store: Store) -> tuple[JudgedRecord, JudgedTexts] | None:
+def recorded_audited_texts(config: AuditConfig, store: Store) -> tuple[AuditedRecord, AuditedTexts] | None:
     """What a run directory says that its run leaves out; None where it has not begun, or audits all documents.
 
     Raises:
         UserError: the run began with another `against`, or a file is damaged.
     """
-    record = read_record(store, JUDGED_RECORD, JudgedRecord, wording.NEW_RUN, wording.PUT_BACK)
+    record = read_record(store, AUDITED_RECORD, AuditedRecord, wording.NEW_RUN, wording.PUT_BACK)
     if record is None:
         return None
     if config.against is None or Store(config.against).url != real_address(record.against):
@@ -107,19 +107,19 @@ def reconciled_judged(config: AuditConfig, store: Store) -> tuple[JudgedRecord, 
             f"run {store.url} began with against {record.against}, now {now}: state the same, or begin a new run "
             "directory"
         )
-    return record, JudgedTexts(store.url, record.sha256, record.texts)
+    return record, AuditedTexts(store.url, record.sha256, record.texts)
 
 
-def reconcile_judged(
+def reconcile_audited_texts(
     config: AuditConfig, fingerprint: Mapping[str, Any], store: Store, runs: Iterable[str], strict: bool, say: Say
-) -> JudgedTexts:
+) -> AuditedTexts:
     """Write down once which texts a run leaves out. The run's lock must be held.
 
     Args:
         config: of the audit, with `against`.
         fingerprint: of its scores.
         store: its run directory.
-        runs: that may have judged some.
+        runs: that may have audited some.
         strict: whether one that cannot count is refused; else it is left out, and a line says so.
         say: prints a line.
 
@@ -131,34 +131,34 @@ def reconcile_judged(
     assert config.against is not None
     if any(store.names(f"receipts/{stage}") for stage in store.names("receipts")):
         raise UserError(
-            f"run {store.url} began without against {config.against}, or has lost its {JUDGED_RECORD}: begin a new run "
-            "directory"
+            f"run {store.url} began without against {config.against}, or has lost its {AUDITED_RECORD}: begin a new "
+            "run directory"
         )
-    terms, counted, keys = ScoringTerms.of(config, fingerprint), [], [np.empty(0, dtype=np.int64)]
+    basis, counted, keys = ScoringBasis.of(config, fingerprint), [], [np.empty(0, dtype=np.int64)]
     for run in dict.fromkeys(runs):
         if run == store.url:
             continue
         try:
-            keys.append(judged_by(Store(run), terms))
+            keys.append(audited_by(Store(run), basis))
             counted.append(run)
         except (UserError, OSError) as error:
             if strict:
                 raise
             say(wording.counts_nothing(error))
-    judged = write_judged(store, np.concatenate(keys))
-    record = JudgedRecord(
+    texts = write_audited_keys(store, np.concatenate(keys))
+    record = AuditedRecord(
         against=Store(config.against).url,
         runs=counted,
-        detectors=list(terms.detectors),
-        texts=judged.count,
-        sha256=judged.sha256,
+        detectors=list(basis.detectors),
+        texts=texts.count,
+        sha256=texts.sha256,
     )
-    write_record(store, JUDGED_RECORD, record)
-    return judged
+    write_record(store, AUDITED_RECORD, record)
+    return texts
 
 
-def judged_by(store: Store, terms: ScoringTerms) -> np.ndarray:
-    """Keys of the texts that a run has judged, and of those that it left out as judged: int64, in no order.
+def audited_by(store: Store, basis: ScoringBasis) -> np.ndarray:
+    """Keys of the texts that a run has audited or left out as already audited: int64, in no order.
 
     Raises:
         UserError: it is no run, is damaged, or scored otherwise: names the field.
@@ -170,28 +170,28 @@ def judged_by(store: Store, terms: ScoringTerms) -> np.ndarray:
     if status is None or status.state != "complete" or len(receipts) < len(shards):
         raise IncompleteError(f"run {store.url} is not complete: finish it first, with the same command")
     for receipt in receipts:
-        if (difference := terms.difference(receipt.fingerprint)) is not None:
+        if (difference := basis.difference(receipt.fingerprint)) is not None:
             raise UserError(f"run {store.url} scored otherwise, so its answers are of another kind: {difference}")
-    _check_answered(store, terms)
+    _check_answered(store, basis)
     keys = [_keys_of(store, receipts, by_id)]
-    record = read_record(store, JUDGED_RECORD, JudgedRecord, wording.NEW_RUN, wording.PUT_BACK)
-    if record is not None and set(terms.detectors) <= set(record.detectors):
-        keys.append(read_judged(store, record.sha256))
+    record = read_record(store, AUDITED_RECORD, AuditedRecord, wording.NEW_RUN, wording.PUT_BACK)
+    if record is not None and set(basis.detectors) <= set(record.detectors):
+        keys.append(read_audited_keys(store, record.sha256))
     return np.concatenate(keys)
 
 
-def _check_answered(store: Store, terms: ScoringTerms) -> None:
-    """Check that a run has answered what is asked: scores alone judge nothing.
+def _check_answered(store: Store, basis: ScoringBasis) -> None:
+    """Check that a run has answered what is asked: scores alone are no audit.
 
     Raises:
         UserError: it has not, and names the first detector.
     """
     settings = [question.settings for entry in read_history(store) for question in entry.questions]
     answered = {(one.get("direction"), column) for one in settings for column in cast(list[str], one["detectors"])}
-    for direction, column in sorted(terms.questions):
+    for direction, column in sorted(basis.selections):
         if (direction, column) not in answered:
             raise UserError(
-                f"run {store.url} has scored, and no selection there asked for {direction} by {column}: it has judged "
+                f"run {store.url} has scored, and no selection there asked for {direction} by {column}: it has audited "
                 "nothing of that; ask it with seenset select, or name another run"
             )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,40 +12,35 @@ import pyarrow as pa
 import pytest
 import torch
 from commands import attempts, in_a_process
+from recorder import shards_of
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.machine import LocalMachine
-from pipeline.config.audit import AuditConfig, ResourcesConfig
+from pipeline.config.audit import ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import text_key
-from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.errors import LostDeviceError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.models.tokens import tokenize
 from pipeline.stages.events import ScoredText, ScoredTexts, TokenSettings
 from pipeline.store.attempts import MOST_DEATHS
-from pipeline.store.files import Store
-from ray_jobs.evidence import FOLDER, token_reader
+from ray_jobs.token_attributions import FOLDER, token_reader
 
 TEXTS = ["the river été of 数据", "a quiet garden in winter", *(" ".join(WORDS[i : i + 9]) for i in range(20))]
 MOST = 12
 
 
 Read = tuple[pa.Table | None, list[str]]
-"""What comes of a reading, and the lines that are printed after the first."""
+"""What comes of rereading, and the lines that are printed after the first."""
 
 
-class Reading:
+class Rereads:
     """Reads documents of a file once more in this process, as the model of a folder has scored them."""
 
     def __init__(self, folder: Path, model: Path) -> None:
-        self.model, self.store = model, Store(str(folder / "run"))
-        path = folder / "audit.jsonl"
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-        audit = {"path": str(path)}
-        config = AuditConfig.model_validate({"run": "r", "model": {"path": "m"}, "corpus": {"audit": audit}})
-        (self.shard,) = plan_shards(config.corpus, find_inputs(config.corpus), config.resources)
+        self.model = model
+        (self.shard,), self.store = shards_of(folder, TEXTS)
         self.tokenizer = self.opened().tokenizer
 
     def opened(self) -> LanguageModel:
@@ -80,23 +74,23 @@ class Reading:
         settings = TokenSettings(ScoredTexts({self.shard.id: scored}), ModelConfig(path=str(self.model)), "cpu")
         reader = token_reader(self.store, ResourcesConfig(), machine, models, lines.append, check)
         table = reader([self.shard], settings)
-        assert lines[0].startswith(f"evidence: reading {len(rows)} selected documents")
+        assert lines[0].startswith(f"token attributions: reading {len(rows)} selected documents")
         return table, lines[1:]
 
 
 @pytest.fixture
-def reading(tmp_path: Path, tiny_model_folder: Path) -> Reading:
-    return Reading(tmp_path, tiny_model_folder)
+def rereads(tmp_path: Path, tiny_model_folder: Path) -> Rereads:
+    return Rereads(tmp_path, tiny_model_folder)
 
 
 def rows_of(table: pa.Table | None) -> list[int]:
     return table["row"].to_pylist()
 
 
-def test_the_numbers_are_those_of_a_plain_loop_over_the_logits(reading: Reading) -> None:
-    lm = reading.opened()
+def test_the_numbers_are_those_of_a_plain_loop_over_the_logits(rereads: Rereads) -> None:
+    lm = rereads.opened()
     lm.model.get_input_embeddings().weight.mul_(8)  # of flat distributions float32 moments are coarse
-    table, _ = reading(given=lm)
+    table, _ = rereads(given=lm)
     rows = table.to_pylist()
     assert [row["row"] for row in rows] == list(range(len(TEXTS)))
     for row, text in zip(rows, TEXTS, strict=True):
@@ -116,71 +110,73 @@ def test_the_numbers_are_those_of_a_plain_loop_over_the_logits(reading: Reading)
         assert text.startswith("".join(row["pieces"]))
 
 
-def test_rows_are_the_same_bytes_however_many_threads_and_whatever_else_is_read(reading: Reading) -> None:
+def test_rows_are_the_same_bytes_however_many_threads_and_whatever_else_is_read(rereads: Rereads) -> None:
     threads = torch.get_num_threads()
-    table, _ = reading()
-    assert reading(models=SharedModels(), workers=3)[0] == table
-    assert reading([5])[0] == table.slice(5, 1)
+    table, _ = rereads()
+    assert rereads(models=SharedModels(), workers=3)[0] == table
+    assert rereads([5])[0] == table.slice(5, 1)
     assert torch.get_num_threads() == threads
-    assert not reading.store.names(FOLDER)
+    assert not rereads.store.names(FOLDER)
 
 
-def test_a_document_that_fails_has_a_problem_and_the_others_have_rows(reading: Reading) -> None:
+def test_a_document_that_fails_has_a_problem_and_the_others_have_rows(rereads: Rereads) -> None:
     def fail() -> None:
         raise RuntimeError("the kernel does not like it")
 
-    table, lines = reading(given=reading.hooked(3, fail))
-    assert lines == ["evidence: 1 could not be read; the first: the kernel does not like it"]
+    table, lines = rereads(given=rereads.hooked(3, fail))
+    assert lines == ["token attributions: 1 could not be read; the first: the kernel does not like it"]
     assert [row for row in range(len(TEXTS)) if row != 3] == rows_of(table)
 
 
 @pytest.mark.parametrize(
     ("change", "problem"), [({"key": 1}, "its text is gone, or another now"), ({"tokens": 40}, "tokens now, 40 were")]
 )
-def test_a_document_that_is_another_now_has_no_row(reading: Reading, change: dict[str, int], problem: str) -> None:
-    table, lines = reading([1], **change)
+def test_a_document_that_is_another_now_has_no_row(rereads: Rereads, change: dict[str, int], problem: str) -> None:
+    table, lines = rereads([1], **change)
     assert rows_of(table) == []
     assert [problem in line for line in lines] == [True]
 
 
-def test_what_stops_the_run_stops_the_reading(reading: Reading) -> None:
+def test_what_stops_the_run_stops_the_reading(rereads: Rereads) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reading(check=stop)
+        rereads(check=stop)
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_model_that_cannot_be_opened_or_a_lost_device_costs_the_evidence_alone(reading: Reading, lost: bool) -> None:
+def test_a_model_that_cannot_be_opened_or_a_lost_device_costs_the_attributions_alone(
+    rereads: Rereads, lost: bool
+) -> None:
     def copy_of(*_: Any) -> LanguageModel:
         raise LostDeviceError("the device is gone: it refuses all further work of this process")
 
     if not lost:
-        reading.model = Path("gone")
-    table, lines = reading([0], models=SimpleNamespace(copy_of=copy_of) if lost else None)
+        rereads.model = Path("gone")
+    table, lines = rereads([0], models=SimpleNamespace(copy_of=copy_of) if lost else None)
     assert table is None
     assert "gone" in lines[-1]
-    assert lines[-1].startswith("no evidence")
-    assert not reading.store.names(FOLDER)
+    assert lines[-1].startswith("no token attributions")
+    assert not rereads.store.names(FOLDER)
 
 
-def test_a_document_that_kills_its_process_is_left_out_after_a_few_deaths(reading: Reading) -> None:
-    deadly = reading.hooked(2, lambda: os._exit(1))
-    assert attempts(lambda: reading(range(5), deadly)) == MOST_DEATHS + 1
+def test_a_document_that_kills_its_process_is_left_out_after_a_few_deaths(rereads: Rereads) -> None:
+    deadly = rereads.hooked(2, lambda: os._exit(1))
+    assert attempts(lambda: rereads(range(5), deadly)) == MOST_DEATHS + 1
     for _ in range(2):
-        table, lines = reading(range(5), deadly)
+        table, lines = rereads(range(5), deadly)
         assert rows_of(table) == [0, 1, 3, 4]
         assert "killed" in lines[0]
 
 
-def test_a_process_that_was_killed_from_outside_costs_no_evidence(reading: Reading) -> None:
-    killed = reading.opened()
+def test_a_process_that_was_killed_from_outside_costs_no_attributions(rereads: Rereads) -> None:
+    killed = rereads.opened()
     hook = killed.model.base_model.register_forward_pre_hook(lambda *_: os._exit(1))
-    assert in_a_process(lambda: reading(given=killed))
-    assert reading.store.names(FOLDER)
+    assert in_a_process(lambda: rereads(given=killed))
+    assert rereads.store.names(FOLDER)
     hook.remove()
-    table, lines = reading(given=killed)
+    table, lines = rereads(given=killed)
     assert rows_of(table) == list(range(len(TEXTS)))
     assert lines == []
-    assert not reading.store.names(FOLDER)
+    assert not rereads.store.names(FOLDER)

@@ -1,4 +1,4 @@
-"""The course of a schedule: what is promised of all its scans, what is not, and what is new on the latest list."""
+"""The summary of a schedule: what is guaranteed for all its scans, what is not, and what is new on the latest list."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pipeline.corpus.documents import text_key
 from pipeline.selection.bounds import Bound
 from pipeline.series import claims
 from pipeline.series.claims import claim_slots, file_result
-from pipeline.series.page import check_page_place, write_course
+from pipeline.series.page import check_page_place, write_series_page
 from pipeline.series.scans import Claim, read_schedule
-from pipeline.series.summary import Course, SelectionCourse, read_course
+from pipeline.series.summary import SelectionSums, SeriesSummary, read_series
 from pipeline.store.files import Store
 from pipeline.store.ledger import entry_file
 
@@ -75,23 +75,23 @@ def listed(texts: Sequence[str], file: str) -> pa.Table:
     return pa.table({**columns, "text_key": pa.array(map(text_key, texts), pa.int64())})
 
 
-def members(ledger: Path) -> SelectionCourse:
-    (course,) = read_course(str(ledger)).selections
-    return course
+def members(ledger: Path) -> SelectionSums:
+    (series,) = read_series(str(ledger)).selections
+    return series
 
 
 def bound(wrong: int, right: int, confidence: float = 0.99) -> Bound:
     return Bound(confidence, wrong, right, right, wrong)
 
 
-# --- what is promised
+# --- what is guaranteed
 
 
-def test_scans_whose_promises_stand_are_promised_together(scan: Scan, ledger: Path) -> None:
+def test_scans_whose_guarantees_stand_are_guaranteed_together(scan: Scan, ledger: Path) -> None:
     scan(["a", "b"])
     scan(["c"])
-    course = read_course(str(ledger))
-    assert (course.spent, course.places_left, course.latest) == (pytest.approx(0.1 * 2 / 12), 10, 2)
+    series = read_series(str(ledger))
+    assert (series.spent, series.places_left, series.latest) == (pytest.approx(0.1 * 2 / 12), 10, 2)
     one = members(ledger)
     assert (one.n_scans, one.n_audit, one.n_selected, one.n_promised, one.promised) == (2, 200, 3, 3, True)
     assert "Of all that the scans select together, at most 10% is wrong, on average over repetitions" in one.promise
@@ -106,33 +106,33 @@ def test_scans_whose_promises_stand_are_promised_together(scan: Scan, ledger: Pa
         ({"alpha": 0.1}, "above the level of its place"),
     ],
 )
-def test_one_list_without_a_promise_leaves_none_for_all_scans(
+def test_one_list_without_a_guarantee_leaves_none_for_all_scans(
     scan: Scan, ledger: Path, changes: dict[str, Any], why: str
 ) -> None:
     scan(["c"], **changes)
-    assert members(ledger).promise == "No error rate is promised over these scans."
+    assert members(ledger).promise == "No error rate is guaranteed over these scans."
     scan(["a", "b"])
     one = members(ledger)
     assert (one.promised, one.n_selected, one.n_promised) == (False, 3, 2)
-    assert one.promise.startswith("No error rate is promised over all of these scans. Of what scan 2 selected")
-    assert "scan 1: not promised, because" in one.not_promised[0]
+    assert one.promise.startswith("No error rate is guaranteed over all of these scans. Of what scan 2 selected")
+    assert "scan 1: not guaranteed, because" in one.not_promised[0]
     assert why in one.not_promised[0]
 
 
-def test_an_untested_promise_and_a_scan_without_a_result_are_said_to_be_such(scan: Scan, ledger: Path) -> None:
+def test_an_untested_guarantee_and_a_scan_without_a_result_are_said_to_be_such(scan: Scan, ledger: Path) -> None:
     scan(["a"], supported=None)
     one = members(ledger)
     assert one.promised is None
     assert "provided both groups of scan 1 are alike; the test could not confirm this" in one.promise
     assert "no check contradicts" not in one.promise
     scan(None)
-    course = read_course(str(ledger))
-    assert (course.unfiled, course.latest, course.spent) == ([2], 1, pytest.approx(0.1 * 2 / 12))
-    assert "its level is spent" in course.notes[0]
-    assert "the scans with a result select" in course.selections[0].promise
+    series = read_series(str(ledger))
+    assert (series.unfiled, series.latest, series.spent) == ([2], 1, pytest.approx(0.1 * 2 / 12))
+    assert "its level is spent" in series.notes[0]
+    assert "the scans with a result select" in series.selections[0].promise
 
 
-def test_a_rule_that_counted_a_list_without_a_promise_promises_nothing_but_counts_no_contradicted_one(
+def test_a_rule_that_counted_a_list_without_a_guarantee_guarantees_nothing_but_counts_no_contradicted_one(
     scan: Scan, ledger: Path
 ) -> None:
     scan(["d", "e"], rule="prds", supported=False)
@@ -141,15 +141,15 @@ def test_a_rule_that_counted_a_list_without_a_promise_promises_nothing_but_count
     scan(["a", "b"], rule="prds", guarantee="heuristic")
     scan(["f"], rule="prds")
     one = members(ledger)
-    assert (one.promised, one.n_promised, one.promise) == (False, 0, "No error rate is promised over these scans.")
+    assert (one.promised, one.n_promised, one.promise) == (False, 0, "No error rate is guaranteed over these scans.")
     assert any("scan 4 counts 3 documents that were selected before" in line for line in one.not_promised)
 
 
-def test_selections_have_promises_of_their_own(scan: Scan, ledger: Path) -> None:
+def test_selections_have_guarantees_of_their_own(scan: Scan, ledger: Path) -> None:
     scan(["a"], ("first", "second"))
-    course = read_course(str(ledger))
-    assert [(one.name, one.n_selected) for one in course.selections] == [("first", 1), ("second", 1)]
-    assert "none is of them all together" in course.notes[0]
+    series = read_series(str(ledger))
+    assert [(one.name, one.n_selected) for one in series.selections] == [("first", 1), ("second", 1)]
+    assert "none covers all of them together" in series.notes[0]
 
 
 # --- bounds
@@ -202,7 +202,7 @@ def test_new_is_a_text_that_no_earlier_scan_had_selected(scan: Scan, ledger: Pat
     scan(["z"], ("other",))
     scan(["z", "b", "c", "a"])
     scan(None)
-    (latest,) = read_course(str(ledger)).new
+    (latest,) = read_series(str(ledger)).new
     assert (latest.slot, latest.n_selected, latest.n_new, latest.notes) == (3, 4, 2, [])
     assert [(one.doc_id, one.source) for one in latest.documents] == [("z", "a.jsonl"), ("c", "a.jsonl")]
     assert ended("series", str(ledger), "--fail-if-new") == 4
@@ -214,7 +214,7 @@ def test_new_is_a_text_that_no_earlier_scan_had_selected(scan: Scan, ledger: Pat
     assert ended("series", str(ledger), "--fail-if-new") == 5
     assert ended("series", str(ledger)) == 0
     scan(["a", "b", "one", "two"], file="b.jsonl")  # under other ids and from another file
-    (latest,) = read_course(str(ledger)).new
+    (latest,) = read_series(str(ledger)).new
     assert (latest.n_selected, latest.n_new, latest.notes) == (4, 2, [])
     assert [one.doc_id for one in latest.documents] == ["b.jsonl#one", "b.jsonl#two"]
     scan(["z", "c"], file="c.jsonl")
@@ -237,7 +237,7 @@ def test_a_list_that_is_not_the_one_that_was_filed_makes_nothing_known(
     Store(str(run)).write_table("selection/members/selected.parquet", change(listed(["a"], "a.jsonl")))
     sign(Store(str(run)))
     scan(["a"])
-    (latest,) = read_course(str(ledger)).new
+    (latest,) = read_series(str(ledger)).new
     assert latest.n_new == n_new
     assert latest.notes == [] if note is None else note.format(run=run) in latest.notes[0]
 
@@ -249,9 +249,9 @@ def test_the_latest_scan_is_the_one_that_was_filed_last(scan: Scan, ledger: Path
     filed = scan_config(str(ledger), str(first), rule="spend", horizon=12)
     late = scan_summary(filed, "members", 1)
     file_result(filed, scan_scores(filed, first.name), None, [late], print)
-    course = read_course(str(ledger))
-    assert course.latest == 1
-    assert [(one.slot, one.n_selected, one.n_new) for one in course.new] == [(1, 1, None)]
+    series = read_series(str(ledger))
+    assert series.latest == 1
+    assert [(one.slot, one.n_selected, one.n_new) for one in series.new] == [(1, 1, None)]
     assert ended("series", str(ledger), "--fail-if-new") == 4
 
 
@@ -260,11 +260,11 @@ def test_a_list_that_cannot_be_read_counts_as_new(scan: Scan, ledger: Path) -> N
     latest = scan(["a"])
     assert ended("series", str(ledger), "--fail-if-new") == 0
     earlier.rename(earlier.with_name("moved"))
-    (one,) = read_course(str(ledger)).new
+    (one,) = read_series(str(ledger)).new
     assert one.n_new == 1
     assert one.notes[0].endswith("so documents that only scan 1 had selected count as new if scan 2 selected them")
     latest.rename(latest.with_name("moved_too"))
-    (one,) = read_course(str(ledger)).new
+    (one,) = read_series(str(ledger)).new
     assert (one.n_new, one.documents) == (None, [])
     assert one.sentence() == "scan 2 selected 1; how many of them are new is not known, so all count as new"
     assert "cannot be reached" in one.notes[0]
@@ -282,8 +282,8 @@ def test_a_ledger_and_runs_by_any_way_of_writing_their_paths_are_the_same(
     (tmp_path / "link").symlink_to(ledger)
     monkeypatch.chdir(tmp_path / "w")
     for written in ("../ledger", f"{tmp_path}/w/../ledger", f"{tmp_path}/w/./v/../../ledger", "../link"):
-        course = read_course(written)
-        assert (course.ledger, [(one.n_new, one.notes) for one in course.new]) == (str(ledger), [(1, [])])
+        series = read_series(written)
+        assert (series.ledger, [(one.n_new, one.notes) for one in series.new]) == (str(ledger), [(1, [])])
     assert Store("../run1").url == str(tmp_path / "run1")
     claim = read_schedule(Store(str(ledger))).scans[0].claim  # type: ignore[union-attr]
     earlier = Claim.model_validate({**claim.plain(), "run": f"{tmp_path}/w/../run1"})
@@ -294,7 +294,7 @@ def test_a_run_that_holds_the_answer_of_another_claim_is_not_read(scan: Scan, le
     first, second = scan(["a"]), scan(["a"])
     for name in ("summary.json", "selected.parquet", "digests.json"):
         (first / "selection/members" / name).write_bytes((second / "selection/members" / name).read_bytes())
-    (one,) = read_course(str(ledger)).new
+    (one,) = read_series(str(ledger)).new
     assert one.n_new == 1
     assert "no longer the one of this scan" in one.notes[0]
 
@@ -302,23 +302,23 @@ def test_a_run_that_holds_the_answer_of_another_claim_is_not_read(scan: Scan, le
 # --- the page and the command
 
 
-def test_the_page_says_what_the_course_says(scan: Scan, ledger: Path, tmp_path: Path) -> None:
+def test_the_page_states_what_the_summary_states(scan: Scan, ledger: Path, tmp_path: Path) -> None:
     scan(["<script>", "b"], bound=bound(1, 1))
     scan(None)
     scan(["<script>", "c"], supported=False)
-    course = read_course(str(ledger))
-    address = write_course(check_page_place(str(tmp_path / "page"), str(ledger)), course)
+    series = read_series(str(ledger))
+    address = write_series_page(check_page_place(str(tmp_path / "page"), str(ledger)), series)
     page = Path(address).read_text(encoding="utf-8")
-    for text in (course.selections[0].promise, "no result", "CONTRADICTED", "2 by scan 1, 2 by scan 3 (contradicted)"):
+    for text in (series.selections[0].promise, "no result", "CONTRADICTED", "2 by scan 1, 2 by scan 3 (contradicted)"):
         assert text in page
     assert "<script>" not in page
     assert "default-src 'none'" in page
-    assert Course.model_validate_json((tmp_path / "page/series.json").read_bytes()) == course
-    write_course(check_page_place(str(tmp_path / "page"), str(ledger)), course)
+    assert SeriesSummary.model_validate_json((tmp_path / "page/series.json").read_bytes()) == series
+    write_series_page(check_page_place(str(tmp_path / "page"), str(ledger)), series)
     assert Path(address).read_text(encoding="utf-8") == page
 
 
-def test_the_command_prints_the_course(
+def test_the_command_prints_the_summary(
     scan: Scan, ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "_now", lambda: "2026-11-02T06:00:00+00:00")
@@ -339,19 +339,19 @@ def test_the_command_prints_the_course(
     assert (tmp_path / "one.html").exists()
 
 
-def test_a_ledger_of_no_result_promises_nothing_and_no_list_has_no_bound(
+def test_a_ledger_of_no_result_guarantees_nothing_and_no_list_has_no_bound(
     scan: Scan, ledger: Path, tmp_path: Path
 ) -> None:
     scan(None)
     assert ended("series", str(ledger), "--fail-if-new", "--page", str(tmp_path / "page")) == 0
-    assert "nothing is promised" in (tmp_path / "page/series.html").read_text()
+    assert "nothing is guaranteed" in (tmp_path / "page/series.html").read_text()
     scan([], bound=bound(0, 0))
     assert members(ledger).bound is None, "nothing is selected"
 
 
 def test_what_is_no_ledger_is_one_line(scan: Scan, ledger: Path, tmp_path: Path) -> None:
     def refusal(place: Path) -> str:
-        return user_error(read_course, str(place))
+        return user_error(read_series, str(place))
 
     assert "holds no ledger" in refusal(tmp_path / "nothing")
     (tmp_path / "file").write_text("x")
