@@ -285,6 +285,9 @@ def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
     assert prefix_cost(single, HELD // 4, 50.0, batch, HELD) == once
     longer = prefix_cost(single, HELD // 4 + 1, 50.0, batch, HELD)
     assert longer["prefix_cost"] == 4 * (HELD // 4 + 1) / batch
+    many = Prefix("unseen", 1000, joined=False)
+    costs = [prefix_cost(many, HELD, length, 100, HELD)["prefix_cost"] for length in (0, 1, 2)]
+    assert costs == [HELD, HELD, HELD / 2], "a batch holds at most as many documents as tokens"
     assert prefix_cost(single, HELD, 500.0, batch, HELD)["prefix_cost"] == 2 * HELD / batch, "two documents a batch"
     for module in (prefixes_module, shared):
         monkeypatch.setattr(module, "HELD", 50)
@@ -297,14 +300,3 @@ def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
     assert forward_passes(continued) == 0.25 + 4 * 0.75, "the prefix once, and the rest once a draw"
     shown = " ".join(here(capsys, "plan", path)[0].split())
     assert re.search(r"pass forward: target model, plain text behind 4 of unseen \(\d+ tokens\)", shown)
-
-
-def test_single_documents_are_read_once_as_long_as_they_are_held_together() -> None:
-    single, batch = Prefix("unseen", 4, joined=False), 1_000
-    once = {"prefix_tokens": HELD // 4, "prefix_cost": 0.0}
-    assert reading_of(single, HELD // 4, 50.0, batch, HELD) == once
-    longer = reading_of(single, HELD // 4 + 1, 50.0, batch, HELD)
-    assert longer["prefix_cost"] == 4 * (HELD // 4 + 1) / batch
-    many = Prefix("unseen", 1000, joined=False)
-    costs = [reading_of(many, HELD, length, 100, HELD)["prefix_cost"] for length in (0, 1, 2)]
-    assert costs == [HELD, HELD, HELD / 2], "a batch holds at most as many documents as tokens"
