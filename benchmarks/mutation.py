@@ -102,10 +102,10 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "+ -> -",
     ): "numbers of positions, of which only the equality counts",
     (
-        "pipeline/selection/joint.py",
-        "return Fraction(p) * (1 + Fraction(1, 1 << 50))",
-        "50 -> 51",
-    ): "still above the rounding of a float, 53 bits",
+        "pipeline/passes/paraphrase.py",
+        "fits, fails = fails, 2 * fails",
+        "2 -> 3",
+    ): "the steps of a search",
     (
         "pipeline/selection/engine.py",
         "return np.full(self.keys.size, -1, dtype=np.int64)",

@@ -9,8 +9,10 @@ import pytest
 from test_fused_selections import verdict_of
 
 from pipeline.config.selection import SelectionConfig
+from pipeline.selection.conformal import Grid
 from pipeline.selection.engine import in_slot
-from pipeline.selection.schedule import Level, Slot, known_in_slot, share_of
+from pipeline.selection.schedule import Level, Slot, fewest_in_slot, known_in_slot, share_of
+from pipeline.selection.step_up import dependence_factor
 
 
 def promise(asked_before: bool) -> str:
@@ -19,6 +21,17 @@ def promise(asked_before: bool) -> str:
     slot = Slot(2, "spend", Fraction(1, 10), share_of(2, 4), 0, asked_before)
     answer = verdict_of(np.zeros((9, 1)), np.zeros((9, 1)), procedure="bh").answer
     return in_slot(answer, Level.of(selection, slot), selection).promise
+
+
+def test_what_a_slot_of_e_lond_can_select_is_that_of_its_level() -> None:
+    selection = SelectionConfig(name="s", detectors=["loss"], procedure="ebh")
+    slot = Slot(2, "e-lond", Fraction(1, 10), Fraction(1, 4), 15)
+    answer = verdict_of(np.zeros((99, 1)), np.zeros((9, 1)), procedure="ebh").answer
+    factor = dependence_factor(Grid.uniform(99), 1000, slot.level)
+    fewest = fewest_in_slot(Fraction(1, 100), factor, 1000, slot)
+    expected = (fewest, known_in_slot(1000, 10, slot, factor))
+    assert in_slot(answer, Level.of(selection, slot), selection).resolution(1000) == expected
+    assert fewest > 1
 
 
 def test_nothing_is_guaranteed_of_a_list_whose_question_an_answer_may_have_picked() -> None:
