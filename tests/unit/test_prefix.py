@@ -278,6 +278,7 @@ def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
     assert prefix_cost(single, HELD // 4, 50.0, batch, HELD) == once
     longer = prefix_cost(single, HELD // 4 + 1, 50.0, batch, HELD)
     assert longer["prefix_cost"] == 4 * (HELD // 4 + 1) / batch
+    assert [prefix_cost(Prefix("unseen", 4), 10, 50.0, batch, room)["prefix_tokens"] for room in (99, 30)] == [40, 30]
     many = Prefix("unseen", 1000, joined=False)
     costs = [prefix_cost(many, HELD, length, 100, HELD)["prefix_cost"] for length in (0, 1, 2)]
     assert costs == [HELD, HELD, HELD / 2], "a batch holds at most as many documents as tokens"
