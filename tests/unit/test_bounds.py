@@ -12,6 +12,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.report.wording.bounds import bound_clause, bound_sentence, bound_text, bounds_not_covered
 from pipeline.report.wording.conclusion import CONTRADICTED
+from pipeline.selection import bounds
 from pipeline.selection.bounds import Envelope, bounds_of_lists, fewest_in_list, probability_of_keeping, wrong_in_list
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures import why_unbounded
