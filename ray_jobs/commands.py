@@ -19,9 +19,7 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting; may be repeated.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="N", help="Read only the first N documents of each role.")
-]
+Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Read the first N documents of each role.")]
 NoText = Annotated[bool, typer.Option("--no-text", help="Leave all texts out of the report and the lists.")]
 FailIfSelected = Annotated[
     bool,

@@ -113,7 +113,7 @@ def resolve_request(request: ExportRequest) -> ExportQuestion:
     keep = request.keep or default
     if summary.limit is not None and keep == "rest":
         raise UserError(
-            f"the run judged only the first {summary.limit:,} documents (--limit), so nothing is known of the others: "
+            f"the run audited only the first {summary.limit:,} documents (--limit), so nothing is known of the others: "
             "run it without --limit, or export with --keep selected"
         )
     if not request.quarantined and keep == "selected":

@@ -201,7 +201,7 @@ def test_an_unsupported_selection_is_exported_only_where_that_is_asked_for(tmp_p
 
 def test_a_sample_says_nothing_of_the_rest(tmp_path: Path) -> None:
     run = make(tmp_path, limit=11)
-    assert "the run judged only the first 11 documents (--limit)" in refusal(run, tmp_path / "out")
+    assert "the run audited only the first 11 documents (--limit)" in refusal(run, tmp_path / "out")
     export(run, tmp_path / "out", keep="selected")
     assert len((tmp_path / "out/a.jsonl").read_text().splitlines()) == 4
     assert "(a sample: the first 11, not the whole corpus)" in (tmp_path / "out/README.md").read_text()
