@@ -180,7 +180,7 @@ def test_options_that_do_not_go_together_and_unknown_selections_are_refused(fini
     message = refusal(run, tmp_path / "out", selection="member")
     assert "no selection 'member' in " in message
     assert message.endswith("did you mean 'members'? selections: members, strict")
-    assert export(run, tmp_path / "out", selection="strict").question.summary.name == "strict"
+    assert export(run, tmp_path / "out", selection="strict").plan.summary.name == "strict"
 
 
 def test_an_unsupported_selection_is_exported_only_where_that_is_asked_for(tmp_path: Path) -> None:
