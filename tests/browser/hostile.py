@@ -53,9 +53,8 @@ def hostile_run(folder: Path) -> Store:
         store.write_table(f"selection/{name}/selected.parquet", table.append_column("excerpt", texts))
         groups = GroupCounts(n_scored={script("group"): 120, "news": 116}, n_selected={script("group"): 60, "news": 50})
         store.write_json(f"selection/{name}/groups.json", groups.plain())
-        curve = AlphaCurve(
-            alphas=[0.05, 0.1, 0.3], n_selected=[90, 110, 140], right_at_least=[80, 90, 85], confidence=0.95
-        )
+        counts = {"n_selected": [90, 110, 140], "right_at_least": [80, 90, 85]}
+        curve = AlphaCurve(alphas=[0.05, 0.1, 0.3], confidence=0.95, **counts)
         store.write_json(f"selection/{name}/alphas.json", curve.plain())
     return sign(store)
 
@@ -71,10 +70,8 @@ def write_trial_page(folder: Path) -> Path:
     changes["documents"] = config.documents.model_copy(update={"path": f"{script('file')}.jsonl"})
     config = config.model_copy(update=changes)
     facts = facts_of(rows, config, script("model"))
-    images = [
-        *selection_figures(rows, settings),
-        *roc_figures({"loss": CURVE}, {"loss": 2 / 3}, ("trained", "untrained")),
-    ]
+    curves = roc_figures({"loss": CURVE}, {"loss": 2 / 3}, ("trained", "untrained"))
+    images = [*selection_figures(rows, settings), *curves]
     page = trial_page(config, facts, settings, [selection_table(rows, settings)], images, [script("report")])
     path = folder / "trial.html"
     path.write_text(page, encoding="utf-8")
@@ -95,12 +92,8 @@ def write_evaluation_page(folder: Path) -> Path:
         for group in (None, script("group"), "news")
         for at, detector in enumerate((BLIND, "loss", "min_k(k=0.1)"))
     ]
-    documents = [
-        ComparedDocuments(
-            role=role, n_in=62, n_compared=60, n_quarantined=2, reasons={"empty": 2}, n_finetuned=0, n_truncated=3
-        )
-        for role in ("seen", "unseen")
-    ]
+    counts = {"n_in": 62, "n_compared": 60, "n_quarantined": 2, "n_finetuned": 0, "n_truncated": 3}
+    documents = [ComparedDocuments(role=role, reasons={"empty": 2}, **counts) for role in ("seen", "unseen")]
     evaluation = Evaluation(
         run=store.url,
         model=script("model"),

@@ -16,7 +16,6 @@ Open = Callable[..., Visit]
 
 @pytest.fixture
 def table(visit: Open, pages: dict[str, Path]) -> tuple[Visit, Any]:
-    """The page of the made-up run, and the part of it that holds the first table."""
     visited = visit(pages["run"])
     place = visited.page.locator("[data-documents=members]")
     place.scroll_into_view_if_needed()
@@ -25,7 +24,6 @@ def table(visit: Open, pages: dict[str, Path]) -> tuple[Visit, Any]:
 
 
 def column(place: Any, at: int) -> list[str]:
-    """The cells of a column of the rows that are shown."""
     return [text.strip() for text in place.locator(f"tbody tr td:nth-child({at})").all_inner_texts()]
 
 

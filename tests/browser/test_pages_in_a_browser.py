@@ -8,15 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
+from finished import run
 from hostile import script
 from made_up import sentence, write_audit, write_corpus
 from PIL import Image
+from report_run import summary_in
 from test_thumbnails import finished_run
 from visits import PHONE, Visit, serious_violations
 
-import seenset
 from pipeline.report.templates import LONGEST_LABEL
+from pipeline.store.files import Store
 
 MOST_WORDS = 300
 KINDS = ("run", "trial", "evaluation")
@@ -144,12 +145,10 @@ def test_the_page_of_a_real_run_does_nothing_that_it_should_not(
     }
     corpus = write_corpus(tmp_path, rows, group="kind")
     selections = [{"name": "members", "detectors": ["loss"], "alpha": 0.5}]
-    run = seenset.audit(
-        yaml.safe_load(write_audit(tmp_path, tiny_model_folder, corpus=corpus, selections=selections).read_text())
-    )
+    run(write_audit(tmp_path, tiny_model_folder, corpus=corpus, selections=selections))
     visited = visit(Path(tmp_path / "run/report/report.html"))
     visited.open_folds()
-    assert f"{run.selections['members'].n_selected:,} of" in visited.page.inner_text("body")
+    assert f"{summary_in(Store(str(tmp_path / 'run'))).n_selected:,} of" in visited.page.inner_text("body")
     labels = visited.page.eval_on_selector_all("figure img", "all => all.map(one => one.alt)")
     assert any(label.startswith("Documents selected against alpha") for label in labels)
     assert any(label.startswith("Selected documents by group, 2 groups") for label in labels)

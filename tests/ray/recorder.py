@@ -123,8 +123,8 @@ def stage_of(**settings: Any) -> Stage:
     return Stage("turns", "turns", schema, Settings(**settings), None, 0, make, model_digests())
 
 
-def shards_of(folder: Path, *texts: list[Any]) -> tuple[list[Shard], Store]:
-    """A shard of each list of texts, or of lines of JSON as they are, and a store."""
+def shards_of(folder: Path, *texts: list[Any], **settings: Any) -> tuple[list[Shard], Store]:
+    """A shard of each list of texts, or of lines of JSON as they are, and a store; with settings of an audit."""
     folder.mkdir(exist_ok=True)
     paths = [str(folder / f"{number}.jsonl") for number in range(len(texts))]
     for path, some in zip(paths, texts, strict=True):
@@ -132,7 +132,7 @@ def shards_of(folder: Path, *texts: list[Any]) -> tuple[list[Shard], Store]:
         Path(path).write_bytes(b"".join(row + b"\n" for row in rows))
     corpus = {"audit": {"path": paths}}
     described = {"run": str(folder / "run"), "model": {"path": "none"}, "corpus": corpus}
-    config = build_config({**described, "resources": {"shard_bytes": 1 << 30}})
+    config = build_config({**described, "resources": {"shard_bytes": 1 << 30}, **settings})
     shards = make_plan(config).shards
     assert len(shards) == len(texts)
     return list(shards), Store(config.run)

@@ -9,20 +9,6 @@ import gguf
 import numpy as np
 from safetensors.torch import load_file
 
-NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "input_layernorm.weight": "attn_norm.weight",
-    "post_attention_layernorm.weight": "ffn_norm.weight",
-    "self_attn.q_proj.weight": "attn_q.weight",
-    "self_attn.k_proj.weight": "attn_k.weight",
-    "self_attn.v_proj.weight": "attn_v.weight",
-    "self_attn.o_proj.weight": "attn_output.weight",
-    "mlp.gate_proj.weight": "ffn_gate.weight",
-    "mlp.up_proj.weight": "ffn_up.weight",
-    "mlp.down_proj.weight": "ffn_down.weight",
-}
-
 
 def write_gguf(model: Path, file: Path) -> Path:
     """Write a Llama folder as a GGUF file, its matrices in blocks of 4 bits."""
@@ -46,9 +32,9 @@ def write_gguf(model: Path, file: Path) -> Path:
     writer.add_token_types([3 if token == "<eos>" else 1 for token in tokens])
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["merges"]])
     writer.add_eos_token_id(config["eos_token_id"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, weight in load_file(model / "model.safetensors").items():
-        place, _, rest = name.removeprefix("model.layers.").partition(".")
-        known = NAMES.get(name) or f"blk.{place}.{NAMES[rest]}"
+        known = names.get_name(name, try_suffixes=(".weight",))
         values = weight.float().numpy()
         if values.ndim == 1:
             writer.add_tensor(known, values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,6 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 
-from pipeline.config.models import ModelConfig
-from pipeline.models.load import open_picture_model
-from pipeline.models.opened import LanguageModel
-
 WORDS = ["red", "blue", "green", "house", "tree", "river", "stone", "cat", "dog", "sky", "quiet", "small"]
 SENTENCES = ["USER: Describe this image concisely. ASSISTANT: a red house, a green tree and a quiet river"] * 3
 CHAT = (
@@ -52,6 +47,7 @@ TEXT = {
     "eos_token_id": 0,
     "pad_token_id": 0,
 }
+TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
 
 
@@ -68,7 +64,7 @@ def tokenizer_with(*marks: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
 
 
-def save_llava(folder: Path, seed: int = 0) -> None:
+def save_llava(folder: Path) -> None:
     """A CLIP-shaped tower for 32 x 32 pixels and a Llama, as LLaVA puts them together."""
     from transformers import LlavaProcessor
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -82,15 +78,7 @@ def save_llava(folder: Path, seed: int = 0) -> None:
         image_token="<image>",
         num_additional_image_tokens=1,
     )
-    vision = CLIPVisionConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=32,
-        patch_size=8,
-        projection_dim=32,
-    )
+    vision = CLIPVisionConfig(**TOWER, image_size=32, patch_size=8, projection_dim=32)
     config = LlavaConfig(
         vision_config=vision.to_dict(),
         text_config=LlamaConfig(**TEXT, vocab_size=len(tokenizer)).to_dict(),
@@ -98,63 +86,40 @@ def save_llava(folder: Path, seed: int = 0) -> None:
         image_seq_length=16,
         vision_feature_layer=-2,
     )
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     LlavaForConditionalGeneration(config).save_pretrained(folder)
     processor.save_pretrained(folder)
 
 
-def _tiles() -> dict[str, Any]:
-    """The configuration of an Idefics3-shaped model: 28 x 28 pixels a tile."""
-    return {
-        "vision_config": {
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": 28,
-            "patch_size": 7,
-        },
-        "scale_factor": 2,
-        "tie_word_embeddings": False,
-    }
+TILED: dict[str, tuple[Any, Any]] = {
+    "Idefics3": (Idefics3Config, Idefics3ForConditionalGeneration),
+    "SmolVLM": (SmolVLMConfig, SmolVLMForConditionalGeneration),
+}
+"""Families whose processor cuts a picture into tiles, each with its own run of picture tokens."""
 
 
-_TILE_MARKS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
-_PLACES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
-_PIXELS: dict[str, Any] = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
-
-
-def save_idefics3(folder: Path, seed: int = 0) -> None:
-    """A model whose processor cuts a picture into tiles, each with its own run of picture tokens."""
-    from transformers import Idefics3Processor
+def save_tiled(folder: Path, family: str) -> None:
+    """A model of such a family: 28 x 28 pixels a tile."""
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-
-    tokenizer = tokenizer_with(*_TILE_MARKS, *_PLACES)
-    chat = CHAT.replace("MARK", "<image>")
-    processor = Idefics3Processor(Idefics3ImageProcessorPil(**_PIXELS), tokenizer, image_seq_len=4, chat_template=chat)
-    text = LlamaConfig(**TEXT, vocab_size=len(tokenizer)).to_dict()
-    mark = tokenizer.convert_tokens_to_ids("<image>")
-    torch.manual_seed(seed)
-    config = Idefics3Config(**_tiles(), text_config=text, image_token_id=mark)
-    Idefics3ForConditionalGeneration(config).save_pretrained(folder)
-    processor.save_pretrained(folder)
-
-
-def save_smolvlm(folder: Path, seed: int = 0) -> None:
-    """As `save_idefics3`, of the SmolVLM architecture."""
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-    tokenizer = tokenizer_with(*_TILE_MARKS, *_PLACES)
+    places = (f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
+    marks = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+    tokenizer = tokenizer_with(*marks, *places)
+    vision = {**TOWER, "image_size": 28, "patch_size": 7}
     text = LlamaConfig(**TEXT, vocab_size=len(tokenizer)).to_dict()
-    mark = tokenizer.convert_tokens_to_ids("<image>")
-    torch.manual_seed(seed)
-    config = SmolVLMConfig(**_tiles(), text_config=text, image_token_id=mark)
-    SmolVLMForConditionalGeneration(config).save_pretrained(folder)
-    settings = {"processor_class": "SmolVLMProcessor", "image_seq_len": 4}
-    _save_parts(folder, tokenizer, SmolVLMImageProcessorPil(**_PIXELS), settings, "<image>")
+    ids = {"image_token_id": tokenizer.convert_tokens_to_ids("<image>"), "tie_word_embeddings": False}
+    config_kind, model_kind = TILED[family]
+    torch.manual_seed(0)
+    config = config_kind(vision_config=vision, text_config=text, scale_factor=2, **ids)
+    model_kind(config).save_pretrained(folder)
+    pixels_kind = Idefics3ImageProcessorPil if family == "Idefics3" else SmolVLMImageProcessorPil
+    pixels = pixels_kind(size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
+    settings = {"processor_class": f"{family}Processor", "image_seq_len": 4}
+    _save_parts(folder, tokenizer, pixels, settings, "<image>")
 
 
-def save_qwen_vl(folder: Path, version: str, seed: int = 0) -> None:
+def save_qwen_vl(folder: Path, version: str) -> None:
     """A model whose pictures keep their shape, of the architecture Qwen2-VL ("2") or Qwen2.5-VL ("2.5")."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -184,7 +149,7 @@ def save_qwen_vl(folder: Path, version: str, seed: int = 0) -> None:
         "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
         "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
     }
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model_kind(config_kind(vision_config=vision, text_config=text, **ids)).save_pretrained(folder)
     pixels = Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 9})
     mark = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -201,23 +166,12 @@ def _save_parts(folder: Path, tokenizer: Any, pixels: Any, settings: dict[str, A
 
 SAVE: dict[str, Callable[[Path], None]] = {
     "LLaVA": save_llava,
-    "Idefics3": save_idefics3,
-    "SmolVLM": save_smolvlm,
+    "Idefics3": lambda folder: save_tiled(folder, "Idefics3"),
+    "SmolVLM": lambda folder: save_tiled(folder, "SmolVLM"),
     "Qwen2-VL": lambda folder: save_qwen_vl(folder, "2"),
     "Qwen2.5-VL": lambda folder: save_qwen_vl(folder, "2.5"),
 }
 """Each shape of a model -> what saves a tiny one as a folder."""
-
-
-def smolvlm() -> LanguageModel:
-    """From `save_smolvlm`, open."""
-    return _opened(save_smolvlm)
-
-
-def _opened(save: Callable[[Path], None]) -> LanguageModel:
-    with tempfile.TemporaryDirectory() as folder:
-        save(Path(folder))
-        return open_picture_model(ModelConfig(path=folder, dtype="float32"))
 
 
 def random_pictures(sizes: Sequence[tuple[int, int]], seed: int = 0) -> list[Image.Image]:

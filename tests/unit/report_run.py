@@ -51,7 +51,6 @@ def build_run(
     m: int = 240,
     n: int = 100,
     members: float = 0.5,
-    shift: float = 3.0,
     limit: int | None = None,
     selections: tuple[dict[str, Any], ...] = ({},),
     drawn: Container[str] | None = None,
@@ -94,7 +93,7 @@ def build_run(
     write_manifest(store, manifest)
     _score(store, [shard.id for shard in shards], m, n)
     for selection in config.selections:
-        _select(store, selection, str(source), m, n, members, shift, limit)
+        _select(store, selection, str(source), m, n, members, limit)
         if drawn is not None and selection.name not in drawn:
             for file in ("ranks.parquet", "scores.json"):
                 store.remove(f"selection/{selection.name}/{file}")
@@ -142,14 +141,13 @@ def _select(
     m: int,
     n: int,
     members: float,
-    shift: float,
     limit: int | None,
 ) -> None:
     name, direction = selection.name, selection.direction
     texts = [json.loads(line)["text"] for line in Path(source).read_text(encoding="utf-8").splitlines()]
     generator = np.random.default_rng(3)
     scored = m - 4
-    audit = generator.normal(size=scored) + shift * (np.arange(scored) < round(members * m))
+    audit = generator.normal(size=scored) + 3.0 * (np.arange(scored) < round(members * m))
     audit[:2] += 6 if members else 0
     calibration = generator.normal(size=n)
     if direction == "clean":

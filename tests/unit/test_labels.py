@@ -61,9 +61,7 @@ LABELS = [row // 50 % 2 for row in range(N)]
 
 
 @pytest.mark.parametrize("limit", [None, 1, 7, 60, 1000])
-def test_rows_of_every_format_have_the_role_of_their_label_and_keep_their_number(
-    tmp_path: Path, limit: int | None
-) -> None:
+def test_rows_of_every_format_have_the_role_of_their_label_and_their_number(tmp_path: Path, limit: int | None) -> None:
     """A limit counts documents of a role and not rows."""
     columns = {"text": [text(i) for i in range(N)], "label": LABELS}
     pq.write_table(pa.table(columns), tmp_path / "b.parquet", row_group_size=70)

@@ -165,7 +165,7 @@ def audit_of(make_audit: Callable[..., Path], file: Path | str) -> AuditConfig:
     return load_config(str(make_audit(texts[:20], texts[20:], detectors=detectors, selections=[])))
 
 
-def test_a_run_scores_with_the_content_that_it_began_with(
+def test_a_run_scores_with_the_file_that_it_began_with(
     file: Path, tmp_path: Path, make_audit: Callable[..., Path]
 ) -> None:
     own = tmp_path / "learnt.json"
@@ -185,9 +185,7 @@ def test_a_run_scores_with_the_content_that_it_began_with(
         reconcile(make_plan(config), {other.name: other.fingerprint}, store)
 
 
-def test_a_feature_that_needs_a_reference_wants_one(
-    file: Path, tmp_path: Path, make_audit: Callable[..., Path]
-) -> None:
+def test_a_feature_of_a_reference_needs_one(file: Path, tmp_path: Path, make_audit: Callable[..., Path]) -> None:
     with_reference = tmp_path / "reference.json"
     with_reference.write_text(changed(file, features=["difference_quantile", "zlib", "loss", "etd"]))
     learnt = learnt_of(str(with_reference))

@@ -21,7 +21,8 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, open_model
 from pipeline.models.sharing import SharedModels
-from pipeline.stages.events import Failure
+from pipeline.stages.base import Placement
+from pipeline.stages.events import Advance, Failure, Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
@@ -43,12 +44,15 @@ def plan_of(make_audit: Callable[..., Path]) -> MakePlan:
 
 
 def test_rows_are_the_same_bytes_however_many_threads_make_them(plan_of: MakePlan, tmp_path: Path) -> None:
-    """In several windows a shard."""
     plan, threads = plan_of(shard_bytes=1500, batch_tokens=1), torch.get_num_threads()
     (stage,), tables = stages_of(plan.config), []
+    assert stage.make(stage, Placement()).window.kept == 512, "several windows a shard"
     for workers in (1, 4):
         store = Store(f"{tmp_path}/run-{workers}")
-        receipts = [e for e in finish_shards(stage, plan.shards, store, workers) if isinstance(e, Receipt)]
+        events = list(finish_shards(stage, plan.shards, store, workers))
+        assert any(isinstance(e, Ready) for e in events)
+        assert sum(e.documents for e in events if isinstance(e, Advance)) >= 100
+        receipts = [e for e in events if isinstance(e, Receipt)]
         tables.append({receipt.shard: store.read_table(receipt.data) for receipt in receipts})
     assert tables[0] == tables[1]
     assert tables[0].keys() == {shard.id for shard in plan.shards}
@@ -75,9 +79,7 @@ def test_weights_are_shared_and_layers_and_tokenizers_are_not(tiny_model_folder:
     assert one.tokenizer is not other.tokenizer
 
 
-def test_a_damaged_file_fails_its_shards_alone_and_a_model_that_cannot_be_opened_the_stage(
-    plan_of: MakePlan, tmp_path: Path
-) -> None:
+def test_a_damaged_file_fails_its_shards_and_a_missing_model_the_stage(plan_of: MakePlan, tmp_path: Path) -> None:
     plan = plan_of()
     (stage,), store = stages_of(plan.config), Store(plan.config.run)
     object.__setattr__(plan.shards[0], "path", str(tmp_path / "elsewhere.jsonl"))
@@ -98,7 +100,7 @@ def on_machine(patch: pytest.MonkeyPatch, cores: int, small: float = 0.0) -> Non
 SMALL, LARGE = {"cores": 16, "small": 5e6}, partial(dict, small=0.0)
 
 
-def test_work_that_is_small_or_of_few_workers_needs_no_cluster(
+def test_small_work_and_work_of_few_workers_needs_no_cluster(
     plan_of: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for here, resources, named, gpus, expected in (

@@ -151,7 +151,7 @@ def test_a_folder_of_all_formats_keeps_its_names(tmp_path: Path) -> None:
     assert [json.loads(line)["text"] for line in lines] == [private["b.jsonl.gz#0"], private["b.jsonl.gz#1"]]
 
 
-def test_the_same_seed_gives_the_same_bytes_from_anywhere(tmp_path: Path, monkeypatch) -> None:
+def test_the_same_seed_gives_the_same_bytes_from_anywhere_and_none_others_every_time(tmp_path, monkeypatch) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     write_jsonl(folder / "a.jsonl", texts())
@@ -162,13 +162,9 @@ def test_the_same_seed_gives_the_same_bytes_from_anywhere(tmp_path: Path, monkey
     one, two, three = (all_bytes(tmp_path / name) for name in ("one", "two", "three"))
     assert one == two
     assert one["private/versions.parquet"] != three["private/versions.parquet"]
-
-
-def test_without_a_seed_every_time_is_another(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", texts())
-    for name in ("one", "two"):
-        assert ended("mark", path, "--out", tmp_path / name, "--json") == 0
-    seeds = {json.loads((tmp_path / name / "private/seed.json").read_text())["seed"] for name in ("one", "two")}
+    for name in ("four", "five"):
+        assert ended("mark", "in/a.jsonl", "--out", name, "--json") == 0
+    seeds = {json.loads((tmp_path / name / "private/seed.json").read_text())["seed"] for name in ("four", "five")}
     assert len(seeds) == 2
     assert all(int(seed) > 1 << 200 for seed in seeds)
 

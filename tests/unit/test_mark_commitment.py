@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 
 import pytest
 
@@ -26,9 +25,10 @@ def some_leaves(count: int) -> list[bytes]:
     return [sha(f"leaf {i}".encode()) for i in range(count)]
 
 
-@pytest.mark.parametrize("count", [*range(1, 18), 100, 1001])
-def test_the_root_is_that_of_the_definition(count: int) -> None:
-    assert merkle_root(some_leaves(count)) == transcribed_root(some_leaves(count))
+def test_the_root_is_that_of_the_definition() -> None:
+    assert (merkle_root([]), merkle_proofs([])) == (sha(b""), [])
+    for count in (*range(1, 18), 100, 1001):
+        assert merkle_root(some_leaves(count)) == transcribed_root(some_leaves(count))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 33])
@@ -43,16 +43,10 @@ def test_a_proof_holds_for_its_leaf_alone(count: int) -> None:
         assert root not in roots_of(others, [b"".join(proof)] * len(others))
 
 
-def test_no_leaf_no_proof_and_a_root_of_its_own() -> None:
-    assert merkle_root([]) == sha(b"")
-    assert merkle_proofs([]) == []
-
-
 def test_a_leaf_is_canonical_json_of_salted_digests() -> None:
     salt, texts = bytes(range(32)), ["one", "zwei ö\n"]
     digests = [version_digest(salt, text) for text in texts]
     assert digests == [sha(salt + text.encode()) for text in texts]
     expected = f'{{"id":"a\\"ö","index":1,"versions":["{digests[0].hex()}","{digests[1].hex()}"]}}'
-    assert json.loads(expected)["index"] == 1
     assert leaf_digest('a"ö', 1, b"".join(digests)) == sha(b"\x00" + expected.encode())
     assert leaf_digest('a"ö', 0, b"".join(digests)) != leaf_digest('a"ö', 1, b"".join(digests))

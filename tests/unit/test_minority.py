@@ -96,9 +96,7 @@ def test_a_list_of_a_small_part_that_calibration_lacks_is_contradicted_and_names
     assert (again.n_selected, again.documents) == (3, tail.documents[:3])
 
 
-def test_a_family_of_near_duplicates_in_one_role_contradicts_a_list_that_holds_one(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_a_family_of_near_duplicates_in_one_role_contradicts_its_list(tmp_path: Path, tiny_model_folder: Path) -> None:
     store = finished(tmp_path, tiny_model_folder, ending_with(some_texts(np.random.default_rng(6), 1) * 12))
     summary = answered(store, 12)
     families = summary.diagnostics.families
@@ -112,9 +110,7 @@ def test_a_family_of_near_duplicates_in_one_role_contradicts_a_list_that_holds_o
     assert (note.ok, note.n_selected) == (None, 0)
 
 
-def test_neither_check_contradicts_an_honest_audit_of_grouped_documents(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_neither_check_contradicts_an_honest_audit_of_groups(tmp_path: Path, tiny_model_folder: Path) -> None:
     """Authors with words of their own, each wholly in one role."""
     rng = np.random.default_rng(7)
     words = {role: rng.integers(0, 1_000, (N // 4, 12)) for role in ("unseen", "audit")}

@@ -127,7 +127,7 @@ def test_all_clear_pairs_are_found_and_no_pair_below_the_threshold(seed: int, th
     assert (index.matches(given_ones) == np.isin(np.arange(20), [a for a, _ in pairs])).all()
 
 
-def test_families_are_what_pairs_connect_in_whatever_order() -> None:
+def test_families_are_what_pairs_connect_in_whatever_order_and_thousands_of_copies_are_one() -> None:
     rng = np.random.default_rng(5)
     sketches = perturbed(rng, 200, 30, 0.93)
     family = near_families(sketches, 0.7)
@@ -146,9 +146,6 @@ def test_families_are_what_pairs_connect_in_whatever_order() -> None:
     assert family[0] == 0
     assert (np.diff(np.unique(family, return_index=True)[1]) > 0).all(), "numbered in the order of first documents"
     assert near_families(np.empty((0, SKETCH), dtype=np.uint8)).size == 0
-
-
-def test_thousands_of_copies_of_one_text_are_one_family_at_once() -> None:
     sketches = perturbed(np.random.default_rng(1), 5_000, 1, 0.97)
     assert near_families(sketches).max() == 0
     assert NearDuplicateIndex.of(sketches, 0.8).matches(sketches[:50]).all()

@@ -46,12 +46,9 @@ def test_alarms_are_those_of_bh_written_out() -> None:
     assert (verdict.name, verdict.verdicts) == (VERDICT, None), "nine documents are too few for the permutation test"
 
 
-def test_the_permutation_test_is_counted_and_shows_no_more_than_chance() -> None:
+def test_the_permutation_test_is_counted_and_shows_no_more_than_chance_and_too_large_a_split_is_refused() -> None:
     *_, verdict = count_alarms(scores_of(60), BH, 30, 30, 100)
     assert clopper_pearson(verdict.verdicts, 100, 0.0005)[0] <= 0.01
-
-
-def test_a_split_of_more_documents_than_there_are_is_refused() -> None:
     assert "a split takes 60 documents, got 59" in user_error(count_alarms, scores_of(59), BH, 30, 30, 1)
 
 

@@ -19,9 +19,7 @@ def places_of(scores: np.ndarray, known: np.ndarray, *groups: tuple[np.ndarray, 
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), n=st.integers(0, 40), grouped=st.booleans())
-def test_they_are_the_nearest_of_all_or_of_the_group_in_which_documents_are_ranked(
-    seed: int, n: int, grouped: bool
-) -> None:
+def test_they_are_the_nearest_of_all_or_of_the_group_of_a_document(seed: int, n: int, grouped: bool) -> None:
     rng = np.random.default_rng(seed)
     scores, known = rng.normal(size=7), rng.normal(size=n)
     of, groups = (rng.choice(np.array(["a", "b", None], dtype=object), size) for size in (7, n))

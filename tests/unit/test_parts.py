@@ -131,7 +131,7 @@ def test_another_adapter_or_a_larger_part_moves_no_document_and_another_seed_doe
     assert (len(groups["a"]), len(groups["b"])) == (3, 4)
 
 
-def test_documents_of_another_domain_leave_calibration_as_it_is_but_for_near_duplicates(
+def test_documents_of_another_domain_take_only_near_duplicates_from_calibration(
     audit: Audit, files: Files, tmp_path: Path
 ) -> None:
     other = write(tmp_path / "other.jsonl", [f"so {text(i, 12)}" for i in range(19, 24)] + ["a", ""])
@@ -175,9 +175,7 @@ def test_a_detector_that_cannot_be_asked_for_is_one_line(audit: Audit, files: Fi
         assert line in user_error(audit, files, detectors=[{"fsd": detector}], fsd={"adapters": {"fewer": {}}})
 
 
-def test_scores_name_a_document_by_all_of_its_text_as_parts_do_however_little_is_scored(
-    audit: Audit, files: Files, tmp_path: Path
-) -> None:
+def test_scores_name_a_document_by_all_of_its_text_as_parts_do(audit: Audit, files: Files, tmp_path: Path) -> None:
     """Else what was trained on would not be known again, and would calibrate."""
     config = audit(files, detectors=["loss"], max_tokens=3)
     (shard,) = [shard for shard in make_plan(config).shards if shard.role == "unseen"]
@@ -189,9 +187,7 @@ def test_scores_name_a_document_by_all_of_its_text_as_parts_do_however_little_is
     assert set(found["text_key"].to_pylist()) == keys([text(i, 12) for i in range(20)])
 
 
-def test_what_is_audited_is_not_trained_on_where_overlaps_are_dropped(
-    audit: Audit, files: Files, tmp_path: Path
-) -> None:
+def test_what_is_audited_is_not_trained_on_with_overlap_drop(audit: Audit, files: Files, tmp_path: Path) -> None:
     audited = [text(i, 12) for i in range(5)] + [f"so {text(5, 12)}"]  # of which 5 is a near-duplicate
     files["audit"] = write(tmp_path / "audit.jsonl", audited)
     other = write(tmp_path / "other.jsonl", [text(i, 12) for i in range(4, 8)])

@@ -64,7 +64,7 @@ def ids_of(config: AuditConfig) -> list[str]:
     return [document.doc_id for shard in shards for document in read_shard(shard)]
 
 
-def test_data_lie_beside_the_file_wherever_the_command_runs_and_ids_do_not_tell_where_that_is(
+def test_data_lie_beside_the_file_and_ids_do_not_tell_where_that_is(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = load_config(str(project / "audit.yaml"))
@@ -87,6 +87,10 @@ def test_ids_above_the_file_and_of_absolute_paths_are_as_they_were_written(proje
         "../data/audit/a.jsonl#1",
         f"{project}/data/unseen.jsonl#0",
     ]
+    assert (written("s3://bucket/./a"), origin_of("s3://bucket/./a")) == ("s3://bucket/./a", None)
+    audit = {"path": f"{project}/data/./audit/a.jsonl"}
+    config = build_config(description(corpus={"audit": audit}, selections=[]))
+    assert ids_of(config) == ["audit/a.jsonl#0", "audit/a.jsonl#1"]
 
 
 def marks_in(hint: Any) -> Iterator[Any]:
@@ -148,7 +152,6 @@ def test_every_setting_that_is_a_path_is_relative_to_the_file_that_names_it(
 
 
 def test_the_settings_that_are_paths_are_those_whose_descriptions_name_files_or_folders() -> None:
-    """`against` was none: its mark stood inside an optional type, where it was not looked for."""
     found = {path for root in ROOTS for path, _, _, place in settings_of(root) if place is not None}
     named = {
         path
@@ -159,13 +162,6 @@ def test_the_settings_that_are_paths_are_those_whose_descriptions_name_files_or_
     }
     assert {"against", "series.ledger", "model.adapter", "fsd.adapters.any.corpus.path"} <= found
     assert {path for path in named - found if path.rpartition(".")[2] not in NO_PATHS} == set()
-
-
-def test_a_url_and_a_whole_path_with_a_mark_are_what_they_say(project: Path) -> None:
-    assert (written("s3://bucket/./a"), origin_of("s3://bucket/./a")) == ("s3://bucket/./a", None)
-    audit = {"path": f"{project}/data/./audit/a.jsonl"}
-    config = build_config(description(corpus={"audit": audit}, selections=[]))
-    assert ids_of(config) == ["audit/a.jsonl#0", "audit/a.jsonl#1"]
 
 
 def test_overrides_are_relative_to_the_working_directory(project: Path) -> None:

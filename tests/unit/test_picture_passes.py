@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from picture_models import SAVE, random_pictures, save_llava
 from torch import Tensor
 
 from pipeline.config.models import ModelConfig
-from pipeline.errors import UserError
 from pipeline.models.load import check_model, fingerprint_model, open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import INSTRUCTION, PicturePrompt, caption_ids, picture_prompt, picture_token
@@ -120,9 +118,7 @@ def test_the_statistics_of_each_part_are_those_of_a_plain_loop(
                     torch.testing.assert_close(got, expected, atol=1e-4, rtol=0, msg=f"{part} {name}")
 
 
-def test_parts_are_found_by_the_token_that_stands_for_a_picture(
-    lm: LanguageModel, prompts: list[PicturePrompt], token: int
-) -> None:
+def test_parts_are_told_by_the_token_of_a_picture(lm: LanguageModel, prompts: list[PicturePrompt], token: int) -> None:
     assert tail_of(lm.model) is not None, "its head is applied to the rows of the parts alone"
     for prompt in prompts:
         image = positions_of(prompt, 3, "image", token)
@@ -133,9 +129,7 @@ def test_parts_are_found_by_the_token_that_stands_for_a_picture(
         assert positions_of(prompt, 3, "description", token) == list(range(len(prompt.ids), len(prompt.ids) + 3))
 
 
-def test_no_caption_and_no_description_stands_for_one_more_picture(
-    lm: LanguageModel, prompts: list[PicturePrompt], token: int
-) -> None:
+def test_no_caption_or_description_holds_a_picture(lm: LanguageModel, prompts: list[PicturePrompt], token: int) -> None:
     mark = lm.tokenizer.decode([token])
     assert lm.tokenizer.decode(caption_ids(lm, f"a {mark}house")) == " a house"
     assert caption_ids(lm, "a red house") == lm.tokenizer(" a red house")["input_ids"]
@@ -155,9 +149,7 @@ def test_no_caption_and_no_description_stands_for_one_more_picture(
             head.weight.copy_(before)
 
 
-def test_a_description_is_what_the_model_itself_writes_whatever_shares_its_batch(
-    lm: LanguageModel, prompts: list[PicturePrompt]
-) -> None:
+def test_a_description_is_what_the_model_writes_in_any_batch(lm: LanguageModel, prompts: list[PicturePrompt]) -> None:
     together = describe(lm, prompts, 6)
     assert together == [describe(lm, [prompt], 6)[0] for prompt in prompts]
     for prompt, description in zip(prompts, together, strict=True):
@@ -190,13 +182,11 @@ def test_a_batch_too_large_for_memory_is_measured_in_halves(
     assert torch.equal(halves.mask, whole.mask)
 
 
-def test_a_model_of_pictures_says_so_where_no_picture_is_given_and_one_of_texts_where_one_is(
-    llava: Path, tiny_model_folder: Path
-) -> None:
-    with pytest.raises(UserError, match=r"reads texts alone, and the documents are pictures: LlamaForCausalLM"):
-        open_picture_model(ModelConfig(path=str(tiny_model_folder)))
-    assert "reads texts alone" in user_error(check_model, ModelConfig(path=str(tiny_model_folder)), "pictures")
-    model = ModelConfig(path=str(llava))
+def test_a_model_of_pictures_and_one_of_texts_say_what_they_read(llava: Path, tiny_model_folder: Path) -> None:
+    reader, model = ModelConfig(path=str(tiny_model_folder)), ModelConfig(path=str(llava))
+    refused = user_error(open_picture_model, reader)
+    assert "reads texts alone, and the documents are pictures: LlamaForCausalLM" in refused
+    assert "reads texts alone" in user_error(check_model, reader, "pictures")
     assert "it reads pictures with text, and no corpus.*.image is given" in user_error(open_model, model)
     facts = check_model(model, "pictures")
     assert facts["architecture"] == "LlavaForConditionalGeneration"
@@ -223,26 +213,7 @@ def test_a_processor_that_makes_no_room_for_a_picture_is_refused_before_the_weig
     assert "Found total 0 <image> tokens and 1 images" in refusal(whole | {"chat_template": "{{ 'look' }}"})
 
 
-def test_an_adapter_is_merged_into_a_model_of_pictures(folder: Path, tmp_path: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(1)
-    settings = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    base: Any = open_picture_model(ModelConfig(path=str(folder), dtype="float32"))
-    prompt = picture_prompt(base, random_pictures([(40, 30)])[0])
-    _, before = logits_of(base, prompt, [])
-    adapted: Any = get_peft_model(base.model, settings).eval()
-    adapted.save_pretrained(tmp_path / "adapter")
-    _, expected = logits_of(replace(base, model=adapted), prompt, [])
-    merged = open_picture_model(ModelConfig(path=str(folder), dtype="float32", adapter=str(tmp_path / "adapter")))
-    _, got = logits_of(merged, prompt, [])
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
-    assert (got - before).abs().max() > 0.01
-
-
-def test_a_model_of_pictures_in_bfloat16_measures_near_its_float32(
-    folder: Path, lm: LanguageModel, prompts: list[PicturePrompt]
-) -> None:
+def test_bfloat16_measures_near_float32(folder: Path, lm: LanguageModel, prompts: list[PicturePrompt]) -> None:
     config = ModelConfig(path=str(folder), dtype="bfloat16")
     assert check_model(config, "pictures")["dtype"] == fingerprint_model(config)["dtype"] == "bfloat16"
     half = open_picture_model(config)

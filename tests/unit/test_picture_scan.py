@@ -217,9 +217,7 @@ def test_a_caption_is_cut_at_max_tokens_and_that_is_noted(tmp_path: Path, llava:
         assert row["truncated"] == (len(given) > 4)
 
 
-def test_roles_may_name_their_columns_as_they_like_and_a_scan_has_one_scorer_whatever_was_read(
-    tmp_path: Path, llava: Path
-) -> None:
+def test_roles_name_their_columns_as_they_like_and_a_scan_has_one_scorer(tmp_path: Path, llava: Path) -> None:
     source = {"path": str(tmp_path / "audit.parquet"), "image": "image", "caption": "caption"}
     unseen = {"path": str(tmp_path / "unseen.parquet"), "image": "photo", "caption": "title"}
     images = [encoded(picture) for picture in PICTURES]
@@ -262,9 +260,7 @@ def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, llava: Pat
         processor.write_text(before)
 
 
-def test_a_picture_that_changes_between_its_description_and_its_scores_stops_its_shard(
-    tmp_path: Path, llava: Path
-) -> None:
+def test_a_picture_that_changes_between_description_and_scores_stops_its_shard(tmp_path: Path, llava: Path) -> None:
     for row in range(3):
         (tmp_path / f"{row}.png").write_bytes(encoded(PICTURES[row]))
     lines = (json.dumps({"id": f"audit-{row}", "image": f"{row}.png"}) + "\n" for row in range(3))
@@ -295,9 +291,7 @@ def test_what_reads_texts_is_refused_over_pictures(tmp_path: Path, llava: Path) 
         assert message in user_error(audit_of, tmp_path, **{"model": llava, **settings})
 
 
-def test_what_reads_pictures_is_refused_over_texts_and_captions_where_there_are_none(
-    tmp_path: Path, llava: Path
-) -> None:
+def test_what_reads_pictures_is_refused_over_texts_and_captions_without_any(tmp_path: Path, llava: Path) -> None:
     def refusal(corpus: dict[str, Any], **settings: Any) -> str:
         return user_error(audit_of, tmp_path, llava, corpus=corpus, **settings)
 
@@ -318,7 +312,7 @@ def test_what_reads_pictures_is_refused_over_texts_and_captions_where_there_are_
 
 
 @pytest.mark.parametrize("detectors", [DETECTORS, DETECTORS[:1]])
-def test_a_preflight_tries_a_first_batch_of_pictures_before_any_is_described(
+def test_a_preflight_tries_a_batch_before_any_picture_is_described(
     tmp_path: Path, llava: Path, detectors: list[Any]
 ) -> None:
     config = audit_of(tmp_path, llava, detectors=detectors)

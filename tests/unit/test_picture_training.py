@@ -89,9 +89,7 @@ def test_models_of_every_shape_learn_captions_of_pictures_of_any_size(shape: str
     assert result.losses[1] < result.losses[0]
 
 
-def test_training_in_full_learns_the_captions_and_writes_a_model_that_opens_alone(
-    trained: Trained, captioned: Captioned
-) -> None:
+def test_training_in_full_learns_captions_and_writes_a_model_that_opens(trained: Trained, captioned: Captioned) -> None:
     written, lm, result = trained
     assert result.steps == 30
     learnt = caption_loss(open_picture_model(written), captioned)
@@ -100,7 +98,7 @@ def test_training_in_full_learns_the_captions_and_writes_a_model_that_opens_alon
 
 
 @pytest.mark.parametrize("method", ["lora", "adalora", "ia3"])
-def test_an_adapter_learns_over_weights_that_stay_as_they_were(
+def test_an_adapter_learns_over_weights_that_stay(
     method: Any, trained: Trained, captioned: Captioned, tmp_path: Path
 ) -> None:
     base, untouched, _ = trained
@@ -115,7 +113,7 @@ def test_an_adapter_learns_over_weights_that_stay_as_they_were(
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_killed_training_on_pictures_ends_with_the_same_bytes_and_none_takes_up_that_of_other_pictures(
+def test_a_killed_training_ends_with_the_same_bytes_unless_its_pictures_changed(
     method: Any, open_base: Open, captioned: Captioned, tmp_path: Path
 ) -> None:
     def train(place: str, some: Captioned, step: Callable[[TrainingStep], Any]) -> None:
@@ -150,7 +148,7 @@ def test_activations_that_are_computed_again_give_the_same_losses(
     assert again.losses == pytest.approx(kept.losses, abs=1e-5)
 
 
-def test_max_tokens_and_the_models_positions_cut_captions_and_never_a_picture(
+def test_max_tokens_and_positions_cut_captions_and_never_a_picture(
     open_base: Open, captioned: Captioned, tmp_path: Path
 ) -> None:
     lm = open_base()
@@ -164,7 +162,7 @@ def test_max_tokens_and_the_models_positions_cut_captions_and_never_a_picture(
     assert f" has {prompt} pos" in error
 
 
-def test_what_cannot_be_trained_on_is_said_in_a_line(
+def test_what_cannot_be_learnt_is_one_line(
     open_base: Open, captioned: Captioned, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     def refusal(lm: LanguageModel, some: Captioned) -> str:

@@ -278,9 +278,7 @@ def test_a_tar_file_is_never_shorter_than_it_was_without_a_word(tmp_path: Path) 
     assert "is not a readable .tar file" in user_error(documents, path)
 
 
-def test_a_link_in_a_tar_file_a_sample_of_many_files_or_a_large_one_is_one_document_in_quarantine(
-    tmp_path: Path,
-) -> None:
+def test_a_link_in_a_tar_file_and_a_large_sample_are_one_document_in_quarantine(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as archive:
         for name, target in (("1.png", ""), ("2.png", "1.png"), ("3.png", "")):

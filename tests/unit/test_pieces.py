@@ -77,9 +77,7 @@ def test_pieces_join_to_any_text_that_is_cut_anywhere(byte_level: Any, text: str
     cut(byte_level, text, most)
 
 
-def test_a_piece_is_what_its_token_says_and_a_character_of_several_tokens_stands_with_the_first(
-    byte_level: Any,
-) -> None:
+def test_a_piece_is_what_its_token_says_and_a_character_stands_with_its_first_token(byte_level: Any) -> None:
     pieces, text = cut(byte_level, "the river learns of seven letters")
     assert pieces == [byte_level.decode([token]) for token in byte_level(text)["input_ids"]]
     assert len(pieces) < len(text)
@@ -90,6 +88,10 @@ def test_a_piece_is_what_its_token_says_and_a_character_of_several_tokens_stands
     pieces, kept = cut(byte_level, text, most=20)
     assert len(text) > first_length(20) > len(kept)
     assert pieces[3] == " the"
+    with pytest.raises(ValueError, match="its tokens are others now"):
+        pieces_of(byte_level, "the river", [1, 2, 3], 9)
+    with pytest.raises(ValueError, match="do not decode to it"):
+        pieces_of(ByT5Tokenizer(), "the river", [103, 104, 105], 9)
 
 
 def test_special_tokens_have_no_text_and_dropped_blanks_have_a_place() -> None:
@@ -98,10 +100,3 @@ def test_special_tokens_have_no_text_and_dropped_blanks_have_a_place() -> None:
     assert [piece.strip() for piece in pieces if piece.strip()] == ["The", "river"]
     assert pieces[1:-1] == ["  The", "  river "]
     assert cut(metaspace(), "ab c")[0] == ["", "a", "", "b", " ", "c"], "the blank before it shares the a"
-
-
-def test_other_tokens_than_those_of_the_text_are_refused(byte_level: Any) -> None:
-    with pytest.raises(ValueError, match="its tokens are others now"):
-        pieces_of(byte_level, "the river", [1, 2, 3], 9)
-    with pytest.raises(ValueError, match="do not decode to it"):
-        pieces_of(ByT5Tokenizer(), "the river", [103, 104, 105], 9)

@@ -64,7 +64,7 @@ def test_as_many_actors_are_counted_as_fit_one_by_one(nodes: list[Node], gpus: f
 
 
 @given(nodes=NODES, gpus=GPUS, cpus=st.integers(1, 4), trainers=st.integers(0, 12))
-def test_beside_packed_trainings_no_more_actors_are_counted_than_fit(
+def test_beside_trainings_no_more_actors_are_counted_than_fit(
     nodes: list[Node], gpus: float, cpus: int, trainers: int
 ) -> None:
     machines = [Machine(node) for node in nodes]
@@ -74,16 +74,13 @@ def test_beside_packed_trainings_no_more_actors_are_counted_than_fit(
         assert places_beside(nodes, shape, trainers) == fitting(machines, gpus, cpus)
 
 
-def test_eight_gpus_at_three_tenths_hold_24_actors() -> None:
+def test_eight_gpus_at_three_tenths_hold_24_actors_and_what_no_node_can_place_is_refused() -> None:
     nodes, resources = [Node(64.0, 8.0)], ResourcesConfig(gpus_per_actor=0.3)
     assert actors(resources, nodes, 1000)[:2] == (24, 48)
     assert actors(resources, nodes, 5)[:2] == (5, 5)
     assert actors(ResourcesConfig(gpus_per_actor=0.3, actors=30), nodes, 1000)[0] == 24
     assert actors(ResourcesConfig(gpus_per_actor=0.16667), nodes, 1000)[0] == 48  # a sixth, to what Ray tells apart
     assert actors(ResourcesConfig(gpus_per_actor=3), [Node(8.0, 4.0)] * 2, 1000)[0] == 2  # 8 GPUs, 2 of them left over
-
-
-def test_an_actor_larger_than_any_node_and_gpus_that_no_cluster_can_place_are_refused() -> None:
     two, behind = "the largest of 2 nodes has", "this machine has 0 GPUs and 8 CPUs"
     for nodes, gpus, cpus, message in (
         ([Node(16.0, 2.0), Node(64.0, 4.0)], 8, 1, f"gpus_per_actor is 8, {two} 4 GPUs and 64 CPUs"),

@@ -199,16 +199,13 @@ def test_a_plugin_that_cannot_be_loaded_is_one_line_with_its_file(tmp_path: Path
         assert message in error
 
 
-def test_an_import_that_is_no_plugin_is_one_line() -> None:
+def test_an_import_that_is_no_plugin_or_has_a_name_of_another_is_one_line(tmp_path: Path) -> None:
     neither = "import: no-such module is neither a file that ends in .py nor the name of a module"
     missing = "import: no_such_module: cannot be imported: ModuleNotFoundError: No module named"
     assert "import: cannot read none.py: No such file or directory" in user_error(load, "none.py")
     assert neither in user_error(load, "no-such module")
     assert missing in user_error(load, "no_such_module")
     assert "import: json registers nothing" in user_error(load, "json")
-
-
-def test_a_name_or_a_file_name_of_another_plugin_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     first, second = write(tmp_path, GOOD, "one.py"), write(tmp_path / "other", GOOD, "one.py")
     assert "have one name" in user_error(load, first, second)
@@ -243,9 +240,7 @@ def test_the_content_of_a_plugin_is_in_the_fingerprint_and_its_place_is_not(tmp_
     assert plugin_fingerprint([procedures], ["loss"]) == plugin_fingerprint([], ["loss"]) == {}, "they change no score"
 
 
-def test_an_installed_module_counts_by_all_files_of_its_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_module_counts_by_all_of_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "their_detectors"
     package.mkdir()
     write(package, "", "__init__.py")

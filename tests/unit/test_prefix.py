@@ -14,7 +14,7 @@ import yaml
 from commands import ended, here, user_error
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_up import write_audit, write_corpus
+from made_up import sentence, write_audit, write_corpus
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import Parts, allocate, allocation_record
@@ -30,10 +30,9 @@ from pipeline.detectors.prefix import behind
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, open_model
-from pipeline.models.tokens import tokenize
 from pipeline.passes import parts as parts_module
 from pipeline.passes import shared
-from pipeline.passes.forward import forward
+from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.passes.parts import PassSizes, behind_in_parts
 from pipeline.stages import prefixes as prefixes_module
 from pipeline.stages.prefixes import HELD, Prefixes, Shots, cut_to_room, prefix_cost, room_for
@@ -44,43 +43,23 @@ from pipeline.store.receipts import read_receipts
 LOG_PROB = frozenset({"log_prob"})
 
 
-def sentence(seed: int, words: int = 14) -> str:
-    return " ".join(WORDS[i] for i in np.random.default_rng(seed).integers(len(WORDS), size=words))
-
-
 @pytest.fixture(scope="module")
 def tiny(tiny_model_folder: Path) -> LanguageModel:
     return open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
 
 
-def mean_behind(lm: LanguageModel, prefix: list[int], ids: list[int]) -> float:
-    """Mean log-probability of the tokens from the second on, of one concatenated sequence."""
-    with torch.inference_mode():
-        logits = lm.model(input_ids=torch.tensor([[*prefix, *ids]])).logits[0].log_softmax(1)
-    return float(np.mean([logits[len(prefix) + t - 1, ids[t]] for t in range(1, len(ids))]))
-
-
-def test_scores_are_those_of_concatenated_sequences(tiny: LanguageModel) -> None:
+def test_scores_are_their_formulas() -> None:
     detectors = parse_detectors([{"recall": {"shots": 3}}, {"con_recall": {"shots": 3, "gamma": 0.25}}, "codec"])
-    ids = [entry.ids for entry in tokenize(tiny.tokenizer, [sentence(i, 5 + i) for i in range(6)], 64)]
-    joined = {role: tiny.tokenizer(" ".join(sentence(s + i) for i in range(3))).input_ids for role, s in
-              (("unseen", 100), ("seen", 200))}  # fmt: skip
-    contexts = [tiny.tokenizer(sentence(100 + i)).input_ids for i in range(3)]
-    places = [0, 2, 1, 2, 0, 0]
-    found = {FORWARD: forward(tiny, ids, LOG_PROB)}
-    for role, prefix in joined.items():
-        found[behind(Prefix(role, 3))] = behind_in_parts(tiny, [prefix], [0] * 6, ids, 10_000, PassSizes())
-    one = behind(Prefix("unseen", 10, joined=False))
-    found[one] = behind_in_parts(tiny, contexts, places, ids, 10_000, PassSizes())
+    prefixes = Prefix("unseen", 3), Prefix("seen", 3), Prefix("unseen", 10, joined=False)
+    rng, mask = np.random.default_rng(0), np.arange(9) < [[9], [5], [1]]
+    drawn = -rng.random((4, 3, 9))
+    found = dict(zip((FORWARD, *map(behind, prefixes)), drawn, strict=True))
     assert set(plan_passes(detectors)) == set(found)
-    alone = np.array([mean_behind(tiny, [], x) for x in ids])
-    unseen, seen = ([mean_behind(tiny, joined[role], x) for x in ids] for role in ("unseen", "seen"))
-    other = [mean_behind(tiny, contexts[place], x) for place, x in zip(places, ids, strict=True)]
-    expected = [np.array(unseen) / alone, (np.array(unseen) - 0.25 * np.array(seen)) / alone, alone - np.array(other)]
-    evidence = Evidence([""] * 6, found)
+    alone, unseen, seen, other = (drawn * mask).sum(2) / mask.sum(1)
+    expected = [unseen / alone, (unseen - 0.25 * seen) / alone, alone - other]
+    statistics = {one: TokenStatistics(torch.tensor(values), torch.tensor(mask)) for one, values in found.items()}
     for detector, values in zip(detectors, expected, strict=True):
-        np.testing.assert_allclose(detector.score(evidence).numpy(), values, atol=1e-4, rtol=0)
-        assert np.ptp(values) > 1e-3
+        np.testing.assert_allclose(detector.score(Evidence([""] * 3, statistics)), values)
 
 
 @pytest.mark.parametrize("size", [1, 7, 32])
@@ -284,7 +263,7 @@ def test_a_run_scores_alike_in_any_shards_and_calibrates_without_shots(tmp_path:
     summary = json.loads((tmp_path / "whole/run/selection/members/summary.json").read_text())
     stated = summary["diagnostics"]["fine_tuned"]["sentence"]
     assert stated.startswith("5 unseen documents do not calibrate: they were fine-tuned on or stand in a prefix")
-    assert '"n_calibration": 25' in json.dumps(summary) or 25 in summary.values()
+    assert summary["n_calibration"] == 25
 
 
 def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
@@ -298,34 +277,19 @@ def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
         entry["prefix"]: entry["prefix_cost"] for entry in forecast(plan, model)["passes"] if "prefix_cost" in entry
     }
     assert costs == dict.fromkeys(("4 of unseen", "3 of unseen", "3 of seen", "one of 5 of unseen"), 0)
-    for module in (prefixes_module, shared):
-        monkeypatch.setattr(module, "HELD", 50)
-    facts = forecast(plan, model)
-    passes = [entry for entry in facts["passes"] if "prefix_cost" in entry]
-    expected = sum(entry["prefix_cost"] for entry in passes)
-    assert [entry["prefix"] for entry in passes if entry["prefix_cost"]] == ["one of 5 of unseen"]
-    assert [forward_passes(entry) for entry in passes] == [1 + entry["prefix_cost"] for entry in passes]
-    continued = {"kind": "generate", "prefix_ratio": 0.25, "draws": 4}
-    assert forward_passes(continued) == 0.25 + 4 * 0.75, "the prefix once, and the rest once a draw"
-    read: list[int] = []
-    begun = shared._begun
-
-    def counted(model: Any, tail: Any, beginning: torch.Tensor) -> Any:
-        read.append(beginning.numel())
-        return begun(model, tail, beginning)
-
-    shown = " ".join(here(capsys, "plan", path)[0].split())
-    assert re.search(r"pass forward: target model, plain text behind 4 of unseen \(\d+ tokens\)", shown)
-    monkeypatch.setattr(shared, "_begun", counted)
-    rows, _ = run(path)
-    tokens = sum(row["n_tokens"] for row in rows.values())
-    expected *= tokens / facts["estimated_tokens"]  # whose guess is of texts with four bytes a token
-    assert 0.6 < expected / (sum(read) / tokens) < 1.6
-
-
-def test_single_documents_are_read_once_as_long_as_they_are_held_together() -> None:
     single, batch = Prefix("unseen", 4, joined=False), 1_000
     once = {"prefix_tokens": HELD // 4, "prefix_cost": 0.0}
     assert prefix_cost(single, HELD // 4, 50.0, batch, HELD) == once
     longer = prefix_cost(single, HELD // 4 + 1, 50.0, batch, HELD)
     assert longer["prefix_cost"] == 4 * (HELD // 4 + 1) / batch
+    assert prefix_cost(single, HELD, 500.0, batch, HELD)["prefix_cost"] == 2 * HELD / batch, "two documents a batch"
+    for module in (prefixes_module, shared):
+        monkeypatch.setattr(module, "HELD", 50)
+    facts = forecast(plan, model)
+    passes = [entry for entry in facts["passes"] if "prefix_cost" in entry]
+    assert [entry["prefix"] for entry in passes if entry["prefix_cost"]] == ["one of 5 of unseen"]
+    assert [forward_passes(entry) for entry in passes] == [1 + entry["prefix_cost"] for entry in passes]
+    continued = {"kind": "generate", "prefix_ratio": 0.25, "draws": 4}
+    assert forward_passes(continued) == 0.25 + 4 * 0.75, "the prefix once, and the rest once a draw"
+    shown = " ".join(here(capsys, "plan", path)[0].split())
+    assert re.search(r"pass forward: target model, plain text behind 4 of unseen \(\d+ tokens\)", shown)

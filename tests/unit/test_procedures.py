@@ -144,9 +144,7 @@ def e_value(p: Fraction, grid: Grid, m: int, alpha: Fraction) -> Fraction:
 
 
 @given(audits(), alphas)
-def test_ebh_is_e_bh_with_e_values_that_are_valid_for_the_worst_null(
-    audit: tuple[list[int], Grid], alpha: Fraction
-) -> None:
+def test_ebh_is_e_bh_with_valid_e_values_of_the_worst_null(audit: tuple[list[int], Grid], alpha: Fraction) -> None:
     found, grid = audit
     m = len(found)
     p = [grid.p(k) for k in range(grid.size + 1)]
@@ -197,16 +195,12 @@ def test_known_members_that_tell_nothing_give_a_null_proportion_of_one() -> None
     assert above.unclipped > 1 == above.pi0
 
 
-@pytest.mark.parametrize("n", [9, 17, 30, 100])
-def test_audited_documents_with_the_mean_p_of_the_known_ones_give_a_null_proportion_of_one(n: int) -> None:
+def test_audited_documents_with_the_mean_p_of_the_known_ones_give_a_null_proportion_of_one() -> None:
     """Their estimate is 0 in exact arithmetic, and rounding must not make it a small positive number."""
-    for low, high in combinations(range(2, n // 2), 2):
+    for n, low, high in ((m, *pair) for m in (9, 17, 30, 100) for pair in combinations(range(2, m // 2), 2)):
         known = RankCounts.of(np.array([low, high]), n)
         estimate = known_members(RankCounts.of(np.array([low - 1, low, high, high + 1]), n), known)
         assert (estimate.unclipped, estimate.pi0) == (0.0, 1)
-
-
-def test_a_null_proportion_of_exactly_zero_selects_nothing() -> None:
     answer = seenset.select([9, 9, 9, 1.5], unseen=[1, 2, 3, 4, 5], seen=[9, 3.5], procedure="known_members", alpha=0.1)
     assert (answer.summary.null_proportion, answer.summary.n_selected) == (1.0, 0)
 
@@ -398,7 +392,7 @@ def test_scores_are_sorted_aside_and_what_cannot_be_ranked_is_refused_in_one_lin
     assert "1 of 3 audit scores are NaN" in user_error(ranks, np.array([0.0, math.nan, 1.0]), calibration, "members")
 
 
-def test_counts_refuse_what_they_cannot_hold() -> None:
+def test_counts_refuse_what_they_cannot_hold_and_to_be_changed_from_outside() -> None:
     counts = RankCounts.empty(9)
     assert (counts + RankCounts.empty(Grid.uniform(9))).m == 0
     for other in (8, simes_grid(9, TENTH), pool([Grid.uniform(4), Grid.uniform(5)])[0]):
@@ -414,16 +408,12 @@ def test_counts_refuse_what_they_cannot_hold() -> None:
             RankCounts(bad)
     with pytest.raises(ValueError, match="negative"):
         GOLDEN.with_quarantined(-1)
-
-
-def test_counts_cannot_be_changed_from_outside() -> None:
     source = np.array([1, 2, 3])
-    for counts in (RankCounts(source), pickle.loads(pickle.dumps(RankCounts(source)))):
-        source[0] = 9
-        assert counts.counts.tolist() == [1, 2, 3]
-        source[0] = 1
+    held = RankCounts(source)
+    source[:] = 9
+    assert [one.counts.tolist() for one in (held, pickle.loads(pickle.dumps(held)))] == [[1, 2, 3]] * 2
     with pytest.raises(ValueError, match="read-only"):
-        RankCounts(source).counts[0] = 9
+        held.counts[0] = 9
 
 
 def test_quarantined_documents_are_hypotheses_at_p_one() -> None:

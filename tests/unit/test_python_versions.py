@@ -35,7 +35,7 @@ def test_documents_whose_published_version_stands_out_are_selected_and_the_colle
     assert "finite-sample" in repr(answer)
 
 
-def test_a_model_scores_all_versions_and_documents_without_a_score_are_left_out(
+def test_a_model_scores_all_versions_and_leaves_out_documents_without_one(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     texts = [[f"{sentence(i)} version {j}" for j in range(EACH)] for i in range(12)]

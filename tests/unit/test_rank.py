@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import here, printed, refusal
+from commands import ended, here, refusal
 from compared_runs import ITEMS, amend, benchmark_run, copied
 from made_up import sentence
 
@@ -21,6 +21,8 @@ from pipeline.selection.shares import difference_to_all, paired_difference
 
 DATE = "2025-11-02T03-04-05.678901"
 SEEN = np.arange(ITEMS) < 30
+Ranked = Callable[..., dict[str, Any]]
+Runs = list[Path]
 RIGHT = {
     "org__cheat": SEEN | (np.arange(ITEMS) % 3 == 0),
     "org__honest": np.arange(ITEMS) % 2 == 0,
@@ -68,6 +70,12 @@ def write_samples(folder: Path, model: str, lines: Sequence[Any], task: str = "b
 
 
 @pytest.fixture
+def ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ranked:
+    """The command's JSON: arguments -> its content."""
+    return lambda *arguments: json.loads(here(capsys, "rank", *arguments, "--output", tmp_path / "x", "--json")[0])
+
+
+@pytest.fixture
 def results(tmp_path: Path) -> Path:
     """The folder of lm-eval's output of both models."""
     for model, right in RIGHT.items():
@@ -82,10 +90,9 @@ def clean_rows(run: Path) -> np.ndarray:
 
 
 def test_files_of_lm_eval_become_accuracies_on_all_and_on_clean_items_and_say_who_changes_places(
-    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Runs, results: Path, tmp_path: Path, ranked: Ranked, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ("rank", results, "--run", runs[0], "--output", tmp_path / "x")
-    (task,) = json.loads(here(capsys, *arguments, "--json")[0])["tasks"]
+    (task,) = ranked(results, "--run", runs[0])["tasks"]
     clean = clean_rows(runs[0])
     assert (task["task"], task["metric"], task["n_items"], task["n_clean"]) == ("bench", "acc", ITEMS, clean.sum())
     for one in task["models"]:
@@ -109,29 +116,24 @@ def test_files_of_lm_eval_become_accuracies_on_all_and_on_clean_items_and_say_wh
     limits = paired_difference(RIGHT["org__honest"][clean], RIGHT["org__cheat"][clean])
     assert (change["difference_clean"], change["low"], change["high"]) == pytest.approx(limits)
     assert change["shown"] == (limits[1] > 0)
-    out = " ".join(here(capsys, *arguments)[0].split())
+    out = " ".join(here(capsys, "rank", results, "--run", runs[0], "--output", tmp_path / "x")[0].split())
     assert "org__cheat is ahead of org__honest by" in out
     assert ("which may be chance" in out) == (not change["shown"])
     assert "an item that was not selected as clean is not shown to be contaminated" in out
     assert "not shown is whether another model was trained on an item" in out
 
 
-def test_items_are_clean_under_all_models_where_several_runs_judged_them(
-    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    both = ("--run", runs[0], "--run", runs[1])
-    _, out, _ = printed(capsys, "rank", results, *both, "--output", tmp_path / "x", "--json")
-    printed(capsys, "joint", *runs, "--output", tmp_path / "joint")
+def test_items_are_clean_where_all_runs_say_so(runs: Runs, results: Path, tmp_path: Path, ranked: Ranked) -> None:
+    facts = ranked(results, "--run", runs[0], "--run", runs[1])
+    assert ended("joint", *runs, "--output", tmp_path / "joint") == 0
     joint = set(pq.read_table(tmp_path / "joint/selected.parquet")["doc_id"].to_pylist())
     table = pq.read_table(tmp_path / "x/items.parquet").to_pylist()
     assert {row["item"] for row in table if row["clean"]} == joint
-    assert json.loads(out)["clean"]["n_clean"] == len(joint) > 0
+    assert facts["clean"]["n_clean"] == len(joint) > 0
 
 
-def test_items_are_matched_by_an_id_in_any_order_and_by_the_table_of_a_trial(
-    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    by_row = json.loads(printed(capsys, "rank", results, "--run", runs[0], "--output", tmp_path / "x", "--json")[1])
+def test_items_are_matched_by_id_and_by_table(runs: Runs, results: Path, tmp_path: Path, ranked: Ranked) -> None:
+    (by_row,) = ranked(results, "--run", runs[0])["tasks"]
     rows = []
     for model, right in RIGHT.items():
         lines = [{**sample(row, float(right[row])), "doc_id": ITEMS - 1 - row} for row in range(ITEMS)]
@@ -139,25 +141,22 @@ def test_items_are_matched_by_an_id_in_any_order_and_by_the_table_of_a_trial(
         rows += [{"model": model, "item": f"bench.jsonl#{row}", "correct": bool(right[row])} for row in range(ITEMS)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "bench.parquet")
     for arguments in ((tmp_path / "turned", "--id", "qid"), (tmp_path / "bench.parquet",)):
-        again = printed(capsys, "rank", *arguments, "--run", runs[0], "--output", tmp_path / "x", "--json")[1]
-        models = json.loads(again)["tasks"][0]["models"]
-        assert models == by_row["tasks"][0]["models"]
+        assert ranked(*arguments, "--run", runs[0])["tasks"][0]["models"] == by_row["models"]
 
 
-def test_the_last_file_of_a_folder_counts_and_names_are_given_to_single_files(
-    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_last_file_of_a_folder_counts_and_single_files_have_names(
+    runs: Runs, results: Path, ranked: Ranked
 ) -> None:
     old = write_samples(results, "org__cheat", [sample(row, 0.0) for row in range(ITEMS)], date="2024-01-01T00-00-00")
-    run = ("--run", runs[0], "--output", tmp_path / "x", "--json")
-    task = json.loads(printed(capsys, "rank", results, *run)[1])["tasks"][0]
+    (task,) = ranked(results, "--run", runs[0])["tasks"]
     assert task["models"][0]["accuracy_all"] > 0.5
-    task = json.loads(printed(capsys, "rank", f"new={results}/org__cheat", f"old={old}", *run)[1])["tasks"][0]
+    (task,) = ranked(f"new={results}/org__cheat", f"old={old}", "--run", runs[0])["tasks"]
     assert [one["model"] for one in task["models"]] == ["new", "old"]
     assert task["models"][1]["accuracy_all"] == 0
 
 
-def test_what_cannot_be_ranked_is_one_line(
-    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_bad_results_are_one_line(
+    runs: Runs, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = ("--run", runs[0], "--output", tmp_path / "x")
     good = [sample(row, 1.0) for row in range(ITEMS)]
@@ -204,22 +203,17 @@ def test_what_cannot_be_ranked_is_one_line(
     assert "only direction clean says which items are clean" in line
 
 
-def test_where_nothing_is_clean_there_is_no_accuracy_on_clean_items(
-    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_where_nothing_is_clean_or_a_check_contradicts_it_that_is_told(
+    runs: Runs, results: Path, tmp_path: Path, ranked: Ranked, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nothing = ("--run", runs[0], "--run", runs[1], "--alpha", "0.001", "--output", tmp_path / "x")
-    (task,) = json.loads(here(capsys, "rank", results, *nothing, "--json")[0])["tasks"]
+    nothing = ("--run", runs[0], "--run", runs[1], "--alpha", "0.001")
+    (task,) = ranked(results, *nothing)["tasks"]
     assert task["changes"] == []
     assert {one["accuracy_clean"] for one in task["models"]} == {None}
-    out, _ = here(capsys, "rank", results, *nothing)
+    out, _ = here(capsys, "rank", results, *nothing, "--output", tmp_path / "x")
     assert "there is no accuracy on clean items. Nothing can be selected at alpha 0.001" in " ".join(out.split())
-
-
-def test_a_selection_that_a_check_contradicts_is_told_before_its_numbers(
-    runs: list[Path], results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     void = tmp_path / "void"
     shutil.copytree(runs[0], void)
     amend(void, "selection/clean/summary.json", {"supported": False, "reasons": ["The words tell them apart."]})
-    _, out, _ = printed(capsys, "rank", results, "--run", void, "--output", tmp_path / "x")
+    out, _ = here(capsys, "rank", results, "--run", void, "--output", tmp_path / "x")
     assert out.startswith("CONTRADICTED, do not act on it: The words tell them apart.")

@@ -22,10 +22,6 @@ def settings(path: Path) -> dict[str, Any]:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def test_there_is_one_for_each_kind_of_machine() -> None:
-    assert {settings(path)["provider"]["type"] for path in CLUSTERS} == {"aws", "gcp", "local"}
-
-
 @pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
 def test_ray_takes_a_cluster_file(path: Path) -> None:
     schema = json.loads(files("ray.autoscaler").joinpath("ray-schema.json").read_text(encoding="utf-8"))
@@ -54,7 +50,8 @@ def test_a_cluster_file_lets_nobody_in_without_a_token_and_names_extras_and_a_py
     assert PROJECT["project"]["requires-python"] == f">={python}"
 
 
-def test_every_file_of_the_cluster_folder_is_in_the_package() -> None:
+def test_every_file_of_the_cluster_folder_is_in_the_package_and_one_for_each_kind_of_machine() -> None:
+    assert {settings(path)["provider"]["type"] for path in CLUSTERS} == {"aws", "gcp", "local"}
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["cluster"]
     packed = {path for pattern in patterns for path in (ROOT / "cluster").glob(pattern)}
     for folder in ("deepspeed", "grafana", "ray", "slurm"):

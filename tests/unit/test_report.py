@@ -98,9 +98,7 @@ def reported(run: Store) -> tuple[Page, Report]:
     return report(run)
 
 
-def test_a_finite_sample_answer_names_the_average_its_assumption_and_its_limits(
-    reported: tuple[Page, Report],
-) -> None:
+def test_a_finite_sample_answer_names_the_average_its_assumption_and_limits(reported: tuple[Page, Report]) -> None:
     page, facts = reported
     (selection,), text = facts.selections, page.text
     summary, sentence = selection.summary, selection.answer.sentence
@@ -129,21 +127,17 @@ def test_a_finite_sample_answer_names_the_average_its_assumption_and_its_limits(
     assert (facts.limit, "sample:" in text) == (None, False)
 
 
-def test_an_asymptotic_answer_says_that_it_is_not_guaranteed_and_shows_the_strict_one(tmp_path: Path) -> None:
-    store = build_run(tmp_path, selections=({"procedure": "ptdi"},), drawn=())
-    page, facts = report(store)
-    sentence = facts.selections[0].answer.sentence
-    assert "approximately at most 10% for large samples" in sentence
-    assert "not guaranteed at this size" in sentence
+def test_an_asymptotic_answer_and_one_without_a_proof_claim_no_guarantee_and_show_the_strict_one(
+    tmp_path: Path,
+) -> None:
+    selections = ({"procedure": "ptdi"}, {"procedure": "kernel", "name": "kernel"})
+    page, facts = report(build_run(tmp_path, selections=selections, drawn=()))
+    approximate, answer = (selection.answer for selection in facts.selections)
+    assert "approximately at most 10% for large samples; this is not guaranteed at this size" in approximate.sentence
     safe = facts.selections[0].summary.strict.n_selected
-    assert f"The procedure with a finite-sample guarantee (storey) selects {safe} of 240." in sentence
+    assert f"The procedure with a finite-sample guarantee (storey) selects {safe} of 240." in approximate.sentence
     assert "approximately at most 10% for large samples; this is not guaranteed at this size" in page.text
     assert f"{safe} selected by storey (finite-sample)" in page.text
-
-
-def test_without_a_proved_guarantee_none_is_claimed(tmp_path: Path) -> None:
-    page, facts = report(build_run(tmp_path, selections=({"procedure": "kernel"},), drawn=()))
-    answer = facts.selections[0].answer
     assert "No guarantee is proved for this procedure (kernel)" in answer.sentence
     assert "is at most" not in answer.sentence
     assert "by a procedure for which no guarantee is proved." in answer.headline
@@ -165,8 +159,7 @@ def test_the_clean_direction_turns_both_the_finding_and_the_error_round(tmp_path
 
 
 def test_nothing_selected_is_not_an_acquittal(tmp_path: Path) -> None:
-    store = build_run(tmp_path, members=0.0)
-    page, facts = report(store)
+    page, facts = report(build_run(tmp_path, members=0.0))
     assert facts.selections[0].summary.n_selected == 0
     assert "Of 240 audited documents, none was selected as part of the training data" in page.text
     assert "This is not evidence that the model was not trained on them" in page.text
@@ -186,7 +179,7 @@ def test_a_knockoff_filter_says_how_few_it_could_select_and_its_signs_say_nothin
     strict = StrictAnswer("bh on ranks of W", 7, 0.01, "finite-sample")
     amend(store, "members", n_selected=9, supported=False, reasons=["Skewed."], strict=strict)
     terms = report(store)[1].selections[0].answer.terms
-    assert "Nothing is promised of this selection" in terms
+    assert "Nothing is guaranteed for this selection" in terms
     assert "(bh on ranks of W) selects 7 of 240" in terms
 
 
@@ -233,29 +226,18 @@ def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_guarantees(tmp
     assert "✓ passed Overlap between roles. No calibration document is also audited." in rest
 
 
-def test_several_selections_have_no_common_guarantee(tmp_path: Path) -> None:
-    store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}), drawn=())
+def test_several_selections_have_no_common_guarantee_and_those_that_were_not_made_are_named(tmp_path: Path) -> None:
+    store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}))
     page, facts = report(store)
     assert [entry.summary.name for entry in facts.selections] == ["members", "wide"]
     assert "None covers all of them together" in page.text
     assert "is at most 30%, if this holds" in page.text
-
-
-def test_a_sample_says_so_first_and_in_the_answer(tmp_path: Path) -> None:
-    page, facts = report(build_run(tmp_path, limit=240, drawn=()))
-    assert facts.limit == 240
-    assert "This is a sample: only the first 240 documents of each role were read." in page.text.split("1. The ans")[0]
-    assert "(a sample: the first 240 of each role, not the whole corpus)" in facts.selections[0].answer.sentence
-
-
-def test_selections_that_were_not_made_are_named_and_scores_alone_are_no_answer(tmp_path: Path) -> None:
-    store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}))
     store.remove_folder("selection/wide")
     StatusFile(store, Counts(2)).write("incomplete", 3)
     assert "Configured but not made yet: wide." in report(store)[0].text
     store.remove_folder("selection")
     page, facts = report(store)
-    assert "No selection has been made." in page.text
+    assert "No selection has been made." in page.text, "scores alone are no answer"
     assert facts.selections == []
     assert store.names("report/figures") == []
 
@@ -279,8 +261,12 @@ def test_what_was_fine_tuned_on_changed_in_the_texts_or_left_out_of_gradient_nor
     assert "quantised" not in report(store)[0].text
 
 
-def test_an_incomplete_run_and_a_selection_from_other_scores_are_called_out(tmp_path: Path) -> None:
-    store = build_run(tmp_path, drawn=())
+def test_a_sample_an_incomplete_run_and_a_selection_from_other_scores_say_so(tmp_path: Path) -> None:
+    store = build_run(tmp_path, limit=240, drawn=())
+    page, facts = report(store)
+    assert facts.limit == 240
+    assert "This is a sample: only the first 240 documents of each role were read." in page.text.split("1. The ans")[0]
+    assert "(a sample: the first 240 of each role, not the whole corpus)" in facts.selections[0].answer.sentence
     amend(store, "members", n_audit=999)
     assert "counts 999 audited documents, and the run holds 240" in report(store)[0].text
     StatusFile(store, Counts(2)).write("incomplete", 3)
@@ -317,7 +303,7 @@ def test_an_id_that_repeats_across_shards_is_quarantined_and_not_scored(tmp_path
     assert (audited.n_in, audited.n_scored, audited.n_quarantined) == (240, 235, 5)
 
 
-def test_a_hostile_text_is_shown_and_not_run(reported: tuple[Page, Report]) -> None:
+def test_a_hostile_text_is_shown_and_not_run_and_hides_nothing(run: Store, reported: tuple[Page, Report]) -> None:
     page, facts = reported
     assert str(facts.selections[0].selected[0].excerpt).startswith(SCRIPT)
     assert SCRIPT in page.text
@@ -326,10 +312,6 @@ def test_a_hostile_text_is_shown_and_not_run(reported: tuple[Page, Report]) -> N
     assert [attrs["type"] for attrs in scripts] == ["text/plain", "text/plain", "module"]
     assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
     assert len([tag for tag, _ in page.tags if tag == "img"]) == 3
-
-
-@pytest.mark.usefixtures("reported")
-def test_nothing_hides_in_a_text(run: Store) -> None:
     source = run.read("report/report.html").decode()
     assert "safe⟨U+202E⟩txt.exe⟨U+0000⟩end" in source
     assert not re.search("[\u202a-\u202e\u2066-\u2069\u200b\ufeff\x00-\x08\x0b-\x1f\x7f-\x9f]", source)

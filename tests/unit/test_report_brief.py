@@ -99,10 +99,6 @@ def test_three_sentences_say_what_holds_on_average_of_this_list_and_of_all(tmp_p
     assert any("this one list and these audited documents" in sentence for sentence in facts.not_covered)
     for stated in (claim, answer.bound, "the same by the published bound"):
         assert stated in page.text
-
-
-def test_a_bound_that_is_missing_or_excludes_nothing_says_so(tmp_path: Path) -> None:
-    store = build_run(tmp_path, drawn=())
     amend(store, "members", bound=None, n_selected=12)
     page, facts = report(store)
     brief = facts.selections[0].brief
@@ -116,10 +112,6 @@ def test_a_bound_that_is_missing_or_excludes_nothing_says_so(tmp_path: Path) -> 
     assert brief.this_list == "All of these 12 may be wrong."
     assert brief.collection == "The bound is 0: it does not show that any of the 240 audited was trained on."
     assert brief.bound == "possibly all"
-
-
-def test_procedure_bound_guarantees_of_this_list_and_says_of_an_empty_one_what_it_would_take(tmp_path: Path) -> None:
-    store = build_run(tmp_path, drawn=())
     terms = guarantee_of_bound(SelectionConfig(name="one", detectors=["loss"], confidence=0.9).exact_confidence)
     promised = {"promise": terms.promise, "assumption": terms.assumption}
     amend(store, "members", bound=BOUND, supported=True, procedure="bound", factor=None, **promised)
@@ -223,15 +215,19 @@ def test_ids_are_relative_to_their_corpus(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_an_input_is_what_all_inputs_of_its_role_share() -> None:
+    def folders_of(*names: tuple[str, str]) -> Folders:
+        inputs: list[Any] = [SimpleNamespace(role=role, name=name, format="jsonl") for role, name in names]
+        return Folders.of(inputs)
+
     names = [("audit", "/a/b/x.jsonl"), ("audit", "/a/b/c/y.jsonl"), ("unseen", "s3://k/z/u.parquet"), ("seen", "s")]
-    folders = Folders.of([SimpleNamespace(role=role, name=name, format="jsonl") for role, name in names])  # type: ignore[misc]
+    folders = folders_of(*names)
     assert folders.relative("/a/b/c/y.jsonl#3") == "c/y.jsonl#3"
     assert folders.relative("s3://k/z/u.parquet#1") == "u.parquet#1"
     assert folders.relative("an id / of its own") == "an id / of its own"
     assert folders.without("cannot read /a/b/x.jsonl") == "cannot read x.jsonl"
-    names = [("audit", "/one/a.jsonl"), ("audit", "/other/deep/b.jsonl")]
-    below_root = Folders.of([SimpleNamespace(role=role, name=name, format="jsonl") for role, name in names])  # type: ignore[misc]
-    assert [below_root.relative(f"{name}#1") for _, name in names] == ["a.jsonl#1", "b.jsonl#1"]
+    below_root = folders_of(("audit", "/one/a.jsonl"), ("audit", "/other/deep/b.jsonl"))
+    assert below_root.relative("/one/a.jsonl#1") == "a.jsonl#1"
+    assert below_root.relative("/other/deep/b.jsonl#1") == "b.jsonl#1"
 
 
 def test_the_shortest_possible_list_is_stated_for_the_null_share_that_was_estimated(tmp_path: Path) -> None:
@@ -278,9 +274,7 @@ def upper(page: str) -> str:
     return page[: page.index('<section id="provenance">')]
 
 
-def test_the_page_begins_with_date_model_version_and_corpora_whose_digests_are_those_of_their_texts(
-    tmp_path: Path,
-) -> None:
+def test_the_page_begins_with_date_model_version_and_corpora_with_their_digests(tmp_path: Path) -> None:
     store = run_of(tmp_path)
     page, facts = page_of(store)
     head = page[page.index("</h1>") : page.index("<nav")]
@@ -361,9 +355,6 @@ def test_a_check_is_titled_by_its_subject_and_its_light_gives_the_result(tmp_pat
         light = next(light for light in facts.selections[0].brief.lights if light.name == "truncated")
         assert (light.label, light.colour, light.reason) == ("Truncation", colour, reason)
         assert f"Truncation. {reason or sentence}" in shown(page)
-
-
-def test_every_diagnostic_has_a_title_that_states_no_result() -> None:
     assert set(Diagnostics.model_fields) <= set(TITLES)
     for title in TITLES.values():
         assert not re.search(r"\b(no|not|enough|alike|distinct|fair|read|kept)\b", title.lower()), title

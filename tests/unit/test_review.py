@@ -109,7 +109,7 @@ def test_the_list_holds_the_highest_scores_and_shows_none(audit: Path) -> None:
     assert again.read_bytes() == (audit / "review.csv").read_bytes()
 
 
-def test_confirmed_documents_do_not_calibrate_and_the_answer_is_approximate(
+def test_confirmed_documents_do_not_calibrate_and_answers_are_approximate(
     audit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {name: answer(audit, name) for name in ("members", "storey", "learnt")}
@@ -138,13 +138,6 @@ def test_confirmed_documents_do_not_calibrate_and_the_answer_is_approximate(
     assert answer(audit, "clean") == clean, "seen documents calibrate it"
     assert ended("select", audit / "run") == 0
     assert answer(audit, "members") == before["members"], "without the file all documents count again"
-
-
-def test_a_selection_by_signs_is_refused_with_a_review(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    signs = "selections=[{name: signs, detectors: [min_k_plus_plus], procedure: ktd, alpha: 0.1}]"
-    changes = ("detectors=[loss, min_k_plus_plus]", signs, f"corpus.unseen.review={base / 'review.csv'}")
-    assert ended("plan", base / "audit.yaml", *(word for one in changes for word in ("--set", one))) == 2
-    assert "procedure ktd tests its signs on all unseen documents, and corpus.unseen.review" in capsys.readouterr().err
 
 
 def test_a_review_that_confirms_nothing_takes_nothing_from_the_guarantee(audit: Path) -> None:
@@ -253,9 +246,7 @@ def test_a_list_that_is_damaged_or_not_the_filled_in_one_is_refused_with_the_rem
     assert answer(audit, "members") == before
 
 
-def test_the_number_is_fixed_before_the_first_score(
-    base: Path, audit: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_number_is_fixed_before_scoring(base: Path, audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refusal(capsys, "run", base / "audit.yaml", "--set", "corpus.unseen.review_count=7")
     assert "was started with corpus.unseen.review_count 6, now 7" in line
     line = refusal(capsys, "select", audit / "run", "--set", "corpus.unseen.review_count=7")
@@ -267,8 +258,13 @@ def test_the_number_is_fixed_before_the_first_score(
     assert "has listed no documents" in line
 
 
-def test_a_review_is_of_unseen_documents_with_a_number_and_outside_schedules(base: Path) -> None:
+def test_a_review_is_of_unseen_documents_with_a_number_outside_schedules_and_of_no_signs(base: Path) -> None:
+    signs = "selections=[{name: signs, detectors: [min_k_plus_plus], procedure: ktd, alpha: 0.1}]"
     for expected, *overrides in (
+        (
+            "procedure ktd tests its signs on all unseen documents, and corpus.unseen.review",
+            *("detectors=[loss, min_k_plus_plus]", signs, "corpus.unseen.review=x.csv"),
+        ),
         ("review and review_count are of unseen documents", "corpus.audit.review_count=3"),
         ("review goes with review_count", "corpus.unseen.review_count=null", "corpus.unseen.review=x.csv"),
         ("holds for no reviewed scan", "series.ledger=ledger", "series.horizon=4"),

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
+from test_fused_selections import verdict_of
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.engine import in_slot
-from pipeline.selection.guarantees import StrictAnswer
-from pipeline.selection.passes import Answer
 from pipeline.selection.schedule import Level, Slot, known_in_slot, share_of
-
-STRICT = StrictAnswer("bh", 0, None, "finite-sample")
 
 
 def promise(asked_before: bool) -> str:
     """What is guaranteed for a list of a scan."""
     selection = SelectionConfig(name="s", detectors=["loss"])
     slot = Slot(2, "spend", Fraction(1, 10), share_of(2, 4), 0, asked_before)
-    answer = Answer(
-        judge=lambda batch: (batch.first, batch.first > 0),
-        n_calibration=9,
-        m=9,
-        threshold=None,
-        null_proportion=1.0,
-        guarantee="finite-sample",
-        assumption="They are exchangeable.",
-        promise="The expected share of wrong documents is at most alpha.",
-        details={},
-        resolution=lambda m: (m, None),
-        strict=STRICT,
-    )
+    answer = verdict_of(np.zeros((9, 1)), np.zeros((9, 1)), procedure="bh").answer
     return in_slot(answer, Level.of(selection, slot), selection).promise
 
 

@@ -26,7 +26,6 @@ from pipeline.config.corpus import SourceConfig
 from pipeline.corpus.documents import read_scores
 from pipeline.errors import UserError
 from pipeline.store.files import Store
-from pipeline.store.receipts import read_receipts
 
 Row = dict[str, Any]
 ROLES = ("audit", "unseen", "seen")
@@ -79,7 +78,7 @@ def imported(scored: Path, **settings: Any) -> dict[str, Any]:
 
 
 def verdicts(folder: Path, name: str) -> list[Row]:
-    table = pa.concat_tables(map(pq.read_table, sorted((folder / f"selection/{name}/documents").iterdir())))
+    table = pq.read_table(folder / f"selection/{name}/documents")
     return sorted(table.drop_columns(["source"]).to_pylist(), key=lambda row: row["doc_id"])
 
 
@@ -149,9 +148,7 @@ def test_a_document_without_a_finite_score_is_quarantined_and_counts(tmp_path: P
     folder = run(tmp_path, "run", small(tmp_path, audit, error_budget=0.2))
     summary = summary_in(Store(str(folder)), "bh")
     assert (summary.n_audit, summary.n_quarantined) == (47, 7)
-    store = Store(str(folder))
-    files = [one.quarantine for one in read_receipts(store, "score") if one.quarantine]
-    refused = [row for file in files for row in store.read_table(file).to_pylist()]
+    refused = pq.read_table(folder / "quarantine").to_pylist()
     assert {row["reason"] for row in refused} == {"non_finite_score"}
     assert "column 'loss' holds 'much', not a finite number" in {row["message"] for row in refused}
     assert sum(row["p_value"] == 1.0 and row["loss"] is None for row in verdicts(folder, "bh")) == 7
@@ -202,10 +199,9 @@ def test_samples_of_lm_eval_are_scored_by_the_likelihood_of_the_right_answer(tmp
     ]
     given = small(tmp_path, audit, scores=["filtered_resps"], error_budget=1.0, selections=[])
     unseen = [{"doc_id": n, "target": "x", "filtered_resps": [-float(n)]} for n in range(30)]
-    for role, rows in (("audit", audit), ("unseen", unseen)):
-        given["corpus"][role] |= {"path": write_rows(tmp_path / f"samples_{role}.jsonl", rows), "id": "doc_id"}
-    store = Store(str(run(tmp_path, "run", given)))
-    rows = (row for one in read_receipts(store, "score") for row in store.read_table(one.data).to_pylist())
+    for role, some in (("audit", audit), ("unseen", unseen)):
+        given["corpus"][role] |= {"path": write_rows(tmp_path / f"samples_{role}.jsonl", some), "id": "doc_id"}
+    rows = pq.read_table(run(tmp_path, "run", given) / "scores").to_pylist()
     scores = {row["doc_id"]: row["filtered_resps"] for row in rows if row["role"] == "audit"}
     assert scores == {"0": -1.25, "1": -3.5, "2": -7.0, "3": -8.0}
 

@@ -52,12 +52,10 @@ ALPHA = 0.1
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFacts:
-    """A run that the sentences are of."""
     return read_facts(build_run(tmp_path_factory.mktemp("numbers")))
 
 
 def terms_of(run: RunFacts, summary: Summary) -> str:
-    """What the report says below an answer's first sentence."""
     return answer_text(run, SelectionFacts(summary.name, summary, None, None, ())).terms
 
 
@@ -92,7 +90,6 @@ LIMIT = re.compile(
 
 
 def limit_of(text: str) -> dict[str, Any]:
-    """The numbers of the sentence that says why nothing could be selected."""
     matched = LIMIT.search(text)
     assert matched is not None, text
     parts = matched.groupdict()
@@ -220,9 +217,6 @@ def test_a_plan_says_what_one_group_takes_and_of_few_documents_that_it_is_one(tm
     assert selected("bh", known - 1, count, few, Fraction(1, 10)) == 0
 
 
-# --- numbers that are held against a limit
-
-
 @pytest.mark.parametrize("value", [0.5304, 0.5296, 0.53, 0.5500001, 0.55, 0.1234])
 @pytest.mark.parametrize("limit", [0.53, 0.55])
 def test_rounding_takes_no_number_to_the_other_side_of_its_limit(value: float, limit: float) -> None:
@@ -235,7 +229,6 @@ def test_rounding_takes_no_number_to_the_other_side_of_its_limit(value: float, l
 
 
 def test_an_interval_is_shown_on_the_side_of_the_limit_that_decided() -> None:
-    """It was told: it would take at most 0.55 (99% interval 0.45 to 0.55)."""
     for low, high in itertools.product((0.45, 0.5299, 0.53, 0.5301), (0.5499, 0.55, 0.5501, 0.5549)):
         sentence = blind_diagnostic(Blind(0.53, low, high, 100, 100), "unseen").sentence
         ends = re.findall(r"99% interval ([\d.]+) to ([\d.]+);", sentence)
@@ -244,7 +237,6 @@ def test_an_interval_is_shown_on_the_side_of_the_limit_that_decided() -> None:
 
 
 def test_a_p_value_of_the_verdict_is_shown_on_its_side_of_the_level() -> None:
-    """It was told: not shown, p = 0.05, where p <= 0.05 shows it."""
     common = {"p_values": [], "permutations": 9_999, "auc": 0.5, "blocks": "family", "n_mixed": 0, "differences": {}}
     sizes = dict.fromkeys(("n_audit", "n_unseen", "n_audit_blocks", "n_unseen_blocks"), 30)
     for count in [*range(480, 520), 2, 10_000]:
@@ -281,9 +273,6 @@ def test_exact_decimals_are_written_as_they_are() -> None:
     for exact in ("0.05", "1", "100", "0.0000001", "99.99999"):
         assert decimal(Fraction(exact)) == exact
     assert percentage(Fraction(1, 8)) == "12.5%"
-
-
-# --- near-duplicates, weights, signs
 
 
 def copies(sizes: list[int]) -> NearDuplicates:
@@ -337,9 +326,6 @@ def test_the_signs_of_a_sentence_are_counted_against_the_coin_that_it_names(
     assert (float(p) < 0.01) == (not result.ok)
 
 
-# --- documents
-
-
 @pytest.mark.parametrize("repeated", [1, 2])
 def test_ids_that_repeat_end_a_run_exactly_where_the_sentence_says_so(tmp_path: Path, repeated: int) -> None:
     """The run stops above its budget: of 90 + 10 documents more than one."""
@@ -350,7 +336,6 @@ def test_ids_that_repeat_end_a_run_exactly_where_the_sentence_says_so(tmp_path: 
 
 
 def test_of_a_sample_it_is_not_said_that_a_run_would_end(tmp_path: Path) -> None:
-    """The repeated ids of the shards that were read say nothing certain of the others."""
     ids = [f"a{i // 2}" for i in range(60)]
     plan = planned(tmp_path, list(map(text, range(60))), list(map(text, range(300, 320))), audit_ids=ids)
     some = check_documents(plan, Effort(30_000, 10))
@@ -369,9 +354,6 @@ def test_as_many_documents_as_a_weighted_test_is_said_to_take_are_enough_in_ever
         return min(min(half, kind - half) for half in chosen)
 
     assert smallest_half(count) >= LEAST > smallest_half(count // 2), "half as many are often too few"
-
-
-# --- how small a selection can be, against every outcome that there is, and what a plan states of it
 
 
 ALPHAS = [Fraction(1, 10), Fraction(1, 4), Fraction(1, 2)]
@@ -412,12 +394,10 @@ def test_no_outcome_selects_fewer_than_is_said(procedure: str, delta: Fraction |
     "settings", [{"calibration": "conditional", "alpha": 1e-25}, {"procedure": "ebh", "alpha": 1e-7}]
 )
 def test_a_very_small_alpha_gets_an_answer(settings: dict[str, Any]) -> None:
-    """The search for a sufficient number of calibration documents had no end, or counted over hundreds of millions."""
     assert seenset.select([9.0, 9.0, 1.5], unseen=[1.0, 2.0, 3.0], **settings).summary.n_selected == 0
 
 
 def test_a_plan_with_conditional_p_values_counts_what_they_take(tmp_path: Path) -> None:
-    """It said that 999 suffice."""
     planned = outlook(tmp_path, known=1_000, calibration="conditional", alpha=0.1)
     (taken,) = re.findall(r"\. With ([\d,]+) unseen documents as few", planned["sentence"])
     needed = int(taken.replace(",", ""))
@@ -484,9 +464,6 @@ def test_a_knockoff_selection_says_nothing_of_calibration_documents() -> None:
     resolution = diagnose_scores(answer, "unseen").resolution
     assert resolution.sentence == "The shortest possible list of the knockoff filter has 5 documents."
     assert resolution.calibration_for_1_percent is None
-
-
-# --- what a plan states
 
 
 def outlook(tmp_path: Path, known: int | None = 100, audited: int = 200, **selection: Any) -> dict[str, Any]:

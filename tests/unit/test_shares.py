@@ -36,7 +36,6 @@ def test_the_limits_of_shares_between_0_and_1_mirror_those_of_what_is_missing() 
 
 
 def test_no_interval_of_a_share_covers_less_often_than_stated() -> None:
-    """Over all outcomes."""
     for n in (1, 2, 5, 10, 30):
         ends = np.array([share_interval(first(k, n)) for k in range(n + 1)])
         covers = (ends[:, :1] <= SHARES) & (ends[:, 1:] >= SHARES)
@@ -45,7 +44,7 @@ def test_no_interval_of_a_share_covers_less_often_than_stated() -> None:
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (5, 5), (10, 10), (20, 40), (40, 15)])
 def test_the_difference_of_clean_and_all_items_is_covered_at_least_as_often_as_stated(n: int, m: int) -> None:
-    """Over all outcomes, at every pair of accuracies; 0.9.0 covered in .910, .939 and .937 of the first three."""
+    """Over all outcomes, at every pair of accuracies."""
     made = [[difference_to_all(first(i, n), first(j, m)) or (0, 0, 0) for j in range(m + 1)] for i in range(n + 1)]
     ends = np.array(made)[..., 1:] * (n + m) / m
     p, q = (binom.pmf(np.arange(size + 1)[:, None], size, SHARES) for size in (n, m))
@@ -56,10 +55,7 @@ def test_the_difference_of_clean_and_all_items_is_covered_at_least_as_often_as_s
 
 @pytest.mark.parametrize("n", [1, 2, 6, 8, 12, 20, 30])
 def test_the_paired_difference_of_two_models_is_covered_at_least_as_often_as_stated(n: int) -> None:
-    """Over all outcomes of items that one, the other or neither gets right alone.
-
-    0.9.0 covered in .928, .928 and .930 with 8, 20 and 30 items; the least of this over all n to 50 is .9614 (n = 12).
-    """
+    """Over all outcomes of items that one, the other or neither gets right alone."""
     counts = np.array([(a, b) for a in range(n + 1) for b in range(n + 1 - a)])
     ends = np.array([paired_difference(first(a, n), first(b, n, start=a))[1:] for a, b in counts])
     rest = n - counts.sum(axis=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ import pytest
 from commands import attempts, user_error
 from hypothesis import example, given
 from hypothesis import strategies as st
-from made_up import write_corpus, write_jsonl
+from made_up import write_corpus
+from recorder import shards_of
 
 from benchmarks.plain_loop import process
 from pipeline.audit.description import build_config
@@ -42,7 +42,6 @@ from pipeline.stages.worker import work_through
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 
-MakeShard = Callable[..., tuple[Shard, Store]]
 SCHEMA = rows_schema(("length", pa.int64()))
 
 
@@ -83,32 +82,9 @@ class Counting:
 
 
 def counting(**changes: Any) -> Stage:
-    described = {
-        "name": "count",
-        "folder": "counts",
-        "schema": SCHEMA,
-        "settings": CountingSettings(2),
-        "transform": None,
-        "seed": 0,
-        "make": Counting,
-        "digest": model_digests(),
-        **changes,
-    }
-    return Stage(**described)
-
-
-@pytest.fixture
-def shard_of(tmp_path: Path) -> MakeShard:
-    """(texts, transform) -> one shard of a JSONL file with ids, and a store."""
-
-    def make(texts: list[str], transform: dict[str, Any] | None = None) -> tuple[Shard, Store]:
-        corpus = write_corpus(tmp_path, {"audit": texts})
-        described = {"run": str(tmp_path / "run"), "model": {"path": "none"}, "corpus": corpus}
-        config = build_config({**described, "text_transform": transform})
-        (shard,) = make_plan(config).shards
-        return shard, Store(config.run)
-
-    return make
+    digest = model_digests()
+    stage = Stage("count", "counts", SCHEMA, CountingSettings(2), None, 0, Counting, digest)
+    return replace(stage, digest=digest, **changes)
 
 
 MODEL = EndpointConfig(endpoint="http://127.0.0.1:9/v1", name="one")
@@ -181,8 +157,8 @@ def test_seed_transform_and_what_is_read_are_in_every_fingerprint() -> None:
     assert {key for key in scoring.fingerprint if scoring.fingerprint[key] != plain[-1].fingerprint[key]} == {"reads"}
 
 
-def test_a_shard_of_another_transform_is_not_worked_on(shard_of: MakeShard) -> None:
-    shard, store = shard_of(["one", "two"], {"dates": "remove"})
+def test_a_shard_of_another_transform_is_not_worked_on(tmp_path: Path) -> None:
+    (shard,), store = shards_of(tmp_path, ["one", "two"], text_transform={"dates": "remove"})
     stage = counting()
     with pytest.raises(ValueError, match="transforms texts by"):
         process(stage, stage.make(stage, Placement()), shard, store)
@@ -190,8 +166,8 @@ def test_a_shard_of_another_transform_is_not_worked_on(shard_of: MakeShard) -> N
     assert process(stage, stage.make(stage, Placement()), shard, store).n_scored == 2
 
 
-def test_a_failing_batch_is_halved_until_the_culprit_stands_alone(shard_of: MakeShard) -> None:
-    shard, store = shard_of(["a", "bb", "a bad one", "dddd", "eeeee", ""])
+def test_a_failing_batch_is_halved_until_the_culprit_stands_alone(tmp_path: Path) -> None:
+    (shard,), store = shards_of(tmp_path, ["a", "bb", "a bad one", "dddd", "eeeee", ""])
     stage = counting()
     worker = stage.make(stage, Placement())
     receipt = process(stage, worker, shard, store)
@@ -214,18 +190,14 @@ def test_a_failing_batch_is_halved_until_the_culprit_stands_alone(shard_of: Make
 
 def test_a_killed_process_suspects_no_document_that_another_thread_worked_on(tmp_path: Path) -> None:
     texts = [["a", "bb"], ["ccc", "deadly"], ["eeeee", "ffffff"]]
-    paths = [write_jsonl(tmp_path / f"{number}.jsonl", some) for number, some in enumerate(texts)]
-    config = build_config(
-        {"run": str(tmp_path / "run"), "model": {"path": "none"}, "corpus": {"audit": {"path": paths}}}
-    )
-    shards, store, stage = make_plan(config).shards, Store(config.run), counting()
+    (shards, store), stage = shards_of(tmp_path, *texts), counting()
     assert attempts(lambda: list(finish_shards(stage, shards, store, workers=3))) == 4
     assert [receipt.reasons for receipt in read_receipts(store, "count")] == [{}, {"model_error": 1}, {}]
     assert not store.names("attempts/count", ".json")
 
 
-def test_threads_end_soon_when_nobody_waits_for_them(shard_of: MakeShard) -> None:
-    shard, store = shard_of(["a"] * 40)
+def test_threads_end_soon_when_nobody_waits_for_them(tmp_path: Path) -> None:
+    (shard,), store = shards_of(tmp_path, ["a"] * 40)
     stage = counting()
     events = finish_shards(stage, [shard], store, workers=2)
     assert isinstance(next(events), Ready)
@@ -235,14 +207,17 @@ def test_threads_end_soon_when_nobody_waits_for_them(shard_of: MakeShard) -> Non
     assert [receipt.n_scored for receipt in read_receipts(store, "count")] == [40]
 
 
-def test_what_is_wrong_with_the_settings_is_no_fault_of_a_document(shard_of: MakeShard) -> None:
-    shard, store = shard_of(["a", "unmendable"])
+def test_what_is_wrong_with_the_settings_is_no_fault_of_a_document(tmp_path: Path) -> None:
+    (shard,), store = shards_of(tmp_path, ["a", "unmendable"])
     stage = counting()
     assert "no template" in user_error(process, stage, stage.make(stage, Placement()), shard, store)
 
 
-def test_an_id_that_stands_twice_is_worked_on_once(shard_of: MakeShard) -> None:
-    shard, store = shard_of([{"id": "x", "text": "first"}, {"id": "x", "text": "second"}, {"id": "y", "text": None}])
+def test_an_id_that_stands_twice_is_worked_on_once(tmp_path: Path) -> None:
+    rows = [{"id": "x", "text": "first"}, {"id": "x", "text": "second"}, {"id": "y", "text": None}]
+    described = {"run": str(tmp_path / "run"), "model": {"path": "none"}}
+    (shard,) = make_plan(build_config({**described, "corpus": write_corpus(tmp_path, {"audit": rows})})).shards
+    store = Store(described["run"])
     stage = counting(quarantines=True)
     receipt = process(stage, stage.make(stage, Placement()), shard, store)
     refused = [(row["row"], row["reason"], row["stage"]) for row in store.read_table(receipt.quarantine).to_pylist()]
@@ -250,8 +225,8 @@ def test_an_id_that_stands_twice_is_worked_on_once(shard_of: MakeShard) -> None:
     assert [row["length"] for row in read_rows(stage, shard, store).values()] == [10]
 
 
-def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(shard_of: MakeShard) -> None:
-    shard, store = shard_of(["a", "bb"])
+def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(tmp_path: Path) -> None:
+    (shard,), store = shards_of(tmp_path, ["a", "bb"])
     one = counting(grows="rounds", name="count/1")
     process(one, one.make(one, Placement()), shard, store)
     more = counting(grows="rounds", settings=CountingSettings(2, rounds=5), name="count/5")

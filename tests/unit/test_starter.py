@@ -36,17 +36,9 @@ from pipeline.trial.config import TrialConfig, load_trial
 from pipeline.trial.starter import trial_starter
 
 
-def rows_of(name: str, count: int, **columns: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "n": i,
-            "key": f"{name}-{i}",
-            "title": "A title",
-            "body": f"Text number {i} of {name} goes on a while.",
-            **columns,
-        }
-        for i in range(count)
-    ]
+def rows_of(name: str, count: int) -> list[dict[str, Any]]:
+    body = "Text number {} of {} goes on a while."
+    return [{"n": i, "key": f"{name}-{i}", "title": "A title", "body": body.format(i, name)} for i in range(count)]
 
 
 def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -70,12 +62,10 @@ def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def started(folder: Path) -> Path:
-    """The configuration that init writes into a folder."""
     return Path(write_starter(str(folder), audit_starter(str(folder)))[0])
 
 
 def documents(path: Path) -> dict[str, int]:
-    """Documents of each role as `seenset plan` counts them."""
     plan = make_plan(load_config(str(path)))
     return {role: plan.documents(role)[0] for role, _ in plan.config.corpus.roles()}
 
@@ -307,9 +297,6 @@ def test_a_folder_without_data_is_one_line(
     assert not (tmp_path / ".seenset").exists()
 
 
-# --- folders of pictures
-
-
 def picture_bytes(number: int) -> bytes:
     return encoded(random_pictures([(24, 24)], seed=number)[0])
 
@@ -386,11 +373,7 @@ def test_columns_of_pictures_and_captions_are_found(form: str, tmp_path: Path) -
             write_tar(path, {f"{i}.{end}": caption if end == "txt" else picture_bytes(i) for i, end in named})
         else:
             write_pictures(tmp_path / "photos", 4, captions=False, first=first)
-            named = [
-                {"key": f"p{i}", "photo": f"photos/{i}.png", "words": f"What is seen at place {i}."}
-                for i in range(first, first + 4)
-            ]
-            write(path, named)
+            write(path, [{**row, "photo": f"photos/{row['photo']['path']}"} for row in rows])
     column = "image" if form == "tar" else "photo"
     for source in corpus_of(tmp_path).values():
         assert source["image"] == column

@@ -30,11 +30,8 @@ def selection(*detectors: str) -> dict[str, Any]:
 
 def suggestion(data: dict[str, Any], *overrides: str) -> str:
     """What stands between `did you mean` and the question mark."""
-    with pytest.raises(UserError) as caught:
-        build_config(data, overrides)
-    found = re.search(r"did you mean (.*?)\?", str(caught.value))
-    assert found is not None, str(caught.value)
-    return found[1]
+    (found,) = re.findall(r"did you mean (.*?)\?", user_error(build_config, data, overrides))
+    return found
 
 
 def test_a_value_in_the_place_of_arguments_is_given_to_the_first_that_takes_it() -> None:
@@ -53,15 +50,12 @@ def test_a_detector_in_capitals_is_found_and_one_in_the_place_of_a_list_is_put_i
     assert build_config(described(), [f"detectors={listed}"]).detectors == ["renyi"]
 
 
-def test_a_setting_of_the_selections_is_found_there() -> None:
+def test_a_setting_of_the_selections_is_found_there_and_not_suggested_where_none_are_given() -> None:
+    assert "unknown key 'alpha'" in user_error(build_config, described(), ["alpha=0.05"])
     data = described(selections=[selection("loss"), {**selection("loss"), "name": "clean"}])
     path = suggestion(data, "alpha=0.05").strip("'")
     del data["alpha"]
     assert [one.alpha for one in build_config(data, [f"{path}=0.05"]).selections] == [0.05, 0.05]
-
-
-def test_a_setting_of_no_section_that_is_given_is_not_suggested() -> None:
-    assert "unknown key 'alpha'" in user_error(build_config, described(), ["alpha=0.05"])
 
 
 def test_a_selection_that_names_a_detector_gets_its_column() -> None:
@@ -77,10 +71,8 @@ def test_a_detector_of_pictures_gets_its_part() -> None:
     data = described(detectors=["renyi"])
     for source in data["corpus"].values():
         source["image"] = "image"
-    with pytest.raises(UserError) as caught:
-        build_config(data)
-    example = re.search(r"as in (\{.*\});", str(caught.value))
-    data["detectors"] = [yaml.safe_load(example[1])]
+    (example,) = re.findall(r"as in (\{.*\});", user_error(build_config, data))
+    data["detectors"] = [yaml.safe_load(example)]
     assert build_config(data).detectors == [{"renyi": {"part": "description"}}]
 
 
@@ -92,11 +84,8 @@ def test_a_run_directory_that_would_fill_a_folder_of_the_user_is_refused(tmp_pat
         (folder / "data" / name).write_text('{"text": "some words"}\n')
     corpus = {"audit": {"path": "data/a.jsonl"}, "unseen": {"path": "data/b.jsonl"}}
     (folder / "audit.yaml").write_text(yaml.safe_dump({**described(), "corpus": corpus, "run": run}))
-    with pytest.raises(
-        UserError, match=r"^run: .* a run directory holds only files of the run; name a folder"
-    ) as caught:
-        make_plan(load_config(str(folder / "audit.yaml")))
-    assert "\n" not in str(caught.value)
+    line = user_error(lambda: make_plan(load_config(str(folder / "audit.yaml"))))
+    assert re.search("^run: .* a run directory holds only files of the run; name a folder", line)
     make_plan(load_config(str(folder / "audit.yaml"), [f"run={folder}/runs/audit"]))
     trial = {"run": run, "model": {"path": "none"}, "documents": {"path": "data/a.jsonl"}}
     trial |= {"selections": [selection("loss")]}
@@ -119,17 +108,14 @@ def test_a_run_directory_that_would_fill_the_folder_of_a_model_is_refused(tmp_pa
 
 
 def test_what_is_one_text_or_no_sequence_or_no_model_is_refused() -> None:
-    with pytest.raises(UserError, match=r"texts must be a sequence of texts, got one str; write \[text\] to score one"):
-        seenset.score("none", "one text")
-    with pytest.raises(UserError, match=r"detectors must be a sequence, got 'loss'; write \['loss'\]"):
-        seenset.score("none", ["one text"], "loss")
-    for texts in (5, None, {"a": "text"}):
-        with pytest.raises(UserError, match="texts must be a sequence of texts, got "):
-            seenset.score("none", texts)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"detectors must be a sequence, got 5$"):
-        seenset.score("none", ["one text"], 5)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="model must be a path, a ModelConfig or an opened model, got int"):
-        seenset.score(5, ["one text"])  # type: ignore[arg-type]
+    for given, line in (
+        (("none", "one text"), "texts must be a sequence of texts, got one str; write [text] to score one"),
+        *((("none", texts), "texts must be a sequence of texts, got ") for texts in (5, None, {"a": "text"})),
+        (("none", ["one text"], "loss"), "detectors must be a sequence, got 'loss'; write ['loss']"),
+        (("none", ["one text"], 5), "detectors must be a sequence, got 5"),
+        ((5, ["one text"]), "model must be a path, a ModelConfig or an opened model, got int"),
+    ):
+        assert line in user_error(seenset.score, *given)
 
 
 def test_a_notebook_without_widgets_shows_no_warning_of_a_progress_bar() -> None:

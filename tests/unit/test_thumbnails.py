@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import io
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,11 @@ import pytest
 from picture_models import encoded, picture_audit, random_pictures, save_llava, write_pictures
 from PIL import Image, PngImagePlugin
 from rich.console import Console
+from test_report import report, unpacked
 
 from pipeline.audit.description import build_config
 from pipeline.audit.top_documents import SIDE, read_thumbnails, thumbnail_of, thumbnails_file
 from pipeline.corpus.pictures import open_picture
-from pipeline.report.page import write_report
 from pipeline.store.files import Store
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
@@ -29,7 +26,6 @@ DETECTOR = "loss(part=description, caption=given)"
 
 
 def hostile_picture() -> bytes:
-    """A wide picture whose file says more than its pixels."""
     info = PngImagePlugin.PngInfo()
     info.add_text("Comment", HOSTILE)
     return encoded(random_pictures([(300, 100)])[0], "PNG", pnginfo=info)
@@ -56,12 +52,6 @@ def finished_run(folder: Path, **arguments: Any) -> Store:
     return Store(given["run"])
 
 
-def rows_of_page(store: Store) -> list[dict[str, Any]]:
-    page = store.read("report/report.html").decode()
-    packed = re.search(r'id="rows-m"[^>]*>\s*([A-Za-z0-9+/=]+)', page)
-    return [json.loads(line) for line in gzip.decompress(base64.b64decode(packed[1])).decode().splitlines()]
-
-
 def test_every_selected_picture_has_a_small_thumbnail(run: Store) -> None:
     selected = run.read_table("selection/m/selected.parquet")
     thumbnails = read_thumbnails(run, "m")
@@ -84,13 +74,13 @@ def test_a_thumbnail_holds_pixels_and_nothing_that_stood_beside_them() -> None:
 
 
 def test_the_page_shows_them_beside_captions_and_without_texts_neither(run: Store) -> None:
-    write_report(run)
-    (chunk,) = rows_of_page(run)
+    page, _ = report(run)
+    (chunk,) = unpacked(page.blocks[-3])
     assert all(base64.b64decode(thumb).startswith(b"\xff\xd8") for thumb in chunk["thumbs"])
     assert "a red house" in chunk["text"][0]
     assert HOSTILE not in run.read("report/report.html").decode()
-    write_report(run, texts=False)
-    (chunk,) = rows_of_page(run)
+    page, _ = report(run, texts=False)
+    (chunk,) = unpacked(page.blocks[-3])
     assert "thumbs" not in chunk
     assert "text" not in chunk
 

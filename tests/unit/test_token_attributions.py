@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,20 +12,19 @@ import pyarrow as pa
 import pytest
 import torch
 from commands import attempts, in_a_process
+from recorder import shards_of
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.machine import LocalMachine
-from pipeline.config.audit import AuditConfig, ResourcesConfig
+from pipeline.config.audit import ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import text_key
-from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.errors import LostDeviceError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.models.tokens import tokenize
 from pipeline.stages.events import ScoredText, ScoredTexts, TokenSettings
 from pipeline.store.attempts import MOST_DEATHS
-from pipeline.store.files import Store
 from ray_jobs.token_attributions import FOLDER, token_reader
 
 TEXTS = ["the river été of 数据", "a quiet garden in winter", *(" ".join(WORDS[i : i + 9]) for i in range(20))]
@@ -41,12 +39,8 @@ class Rereads:
     """Reads documents of a file once more in this process, as the model of a folder has scored them."""
 
     def __init__(self, folder: Path, model: Path) -> None:
-        self.model, self.store = model, Store(str(folder / "run"))
-        path = folder / "audit.jsonl"
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-        audit = {"path": str(path)}
-        config = AuditConfig.model_validate({"run": "r", "model": {"path": "m"}, "corpus": {"audit": audit}})
-        (self.shard,) = plan_shards(config.corpus, find_inputs(config.corpus), config.resources)
+        self.model = model
+        (self.shard,), self.store = shards_of(folder, TEXTS)
         self.tokenizer = self.opened().tokenizer
 
     def opened(self) -> LanguageModel:

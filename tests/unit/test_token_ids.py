@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import pytest
 import torch
 import yaml
 from commands import ended
-from made_up import write_corpus
+from finished import rows as rows_scored
+from made_up import write_corpus, write_rows
 from pydantic import TypeAdapter, ValidationError
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -33,9 +33,7 @@ from pipeline.errors import UserError
 from pipeline.stages.prefixes import given_ids
 from pipeline.stages.registry import check_stages
 from pipeline.store.files import Store
-from pipeline.store.receipts import read_receipts
 
-Rows = dict[str, list[Any]]
 ROLES = ("audit", "unseen", "seen")
 DETECTORS: list[Any] = [
     "loss", "zlib", "min_k", "min_k_plus_plus", "gradient_norm", "camia", "ez", "wbc", "reference",
@@ -82,12 +80,6 @@ def run(folder: Path, name: str, given: Mapping[str, Any]) -> Store:
     return Store(str(folder / name))
 
 
-def rows_of(store: Store, kind: str = "data") -> Rows:
-    files = [name for one in read_receipts(store, "score") if (name := getattr(one, kind))]
-    rows = [row for name in files for row in store.read_table(name).to_pylist()]
-    return {row["doc_id"]: row for row in rows}
-
-
 def test_token_ids_give_the_scores_of_their_texts_to_the_byte(folder: Path, tiny_model_folder: Path) -> None:
     stores = {}
     for column in ("text", "tokens"):
@@ -96,7 +88,7 @@ def test_token_ids_give_the_scores_of_their_texts_to_the_byte(folder: Path, tiny
         given = settings(tiny_model_folder, sources, detectors=DETECTORS, overlap="drop")
         given["reference_model"] = {"path": str(folder / "other"), "dtype": "float32"}
         stores[column] = run(folder, column, given)
-    texts, ids = (rows_of(store) for store in stores.values())
+    texts, ids = (rows_scored(store.root) for store in stores.values())
     same = [name for name in texts["audit0"] if name not in ("text_key", "sketch")]
     assert {name: [row[name] for row in ids.values()] for name in same} == {
         name: [row[name] for row in texts.values()] for name in same
@@ -141,12 +133,12 @@ def test_bad_ids_send_a_document_to_quarantine_and_equal_ids_are_found(tmp_path:
     sources = write_corpus(tmp_path, of, tokens="ids")
     changed = {"error_budget": 0.5, "detectors": ["loss", "zlib"], "overlap": "drop"}
     store = run(tmp_path, "run", settings(tiny_model_folder, sources, **changed))
-    refused = rows_of(store, "quarantine")
+    refused = {row["doc_id"]: row for row in pq.read_table(f"{store.root}/quarantine").to_pylist()}
     assert len(refused) == len(BAD)
     for number, (_, reason, message) in enumerate(BAD):
         row = refused[f"bad{number}"]
         assert (row["reason"], row["message"][: len(message)]) == (reason, message)
-    assert len(rows_of(store)) == 60
+    assert len(rows_scored(store.root)) == 60
     summary = read_summary(store, "bh")
     assert (summary.n_calibration, summary.n_quarantined) == (19, len(BAD))  # the same ids are the same document
 
@@ -169,7 +161,7 @@ def test_a_known_document_with_an_unknown_id_is_neither_shown_nor_counted(
     argument = "documents" if detector == "dc_pdd" else "shots"
     given = settings(tiny_model_folder, sources, error_budget=1, selections=[])
     store = run(tmp_path, "run", {**given, "detectors": [{detector: {argument: 4}}]})
-    assert len(rows_of(store, "quarantine")) == 14
+    assert len(pq.read_table(f"{store.root}/quarantine")) == 14
     config = build_config({**given, "run": str(tmp_path / "more"), "detectors": [{detector: {argument: 5}}]})
     with pytest.raises(UserError, match=f"has 5 documents, 5 {argument} need 6"):
         allocate(config, make_plan(config).shards)
@@ -275,7 +267,7 @@ def test_plan_counts_the_ids_of_the_first_documents(
         if form == "parquet":
             pq.write_table(rows, path)
         else:
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()), encoding="utf-8")
+            write_rows(path, rows.to_pylist())
         sources[role] = {"path": str(path), "tokens": "input_ids"}
     described = {"run": str(tmp_path / "run"), **settings(tiny_model_folder, sources)}
     facts = forecast(make_plan(build_config(described)), {"dtype": "float32"})

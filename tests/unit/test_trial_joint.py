@@ -53,17 +53,16 @@ def test_items_that_are_clean_under_all_contaminated_models_rank_the_models_righ
     assert alone["m1"]["accuracy_selected"] > joint["m1"]["accuracy_selected"]
 
 
-def test_a_ranking_that_training_on_items_bent_is_repaired(path: str) -> None:
+def test_a_ranking_that_training_on_items_bent_is_repaired_without_joint_rows_of_one_model_or_no_e_values(
+    path: str,
+) -> None:
     rows = rows_of(path, (1,))
     cheat = next(row for row in rows if row["model"] == "m1")
     assert (cheat["rank_clean"], cheat["rank_selected"], cheat["rank_all"] < 4) == (4, 4, True)
     assert rows[0]["spearman_selected"] > rows[0]["spearman_all"]
     assert {row["selection"] for row in rows} == {"clean"}, "one model has no joint rows"
-
-
-def test_p_values_without_an_e_value_have_no_joint_rows(path: str) -> None:
     rows = rows_of(path, (0, 1), calibration="conditional")
-    assert {row["selection"] for row in rows} == {"clean"}
+    assert {row["selection"] for row in rows} == {"clean"}, "p-values without an e-value have none"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,5 @@ def test_p_values_without_an_e_value_have_no_joint_rows(path: str) -> None:
 def test_only_p_values_that_are_valid_one_by_one_are_joined(settings: dict[str, Any], valid: bool) -> None:
     detectors = ["loss", "min_k"] if "procedure" in settings else ["loss"]
     selection = {"name": "clean", "direction": "clean", "detectors": detectors, **settings}
-    (configured,) = build_trial(trial(selections=[selection], documents={"path": "a.jsonl", "group": "g"}))[
-        0
-    ].selections
-    assert joinable(configured) == valid
+    config, _ = build_trial(trial(selections=[selection], documents={"path": "a.jsonl", "group": "g"}))
+    assert joinable(config.selections[0]) == valid

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import base64
-import json
 from pathlib import Path
 
 from finished import run_trial
+from made_up import write_rows
 from test_trial import trial
 
 from pipeline.trial.config import build_trial
 
 
 def test_a_trial_writes_a_page_that_needs_nothing_else(tmp_path: Path, tiny_model_folder: Path) -> None:
-    source = tmp_path / "documents.jsonl"
     lines = [{"text": f"Passage {i} of a collection that nobody has read {'again ' * (i % 5)}"} for i in range(90)]
-    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    described = trial(
-        run=str(tmp_path / "trial"), model={"path": str(tiny_model_folder)}, documents={"path": str(source)}
-    )
+    source = write_rows(tmp_path / "documents.jsonl", lines)
+    described = trial(run=str(tmp_path / "trial"), model={"path": str(tiny_model_folder)}, documents={"path": source})
     local = {"contaminate": {"share": 0}, "repeats": 5, "resources": {"cluster": "local"}}
     config, points = build_trial({**described, **local})
     outcome = run_trial(config, points)

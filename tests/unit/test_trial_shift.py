@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from made_up import write_rows
 from test_trial import swept_rows, trial
 from test_weighted import texts
 
@@ -26,14 +26,13 @@ PROCEDURES = ("bh", "storey")
 
 
 def shifted(folder: Path, lines: list[dict[str, Any]], **settings: Any) -> tuple[TrialConfig, list[Point]]:
-    path = folder / "documents.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = write_rows(folder / "documents.jsonl", lines)
     selections = [
         {"name": f"{name}{calibration[0]}", "detectors": ["loss"], "procedure": name, "calibration": calibration}
         for name in PROCEDURES
         for calibration in ("pooled", "weighted")
     ]
-    return build_trial(trial(documents={"path": str(path), "id": "id"}, selections=selections, **settings))
+    return build_trial(trial(documents={"path": path, "id": "id"}, selections=selections, **settings))
 
 
 def lines_of(count: int, **columns: Any) -> list[dict[str, Any]]:

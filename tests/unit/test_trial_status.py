@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,25 +9,7 @@ from commands import printed
 
 from pipeline.errors import IncompleteError, UserError
 from pipeline.store.files import Store
-from pipeline.store.lock import RunLock
 from pipeline.trial.progress import TrialProgress, trial_status
-
-
-def test_a_trial_at_work_says_which_audit_and_exits_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = Store(str(tmp_path))
-    with RunLock(store), TrialProgress(store, audits=3, points=2) as progress:
-        progress.begin_audit(f"{tmp_path}/audits/a/run")
-        progress.end_audit()
-        progress.begin_audit(f"{tmp_path}/audits/b/run")
-        assert printed(capsys, "status", str(tmp_path)) == (0, "trial running: audits 1/3, points 0/2\n", "")
-    for _ in range(2):
-        progress.end_audit()
-        progress.end_point()
-    with progress:
-        pass
-    assert printed(capsys, "status", str(tmp_path)) == (0, "trial complete: audits 3/3, points 2/2\n", "")
-    code, out, _ = printed(capsys, "status", str(tmp_path), "--json")
-    assert (code, json.loads(out)["points_done"]) == (0, 2)
 
 
 @pytest.mark.parametrize(

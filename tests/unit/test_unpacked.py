@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import resource
-import subprocess
-import sys
-from collections.abc import Iterator
-from hashlib import sha256
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import in_a_process
 from gguf_files import write_gguf
-from safetensors.torch import save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.config.models import ModelConfig
@@ -24,7 +22,6 @@ from pipeline.models.load import LanguageModel, check_model, fingerprint_model, 
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.forward import forward
 
-ROOT = Path(__file__).parents[2]
 TEXTS = ["The river learns the garden letter.", "Winter, a morning of quiet numbers; naïve ☃ twice."]
 READER = "transformers.modeling_gguf_pytorch_utils.load_gguf_checkpoint"
 
@@ -43,7 +40,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def entries(cache: Path) -> list[Path]:
-    """The folders of the cache, also those that a killed process would leave."""
     return sorted(path for path in (cache / "gguf").glob("*") if path.is_dir())
 
 
@@ -89,6 +85,7 @@ def test_the_model_is_the_same_at_first_from_the_cache_and_without_one(
         assert opened.tokenizer.name_or_path == tokenizer.name_or_path
         assert opened.model.generation_config.to_dict() == expected.generation_config.to_dict()
         assert opened.max_tokens == 2048
+        assert getattr(opened.model.config, "quantization_config", None) is None, "it can be saved and trained"
 
 
 def test_a_file_is_unpacked_once_for_all_dtypes_and_for_its_settings(
@@ -111,23 +108,22 @@ def test_a_file_is_unpacked_once_for_all_dtypes_and_for_its_settings(
     assert entries(cache) == [entry]
 
 
-@pytest.mark.parametrize("damage", ["a flipped bit", "a lost end", "a lost file", "a lost record", "no JSON"])
+DAMAGE: dict[str, Callable[[Path, Path, bytes], object]] = {
+    "a flipped bit": lambda weights, record, data: weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1])),
+    "a lost end": lambda weights, record, data: weights.write_bytes(data[:-100]),
+    "a lost file": lambda weights, record, data: weights.with_name("tokenizer.json").unlink(),
+    "a lost record": lambda weights, record, data: record.unlink(),
+    "no JSON": lambda weights, record, data: record.write_text(record.read_text()[:40]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_entry_and_what_a_killed_process_left_are_made_anew(damage: str, file: Path, cache: Path) -> None:
     config = ModelConfig(path=str(file))
     open_model(config)
     (entry,) = entries(cache)
-    weights, record = entry / "model.safetensors", entry / unpacked.ENTRY_FILE
-    data = weights.read_bytes()
-    if damage == "a flipped bit":
-        weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    elif damage == "a lost end":
-        weights.write_bytes(data[:-100])
-    elif damage == "a lost file":
-        (entry / "tokenizer.json").unlink()
-    elif damage == "a lost record":
-        record.unlink()
-    else:
-        record.write_text(record.read_text()[:40])
+    data = (entry / "model.safetensors").read_bytes()
+    DAMAGE[damage](entry / "model.safetensors", entry / unpacked.ENTRY_FILE, data)
     half = entry.with_name(f".{entry.name}-killed")
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")
@@ -153,25 +149,14 @@ def test_a_full_disk_costs_time_and_one_warning(file: Path, cache: Path, caplog:
     assert "each process unpacks for itself" in warning.getMessage()
 
 
-@pytest.mark.slow
 def test_processes_that_ask_at_once_get_the_same_model_and_one_entry(file: Path, cache: Path) -> None:
-    code = (
-        "import hashlib, sys; from pipeline.config.models import ModelConfig\n"
-        "from pipeline.models.load import open_model\n"
-        "from transformers import AutoModelForCausalLM; from safetensors.torch import save\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
-        "state = open_model(ModelConfig(path=sys.argv[1])).model.state_dict()\n"
-        "print(hashlib.sha256(save({name: tensor.clone() for name, tensor in state.items()})).hexdigest())"
-    )
-    command = [sys.executable, "-c", code, str(file)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "ready\n"
-        other.stdin.write("go\n")
-        other.stdin.flush()
-        state = open_model(ModelConfig(path=str(file))).model.state_dict()
-        output, _ = other.communicate(timeout=120)
-    assert other.returncode == 0
-    assert output.strip() == sha256(save({name: tensor.clone() for name, tensor in state.items()})).hexdigest()
+    expected = as_transformers_reads_it(file, "float32")
+
+    def ask(number: int) -> int:
+        return in_a_process(lambda: assert_same(open_model(ModelConfig(path=str(file))).model, expected))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert [*pool.map(ask, range(3))] == [0, 0, 0]
     assert len(entries(cache)) == 1
 
 

@@ -52,7 +52,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) 
 
 @pytest.fixture
 def store(finished: Path, tmp_path: Path) -> Store:
-    """A copy of that run whose words are alike."""
     shutil.copytree(finished, tmp_path / "run")
     store = Store(str(tmp_path / "run"))
     file_blind_test(store, ALIKE)
@@ -146,7 +145,7 @@ def test_no_bound_is_stated_anywhere_where_a_blind_test_contradicts_it(
     assert json.loads(store.read("selection/members/alphas.json"))["right_at_least"] is None
 
 
-def test_the_command_states_test_and_count_and_ends_as_it_says(
+def test_the_command_and_the_python_interface_state_test_and_count_and_end_as_they_say(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_scores(store, 1.5)
@@ -154,7 +153,7 @@ def test_the_command_states_test_and_count_and_ends_as_it_says(
     summary = read_summary(store, "members")
     assert ended("verdict", store.url, "--json", "--fail-if-trained") == 4
     verdict = CollectionVerdict.model_validate(json.loads(capsys.readouterr().out))
-    assert verdict == read_verdict(store)
+    assert verdict == read_verdict(store) == seenset.verdict(store.url)
     assert (verdict.answer, verdict.supported, verdict.reasons) == ("trained on", True, [])
     assert verdict.test.p_value == 1e-4
     (counted,) = verdict.counts
@@ -162,7 +161,10 @@ def test_the_command_states_test_and_count_and_ends_as_it_says(
     first = f"With 95% confidence at least {counted.at_least} of the 60 audited documents were trained on"
     assert first in verdict.sentences[1]
     assert "one of the two for at most 0.1." in verdict.sentences[3]
+    run = seenset.open_run(store.url)
     file_blind_test(store, APART)
+    with pytest.warns(seenset.UnsupportedWarning, match="Their words differ"):
+        assert seenset.verdict(run).supported is False
     assert ended("verdict", store.url, "--fail-if-trained") == 5
     text = capsys.readouterr().out
     assert text.startswith("Contradicted: the audited documents differ from the unseen ones; this does not show that ")
@@ -170,15 +172,6 @@ def test_the_command_states_test_and_count_and_ends_as_it_says(
     assert "p = 0.0001" in text
     assert ended("verdict", store.url, "--blocks", "paragraph") == 2
     assert "blocks must be group or family, got 'paragraph'" in capsys.readouterr().err
-
-
-def test_the_python_interface_gives_the_record_and_warns(store: Store) -> None:
-    set_scores(store, 1.5)
-    assert seenset.verdict(store.url).answer == "trained on"
-    run = seenset.open_run(store.url)
-    file_blind_test(store, APART)
-    with pytest.warns(seenset.UnsupportedWarning, match="Their words differ"):
-        assert seenset.verdict(run).supported is False
 
 
 def test_the_report_shows_the_verdict_and_a_new_question_takes_it_away(store: Store) -> None:

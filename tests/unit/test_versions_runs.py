@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from commands import ended
+from finished import rows as rows_scored
 from marked_runs import run_here, scores_of, versions_audit
+from report_run import summary_in
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import BYTES_PER_TOKEN, make_plan
-from pipeline.audit.summary import Summary, read_summary
 from pipeline.audit.verdict import read_verdict
 from pipeline.config.corpus import SourceConfig
 from pipeline.corpus.documents import read_shard
@@ -82,16 +83,8 @@ def described(tmp_path: Path, tiny_model_folder: Path) -> Described:
 
 
 def verdicts(folder: Path, name: str) -> dict[str, tuple[float, bool]]:
-    """p-value and selection of each document."""
-    table = pa.concat_tables(map(pq.read_table, sorted((folder / f"run/selection/{name}/documents").iterdir())))
-    columns = (table[column].to_pylist() for column in ("doc_id", "p_value", "selected"))
-    return {name: (p, selected) for name, p, selected in zip(*columns, strict=True)}
-
-
-def summary_of(folder: Path, name: str) -> Summary:
-    summary = read_summary(Store(str(folder / "run")), name)
-    assert summary is not None
-    return summary
+    rows = pq.read_table(folder / f"run/selection/{name}/documents").to_pylist()
+    return {row["doc_id"]: (row["p_value"], row["selected"]) for row in rows}
 
 
 def test_a_run_gives_the_list_that_python_gives(folder: Path, tiny_model_folder: Path) -> None:
@@ -103,28 +96,25 @@ def test_a_run_gives_the_list_that_python_gives(folder: Path, tiny_model_folder:
 
 
 def test_the_summary_states_a_finite_sample_guarantee_that_names_the_draw(folder: Path) -> None:
-    for name in LISTS:
-        summary = summary_of(folder, name)
+    summaries = [summary_in(Store(str(folder / "run")), name) for name in LISTS]
+    for summary in summaries:
         assert (summary.guarantee, summary.conclusion, summary.n_calibration) == ("finite-sample", "supported", 0)
         assert "drawn uniformly and independently" in summary.assumption
         assert summary.details["versions"] == K
         assert summary.bound is None
-    assert [summary_of(folder, name).minimum_selectable for name in LISTS] == [2, 2, 14]
+    assert [summary.minimum_selectable for summary in summaries] == [2, 2, 14]
 
 
 def test_every_version_has_a_score_and_the_row_holds_that_of_the_published_one(folder: Path) -> None:
-    store = Store(str(folder / "run"))
-    rows = {row["id"]: row for row in rows_of(40)}
-    seen = 0
-    for receipt in read_receipts(store, "score"):
-        for row in store.read_table(receipt.data).to_pylist():
-            held, source = row["versions"], rows[row["doc_id"]]
-            both = np.array(held["scores"]).reshape(K, 2)
-            assert held["published"] == source["index"]
-            assert both[source["index"]].tolist() == [row["loss"], row["min_k"]]
-            assert (held["kinds"], held["forms"]) == (source["kinds"], source["forms"])
-            seen += 1
-    assert seen == 40
+    scored = rows_scored(folder / "run")
+    assert len(scored) == 40
+    for source in rows_of(40):
+        row = scored[source["id"]]
+        held = row["versions"]
+        both = np.array(held["scores"]).reshape(K, 2)
+        assert held["published"] == source["index"]
+        assert both[source["index"]].tolist() == [row["loss"], row["min_k"]]
+        assert (held["kinds"], held["forms"]) == (source["kinds"], source["forms"])
 
 
 def test_the_page_draws_the_ranks_and_names_what_is_not_needed(folder: Path) -> None:

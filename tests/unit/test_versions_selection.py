@@ -191,7 +191,13 @@ def test_a_variance_of_nothing_is_raised_to_a_share_of_the_median() -> None:
     assert statistic.argmax() == 25
 
 
-def test_where_no_score_differs_nothing_is_selected_and_nothing_fails() -> None:
+def test_without_documents_or_where_no_score_differs_nothing_is_selected_and_nothing_fails() -> None:
+    empty = of([], [])
+    assert mirrored_list(empty, TENTH, 0).selected.size == 0
+    assert preference_residuals(empty) is empty
+    assert rank_step_up(np.zeros(0, np.int64), np.zeros(0, np.int64), TENTH).size == 0
+    assert redraw_p_value(empty, 0, 9) == 1.0
+    assert log_e_values(np.zeros(0, np.int64), np.zeros(0, np.int64)).size == 0
     scores = of([[1.5] * 5] * 30, [0] * 30)
     assert not gap_statistic(scores.scores, scores.offsets, np.ones(30, dtype=np.int64)).any()
     assert preference_residuals(replace(scores, forms=np.arange(150)[:, None] % 5)) is not None
@@ -217,15 +223,6 @@ def test_equal_statistics_are_ordered_by_the_hash_of_the_document() -> None:
         first = list(itertools.takewhile(lambda j: j < 4, order))
         answer = mirrored_list(scores, Fraction(1, 4), seed, 4, lambda *_: np.zeros(8))
         assert set(first) <= set(np.flatnonzero(answer.selected).tolist())
-
-
-def test_nothing_is_selected_of_no_documents() -> None:
-    empty = of([], [])
-    assert mirrored_list(empty, TENTH, 0).selected.size == 0
-    assert preference_residuals(empty) is empty
-    assert rank_step_up(np.zeros(0, np.int64), np.zeros(0, np.int64), TENTH).size == 0
-    assert redraw_p_value(empty, 0, 9) == 1.0
-    assert log_e_values(np.zeros(0, np.int64), np.zeros(0, np.int64)).size == 0
 
 
 Order = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -352,7 +349,7 @@ def test_a_document_without_spread_adds_nothing_to_the_collection() -> None:
     np.testing.assert_allclose(with_constant.standardised()[7:10], (np.array([1, 5, 2]) - 8 / 3) / np.std([1, 5, 2]))
 
 
-def test_the_e_values_by_hand() -> None:
+def test_the_e_values_by_hand_and_that_of_very_much_evidence_does_not_overflow() -> None:
     ranks, sizes = np.array([1, 3, 2, 1, 1, 1]), np.array([3, 3, 3, 5, 2, 20])
     products = dict.fromkeys(BETS, 1.0)
     path = []
@@ -360,9 +357,6 @@ def test_the_e_values_by_hand() -> None:
         products = {bet: value * (1 + bet * (k + 1 - 2 * r) / (k - 1)) for bet, value in products.items()}
         path.append(float(np.mean(list(products.values()))))
     np.testing.assert_allclose(np.exp(log_e_values(ranks, sizes)), path)
-
-
-def test_the_e_value_of_very_much_evidence_does_not_overflow() -> None:
     values = log_e_values(np.ones(5_000, dtype=np.int64), np.full(5_000, 20))
     assert math.isclose(values[-1], 5_000 * math.log(1.9) - math.log(4))
 

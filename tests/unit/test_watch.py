@@ -6,10 +6,8 @@ import json
 import os
 import pty
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,7 +45,6 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
 
 
 def write_status(run: Path, **changes: Any) -> None:
-    """Change what the driver of a run has written of it."""
     store = Store(str(run))
     store.write_json("status.json", {**store.read_json("status.json"), **changes})
     sign_status(store)
@@ -84,19 +81,18 @@ def nothing() -> None:
     """No step."""
 
 
+def changed(run: Path, **changes: Any) -> Callable[[], None]:
+    return lambda: write_status(run, **changes)
+
+
 def end(run: Path, state: str = "complete", code: int = 0, message: str | None = None) -> Callable[[], None]:
-    return lambda: write_status(run, state=state, exit_code=code, message=message, under_way=0)
+    return changed(run, state=state, exit_code=code, message=message, under_way=0)
 
 
 def test_plain_lines_come_only_when_a_run_is_further_and_the_answers_at_its_end(
     held: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def other_rates() -> None:
-        write_status(held, documents_per_s=9.0, eta_s=3.0)
-
-    def further() -> None:
-        write_status(held, under_way=9)
-
+    other_rates, further = changed(held, documents_per_s=9.0, eta_s=3.0), changed(held, under_way=9)
     looks = Looks(monkeypatch, nothing, other_rates, nothing, further, nothing, end(held))
     code, out, error = printed(capsys, "status", str(held), "--watch", "--every", "0.1")
     first, second, last, *answers = out.splitlines()
@@ -126,7 +122,7 @@ def test_a_watch_ends_with_3_where_the_run_stops_before_its_end(
 def test_json_is_one_object_a_line_and_the_last_one_is_how_the_run_ended(
     held: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Looks(monkeypatch, nothing, nothing, lambda: write_status(held, under_way=7), end(held))
+    Looks(monkeypatch, nothing, nothing, changed(held, under_way=7), end(held))
     code, out, _ = printed(capsys, "status", str(held), "--watch", "--json", "--every", "0.1")
     objects = [json.loads(line) for line in out.splitlines()]
     assert code == 0
@@ -161,7 +157,7 @@ def test_a_trial_is_watched_with_the_audit_that_it_is_at(
             progress.end_point()
             progress.__exit__(None, None, None)
 
-        audit, further = lambda: progress.begin_audit(str(held)), lambda: write_status(held, under_way=6)
+        audit, further = lambda: progress.begin_audit(str(held)), changed(held, under_way=6)
         Looks(monkeypatch, nothing, audit, further, progress.end_audit, nothing, finish)
         code, out, _ = printed(capsys, "status", store.url, "--watch", "--every", "0.1")
         lines = out.splitlines()
@@ -171,6 +167,7 @@ def test_a_trial_is_watched_with_the_audit_that_it_is_at(
         assert lines[3:] == ["trial running: audits 1/2, points 0/1", "trial complete: audits 1/2, points 1/1"]
         objects = printed(capsys, "status", store.url, "--watch", "--json")[1].splitlines()
         assert [json.loads(line)["state"] for line in objects] == ["complete"]
+    assert printed(capsys, "status", store.url) == (0, f"{lines[-1]}\n", "")
 
 
 def test_a_store_that_fails_for_a_moment_is_asked_again_and_one_that_stays_away_is_one_line(
@@ -197,15 +194,12 @@ def test_a_store_that_fails_for_a_moment_is_asked_again_and_one_that_stays_away_
 
 
 def test_what_is_no_fault_of_a_store_is_raised(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    Looks(monkeypatch, nothing, fail)
+    Looks(monkeypatch, nothing, lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         main(["status", str(held), "--watch", "--every", "0.1"])
 
 
-def test_a_run_is_shown_by_its_stage_and_what_is_under_way_is_not_counted_twice(
+def test_a_run_is_shown_by_its_stage_no_work_is_counted_twice_and_one_that_stopped_and_is_held_again_runs(
     held: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert json.loads(printed(capsys, "status", str(held), "--json")[1])["under_way"] == 5
@@ -216,53 +210,30 @@ def test_a_run_is_shown_by_its_stage_and_what_is_under_way_is_not_counted_twice(
     assert code == 0
     assert out.splitlines()[0].startswith("running, paraphrase: shards 2/")
     assert "documents 17, quarantined 1" in out
+    write_status(held, state="incomplete", exit_code=3, message="2 shards are missing")
+    code, out, _ = printed(capsys, "status", str(held))
+    assert (code, out.startswith("running"), "missing" in out) == (0, True, False)
 
 
-def test_a_run_that_stopped_and_is_held_again_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_status(run, state="incomplete", exit_code=3, message="2 shards are missing")
-    assert printed(capsys, "status", str(run))[0] == 3
-    with RunLock(Store(str(run))):
-        code, out, _ = printed(capsys, "status", str(run))
-    assert code == 0
-    assert out.startswith("running: ")
-    assert "missing" not in out
+def test_a_terminal_is_redrawn_and_ctrl_c_ends_at_once(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, pressed = bytearray(), []
 
+    def read(terminal: int) -> bytes:
+        data = os.read(terminal, 4096)
+        screen.extend(data)
+        if b"8 more under way" in screen and not pressed:
+            pressed.append(time.monotonic())
+            os.write(terminal, b"\x03")
+        elif b"5 more under way" in screen:
+            write_status(held, under_way=8)
+        return data
 
-def test_a_terminal_is_redrawn_and_ctrl_c_ends_at_once(held: Path) -> None:
-    controller, terminal = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
     command = [sys.executable, "-m", "ray_jobs.cli", "status", str(held), "--watch", "--every", "0.2"]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    process = subprocess.Popen(command, stdout=terminal, stderr=subprocess.PIPE, env=environment, text=True)
-    os.close(terminal)
-    screen = bytearray()
-
-    def read() -> None:
-        while True:
-            try:
-                screen.extend(os.read(controller, 4096))
-            except OSError:
-                return
-
-    reader = threading.Thread(target=read)
-    reader.start()
-
-    def wait_for(text: bytes) -> None:
-        deadline = time.monotonic() + SECONDS
-        while text not in screen:
-            assert time.monotonic() < deadline, bytes(screen)
-            time.sleep(0.02)
-
-    wait_for(b"5 more under way")
-    write_status(held, under_way=8)
-    wait_for(b"8 more under way")
-    process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    _, error = process.communicate(timeout=SECONDS)
-    assert time.monotonic() - began < 5
-    reader.join()
-    os.close(controller)
-    assert process.returncode == 130
-    assert error == "seenset: no longer watched; the run is as it was\n"
+    assert os.waitstatus_to_exitcode(pty.spawn(command, read)) == 130
+    assert time.monotonic() - pressed[0] < 5
+    assert screen.endswith(b"seenset: no longer watched; the run is as it was\r\n")
     assert b"\x1b[2K" in screen, "lines are written over"
     assert b"\x1b[?25h" in screen, "the cursor is shown again"
 

@@ -54,6 +54,10 @@ def documents_of(path: Path, limits: LimitsConfig | None = None, **source: Any) 
     return [document for shard in shards_of(path, limits, **source) for document in read_shard(shard)]
 
 
+def reasons(documents: list[Document]) -> list[str | None]:
+    return [document.problem and document.problem[0] for document in documents]
+
+
 def test_texts_are_files_by_their_endings(tmp_path: Path) -> None:
     documents = documents_of(write_tar(tmp_path / "a.tar", FILES), text="txt")
     assert [document.text for document in documents] == TEXTS
@@ -86,29 +90,14 @@ def test_a_bad_sample_is_one_quarantined_document(tmp_path: Path) -> None:
         "6.json": b'{"body": "\\ud800"}',
     }
     path = write_tar(tmp_path / "a.tar", files)
-    documents = documents_of(path, LimitsConfig(document_bytes=4096), text="body")
-    assert [document.problem[0] if document.problem else None for document in documents] == [
-        "undecodable",
-        "not_text",
-        None,
-        "not_text",
-        "too_large",
-        "not_text",
-        "undecodable",
-    ]
+    expected = ["undecodable", "not_text", None, "not_text", "too_large", "not_text", "undecodable"]
+    assert reasons(documents_of(path, LimitsConfig(document_bytes=4096), text="body")) == expected
     path = write_tar(tmp_path / "b.tar", {"0.txt": TEXTS[0].encode(), "1.txt": b"caf\xe9", "2.png": b"\x89PNG"})
-    assert [document.problem and document.problem[0] for document in documents_of(path, text="txt")] == [
-        None,
-        "undecodable",
-        "not_text",
-    ]
-
-
-def test_pictures_beside_texts_are_no_texts(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "a.tar", {"0.png": b"\x89PNG", "0.txt": b"some words of it", "1.png": b"\x89PNG"})
-    (first, second) = documents_of(path, text="png")
-    assert first.problem == second.problem == ("not_text", "bytes, not text")
-    assert first.picture is None
+    assert reasons(documents_of(path, text="txt")) == [None, "undecodable", "not_text"]
+    path = write_tar(tmp_path / "c.tar", {"0.png": b"\x89PNG", "0.txt": b"some words of it", "1.png": b"\x89PNG"})
+    documents = documents_of(path, text="png")
+    assert [document.problem for document in documents] == [("not_text", "bytes, not text")] * 2
+    assert documents[0].picture is None
 
 
 def test_a_truncated_file_one_without_the_column_and_one_of_too_many_samples_are_errors_in_one_line(

@@ -140,17 +140,16 @@ def test_an_api_that_is_away_for_a_while_starts_no_second_scan(
     assert list(kubernetes.jobs) == ["seenset-2026-w48"]
 
 
-def test_an_api_that_stays_away_is_said(kubernetes: Kubernetes, tmp_path: Path, jobs: RayJobs) -> None:
-    kubernetes.failures = 10**6
-    with pytest.raises(AwayError, match="503"):
-        begin(RayJobs(jobs.url, tmp_path, patience=0.1, pause=0.01), TEMPLATE, "2026-w48", OWNER)
-
-
-def test_a_scan_that_somebody_deletes_is_said(kubernetes: Kubernetes, jobs: RayJobs) -> None:
+def test_a_scan_that_somebody_deletes_and_an_api_that_stays_away_are_said(
+    kubernetes: Kubernetes, tmp_path: Path, jobs: RayJobs
+) -> None:
     job = begin(jobs, TEMPLATE, "2026-w48", OWNER)
     kubernetes.jobs.clear()
     with pytest.raises(UserError, match="was deleted before its end"):
         follow(jobs, job, lambda line: None)
+    kubernetes.failures = 10**6
+    with pytest.raises(AwayError, match="503"):
+        begin(RayJobs(jobs.url, tmp_path, patience=0.1, pause=0.01), TEMPLATE, "2026-w48", OWNER)
 
 
 def test_the_week_is_that_of_the_entry_point() -> None:

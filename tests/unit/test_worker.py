@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from pipeline.stages.score import window_of
 from pipeline.stages.worker import ShardStream
 from pipeline.store.attempts import LOCAL_DRIVER
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt
+from pipeline.store.receipts import Receipt, read_receipts
 
 
 def in_one_process(stage: Stage, shards: list[Shard], store: Store) -> None:
@@ -67,14 +68,6 @@ def test_a_window_is_read_while_the_one_before_is_worked_on(tmp_path: Path) -> N
     assert len(read_rows(stage, shards[0], store)) == 5
 
 
-def test_a_shard_that_fails_ends_no_other(tmp_path: Path) -> None:
-    shards, store = shards_of(tmp_path, letters("a", 4), letters("b", 4), letters("c", 4))
-    Path(shards[0].path).unlink()
-    events = list(finish_shards(stage_of(), shards, store, workers=1))
-    assert [event.shard for event in events if isinstance(event, Failure)] == [shards[0].id]
-    assert sum(isinstance(event, Receipt) for event in events) == 2
-
-
 @pytest.mark.parametrize("finish", WAYS)
 def test_a_shard_without_a_readable_document_has_a_receipt(finish: Way, tmp_path: Path) -> None:
     shards, store = shards_of(tmp_path, letters("a", 2), ["", " "], letters("c", 2))
@@ -82,20 +75,23 @@ def test_a_shard_without_a_readable_document_has_a_receipt(finish: Way, tmp_path
     assert read_rows(stage_of(), shards[1], store) == {}
 
 
-def test_a_worker_prefetches_no_shard_that_another_could_start(tmp_path: Path) -> None:
-    shards, store = shards_of(tmp_path, *(letters(letter, 4) for letter in "abc"))
-    meeting = threading.Barrier(3)
-    worked: list[bool] = []
+def stage_that_meets(count: int) -> Stage:
+    """Its workers, of this number, wait for one another before they end a batch."""
+    meeting = threading.Barrier(count)
 
     class Meeting(Recorder):
         def work(self, batch: list[Entry], output: Output) -> None:
-            meeting.wait(SECONDS)
-            worked.append(True)
             super().work(batch, output)
+            meeting.wait(SECONDS)
 
-    stage = replace(stage_of(), make=Meeting, digest=model_digests())
+    return replace(stage_of(), make=Meeting, digest=model_digests())
+
+
+def test_a_worker_prefetches_no_shard_that_another_could_start(tmp_path: Path) -> None:
+    shards, store = shards_of(tmp_path, *(letters(letter, 4) for letter in "abc"))
+    stage = stage_that_meets(3)
     list(finish_shards(stage, shards, store, workers=3))
-    assert len(worked) == 3, "each of the three workers has begun a shard before one of them has ended its own"
+    assert [receipt.n_scored for receipt in read_receipts(store, "turns")] == [4, 4, 4]
 
 
 @pytest.mark.parametrize("finish", WAYS)
@@ -128,29 +124,16 @@ def test_a_worker_that_was_killed_when_it_had_filed_a_receipt_leaves_no_log(tmp_
 
 def test_of_two_workers_that_end_a_shard_at_once_one_has_filed_it(tmp_path: Path) -> None:
     (shard,), store = shards_of(tmp_path, letters("a", 4))
-    meeting = threading.Barrier(2)
+    stage = stage_that_meets(2)
 
-    class Meeting(Recorder):
-        def work(self, batch: list[Entry], output: Output) -> None:
-            super().work(batch, output)
-            if any("aaaa" in entry.document.text for entry in batch):
-                meeting.wait(SECONDS)
-
-    stage = replace(stage_of(), make=Meeting, digest=model_digests())
-    filed = []
-
-    def end() -> None:
+    def filed(number: int) -> bool:
         stream = ShardStream(stage, stage.make(stage, Placement()), store, "some driver", kept=False)
         todo = iter([shard])
         assert [shard for shard, _ in stream.finish(lambda prefetch: next(todo, None))] == [shard]
-        filed.append(stream.filed)
+        return stream.filed
 
-    threads = [threading.Thread(target=end) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-    assert sorted(filed) == [False, True]
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(filed, range(2))) == [False, True]
 
 
 @pytest.mark.parametrize("finish", WAYS)
