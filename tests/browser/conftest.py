@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import write_evaluation_page, write_run_page, write_trial_page
+from hostile import hostile_run, write_evaluation_page, write_trial_page
 from visits import DESKTOP, Visit
+
+from pipeline.report.page import write_report
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
@@ -53,7 +55,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page of each kind, made up, whose names and texts hold markup and scripts."""
     folder = tmp_path_factory.mktemp("pages")
     return {
-        "run": write_run_page(folder / "run"),
+        "run": Path(write_report(hostile_run(folder / "run"))),
         "trial": write_trial_page(folder / "trial"),
         "evaluation": write_evaluation_page(folder / "evaluation"),
     }

@@ -16,7 +16,6 @@ from pipeline.audit.manifest import read_run, write_manifest
 from pipeline.audit.selected import AlphaCurve, GroupCounts
 from pipeline.config.models import ModelConfig
 from pipeline.report.evaluation_page import roc_figures, write_evaluation
-from pipeline.report.page import write_report
 from pipeline.store.files import Store
 from pipeline.trial.page import selection_figures, trial_page
 from pipeline.trial.table import selection_table
@@ -57,10 +56,6 @@ def hostile_run(folder: Path) -> Store:
         curve = AlphaCurve(alphas=[0.05, 0.1, 0.3], confidence=0.95, **counts)
         store.write_json(f"selection/{name}/alphas.json", curve.plain())
     return sign(store)
-
-
-def write_run_page(folder: Path) -> Path:
-    return Path(write_report(hostile_run(folder)))
 
 
 def write_trial_page(folder: Path) -> Path:

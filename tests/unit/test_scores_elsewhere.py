@@ -82,8 +82,8 @@ def verdicts(folder: Path, name: str) -> list[Row]:
     return sorted(table.drop_columns(["source"]).to_pylist(), key=lambda row: row["doc_id"])
 
 
-def test_imported_scores_give_the_answers_of_their_run_to_the_byte(
-    scored: Path, again: Path, capsys: pytest.CaptureFixture[str]
+def test_imported_scores_give_the_answers_of_their_run_to_the_byte_and_are_planned_packed_and_verified(
+    scored: Path, again: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with_texts = again.name == "with"
     blocks = " ".join(here(capsys, "verdict", again)[0].split())
@@ -103,15 +103,10 @@ def test_imported_scores_give_the_answers_of_their_run_to_the_byte(
     first, other = (read_verdict(Store(str(one))) for one in (scored / "first", again))
     assert any(summary_in(Store(str(again)), str(selection["name"])).n_selected for selection in SELECTIONS)
     assert (other.counts, other.test) == (first.counts, first.test)
-
-
-def test_a_run_with_imported_scores_is_packed_verified_and_planned(
-    again: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    shown = " ".join(here(capsys, "plan", again.with_suffix(".yaml"))[0].split())
+    assert ("the words of at most" in shown) is with_texts
     assert ended("pack", again, tmp_path / "run.bundle") == 0
     assert verify_bundle((tmp_path / "run.bundle").read_bytes(), "run.bundle").holds
-    shown = " ".join(here(capsys, "plan", again.with_suffix(".yaml"))[0].split())
-    assert ("the words of at most" in shown) is (again.name == "with")
 
 
 @pytest.mark.parametrize("again", ["without"], indirect=True)

@@ -129,23 +129,6 @@ def test_the_same_holds_at_the_share_of_nulls_that_was_estimated(run: RunFacts, 
     check_limit(said, m, lambda known, strongest: selected("bh", known, m, strongest, alpha))
 
 
-@pytest.mark.parametrize(
-    "settings", [{"procedure": "adadetect"}, {"procedure": "td4eval", "reconformal": True}], ids=["adadetect", "strict"]
-)
-def test_where_half_of_the_documents_calibrate_the_report_counts_all_that_it_takes(
-    run: RunFacts, settings: dict[str, Any]
-) -> None:
-    m = 230
-    said = limit_of(terms_of(run, asked(9, m, detectors=2, **settings)))
-    assert said["half"]
-
-    def half(known: int) -> int:
-        return int((~halves(np.arange(known), 0)).sum())
-
-    check_limit(said, m, lambda known, strongest: selected("bh", half(known), m, strongest, Fraction(1, 10)))
-    assert (said["n"], said["p"]) == (half(9), half(9) + 1)
-
-
 FEWEST = re.compile(
     r"calibration the shortest possible list has ([\d,]+) documents(?: \(as estimated, [^)]*\))?: fewer"
 )
@@ -413,9 +396,17 @@ FUSED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("selection", FUSED, ids=["adadetect", "reconformal"])
-def test_where_half_of_the_documents_calibrate_the_plan_and_the_answer_count_that_half(
-    tmp_path: Path, selection: dict[str, Any]
+def test_where_half_of_the_documents_calibrate_the_report_the_plan_and_the_answer_count_that_half(
+    run: RunFacts, tmp_path: Path, selection: dict[str, Any]
 ) -> None:
+    settings = {key: value for key, value in selection.items() if key != "detectors"}
+    said = limit_of(terms_of(run, asked(9, 230, detectors=2, **settings)))
+
+    def half(known: int) -> int:
+        return int((~halves(np.arange(known), 0)).sum())
+
+    check_limit(said, 230, lambda known, strongest: selected("bh", half(known), 230, strongest, Fraction(1, 10)))
+    assert (bool(said["half"]), said["n"], said["p"]) == (True, half(9), half(9) + 1)
     planned = outlook(tmp_path, known=100, **selection)
     assert planned["sentence"].startswith(
         "With 50 unseen documents to calibrate on, half of those that are known, and 200 to judge, the shortest "
@@ -426,7 +417,6 @@ def test_where_half_of_the_documents_calibrate_the_plan_and_the_answer_count_tha
         in planned["sentence"]
     )
     rng = np.random.default_rng(0)
-    settings = {key: value for key, value in selection.items() if key != "detectors"}
     answer = verdict_of(rng.normal(size=(100, 2)), rng.normal(size=(200, 2)), **settings).answer
     assert diagnose_scores(answer, "unseen").resolution.sentence == planned["sentence"]
 

@@ -52,17 +52,6 @@ def finished_run(folder: Path, **arguments: Any) -> Store:
     return Store(given["run"])
 
 
-def test_every_selected_picture_has_a_small_thumbnail(run: Store) -> None:
-    selected = run.read_table("selection/m/selected.parquet")
-    thumbnails = read_thumbnails(run, "m")
-    assert len(selected) > 0
-    assert set(thumbnails) == set(zip(selected["source"].to_pylist(), selected["row"].to_pylist(), strict=True))
-    for data in thumbnails.values():
-        with Image.open(io.BytesIO(data)) as image:
-            assert image.format == "JPEG"
-            assert max(image.size) <= SIDE
-
-
 def test_a_thumbnail_holds_pixels_and_nothing_that_stood_beside_them() -> None:
     data = hostile_picture()
     assert HOSTILE.encode() in data
@@ -73,7 +62,15 @@ def test_a_thumbnail_holds_pixels_and_nothing_that_stood_beside_them() -> None:
         assert not image.getexif()
 
 
-def test_the_page_shows_them_beside_captions_and_without_texts_neither(run: Store) -> None:
+def test_every_selected_picture_has_a_small_thumbnail_on_the_page_and_none_without_texts(run: Store) -> None:
+    selected = run.read_table("selection/m/selected.parquet")
+    thumbnails = read_thumbnails(run, "m")
+    assert len(selected) > 0
+    assert set(thumbnails) == set(zip(selected["source"].to_pylist(), selected["row"].to_pylist(), strict=True))
+    for data in thumbnails.values():
+        with Image.open(io.BytesIO(data)) as image:
+            assert image.format == "JPEG"
+            assert max(image.size) <= SIDE
     page, _ = report(run)
     (chunk,) = unpacked(page.blocks[-3])
     assert all(base64.b64decode(thumb).startswith(b"\xff\xd8") for thumb in chunk["thumbs"])

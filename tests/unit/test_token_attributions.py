@@ -31,10 +31,6 @@ TEXTS = ["the river été of 数据", "a quiet garden in winter", *(" ".join(WOR
 MOST = 12
 
 
-Read = tuple[pa.Table | None, list[str]]
-"""What comes of rereading, and the lines that are printed after the first."""
-
-
 class Rereads:
     """Reads documents of a file once more in this process, as the model of a folder has scored them."""
 
@@ -64,7 +60,7 @@ class Rereads:
 
     def __call__(
         self, rows: Sequence[int] = range(len(TEXTS)), given: LanguageModel | None = None, **other: Any
-    ) -> Read:
+    ) -> tuple[pa.Table | None, list[str]]:
         """Read rows by a given model or the opened one: (models=, check=, workers=, **changes of what was scored)."""
         lines: list[str] = []
         models = other.pop("models", given and SimpleNamespace(copy_of=lambda *_: given))

@@ -23,6 +23,7 @@ from pipeline.corpus.near_duplicates import draw_families
 from pipeline.errors import UserError
 from pipeline.report.tables import as_text, labels, page_table, readable
 from pipeline.report.wording.trial import verification
+from pipeline.selection.bounds import Bound
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.engine import Scores
 from pipeline.selection.procedures.record import decide
@@ -285,11 +286,15 @@ def test_an_audit_is_held_against_the_truth() -> None:
     selection = SelectionConfig(name="a", direction="clean", detectors=["loss"])
     counts = RankCounts.of(np.ones(5, dtype=np.int64), 9)
     summary = summary_of(selection, counts, decide("bh", counts, selection.exact_alpha))
-    row = audit_row(summary, ["x", "y", "z"], ["u", "v", "x", "y", "z"], {"u", "z"})
-    assert (row["selected"], row["true"]) == (3, 2)
+    audited, truth = ["u", "v", "x", "y", "z"], {"u", "z"}
+    row = audit_row(summary, ["x", "y", "z"], audited, truth)
+    assert (row["selected"], row["true"], row["wrong_at_most"]) == (3, 2, None)
     assert row["share_false"] == pytest.approx(1 / 3)
     assert row["power"] == pytest.approx(2 / 3)
-    empty = audit_row(summary, [], ["u", "v", "x", "y", "z"], {"u", "z"})
+    bounded = audit_row(summary.model_copy(update={"bound": Bound(0.95, 4, 26, 27, 9)}), ["x"], audited, truth)
+    assert (bounded["wrong_at_most"], bounded["sought_at_least"], bounded["sought"]) == (4, 27, 3)
+    assert "27 of 3 " in as_text([audit_table([{"audit": "a", **bounded}])])
+    empty = audit_row(summary, [], audited, truth)
     assert empty["share_false"] is None, "an empty selection has no share of false ones, and 0.000 would praise it"
     assert empty["power"] == 0
     assert as_text([audit_table([{"audit": "k", **empty}])]).count("not defined") == 1
@@ -360,6 +365,10 @@ def test_the_verdict_of_a_trial_claims_no_more_than_its_repeats_show_and_nothing
     assert "calibration documents of an audit resemble its audited ones" in unverified
     assert "Repeats can refute a guarantee, not prove it" in unverified
     assert "without a finite-sample guarantee" not in unverified
+    assert "alike by construction" in unverified
+    shifted = " ".join(verification(rows, paths, 1, shifted=True).unverified)
+    assert "alike by construction" not in shifted
+    assert "they were made to differ" in shifted
     for row in rows:
         row.update(fdr=None, fdr_low=None, fdr_high=None, contradicted=None)
     assert verification(rows, paths, 1).headline.startswith("Nothing: no audited document was of the kind")

@@ -7,18 +7,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from report_run import summary_of
 from test_trial import pool, trial
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import as_text
 from pipeline.report.wording.trial import verification
-from pipeline.selection.bounds import Bound
-from pipeline.selection.conformal import RankCounts
-from pipeline.selection.procedures.record import decide
 from pipeline.trial.config import build_trial
 from pipeline.trial.repeats import ROWS_SCHEMA, measure
-from pipeline.trial.table import audit_row, audit_table, selection_rows, selection_table
+from pipeline.trial.table import selection_rows, selection_table
 
 
 def rows_of(selections: list[dict[str, Any]], repeats: int = 30) -> tuple[list[dict[str, Any]], pa.Table]:
@@ -79,17 +75,3 @@ def test_of_procedure_bound_only_lists_with_more_than_alpha_wrong_contradict_the
     assert "bound guarantees no average: its target is contradicted where too many repeats exceed it" in verified.extent
     (sentence,) = (s for s in verified.contradicted if "target" in s or "exceeded" in s)
     assert "exceeded 0.2 in more repeats than its confidence allows" in sentence
-
-
-def test_the_audit_of_a_trial_shows_its_bounds_beside_the_truth() -> None:
-    selection = SelectionConfig(name="plain", detectors=["loss"])
-    counts = RankCounts.of(np.array([1] * 30 + [50] * 10), 99)
-    made = summary_of(selection, counts, decide("bh", counts, selection.exact_alpha))
-    summary = made.model_copy(update={"bound": Bound(0.95, 4, 26, 27, 9)})
-    audited = [f"d{i}" for i in range(40)]
-    row = audit_row(summary, audited[:30], audited, set(audited[:29]))
-    assert (row["wrong_at_most"], row["sought_at_least"], row["sought"]) == (4, 27, 29)
-    assert "27 of 29" in as_text([audit_table([{"audit": "a", **row}])])
-    without = audit_row(made.model_copy(update={"bound": None}), audited[:30], audited, set(audited[:29]))
-    assert without["wrong_at_most"] is None
-    assert "-" in as_text([audit_table([{"audit": "a", **without}])])

@@ -47,12 +47,9 @@ def test_a_softly_trained_collection_is_shown_and_the_rest_of_it_is_not() -> Non
     assert table.row_count == 2
 
 
-def test_the_groups_of_a_trial_move_whole() -> None:
+def test_the_groups_of_a_trial_move_whole_and_a_verdict_needs_a_selection_that_seeks_members() -> None:
     with pytest.raises(UserError, match="at least 20 blocks"):
         measure_collections(soft_pool(groups=True), configured(split={"unseen": 30}), 0)
-
-
-def test_a_verdict_needs_a_selection_that_seeks_members() -> None:
     clean = [{"name": "clean", "direction": "clean", "detectors": ["loss"], "procedure": "bh"}]
     with pytest.raises(UserError, match="give a selection of direction members"):
         configured(selections=clean)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from picture_models import encoded
 from PIL import Image, ImageEnhance
 
 from examples.trials.pictures import make_model, make_pictures
@@ -67,11 +68,10 @@ def test_bad_pictures_and_captions_are_left_out_and_near_duplicates_stay_togethe
     folder: Path, tmp_path: Path, make_trial: Callable[..., TrialConfig]
 ) -> None:
     first, second, third, fourth, fifth, *_ = rows_of(folder)
-    smaller = BytesIO()
-    Image.open(BytesIO(first["image"]["bytes"])).resize((24, 24)).save(smaller, "JPEG", quality=80)
+    smaller = encoded(Image.open(BytesIO(first["image"]["bytes"])).resize((24, 24)), "JPEG", quality=80)
     cut = {"bytes": second["image"]["bytes"][:900], "path": None}
     broken = [
-        {**first, "id": "smaller", "image": {"bytes": smaller.getvalue(), "path": None}},
+        {**first, "id": "smaller", "image": {"bytes": smaller, "path": None}},
         {**second, "id": "cut", "image": cut},
         {**third, "id": "text", "image": {"bytes": b"no picture at all", "path": None}},
         {**fourth, "id": "word", "caption": "Red."},
@@ -130,23 +130,15 @@ def test_a_trial_over_pictures_needs_captions_and_a_model_that_reads_pictures(
         check_inputs(config, [Point({}, config)])
 
 
-def dimmed(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
-
-    def dark(data: bytes) -> bytes:
-        file = BytesIO()
-        ImageEnhance.Brightness(Image.open(BytesIO(data))).enhance(share).save(file, "PNG")
-        return file.getvalue()
-
-    return [{**row, "id": f"dark {row['id']}", "image": {"bytes": dark(row["image"]["bytes"])}} for row in rows]
-
-
 def test_looks_place_dark_and_bright_pictures_apart_and_a_repeat_that_mixes_them_up_is_not_supported(
     folder: Path, tmp_path: Path, make_trial: Callable[..., TrialConfig]
 ) -> None:
     make_pictures(tmp_path / "made.parquet", 80)
     rows = pq.read_table(tmp_path / "made.parquet").to_pylist()
-    both = [*rows[:40], *dimmed(rows[40:], 0.5)]
-    config = make_trial(written(tmp_path / "both.parquet", both, folder), split={"shift": {"by": "classifier"}})
+    for row in rows[40:]:
+        picture = Image.open(BytesIO(row["image"]["bytes"]))
+        row["image"] = {"bytes": encoded(ImageEnhance.Brightness(picture).enhance(0.5)), "path": None}
+    config = make_trial(written(tmp_path / "both.parquet", rows, folder), split={"shift": {"by": "classifier"}})
     documents = read_documents(config)
     places = positions(config, documents, "classifier")
     bright = np.arange(80) < 40

@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from made_up import write_rows
-from test_trial import swept_rows, trial
+from test_trial import trial
 from test_weighted import texts
 
 from pipeline.corpus.near_duplicates import draw_families
 from pipeline.errors import UserError
-from pipeline.report.wording.trial import verification
 from pipeline.selection.engine import Scores
 from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
 from pipeline.trial.documents import read_documents
@@ -120,14 +119,6 @@ def test_calibration_leans_one_way_and_members_and_others_that_are_audited_lean_
     assert other < -0.2
     assert abs(member - other) < 0.12
     assert abs(members.mean() - trained.mean()) < 0.03  # as large a share of either was taken away
-
-
-def test_a_page_of_a_shifted_trial_does_not_say_that_documents_are_alike() -> None:
-    _, rows, paths = swept_rows()
-    assert "alike by construction" in " ".join(verification(rows, paths, 1).unverified)
-    shown = " ".join(verification(rows, paths, 1, shifted=True).unverified)
-    assert "alike by construction" not in shown
-    assert "they were made to differ" in shown
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from commands import ended
+from commands import ended, here
 from finished import rows as rows_scored
 from marked_runs import run_here, scores_of, versions_audit
 from report_run import summary_in
@@ -152,26 +152,21 @@ def test_the_verdict_redraws_all_indices_and_its_e_value_multiplies(
 
 
 @pytest.mark.parametrize(("text", "reason", "published"), [(" ", "empty", 0), ("a", "too_short", 2)])
-def test_a_version_without_a_score_refuses_the_whole_document_whichever_is_published(
+def test_a_version_without_a_score_refuses_its_document_whichever_is_published_and_a_cut_one_truncates_it(
     tmp_path: Path, described: Described, text: str, reason: str, published: int
 ) -> None:
     rows = rows_of(20)
     rows[4]["versions"][2], rows[4]["index"] = text, published
-    given = described(rows, error_budget=0.5)
+    rows[5]["versions"][(rows[5]["index"] + 1) % K] += " red" * 40
+    given = described(rows, error_budget=0.5, max_tokens=50)
     assert run_here(tmp_path, given) == 0
+    assert sum(one.n_truncated for one in read_receipts(Store(given["run"]), "score")) == 1
     (receipt,) = [one for one in read_receipts(Store(given["run"]), "score") if one.n_quarantined]
     assert (receipt.n_in, receipt.n_scored, receipt.reasons) == (7, 6, {reason: 1})
     (row,) = pq.read_table(tmp_path / "run" / str(receipt.quarantine)).to_pylist()
     assert (row["doc_id"], row["message"][:11]) == ("d4", "version 2: ")
     for name in LISTS:
         assert verdicts(tmp_path, name)["d4"] == (1.0, False)
-
-
-def test_a_document_counts_as_truncated_if_one_version_is(tmp_path: Path, described: Described) -> None:
-    rows = rows_of(20)
-    rows[4]["versions"][(rows[4]["index"] + 1) % K] += " red" * 40
-    assert run_here(tmp_path, described(rows, max_tokens=50)) == 0
-    assert sum(one.n_truncated for one in read_receipts(Store(str(tmp_path / "run")), "score")) == 1
 
 
 @pytest.mark.parametrize(
@@ -265,8 +260,7 @@ def test_plan_states_the_shortest_list_and_what_to_expect(
     path = tmp_path / "audit.yaml"
     rows = rows_of(30)
     path.write_text(yaml.safe_dump(described(rows)))
-    assert ended("plan", path) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(here(capsys, "plan", path)[0].split())
     assert "The shortest possible list of procedure versions has 2 documents." in printed
     assert "the shortest possible list of procedure bh has 3 of 30 documents" in printed
     assert "once 0%, 4 times 0%, 16 times 0% to 60%, 64 times 90%" in printed

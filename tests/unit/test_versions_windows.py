@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from commands import ended
+from commands import ended, here
 from marked_runs import versions_audit, write_items
 
 from benchmarks.small_model import WORDS
@@ -85,8 +85,7 @@ def test_a_run_permutes_the_rows_of_a_file_in_whichever_format_and_however_shard
     rows[22] = {"item": " "}
     given = {**settings(tmp_path, tiny_model_folder, write_items(tmp_path, suffix, rows)), "error_budget": 0.1}
     (tmp_path / "audit.yaml").write_text(yaml.safe_dump(given))
-    assert ended("plan", tmp_path / "audit.yaml") == 0
-    assert "a document is 5 rows of about" in capsys.readouterr().out
+    assert "a document is 5 rows of about" in here(capsys, "plan", tmp_path / "audit.yaml")[0]
     assert ended("run", tmp_path / "audit.yaml") == 0
     (receipt,) = read_receipts(Store(given["run"]), "score")
     assert (receipt.n_in, receipt.n_scored, receipt.reasons) == (21, 19, {"rows_equal": 1, "empty": 1})
@@ -141,5 +140,4 @@ def test_plan_names_the_window_that_fits(
     path = write_items(tmp_path, "jsonl", [{"item": " ".join(WORDS[:20])} for _ in range(40)])
     given = {**settings(tmp_path, tiny_model_folder, path), "max_tokens": 100}
     (tmp_path / "audit.yaml").write_text(yaml.safe_dump(given))
-    assert ended("plan", tmp_path / "audit.yaml") == 0
-    assert "so that window: 3 fits" in " ".join(capsys.readouterr().out.split())
+    assert "so that window: 3 fits" in " ".join(here(capsys, "plan", tmp_path / "audit.yaml")[0].split())

@@ -25,10 +25,7 @@ TEXTS = ["some text " * 20, "other text " * 20, "a third text"]
 
 
 def waits_of(devices: ClaimedDevices) -> Counter[str]:
-    kinds = Counter[str]()
-    for (kind, _), count in devices.waits.items():
-        kinds[kind] += count
-    return kinds
+    return Counter(kind for kind, place in devices.waits for _ in range(devices.waits[kind, place]))
 
 
 def make(kind: type[LlamaForCausalLM] = LlamaForCausalLM, devices: ClaimedDevices | None = None) -> LanguageModel:

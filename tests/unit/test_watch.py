@@ -61,20 +61,17 @@ def held(run: Path) -> Iterator[Path]:
         yield run
 
 
-class Looks:
-    """Does one thing before each look at a run, and nothing more when all are done."""
+def look_by_steps(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> list[str]:
+    """Do one thing before each look at a run, and nothing more when all are done; the looks."""
+    left, looks, before = list(steps), [], progress.read_progress
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], None]) -> None:
-        self.steps, self.looks = list(steps), 0
-        before = progress.read_progress
+    def look(run: str) -> Any:
+        looks.append(run)
+        left.pop(0)() if left else nothing()
+        return before(run)
 
-        def look(run: str) -> Any:
-            self.looks += 1
-            if self.steps:
-                self.steps.pop(0)()
-            return before(run)
-
-        monkeypatch.setattr(progress, "read_progress", look)
+    monkeypatch.setattr(progress, "read_progress", look)
+    return looks
 
 
 def nothing() -> None:
@@ -93,10 +90,10 @@ def test_plain_lines_come_only_when_a_run_is_further_and_the_answers_at_its_end(
     held: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other_rates, further = changed(held, documents_per_s=9.0, eta_s=3.0), changed(held, under_way=9)
-    looks = Looks(monkeypatch, nothing, other_rates, nothing, further, nothing, end(held))
+    looks = look_by_steps(monkeypatch, nothing, other_rates, nothing, further, nothing, end(held))
     code, out, error = printed(capsys, "status", str(held), "--watch", "--every", "0.1")
     first, second, last, *answers = out.splitlines()
-    assert (code, error, looks.looks) == (0, "", 6)
+    assert (code, error, len(looks)) == (0, "", 6)
     assert first.startswith("running: shards 1/")
     assert "5 more under way, " in first
     assert "9 more under way, 9.0 documents/s" in second
@@ -113,7 +110,7 @@ def test_a_watch_ends_with_3_where_the_run_stops_before_its_end(
         end(held, state, 3, "a shard\nis gone")()
         monkeypatch.setattr("pipeline.audit.status.lock_is_live", lambda store: False)
 
-    Looks(monkeypatch, nothing, stop)
+    look_by_steps(monkeypatch, nothing, stop)
     code, out, _ = printed(capsys, "status", str(held), "--watch", "--every", "0.1")
     assert code == 3
     assert "a shard⟨U+000A⟩is gone" in out.splitlines()
@@ -122,7 +119,7 @@ def test_a_watch_ends_with_3_where_the_run_stops_before_its_end(
 def test_json_is_one_object_a_line_and_the_last_one_is_how_the_run_ended(
     held: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Looks(monkeypatch, nothing, nothing, changed(held, under_way=7), end(held))
+    look_by_steps(monkeypatch, nothing, nothing, changed(held, under_way=7), end(held))
     code, out, _ = printed(capsys, "status", str(held), "--watch", "--json", "--every", "0.1")
     objects = [json.loads(line) for line in out.splitlines()]
     assert code == 0
@@ -158,7 +155,7 @@ def test_a_trial_is_watched_with_the_audit_that_it_is_at(
             progress.__exit__(None, None, None)
 
         audit, further = lambda: progress.begin_audit(str(held)), changed(held, under_way=6)
-        Looks(monkeypatch, nothing, audit, further, progress.end_audit, nothing, finish)
+        look_by_steps(monkeypatch, nothing, audit, further, progress.end_audit, nothing, finish)
         code, out, _ = printed(capsys, "status", store.url, "--watch", "--every", "0.1")
         lines = out.splitlines()
         assert code == 0
@@ -176,25 +173,25 @@ def test_a_store_that_fails_for_a_moment_is_asked_again_and_one_that_stays_away_
     def fail() -> None:
         raise ConnectionResetError(104, "Connection reset by peer")
 
-    looks = Looks(monkeypatch, nothing, fail, fail, nothing, fail, end(held))
+    looks = look_by_steps(monkeypatch, nothing, fail, fail, nothing, fail, end(held))
     code, out, error = printed(capsys, "status", str(held), "--watch", "--every", "0.1")
-    assert (code, looks.looks) == (0, 6)
+    assert (code, len(looks)) == (0, 6)
     assert error.splitlines() == ["seenset: storage: [Errno 104] Connection reset by peer; looking again"] * 2
     assert [line.partition(":")[0] for line in out.splitlines()[:2]] == ["running", "complete"]
 
     monkeypatch.setattr(progress, "PATIENCE_SECONDS", 0.3)
-    Looks(monkeypatch, nothing, *[fail] * 50)
+    look_by_steps(monkeypatch, nothing, *[fail] * 50)
     end(held, "running")()
     code, _, error = printed(capsys, "status", str(held), "--watch", "--every", "0.1")
     assert code == 2
     assert error.splitlines()[-1] == "seenset: storage: [Errno 104] Connection reset by peer"
-    Looks(monkeypatch, fail)
+    look_by_steps(monkeypatch, fail)
     code, _, error = printed(capsys, "status", str(held), "--watch")
     assert (code, error.count("\n")) == (2, 1), "what has never answered is not waited for"
 
 
 def test_what_is_no_fault_of_a_store_is_raised(held: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Looks(monkeypatch, nothing, lambda: 1 // 0)
+    look_by_steps(monkeypatch, nothing, lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         main(["status", str(held), "--watch", "--every", "0.1"])
 

@@ -26,8 +26,6 @@ from pipeline.errors import UserError
 from pipeline.export.request import RowMarks
 
 TEXTS = [f"Document {number} tells of the number {number * number} at some length." for number in range(100)]
-
-
 FILES = {f"{number:03}.txt": text.encode() for number, text in enumerate(TEXTS)}
 
 
@@ -58,13 +56,10 @@ def reasons(documents: list[Document]) -> list[str | None]:
     return [document.problem and document.problem[0] for document in documents]
 
 
-def test_texts_are_files_by_their_endings(tmp_path: Path) -> None:
-    documents = documents_of(write_tar(tmp_path / "a.tar", FILES), text="txt")
+def test_texts_are_files_by_their_endings_or_fields_of_json_files_with_id_and_group(tmp_path: Path) -> None:
+    documents = documents_of(write_tar(tmp_path / "files.tar", FILES), text="txt")
     assert [document.text for document in documents] == TEXTS
     assert documents[7].doc_id == "007"
-
-
-def test_texts_are_fields_of_json_files_with_id_and_group(tmp_path: Path) -> None:
     path = write_tar(
         tmp_path / "a.tar", {f"{number:03}.json": fields(number, text) for number, text in enumerate(TEXTS)}
     )

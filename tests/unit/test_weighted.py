@@ -184,7 +184,7 @@ def test_scores_in_memory_take_known_weights_and_say_that_nothing_is_proved() ->
     assert (again.p_values == found.p_values).all()
 
 
-def test_few_effective_documents_are_not_supported() -> None:
+def test_few_effective_documents_are_not_supported_and_a_missing_weight_is_named() -> None:
     rng = np.random.default_rng(0)
     weights = np.r_[np.full(10, 1.0), np.full(490, 1e-5)]
     unseen = pa.table({"loss": rng.normal(size=500), "weight": weights})
@@ -192,12 +192,8 @@ def test_few_effective_documents_are_not_supported() -> None:
     with pytest.warns(seenset.UnsupportedWarning, match="count as much as 10.0 of equal weight: fewer than 50"):
         found = seenset.select(audit, unseen=unseen, procedure="bh", calibration="weighted")
     assert found.summary.supported is False
-
-
-def test_a_missing_weight_is_named() -> None:
-    table = pa.table({"loss": [1.0, 2.0]})
     with pytest.raises(UserError, match="needs a column weight, which the audit documents do not have"):
-        seenset.select(table, unseen=table, procedure="bh", calibration="weighted")
+        seenset.select(audit.select(["loss"]), unseen=unseen, procedure="bh", calibration="weighted")
 
 
 def described(
