@@ -1,7 +1,5 @@
 """Sizes of tiny random models of several architectures, and one that none of our rules fits."""
 
-from __future__ import annotations
-
 from transformers import LlamaForCausalLM
 
 VOCABULARY = 97

@@ -1,7 +1,5 @@
 """Finished runs with chosen scores that the tests of bundles pack, and bundles that a forger wrote."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Mapping
@@ -50,7 +48,6 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def asked(*names: str) -> list[dict[str, Any]]:
-    """The selections of these names."""
     return [{"name": name, "detectors": ["loss"], "alpha": 0.3, **ASKED[name]} for name in names]
 
 
@@ -72,11 +69,6 @@ def scored_run(folder: Path, model: Path, selections: list[dict[str, Any]], **se
         run(path)
     else:  # without a report, whose figures take most of the time of a run
         score_run(load_config(str(path)))
-    return chosen_scores(store)
-
-
-def chosen_scores(store: Store) -> Store:
-    """Give a run normal scores, with every second audited document and all seen ones higher; answer it anew."""
     rng = np.random.default_rng(0)
 
     def changed(table: pa.Table, receipt: Receipt) -> pa.Table:
@@ -109,12 +101,7 @@ def in_first(column: str, change: Callable[[Any], Any]) -> Callable[[pa.Table], 
 
 
 def forged(data: bytes, changes: Mapping[str, Callable[[Any], Any]]) -> bytes:
-    """The bundle with changed members, under digests that fit them.
-
-    Args:
-        data: of the bundle.
-        changes: by member, what makes a table of a table, or the keys of a JSON file of its keys.
-    """
+    """The bundle with changed members, tables or the keys of JSON files, under digests that fit them."""
     index, members = unpack(data, "bundle")
     contents = {name: content for name, content in members.items() if name != INDEX}
     keys = index.model_dump(mode="json", by_alias=True, exclude={"members"})

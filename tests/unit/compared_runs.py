@@ -1,7 +1,5 @@
 """Finished runs over the same documents whose scores a test chooses: one is run, the others are copies of it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -23,25 +21,15 @@ from pipeline.store.files import Store
 ITEMS, KNOWN = 60, 99
 
 
-def first_run(
-    folder: Path, model: Path, items: Sequence[Any] | None = None, name: str = "bench", **settings: Any
-) -> Path:
+def first_run(folder: Path, model: Path, items: Sequence[Any]) -> Path:
     """Run an audit of direction clean over made-up items; its run directory."""
-    items = [sentence(i) for i in range(ITEMS)] if items is None else items
     folder.mkdir(parents=True, exist_ok=True)
     corpus = {
-        "audit": {"path": write_jsonl(folder / f"{name}.jsonl", items)},
+        "audit": {"path": write_jsonl(folder / "bench.jsonl", items)},
         "seen": {"path": write_jsonl(folder / "seen.jsonl", [sentence(5000 + i) for i in range(KNOWN)])},
     }
     selections = [{"name": "clean", "direction": "clean", "detectors": ["loss"], "alpha": 0.2}]
-    settings = {
-        "corpus": corpus,
-        "detectors": ["loss", "zlib"],
-        "selections": selections,
-        "error_budget": 0.5,
-        **settings,
-    }
-    run(write_audit(folder, model, **settings))
+    run(write_audit(folder, model, corpus=corpus, detectors=["loss", "zlib"], selections=selections, error_budget=0.5))
     return folder / "run"
 
 
@@ -54,16 +42,7 @@ def benchmark_run(base: Path, model: Path) -> Path:
 
 
 def copied(source: Path, place: Path, seen: np.ndarray, seed: int, model: str, sets: Sequence[str] = ()) -> Path:
-    """A copy of a run, as if another model had scored its documents: those that it has `seen` score 6 higher.
-
-    Args:
-        source: the run.
-        place: of the copy.
-        seen: bool, by the rows of the audited input.
-        seed: of the noise.
-        model: what stands for the content of the model.
-        sets: new settings of its selections.
-    """
+    """A copy of a run, as if another model had scored its documents: the rows that it has `seen` score 6 higher."""
     shutil.copytree(source, place)
     rng = np.random.default_rng(seed)
 
@@ -81,7 +60,6 @@ def copied(source: Path, place: Path, seen: np.ndarray, seed: int, model: str, s
 
 
 def amend(place: Path, name: str, changes: Mapping[str, Any]) -> None:
-    """Change keys of a JSON file of a run directory; mappings are merged."""
     value = json.loads((place / name).read_text())
     for key, change in changes.items():
         value[key] = {**value[key], **change} if isinstance(change, dict) else change

@@ -1,7 +1,5 @@
 """A small Llama as a GGUF file, with weights in blocks as a real one has them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

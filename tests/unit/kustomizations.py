@@ -1,7 +1,5 @@
 """What `kubectl kustomize` makes of a folder, for the constructs that cluster/kuberay uses; any other is refused."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +53,6 @@ def _chosen(objects: list[Object], target: Object) -> Object:
 
 
 def containers(node: Any) -> Iterator[Object]:
-    """Every container below a node, of whatever kind."""
     if isinstance(node, list):
         for each in node:
             yield from containers(each)

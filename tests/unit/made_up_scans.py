@@ -1,7 +1,5 @@
 """Scans of a schedule without a model: receipts with made-up scores, and configurations that ask about them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

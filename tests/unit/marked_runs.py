@@ -1,7 +1,5 @@
 """Documents that `seenset mark` marks, and audits of them."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Tiny random models that read pictures with text, one of each shape, and pictures to show them."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,23 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import transformers
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    CLIPVisionConfig,
-    Idefics3Config,
-    Idefics3ForConditionalGeneration,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-    SmolVLMConfig,
-    SmolVLMForConditionalGeneration,
-)
+from transformers import PreTrainedTokenizerFast
 
 WORDS = ["red", "blue", "green", "house", "tree", "river", "stone", "cat", "dog", "sky", "quiet", "small"]
 SENTENCES = ["USER: Describe this image concisely. ASSISTANT: a red house, a green tree and a quiet river"] * 3
@@ -66,11 +51,10 @@ def tokenizer_with(*marks: str) -> PreTrainedTokenizerFast:
 
 def save_llava(folder: Path) -> None:
     """A CLIP-shaped tower for 32 x 32 pixels and a Llama, as LLaVA puts them together."""
-    from transformers import LlavaProcessor
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     tokenizer = tokenizer_with("<image>")
-    processor = LlavaProcessor(
+    processor = transformers.LlavaProcessor(
         image_processor=CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}),
         tokenizer=tokenizer,
         patch_size=8,
@@ -78,82 +62,83 @@ def save_llava(folder: Path) -> None:
         image_token="<image>",
         num_additional_image_tokens=1,
     )
-    vision = CLIPVisionConfig(**TOWER, image_size=32, patch_size=8, projection_dim=32)
-    config = LlavaConfig(
-        vision_config=vision.to_dict(),
-        text_config=LlamaConfig(**TEXT, vocab_size=len(tokenizer)).to_dict(),
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**TOWER, image_size=32, patch_size=8, projection_dim=32).to_dict(),
+        text_config=transformers.LlamaConfig(**TEXT, vocab_size=len(tokenizer)).to_dict(),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_seq_length=16,
         vision_feature_layer=-2,
     )
     torch.manual_seed(0)
-    LlavaForConditionalGeneration(config).save_pretrained(folder)
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(folder)
     processor.save_pretrained(folder)
 
 
-TILED: dict[str, tuple[Any, Any]] = {
-    "Idefics3": (Idefics3Config, Idefics3ForConditionalGeneration),
-    "SmolVLM": (SmolVLMConfig, SmolVLMForConditionalGeneration),
-}
-"""Families whose processor cuts a picture into tiles, each with its own run of picture tokens."""
+_TILE_MARKS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+_PLACES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
+_PIXELS: dict[str, Any] = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
 
 
-def save_tiled(folder: Path, family: str) -> None:
-    """A model of such a family: 28 x 28 pixels a tile."""
+def _save_tiled(folder: Path, kind: str) -> PreTrainedTokenizerFast:
+    """A model that takes a picture in tiles of 28 x 28 pixels, each a run of picture tokens; its tokenizer."""
+    tokenizer = tokenizer_with(*_TILE_MARKS, *_PLACES)
+    config = getattr(transformers, f"{kind}Config")(
+        vision_config={**TOWER, "image_size": 28, "patch_size": 7},
+        text_config=transformers.LlamaConfig(**TEXT, vocab_size=len(tokenizer)).to_dict(),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    getattr(transformers, f"{kind}ForConditionalGeneration")(config).save_pretrained(folder)
+    return tokenizer
+
+
+def save_idefics3(folder: Path) -> None:
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    pixels, chat = Idefics3ImageProcessorPil(**_PIXELS), CHAT.replace("MARK", "<image>")
+    tokenizer = _save_tiled(folder, "Idefics3")
+    transformers.Idefics3Processor(pixels, tokenizer, image_seq_len=4, chat_template=chat).save_pretrained(folder)
+
+
+def save_smolvlm(folder: Path) -> None:
+    """As `save_idefics3`, of the SmolVLM architecture."""
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-    places = (f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
-    marks = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
-    tokenizer = tokenizer_with(*marks, *places)
-    vision = {**TOWER, "image_size": 28, "patch_size": 7}
-    text = LlamaConfig(**TEXT, vocab_size=len(tokenizer)).to_dict()
-    ids = {"image_token_id": tokenizer.convert_tokens_to_ids("<image>"), "tie_word_embeddings": False}
-    config_kind, model_kind = TILED[family]
-    torch.manual_seed(0)
-    config = config_kind(vision_config=vision, text_config=text, scale_factor=2, **ids)
-    model_kind(config).save_pretrained(folder)
-    pixels_kind = Idefics3ImageProcessorPil if family == "Idefics3" else SmolVLMImageProcessorPil
-    pixels = pixels_kind(size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
-    settings = {"processor_class": f"{family}Processor", "image_seq_len": 4}
-    _save_parts(folder, tokenizer, pixels, settings, "<image>")
+    settings = {"processor_class": "SmolVLMProcessor", "image_seq_len": 4}
+    _save_parts(folder, _save_tiled(folder, "SmolVLM"), SmolVLMImageProcessorPil(**_PIXELS), settings, "<image>")
 
 
 def save_qwen_vl(folder: Path, version: str) -> None:
-    """A model whose pictures keep their shape, of the architecture Qwen2-VL ("2") or Qwen2.5-VL ("2.5")."""
+    """A model whose pictures keep their shape, of the architecture Qwen2-VL ("2") or Qwen2.5-VL ("2_5_")."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-    tokenizer = tokenizer_with(*marks)
-    kinds: dict[str, tuple[Any, Any, str]] = {
-        "2": (Qwen2VLConfig, Qwen2VLForConditionalGeneration, "Qwen2VLProcessor"),
-        "2.5": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, "Qwen2_5_VLProcessor"),
-    }
-    config_kind, model_kind, processor_kind = kinds[version]
+    marks = {name: f"<|{name}|>" for name in ("vision_start", "vision_end", "image_pad", "video_pad")}
+    tokenizer = tokenizer_with(*marks.values())
     vision = {
-        "2": {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
-        "2.5": {
-            "depth": 2,
+        "2": {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+        "2_5_": {
             "hidden_size": 32,
             "out_hidden_size": 64,
-            "num_heads": 2,
             "intermediate_size": 64,
             "fullatt_block_indexes": [1],
             "window_size": 56,
         },
     }[version]
-    text = {**TEXT, "vocab_size": len(tokenizer), "rope_parameters": ROPE}
-    ids = {
-        "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
-        "video_token_id": tokenizer.convert_tokens_to_ids("<|video_pad|>"),
-        "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
-        "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
-    }
+    config = getattr(transformers, f"Qwen{version}VLConfig")(
+        vision_config={**vision, "depth": 2, "num_heads": 2},
+        text_config={**TEXT, "vocab_size": len(tokenizer), "rope_parameters": ROPE},
+        **{
+            f"{name.removesuffix('_pad')}_token_id": tokenizer.convert_tokens_to_ids(mark)
+            for name, mark in marks.items()
+        },
+    )
     torch.manual_seed(0)
-    model_kind(config_kind(vision_config=vision, text_config=text, **ids)).save_pretrained(folder)
+    getattr(transformers, f"Qwen{version}VLForConditionalGeneration")(config).save_pretrained(folder)
     pixels = Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 9})
     mark = "<|vision_start|><|image_pad|><|vision_end|>"
-    _save_parts(folder, tokenizer, pixels, {"processor_class": processor_kind}, mark)
+    _save_parts(folder, tokenizer, pixels, {"processor_class": f"Qwen{version}VLProcessor"}, mark)
 
 
 def _save_parts(folder: Path, tokenizer: Any, pixels: Any, settings: dict[str, Any], mark: str) -> None:
@@ -166,10 +151,10 @@ def _save_parts(folder: Path, tokenizer: Any, pixels: Any, settings: dict[str, A
 
 SAVE: dict[str, Callable[[Path], None]] = {
     "LLaVA": save_llava,
-    "Idefics3": lambda folder: save_tiled(folder, "Idefics3"),
-    "SmolVLM": lambda folder: save_tiled(folder, "SmolVLM"),
+    "Idefics3": save_idefics3,
+    "SmolVLM": save_smolvlm,
     "Qwen2-VL": lambda folder: save_qwen_vl(folder, "2"),
-    "Qwen2.5-VL": lambda folder: save_qwen_vl(folder, "2.5"),
+    "Qwen2.5-VL": lambda folder: save_qwen_vl(folder, "2_5_"),
 }
 """Each shape of a model -> what saves a tiny one as a folder."""
 
@@ -181,7 +166,6 @@ def random_pictures(sizes: Sequence[tuple[int, int]], seed: int = 0) -> list[Ima
 
 
 def encoded(picture: Image.Image, form: str = "PNG", **settings: Any) -> bytes:
-    """The bytes of a picture's file."""
     file = io.BytesIO()
     picture.save(file, form, **settings)
     return file.getvalue()

@@ -1,7 +1,5 @@
 """Builds a run directory by hand, as the driver leaves it: the data that the report's tests read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Container
 from pathlib import Path
@@ -55,10 +53,7 @@ def build_run(
     selections: tuple[dict[str, Any], ...] = ({},),
     drawn: Container[str] | None = None,
 ) -> Store:
-    """A run directory as the driver leaves it: real inputs, shards, receipts and decisions on simulated scores.
-
-    There is something to draw for the selections `drawn`, all by default: figures take their time.
-    """
+    """A run directory as the driver leaves it, on simulated scores, with figures to draw for the selections `drawn`."""
     texts = [f"{SECRET} number {row} " + "and more of it " * 40 for row in range(m)]
     texts[0], texts[1] = f"{SCRIPT} {SECRET}", f"{BIDI} {SECRET}"
     folder.mkdir(exist_ok=True)
@@ -93,7 +88,7 @@ def build_run(
     write_manifest(store, manifest)
     _score(store, [shard.id for shard in shards], m, n)
     for selection in config.selections:
-        _select(store, selection, str(source), m, n, members, limit)
+        _select(store, selection, texts, source, n, members, limit)
         if drawn is not None and selection.name not in drawn:
             for file in ("ranks.parquet", "scores.json"):
                 store.remove(f"selection/{selection.name}/{file}")
@@ -135,19 +130,12 @@ def _score(store: Store, shards: list[str], m: int, n: int) -> None:
 
 
 def _select(
-    store: Store,
-    selection: SelectionConfig,
-    source: str,
-    m: int,
-    n: int,
-    members: float,
-    limit: int | None,
+    store: Store, selection: SelectionConfig, texts: list[str], source: Path, n: int, members: float, limit: int | None
 ) -> None:
     name, direction = selection.name, selection.direction
-    texts = [json.loads(line)["text"] for line in Path(source).read_text(encoding="utf-8").splitlines()]
     generator = np.random.default_rng(3)
-    scored = m - 4
-    audit = generator.normal(size=scored) + 3.0 * (np.arange(scored) < round(members * m))
+    scored = len(texts) - 4
+    audit = generator.normal(size=scored) + 3.0 * (np.arange(scored) < round(members * len(texts)))
     audit[:2] += 6 if members else 0
     calibration = generator.normal(size=n)
     if direction == "clean":
@@ -170,7 +158,7 @@ def _select(
             "doc_id": [f"{source}#{row}" for row in rows],
             "p_value": pa.array([rank[row] / (n + 1) for row in rows], pa.float64()),
             "loss": pa.array([audit[row] for row in rows], pa.float64()),
-            "source": pa.array([source] * len(rows), pa.string()),
+            "source": pa.array([str(source)] * len(rows), pa.string()),
             "row": pa.array(rows, pa.int64()),
             "excerpt": pa.array([excerpt_of(texts[row], 200) for row in rows], pa.string()),
         }
@@ -222,7 +210,6 @@ def summary_of(selection: SelectionConfig, counts: RankCounts, decision: Decisio
 
 
 def summary_in(store: Store, name: str = "members") -> Summary:
-    """The summary of a selection."""
     summary = read_summary(store, name)
     assert summary is not None
     return summary
@@ -236,7 +223,6 @@ def amend(store: Store, name: str, **changes: Any) -> None:
 
 
 def amend_manifest(store: Store, **changes: Any) -> None:
-    """Change fields of the manifest."""
     write_manifest(store, read_run(store)[0].model_copy(update=changes))
     sign(store)
 

@@ -1,7 +1,5 @@
 """Digests of a run directory whose files a test has changed, written as the program writes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pipeline.audit.diagnostics import blind_file
@@ -38,10 +36,7 @@ def _seal(store: Store, name: str, **changes: Any) -> None:
 
 
 def sign(store: Store) -> Store:
-    """Write the digests of the manifest, the status and every answer as they are now; a store that has read nothing.
-
-    A selection without a summary has no answer, and gets none.
-    """
+    """Write the digests of the manifest, the status and every answer as they are now; a store that has read nothing."""
     store = Store(store.url)
     sign_manifest(store)
     sign_status(store)
@@ -56,7 +51,7 @@ def sign(store: Store) -> Store:
     return store
 
 
-def file_blind_test(store: Store, outcome: BlindDiagnostic, role: str = "unseen") -> None:
+def file_blind_test(store: Store, outcome: BlindDiagnostic) -> None:
     """File what the blind test of a run came to, which the program finds out once."""
-    write_part(store, blind_file(role), outcome)
+    write_part(store, blind_file("unseen"), outcome)
     sign(store)

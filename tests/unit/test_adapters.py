@@ -1,7 +1,5 @@
 """The kinds of adapters, trainings that several ranks share, and FSD, which switches adapters over one model."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from importlib.util import find_spec
@@ -207,9 +205,6 @@ def test_ranks_that_share_each_batch_come_to_the_weights_of_one_process(
         assert max(float((ours[name] - expected[name]).abs().max()) for name in expected) < 1e-4
 
 
-# --- adapters that are switched over one model, and the scores' difference
-
-
 SOME = TEXTS[:12]
 KINDS = {"lora": {}, "ia3": {}, "adalora": {}, "narrow": {"method": "lora", "target_modules": ["q_proj", "down_proj"]}}
 
@@ -221,10 +216,8 @@ def adapters(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     opened = open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
     base = fingerprint_model(ModelConfig(path=str(tiny_model_folder)))
     for name, own in KINDS.items():
-        settings = {"method": name, "epochs": 2, "batch_size": 4, "learning_rate": 5e-2, "dtype": "float32", **own}
-        train(
-            opened.model, opened.tokenizer, SOME, FinetuneConfig(**settings), folder / name, TrainingOptions(base=base)
-        )
+        config = config_of(**{"method": name, "epochs": 2, "learning_rate": 5e-2, **own})
+        train(opened.model, opened.tokenizer, SOME, config, folder / name, TrainingOptions(base=base))
     return {name: folder / name for name in KINDS}
 
 

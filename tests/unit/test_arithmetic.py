@@ -1,7 +1,5 @@
 """What `dtype: auto` decides, and that a run keeps it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -66,22 +64,9 @@ def test_weights_that_do_not_fit_in_float32_keep_their_type_and_both_sizes_and_t
 
 
 def test_a_gguf_file_is_unpacked_and_that_is_the_reason_of_its_type(smollm2_file: Path) -> None:
-    """It was called the checkpoint's own type, which has four bits a weight."""
     model = ModelConfig(path=str(smollm2_file.parent), gguf_file=smollm2_file.name)
     choice = choose_model(model, 1 << 30, NEW_CPU)
     assert (choice.dtype, choice.reason) == ("float32", "unpacked from GGUF")
-
-
-@pytest.mark.parametrize(
-    ("flags", "native"),
-    [("avx2", False), ("avx2 avx512f", False), ("avx2 avx512f avx512_bf16", True), ("amx_bf16", True), ("", False)],
-)
-def test_the_flags_of_the_processor_decide(monkeypatch: pytest.MonkeyPatch, flags: str, native: bool) -> None:
-    monkeypatch.setenv(FLAGS_VARIABLE, flags)
-    here = arithmetic.processor_here()
-    assert here.bfloat16 is native
-    assert here.flags == tuple(flags.split())
-    assert choose("bfloat16", 1, here).dtype == ("bfloat16" if native else "float32")
 
 
 def test_where_the_system_states_no_flags_one_measurement_decides_and_is_kept(
@@ -157,11 +142,11 @@ def test_a_model_that_is_opened_by_itself_has_the_type_of_the_machine(
     half_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     types = {}
-    for flags in ("avx2", "avx512_bf16"):
+    for flags in ("", "avx2 avx512f", "avx2 avx512_bf16", "amx_bf16"):
         monkeypatch.setenv(FLAGS_VARIABLE, flags)
         model = open_model(ModelConfig(path=str(half_model))).model
         types[flags] = next(model.parameters()).dtype
-    assert types == {"avx2": torch.float32, "avx512_bf16": torch.bfloat16}
+    assert [*types.values()] == [torch.float32, torch.float32, torch.bfloat16, torch.bfloat16]
 
 
 def test_every_model_and_training_of_an_audit_is_decided(half_model: Path, tmp_path: Path) -> None:
@@ -210,12 +195,8 @@ def test_a_run_keeps_its_types_on_whatever_machine_it_is_resumed(
 
 
 def test_weights_of_64_bits_keep_their_type(
-    tiny_model_folder: Path,
-    tmp_path: Path,
-    make_audit: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
+    tiny_model_folder: Path, tmp_path: Path, make_audit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The manifest refused the type that auto had chosen."""
     double = _saved_as(tmp_path / "double", tiny_model_folder, torch.float64)
     path = make_audit(model={"path": str(double)}, selections=[])
     for _ in range(2):

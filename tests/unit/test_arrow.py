@@ -1,7 +1,5 @@
 """Arrow IPC files of both formats are read by record batches, and exported as they came."""
 
-from __future__ import annotations
-
 import io
 import random
 import re
@@ -72,11 +70,6 @@ def test_every_row_is_in_one_shard_wherever_batches_begin(
         (number, f"d{number}", text) for number, text in enumerate(TEXTS)
     ]
     assert {document.group for document in documents} == ({"a", "b"} if group else {None})
-
-
-def test_feather_files_of_other_libraries_are_read(tmp_path: Path) -> None:
-    feather.write_feather(table_of(TEXTS), str(tmp_path / "a.feather"))
-    assert [document.text for document in documents_of(shards_of(str(tmp_path / "a.feather")))] == TEXTS
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])

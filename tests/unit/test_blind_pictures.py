@@ -1,8 +1,5 @@
 """Pictures that are told apart without a model: by their pixels, and by facts of their files alone."""
 
-from __future__ import annotations
-
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,15 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from picture_models import encoded, picture_audit, save_llava
+from picture_models import encoded, picture_audit
 from PIL import Image
-from rich.console import Console
 
-from pipeline.audit.blind import PictureLooks, blind, looks_of, picture_features
+from pipeline.audit.blind import PictureLooks, blind, blind_test, looks_of, picture_features
 from pipeline.audit.description import build_config
-from pipeline.store.files import Store
-from ray_jobs.audit import run_audit
-from ray_jobs.progress import Reporter
+from pipeline.audit.plan import make_plan
 
 COUNT = 120
 
@@ -68,22 +62,16 @@ def test_a_file_that_is_no_picture_has_features_too() -> None:
     assert (features[2, :-1] == 0).sum() >= 280
 
 
-def test_the_report_begins_with_what_its_files_tell(tmp_path: Path) -> None:
-    save_llava(tmp_path / "llava")
+def test_an_audit_of_pictures_is_tested_by_their_files_and_captions(tmp_path: Path) -> None:
     for role, files in (("audit", collection(1, quality=80)), ("unseen", collection(2, quality=60))):
         captions = [f"picture {row} of a house" for row in range(COUNT)]
         table = {"id": [f"{role}-{row}" for row in range(COUNT)], "image": files, "caption": captions}
         pq.write_table(pa.table(table), tmp_path / f"{role}.parquet")
     detector = {"loss": {"part": "description", "caption": "given"}}
-    column = "loss(part=description, caption=given)"
-    selection = {"name": "m", "detectors": [column], "procedure": "bh", "alpha": 0.1}
-    config = build_config(picture_audit(tmp_path, tmp_path / "llava", detectors=[detector], selections=[selection]))
-    outcome = run_audit(config, Reporter(Console(), quiet=True))
-    (summary,) = outcome.status.selections
-    assert summary.supported is False
-    report = json.loads(Store(config.run).read("report/report.json"))
-    sentence = json.dumps(report["selections"][0]["answer"])
-    assert "Contradicted: their thumbnails, colours, files and captions alone tell the audited" in sentence
+    plan = make_plan(build_config(picture_audit(tmp_path, tmp_path, detectors=[detector], selections=[])))
+    found = blind_test(plan.shards, "unseen", plan.config)
+    assert (found.ok, found.by) == (False, "thumbnails, colours, files and captions")
+    assert "only their thumbnails, colours, files and captions" in found.sentence
 
 
 def test_captions_of_another_hand_are_found_where_the_pictures_are_alike() -> None:

@@ -1,7 +1,5 @@
 """What a pass needs of a GPU's memory is arithmetic from a model's shape, and the arithmetic is what models do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -45,10 +43,7 @@ BATCH, LENGTH = 2, 64
 
 
 def fused(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **settings: Any) -> tuple[Any, None]:
-    """The attention that CUDA takes: it keeps its inputs, its output and a number a row.
-
-    In float32 each head needs keys of its own.
-    """
+    """The attention that CUDA takes: it keeps its inputs, in float32 with keys a head, its output, a number a row."""
     if query.dtype == torch.float32:
         key, value = (states.repeat_interleave(query.shape[1] // states.shape[1], 1) for states in (key, value))
     out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, is_causal=True)[0]
@@ -89,7 +84,6 @@ def on_meta(config: Any, dtype: torch.dtype, layers: int) -> Any:
 
 
 def counted_kept(config: Any, dtype: torch.dtype, layers: int) -> float:
-    """Bytes a token that are alive between the two halves of a gradient pass."""
     model = on_meta(config, dtype, layers)
     ids = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta")
     with torch.enable_grad(), Alive(model) as alive:
@@ -142,8 +136,6 @@ def test_the_arithmetic_of_passes_weights_and_a_cache_is_what_is_counted_on_meta
 @pytest.mark.parametrize("memory", CARDS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_batch_of_the_budget_fits_the_card_and_fills_it(name: str, memory: int) -> None:
-    """By what is counted on meta, with weights and the head: at most the card, and no less than half of what is left,
-    unless a batch is as large as any needs to be."""
     config = SHAPES[name]
     shape = shape_of(config, "bfloat16")
     kept, peak = counted(name)
@@ -172,7 +164,6 @@ def test_parts_of_a_card_and_several_cards_divide_the_memory_that_all_drivers_st
 
 
 def test_other_architectures_are_counted_generously() -> None:
-    """Layers without a gate, and quadratic attention."""
     sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
     neox = transformers.GPTNeoXConfig(vocab_size=1000, **sizes)
     shape = shape_of(neox, "bfloat16")

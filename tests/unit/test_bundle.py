@@ -1,7 +1,5 @@
 """Bundles: the same bytes, every flipped bit is noticed, and a forged number does not follow from the scores."""
 
-from __future__ import annotations
-
 import io
 import json
 import random
@@ -37,7 +35,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> St
 
 @pytest.fixture(scope="module")
 def bundle(run: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its bundle."""
     path = tmp_path_factory.mktemp("packed") / "run.bundle"
     assert ended("pack", run.url, path) == 0
     return path
@@ -130,8 +127,6 @@ def test_every_flipped_bit_is_noticed_and_the_damaged_member_is_named(bundle: Pa
 
 
 def with_key(*path: str, value: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Sets a key inside mappings."""
-
     def change(record: dict[str, Any]) -> dict[str, Any]:
         inner = record
         for key in path[:-1]:
@@ -141,10 +136,6 @@ def with_key(*path: str, value: Any) -> Callable[[dict[str, Any]], dict[str, Any
         return record
 
     return change
-
-
-def all_listed(table: pa.Table) -> pa.Table:
-    return with_column(table, "selected", pc.less(table["p_value"], 0.5).combine_chunks())
 
 
 MEMBERS, LISTED, VERDICT = "answers/members.json", "answers/members.parquet", "verdict.json"
@@ -162,7 +153,7 @@ FORGERIES = {
     "resolution": {MEMBERS: with_key("diagnostics", "resolution", "minimum_selectable", value=1000)},
     "extra key": {MEMBERS: lambda value: {**value, "verified": True}},
     "p-value": {LISTED: in_first("p_value", lambda _: 0.001)},
-    "list": {LISTED: all_listed},
+    "list": {LISTED: lambda t: with_column(t, "selected", pc.less(t["p_value"], 0.5).combine_chunks())},
     "list and count": {LISTED: in_first("selected", lambda _: True), MEMBERS: with_key("n_selected", value=42)},
     "score": {"documents.parquet": in_first("score:loss", lambda _: 99.0)},
     "calibration": {"documents.parquet": lambda t: with_column(t, "calibrates", pa.array(HALF))},
@@ -234,9 +225,6 @@ def test_a_run_that_is_not_finished_or_damaged_is_not_packed(
     summary.write_text(summary.read_text().replace('"alpha": 0.3', '"alpha": 0.2'))
     assert "summary.json is damaged" in refusal(capsys, "pack", copy, tmp_path / "b")
     assert not (tmp_path / "b").exists()
-
-
-# --- documents with versions: ranks, lists and verdict follow from scores, and indices from the commitment
 
 
 SELECTIONS = [

@@ -1,7 +1,5 @@
 """A scan of a schedule: it takes one place, keeps it, files its answer; refused where the guarantee would fail."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -44,8 +42,7 @@ def file(config: AuditConfig, content: str, n_selected: int, supported: bool | N
 
 
 def schedule(config: AuditConfig) -> Schedule:
-    schedule = read_schedule(Store(config.series.ledger))
-    return schedule
+    return read_schedule(Store(config.series.ledger))
 
 
 def test_the_same_scan_keeps_its_place_and_another_question_takes_another(config: Config) -> None:
@@ -188,9 +185,6 @@ def test_entries_that_are_no_schedule_or_in_no_order_of_one_are_named(config: Co
             append_entry(store, lambda entries, content=content: content)
         assert f"entry {len(contents) - 1} " in (problem := user_error(read_schedule, store))
     assert "entry 2 claims place 1, and the next one is 2" in problem
-
-
-# --- rule prds
 
 
 def test_prds_takes_exactly_the_same_calibration_documents(config: Config) -> None:

@@ -1,7 +1,5 @@
 """The configuration refuses what it does not know, in one line with the near miss."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ def without(key: str) -> dict[str, Any]:
             (audit(selections=[{"name": name, "detectors": ["loss"]}]), [], ["selections.0.name"])
             for name in ("../x", "a/b", "", ".hidden", "x" * 65)
         ),
+        (audit(), ["selections.0.name=history.jsonl"], ["must not be history.jsonl"]),
         (audit(max_token=5), [], ["max_token", "did you mean 'max_tokens'"]),
         (audit(corpus={"audit": {"path": "a", "txet": "x"}, "unseen": {"path": "u"}}), [], ["did you mean 'text'"]),
         (audit(detectors=["min_k_plus"]), [], ["min_k_plus_plus"]),

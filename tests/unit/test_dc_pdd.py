@@ -1,8 +1,5 @@
 """dc_pdd is its paper's formula, with counts of documents that never calibrate; who cannot have it is refused."""
 
-from __future__ import annotations
-
-import json
 from collections import Counter
 from dataclasses import replace
 from math import exp, log
@@ -13,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from made_up import write_corpus
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.allocation import allocation_record, hashes
@@ -31,21 +29,16 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
 TEXTS = {
-    f"{role}{at}": " ".join(WORDS[i] for i in np.random.default_rng([place, at]).integers(len(WORDS), size=8 + at))
+    f"{role}-{at}": " ".join(WORDS[i] for i in np.random.default_rng([place, at]).integers(len(WORDS), size=8 + at))
     for place, role in enumerate(("audit", "unseen"))
     for at in range(24)
 }
 
 
 def config_of(folder: Path, model: dict[str, Any], *detectors: Any, **settings: Any) -> AuditConfig:
-    corpus = {}
-    for role in ("audit", "unseen"):
-        path = folder / f"{role}.jsonl"
-        lines = [json.dumps({"id": key, "text": text}) for key, text in TEXTS.items() if key.startswith(role)]
-        path.write_text("\n".join(lines))
-        corpus[role] = {"path": str(path), "id": "id"}
-    described = {"run": str(folder / "run"), "model": model, "corpus": corpus, "detectors": list(detectors)}
-    return build_config({**described, **settings})
+    texts = {role: [text for key, text in TEXTS.items() if key.startswith(role)] for role in ("audit", "unseen")}
+    described = {"run": str(folder / "run"), "model": model, "detectors": list(detectors)}
+    return build_config({**described, "corpus": write_corpus(folder, texts), **settings})
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 200, 2000])

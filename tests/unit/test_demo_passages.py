@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -16,12 +14,10 @@ WORDS = "The quick brown fox jumps over the lazy dog while seven others watch it
 PROSE = f"{WORDS} {WORDS.lower()} until night."
 
 
-@pytest.fixture(scope="module")
-def passages() -> list[Passage]:
-    return gather_passages(60, seed=0, packages=PACKAGES)
-
-
-def test_every_passage_is_plain_prose_of_30_to_50_words(passages: list[Passage]) -> None:
+def test_every_passage_is_plain_prose_of_30_to_50_words_and_the_seed_alone_decides_which() -> None:
+    passages = gather_passages(60, seed=0, packages=PACKAGES)
+    assert gather_passages(60, seed=0, packages=reversed(PACKAGES)) == passages
+    assert gather_passages(60, seed=1, packages=PACKAGES) != passages
     assert len(passages) == 60
     for passage in passages:
         words = passage.text.split(" ")
@@ -29,11 +25,6 @@ def test_every_passage_is_plain_prose_of_30_to_50_words(passages: list[Passage])
         assert words[0][0].isupper()
         assert passage.text.endswith(".") or len(words) == 50
         assert not any(mark in passage.text for mark in (">>>", "```", "http", "<", "|", "::", "{", "=", "\n"))
-
-
-def test_the_seed_decides_which_passages_and_nothing_else_does(passages: list[Passage]) -> None:
-    assert gather_passages(60, seed=0, packages=reversed(PACKAGES)) == passages
-    assert gather_passages(60, seed=1, packages=PACKAGES) != passages
 
 
 def test_numbers_of_passages_that_cannot_be_had_end_in_one_line(

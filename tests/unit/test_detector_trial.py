@@ -1,7 +1,5 @@
 """The trial of all registered detectors, on a tiny model and few passages."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

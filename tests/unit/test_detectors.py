@@ -1,10 +1,7 @@
 """Detectors are the formulas of their papers, and a config's mistakes are named."""
 
-from __future__ import annotations
-
 import math
 import zlib
-from dataclasses import replace
 
 import pytest
 import torch
@@ -180,8 +177,3 @@ def test_eight_detectors_cost_three_passes_and_only_the_statistics_they_read():
 def test_a_mistake_in_the_config_is_named(entries, message):
     with pytest.raises(UserError, match=message):
         parse_detectors(entries)
-
-
-def test_the_evidence_of_a_draw_has_the_texts_of_that_draw(evidence: Evidence) -> None:
-    drawn = replace(evidence, paraphrases=[["first"], ["second"], ["third"]])
-    assert [drawn.of_draw(draw).texts for draw in (1, 2, 3)] == [["first"], ["second"], ["third"]]

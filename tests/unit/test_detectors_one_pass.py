@@ -1,20 +1,18 @@
 """Detectors of 2024 to 2026 that read one forward pass are their papers' formulas, whatever else is in the batch."""
 
-from __future__ import annotations
-
-import json
 import math
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
 import torch
+from finished import score_run
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
+from pipeline.audit.description import load_config
 from pipeline.config.audit import DetectorEntry
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import Evidence, plan_passes
@@ -23,10 +21,8 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import repeated, tokenize
 from pipeline.passes.forward import forward
-from pipeline.stages.local import finish_shards
-from pipeline.stages.registry import forward_passes, stages_of
-from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt
+from pipeline.stages.registry import forward_passes
+from pipeline.store.receipts import read_receipts
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j * j) % len(WORDS)] for j in range(2 + 5 * i % 61)) for i in range(32)]
 ENTRIES: list[DetectorEntry] = [
@@ -140,21 +136,10 @@ def test_copies_stay_within_the_tokens_that_are_kept_and_the_beginning_is_marked
     assert repeated([1, 5, 6], 6, 1) == [1, 5, 5, 5]
 
 
-def test_a_worker_writes_the_columns_of_both_passes(tiny_model_folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "audit.jsonl"
-    path.write_text("".join(json.dumps({"id": str(at), "text": text}) + "\n" for at, text in enumerate(TEXTS)))
-    described = {
-        "run": str(tmp_path / "run"),
-        "model": {"path": str(tiny_model_folder), "dtype": "float32"},
-        "corpus": {"audit": {"path": str(path), "id": "id"}},
-        "detectors": ["etd", "loss", {"camia": {"signal": "mean", "of": ["first", "difference"]}}],
-        "resources": {"batch_tokens": 64},
-    }
-    config = build_config(described)
-    (stage,), shards, store = stages_of(config), make_plan(config).shards, Store(config.run)
-    receipts = [event for event in finish_shards(stage, shards, store, 1) if isinstance(event, Receipt)]
-    table = pa.concat_tables([store.read_table(receipt.data) for receipt in receipts])
-    assert table.num_rows == len(TEXTS)
+def test_a_worker_writes_the_columns_of_both_passes(make_audit: Callable[..., Path]) -> None:
+    detectors = ["loss", {"camia": {"signal": "mean", "of": ["first", "difference"]}}]
+    path = make_audit(TEXTS, detectors=detectors, selections=[], resources={"batch_tokens": 64})
+    plan, store = score_run(load_config(str(path)))
+    table = pa.concat_tables(store.read_table(receipt.data) for receipt in read_receipts(store, "score"))
     assert table["camia(signal=mean, of=first)"].to_pylist() == pytest.approx(table["loss"].to_pylist(), abs=1e-4)
-    assert len(set(table["etd"].to_pylist())) == len(TEXTS)
-    assert [forward_passes(entry) for entry in make_plan(config).passes()] == [1, 3]
+    assert [forward_passes(entry) for entry in plan.passes()] == [1, 3]

@@ -1,9 +1,7 @@
 """What scores are computed on, and the sizes of their batches, are part of what a run is."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,18 +72,8 @@ def test_deterministic_runs_are_held_to_one_model_of_gpu(stages: Stages) -> None
     assert replace(CPU, deterministic=True).mark == "cpu"
 
 
-@pytest.fixture
-def as_before() -> Iterator[None]:
-    """What a test sets of torch and the environment is undone."""
-    environment, cudnn = dict(os.environ), torch.backends.cuda.cudnn_sdp_enabled()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.backends.cuda.enable_cudnn_sdp(cudnn)
-    os.environ.clear()
-    os.environ.update(environment)
-
-
-def test_gradients_are_deterministic_where_that_is_asked_for_alone(as_before: None) -> None:
+def test_gradients_are_deterministic_where_that_is_asked_for_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
     compute_as("cpu", gradients=True)
     assert not torch.are_deterministic_algorithms_enabled()
     compute_as("cuda, deterministic on H100", gradients=True)

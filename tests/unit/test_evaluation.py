@@ -1,7 +1,5 @@
 """Documents of known membership: the figures are those of the scores, beside what the words alone tell."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The trials in examples/trials: they load, share one contaminated model, and ask what they say they ask."""
 
-from __future__ import annotations
-
 import json
 import random
 from io import BytesIO
@@ -60,13 +58,6 @@ def test_the_documents_suffice_for_every_point(name: str) -> None:
     for point in points:
         trained = choose_trained(family, point.config.contaminate.share, config.roles(), 0)
         draw_split(Drawable(trained, family), point.config.roles(), point.config.split, 0, 0, 0)
-
-
-def test_48_of_the_pictures_and_half_of_the_benchmark_are_trained_in() -> None:
-    for name, count, trained in (("pictures", run.PICTURES, 48), ("ranking", ITEMS, ITEMS / 2)):
-        config, _ = trial(name)
-        assert choose_trained(np.arange(count), config.contaminate.share, config.roles(), 0).sum() == trained
-    assert Path(config.model.path).name in benchmark.PUPILS
 
 
 def test_the_items_are_distinct_their_answers_right_and_no_exercise_is_one() -> None:

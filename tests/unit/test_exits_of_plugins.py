@@ -1,7 +1,5 @@
 """Code of a plugin that calls sys.exit ends no run as done: what it cannot score is quarantined, or the code is 3."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -68,7 +66,6 @@ def scored_by_leaving(**resources: Any) -> dict[str, Any]:
 def test_a_detector_that_always_exits_leaves_the_run_incomplete(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: bool
 ) -> None:
-    """It ended with exit code 0 and nothing scored."""
     if processes:
         monkeypatch.setitem(machine.LOCAL_TOKENS, "cpu", 0)
         monkeypatch.setattr(machine, "usable_cores", lambda: 2)
@@ -109,14 +106,12 @@ def test_a_library_that_exits_ends_the_command_as_incomplete(run: Run, monkeypat
 
 
 def command(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "ray_jobs.cli", *arguments], stderr=subprocess.PIPE, text=True, check=False, **settings
     )
 
 
 def test_a_detector_that_ends_its_process_ends_no_local_run_as_done(run: Run, tmp_path: Path) -> None:
-    """`os._exit(0)` ended with exit code 0 and without a line."""
     code = LEAVING.replace("WORD", "''").replace("sys.exit(0)", "__import__('os')._exit(0)")
     assert run(code, "plan", **scored_by_leaving())[0] == ExitCode.DONE
     done = command("run", str(tmp_path / "audit.yaml"), timeout=300)
@@ -126,7 +121,6 @@ def test_a_detector_that_ends_its_process_ends_no_local_run_as_done(run: Run, tm
 
 @pytest.mark.parametrize("name", ["schema", "--help"])
 def test_an_output_that_nobody_reads_is_no_exit_of_a_plugin(name: str) -> None:
-    """`seenset --help | head -1` stated that code of a plugin had called sys.exit."""
     reading, writing = os.pipe()
     os.close(reading)
     try:

@@ -1,7 +1,5 @@
 """What an export keeps is what came in: rows in their order, all columns and types, and text formats byte for byte."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -45,7 +43,6 @@ NESTED = pa.struct([("tags", pa.list_(pa.string())), ("at", pa.timestamp("us", "
 
 
 def table() -> pa.Table:
-    """Columns of many types, with nulls."""
     n = len(TEXTS)
     nested = [
         None if i % 4 == 0 else {"tags": ["x", None, f"<{i}>"], "at": datetime(2024, 1, 1 + i % 9), "size": Decimal(i)}
@@ -155,7 +152,6 @@ fields = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_si
     st.randoms(),
 )
 def test_any_csv_is_cut_between_its_records(rows: list[tuple[str, str]], ending: str, quoting: Any, rng: Any) -> None:
-    """What is kept is what `csv` reads of the whole, at the kept places."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator=ending, quoting=quoting).writerows([("id", "text"), *rows])
     with tempfile.TemporaryDirectory() as folder:
@@ -279,9 +275,6 @@ def test_an_input_of_which_nothing_is_kept_is_an_empty_file_of_its_format(tmp_pa
     assert (len(written), written.schema.equals(table().schema)) == (0, True)
 
 
-# --- memory
-
-
 MIB = 1 << 20
 
 
@@ -296,7 +289,6 @@ def copy(path: Path, form: str, rows: np.ndarray) -> int:
 
 
 def test_a_line_is_copied_in_pieces(tmp_path: Path) -> None:
-    """Python's own memory."""
     record = b'"' + (b"x" * 65_533 + b'""\n') * 384 + b'"'
     for form, head, line in (("jsonl", b"", b"x" * (24 * MIB)), ("csv", b"text\n", record)):
         path = tmp_path / f"a.{form}"

@@ -1,7 +1,5 @@
 """An export never touches an input, is never taken for whole before it is, and says what it refuses in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -31,11 +29,6 @@ from pipeline.export.place import MARKER_FILE, UNFINISHED_FILE
 from pipeline.export.request import form_of
 from pipeline.store.files import Store
 
-MANY = [
-    {"name": name, "direction": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.25}
-    for name in ("members", "strict")
-]
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -54,9 +47,6 @@ def make(folder: Path, **settings: Any) -> str:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-# --- where
 
 
 @pytest.mark.parametrize(
@@ -162,9 +152,6 @@ def test_an_export_that_was_killed_while_it_wrote_its_first_file_goes_on(finishe
     assert "mine is not empty, and no export" in refusal(run, tmp_path / "mine")
 
 
-# --- what is asked
-
-
 def test_options_that_do_not_go_together_and_unknown_selections_are_refused(finished: Path, tmp_path: Path) -> None:
     run = str(finished / "w/run")
     assert "--samples needs the name of the task: --task NAME" in refusal(run, tmp_path / "o", form="samples")
@@ -175,7 +162,7 @@ def test_options_that_do_not_go_together_and_unknown_selections_are_refused(fini
     with pytest.raises(UserError, match="--list and --samples exclude one another"):
         form_of({"list": True, "samples": True, "huggingface": False})
     assert not (tmp_path / "o").exists()
-    run = make(tmp_path, selections=MANY)
+    run = make(tmp_path, selections=[{"name": name, "detectors": ["loss"]} for name in ("members", "strict")])
     assert "has several selections, say which: --selection members, strict" in refusal(run, tmp_path / "out")
     message = refusal(run, tmp_path / "out", selection="member")
     assert "no selection 'member' in " in message
@@ -205,9 +192,6 @@ def test_a_sample_says_nothing_of_the_rest(tmp_path: Path) -> None:
     export(run, tmp_path / "out", keep="selected")
     assert len((tmp_path / "out/a.jsonl").read_text().splitlines()) == 4
     assert "(a sample: the first 11, not the whole corpus)" in (tmp_path / "out/README.md").read_text()
-
-
-# --- what there is
 
 
 @pytest.mark.parametrize(
@@ -292,25 +276,6 @@ def test_the_card_has_the_settings_of_the_answer_and_not_those_of_the_run(tmp_pa
     assert "| alpha | 0.3 |" in card
     assert "| confidence | 0.9 |" in card
     assert "This run was asked 2 different questions, and not all at once" in card
-
-
-def test_a_run_of_another_form_is_refused(tmp_path: Path) -> None:
-    run = make(tmp_path)
-    store = Store(run)
-    summary = store.read_json("selection/chosen/summary.json")
-    message = "was written by seenset 0.6.0 in form 9, and this version reads form 1: seenset select"
-    for schema in (9, summary["schema"]):
-        store.write_json("selection/chosen/summary.json", {**summary, "schema": schema})
-        sign(store)
-        if schema == 9:
-            assert message in refusal(run, tmp_path / "out")
-    receipt = json.loads(store.read("receipts/score/audit-000000.json"))
-    del receipt["files"], receipt["digest"]
-    store.write_json("receipts/score/audit-000000.json", receipt)
-    assert "which kept no digests of files" in refusal(run, tmp_path / "out")
-
-
-# --- the command
 
 
 def test_the_command_says_what_it_wrote(

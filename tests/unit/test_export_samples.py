@@ -1,7 +1,5 @@
 """Samples: a harness evaluates exactly the items that are kept. Dataset folders: `datasets` opens them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,6 @@ def benchmark(folder: Path, groups: list[str | None], **columns: list[Any]) -> P
 
 def samples_in(folder: Path) -> dict[str, list[int]]:
     return json.loads((folder / "samples.json").read_text())
-
-
-# --- samples
 
 
 def test_items_are_counted_within_their_task(tmp_path: Path) -> None:
@@ -120,9 +115,6 @@ def test_the_harness_evaluates_exactly_these_items(tmp_path: Path, monkeypatch: 
     empty = {"mine": []}
     everything = simple_evaluate(model="dummy", tasks=["mine"], samples=empty, task_manager=manager, bootstrap_iters=0)
     assert len(everything["samples"]["mine"]) == 15, "which is why no empty list is written"
-
-
-# --- dataset folders
 
 
 def opened(folder: Path, cache: Path) -> datasets.Dataset:

@@ -1,7 +1,5 @@
 """Claims about the figures of a selection: what they say in words, what they are made of, and how small they are."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Sequence
@@ -151,9 +149,6 @@ def test_names_that_a_user_chose_are_cut_hide_nothing_and_keep_their_numbers() -
     assert label(text) in [element.text for element in ElementTree.fromstring(figure.svg).iter()]
 
 
-# --- other values of alpha
-
-
 @pytest.mark.parametrize(
     ("procedure", "settings"),
     [
@@ -191,9 +186,6 @@ def test_where_p_values_depend_on_alpha_or_do_not_decide_there_is_no_curve_and_w
     assert curve is not None
     assert (curve.right_at_least, curve.confidence) == (None, None)
     assert Fraction(repr(curve.alphas[0])) == Fraction(1, 100)
-
-
-# --- groups
 
 
 def tally(names: Sequence[str | None], selected: Sequence[bool] | None = None) -> GroupTally:

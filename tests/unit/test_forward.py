@@ -1,7 +1,5 @@
 """Token statistics are those of float64 brute force, whatever the batch and the model."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Claims about selections by several detectors, asked as an audit asks them."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
@@ -28,9 +26,10 @@ def verdict_of(
     names = [f"d{index}" for index in range(rows.shape[1])]
     scores = Scores(dict(zip(names, rows.T, strict=True)), np.arange(len(rows), dtype=np.int64))
     end = len(known) + len(audit)
-    roles: dict[Any, np.ndarray] = {"unseen": np.arange(len(known)), "audit": np.arange(len(known), end)}
+    calibrating, other = ("seen", "unseen") if settings.get("direction") == "clean" else ("unseen", "seen")
+    roles: dict[Any, np.ndarray] = {calibrating: np.arange(len(known)), "audit": np.arange(len(known), end)}
     if seen is not None:
-        roles["seen"] = np.arange(end, len(rows))
+        roles[other] = np.arange(end, len(rows))
     config = {"name": "a", "detectors": names, **settings}
     (verdict,) = answer_all([SelectionConfig(**config)], scores, roles, quarantined, 0)
     return verdict
@@ -93,15 +92,7 @@ def test_adadetect_with_known_members_calibrates_on_all_documents_and_says_on_wh
 
 def test_clean_documents_are_sought_with_the_roles_exchanged() -> None:
     known, audit, seen = documents(5)
-    rows = {"seen": known, "audit": audit, "unseen": seen}
-    ends = np.cumsum([len(side) for side in rows.values()])
-    matrix = -np.concatenate(list(rows.values()))
-    scores = Scores({f"d{i}": matrix[:, i] for i in range(3)}, np.arange(len(matrix)))
-    roles: dict[Any, np.ndarray] = {
-        role: np.arange(end - len(side), end) for (role, side), end in zip(rows.items(), ends, strict=True)
-    }
-    asked = {"direction": "clean", "procedure": "adadetect", "alpha": 0.2}
-    (clean,) = answer_all([SelectionConfig(name="a", detectors=["d0", "d1", "d2"], **asked)], scores, roles, 0, 0)
+    clean = verdict_of(-known, -audit, seen=-seen, procedure="adadetect", alpha=0.2, direction="clean")
     members = verdict_of(known, audit, seen=seen, procedure="adadetect", alpha=0.2)
     assert np.array_equal(clean.selected, members.selected)
 
@@ -138,9 +129,6 @@ def test_published_known_members_read_scores_and_known_members_ranks() -> None:
         assert verdict_of(known, audit, seen=seen, procedure=name).answer.guarantee == kind
         with pytest.raises(UserError, match=f"procedure {name} needs documents .* there are none"):
             verdict_of(known, audit, procedure=name)
-
-
-# --- the learnt score
 
 
 def made_up(seed: int = 0, shift: float = 2.0) -> tuple[np.ndarray, np.ndarray]:

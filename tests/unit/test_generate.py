@@ -1,7 +1,5 @@
 """Draws that share a prefill and a batch are those that each prompt would have alone."""
 
-from __future__ import annotations
-
 import math
 from contextlib import contextmanager
 from itertools import chain
@@ -9,19 +7,8 @@ from itertools import chain
 import pytest
 import torch
 from architectures import GPT2, LLAMA, OPT
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    PreTrainedModel,
-)
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
+from transformers.generation import logits_process
 
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, Seq2SeqModel
@@ -110,9 +97,9 @@ def test_a_token_that_a_model_forces_at_the_start_is_read_and_not_drawn(tokenize
 @pytest.mark.parametrize("temperature", [0.5, 1.9])
 def test_tokens_come_as_often_as_the_distribution_of_transformers_says(temperature, top_k, top_p):
     logits = torch.randn(1, 97, generator=torch.Generator().manual_seed(3)) * 2
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
-    warpers.extend([TopKLogitsWarper(top_k)] if top_k else [])
-    warpers.append(TopPLogitsWarper(top_p))
+    warpers = logits_process.LogitsProcessorList([logits_process.TemperatureLogitsWarper(temperature)])
+    warpers.extend([logits_process.TopKLogitsWarper(top_k)] if top_k else [])
+    warpers.append(logits_process.TopPLogitsWarper(top_p))
     expected = warpers(None, logits.clone()).softmax(1)[0]
     count = 20_000
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count  # each token takes its share of the line
@@ -182,7 +169,6 @@ def test_a_draw_ends_at_eos_or_at_its_limit(llama):
 
 @contextmanager
 def shapes_of(model):
-    """The shapes of what the model reads, as it reads it."""
     shapes: list[torch.Size] = []
     hook = model.register_forward_pre_hook(
         lambda module, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True

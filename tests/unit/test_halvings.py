@@ -1,19 +1,15 @@
 """Halvings divide no block, and their AUC and standard error are those of the published formulas."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from pipeline.audit.halvings import LEAST_BLOCKS, Compared, auc_with_error, blocks_among, held_out
+from pipeline.audit.halvings import LEAST_BLOCKS, Compared, auc_with_error, held_out
 
 
 class First:
-    """The first feature is the score."""
-
     def fit(self, features: np.ndarray, labels: np.ndarray) -> None:
         self.trained = features[:, 1]
 
@@ -85,12 +81,3 @@ def test_too_few_blocks_of_a_role_make_no_test() -> None:
     assert held_out(np.zeros((40, 2)), Compared.of(audited, few), 0, First()) is None
     both = np.r_[np.arange(20), np.arange(20)]
     assert held_out(np.zeros((40, 2)), Compared.of(audited, both), 0, First()) is None, "no block of one role alone"
-
-
-def test_what_two_documents_of_one_block_share_with_others_joins_them() -> None:
-    family = np.array([0, 0, 1, 2, 3, 4])
-    group = np.array([-1, 0, 0, 1, 1, -1])
-    audited = np.array([True, True, True, True, False, False])
-    block = blocks_among(family, group, audited)
-    assert block[0] == block[1] == block[2]
-    assert np.unique(block).size == 4, "group 1 stands in both roles and joins none"

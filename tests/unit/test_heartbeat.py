@@ -1,7 +1,5 @@
 """A command that prints nothing for long says what it is doing; one that prints does not."""
 
-from __future__ import annotations
-
 import io
 import re
 import subprocess

@@ -1,17 +1,16 @@
 """A run remembers what it was asked, starts each new question from its own configuration, and hides no failed check."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from commands import ended
 from finished import run, score_run
 from made_up import sentence, write_audit
-from signed import file_blind_test, sign, sign_status
+from signed import file_blind_test, sign
 
 import seenset
 from pipeline.audit.description import load_config
@@ -78,21 +77,6 @@ def names_and_alphas(store: Store) -> list[list[tuple[str, float]]]:
     return [[(q.name, q.settings["alpha"]) for q in entry.questions] for entry in read_history(store)]  # type: ignore[misc]
 
 
-# --- a run keeps its configuration, and a select starts from it
-
-
-def test_a_second_select_starts_from_the_configuration_of_the_run(store: Store) -> None:
-    before = store.read("manifest.json")
-    select(store, "selections.0.alpha=0.05", "error_budget=0.5")
-    (summary,) = select(store, "selections.0.procedure=storey")
-    assert (summary.procedure, summary.alpha) == ("storey", 0.2)
-    (summary,) = select(store, "selections.0.name=other")
-    assert (summary.procedure, summary.alpha) == ("bh", 0.2)
-    assert store.read("manifest.json") == before
-    history = read_history(store)
-    assert (len(history), count_questions(history)) == (4, 3), "another name makes no other question"
-
-
 def test_status_report_and_python_show_what_was_asked_last(store: Store) -> None:
     other = [{"name": "other", "detectors": ["zlib"], "procedure": "storey", "alpha": 0.3}]
     select(store, f"selections={json.dumps(other)}")
@@ -115,21 +99,15 @@ def test_a_run_that_goes_on_after_a_select_answers_its_own_questions_again(audit
     assert "with <code>seenset select</code>" not in report_of(store)[1]
 
 
-def test_what_an_interrupted_run_still_owes_is_named_after_a_select(store: Store) -> None:
-    status = store.read_json("status.json")
-    store.write_json("status.json", {**status, "state": "incomplete"})
-    sign_status(store)
-    select(store, "selections.0.name=other")
-    assert "Configured but not made yet: members." in report_of(store)[1]
-
-
-# --- the history
-
-
 def test_each_question_is_kept_with_its_settings_and_what_came_of_it(audit: Path, store: Store) -> None:
     (answered,) = run(audit).selections
+    manifest = store.read("manifest.json")
     (again,) = select(store, "selections.0.alpha=0.05", "overlap=drop")
-    first, second = read_history(store)
+    (renamed,) = select(store, "selections.0.name=other")
+    assert renamed.alpha == 0.2, "a select starts from the configuration of the run"
+    assert store.read("manifest.json") == manifest
+    first, second, _ = history = read_history(store)
+    assert count_questions(history) == 2, "another name makes no other question"
     assert (first.command, second.command) == ("run", "select")
     assert (first.overlap, second.overlap) == ("error", "drop")
     assert first.when <= second.when
@@ -138,11 +116,8 @@ def test_each_question_is_kept_with_its_settings_and_what_came_of_it(audit: Path
     assert question.settings["delta"] == 0.1, "every default stands there"
     assert (question.n_audit, question.n_selected, question.supported) == (60, again.n_selected, again.supported)
     assert first.questions[0].n_selected == answered.n_selected > 0
-
-
-def test_no_selections_take_the_answers_and_leave_the_history(store: Store) -> None:
     assert select(store, "selections=[]") == []
-    assert names_and_alphas(store) == [[("members", 0.2)], []]
+    assert names_and_alphas(store)[3:] == [[]]
     assert run_status(store.url).selections == []
     assert store.names("selection") == ["history.jsonl"]
 
@@ -222,28 +197,17 @@ def test_a_history_is_kept_where_a_store_cannot_append(store: Store) -> None:
     assert remote.names("selection", ".jsonl") == ["history.jsonl"]
 
 
-def test_no_selection_may_have_the_name_of_the_history(audit: Path) -> None:
-    with pytest.raises(UserError, match=r"must not be history\.jsonl"):
-        load_config(str(audit), ["selections.0.name=history.jsonl"])
-
-
-# --- what is not supported is never acted on by accident
-
-
 def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(audit: Path) -> None:
     (summary,) = run(audit).selections
-    cases: list[tuple[list[tuple[int, bool | None]], int]] = [
-        ([], 0),
-        ([(0, True), (0, False)], 0),
-        ([(1, True)], 4),
-        ([(3, None)], 4),
-        ([(3, True), (0, False)], 4),
-        ([(3, True), (1, False)], 5),
-        ([(0, True), (1, False)], 5),
-    ]
-    for answers, code in cases:
-        changed = [{"n_selected": count, "supported": supported} for count, supported in answers]
-        assert exit_code_of([summary.model_copy(update=one) for one in changed]) == code, answers
+    some, untested, contradicted, empty, void = (3, True), (3, None), (1, False), (0, True), (0, False)
+    for answers, code in (
+        ([[], [empty, void]], 0),
+        ([[some], [untested], [some, void]], 4),
+        ([[some, contradicted], [empty, contradicted]], 5),
+    ):
+        for lists in answers:
+            changed = [{"n_selected": count, "supported": supported} for count, supported in lists]
+            assert exit_code_of([summary.model_copy(update=one) for one in changed]) == code, lists
 
 
 @pytest.mark.parametrize(
@@ -257,13 +221,7 @@ def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(audit: Path) ->
     ],
 )
 def test_the_terminal_says_what_a_guarantee_is_worth(
-    audit: Path,
-    store: Store,
-    command: str,
-    outcome: BlindDiagnostic,
-    standing: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    audit: Path, store: Store, command: str, outcome: BlindDiagnostic, standing: str, capsys: Any, monkeypatch: Any
 ) -> None:
     file_blind_test(store, outcome)
     summaries = run(audit).selections

@@ -1,7 +1,5 @@
 """The rooms of the project stand in one order: a room imports only from rooms above it, and nothing hides an import."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -99,21 +97,15 @@ SHORT = {
 WITHOUT_SENTENCES = ("pipeline.audit", "pipeline.compare", "pipeline.export", "pipeline.series", "pipeline.trial")
 """Packages whose sentences `pipeline.report.wording` holds."""
 
-UNWORDED = {
-    "pipeline.trial.starter",  # comments of a configuration that `seenset init` writes
-}
-"""Modules of these packages that still hold sentences; a module that leaves this set never returns to it."""
+UNWORDED = {"pipeline.trial.starter"}
+"""Still holds sentences: comments of a configuration that `seenset init` writes. No other module may."""
 
 FEWEST_WORDS = 4
 NO_SENTENCES = r"(Error|Field|Option|Argument|\bread_record)$"
 """Calls whose arguments are no sentences on an answer: of exceptions, of fields and options, and of `read_record`,
 which ends its refusal with the remedy that it is given."""
 
-LAZY = {
-    "ray_jobs.cli",
-    "ray_jobs.commands",
-    "ray_jobs.terminal",
-}
+LAZY = {"ray_jobs.cli", "ray_jobs.commands", "ray_jobs.terminal"}
 """May import in functions, which keeps `seenset --help` quick."""
 
 
@@ -255,7 +247,6 @@ def sentences(node: ast.AST) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m.startswith(WITHOUT_SENTENCES) and m not in UNWORDED])
 def test_what_a_user_reads_of_an_answer_is_worded_in_the_report(module: str) -> None:
-    """The modules that compute hold numbers; `pipeline.report.wording` holds the sentences."""
     assert [f"line {line}: {text}" for line, text in sentences(MODULES[module])] == []
 
 

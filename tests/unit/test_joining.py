@@ -1,16 +1,14 @@
 """Claims about documents side by side: every one is met once, whatever stands where, with few of them in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
+from commands import user_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.compare.finished_runs import JoinedRuns, refuse_different
-from pipeline.errors import UserError
 from pipeline.report.contents import common_folder
 from pipeline.store import pieces
 
@@ -37,14 +35,6 @@ def joined(runs: Sequence[Sequence[tuple[str, int]]], chunk: int = 7) -> JoinedR
 documents = st.lists(st.tuples(st.sampled_from("abcdefg"), st.integers(0, 2)), max_size=12)
 
 
-def of_id(documents: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """The key of each id: that of the row that was scored."""
-    keys: dict[str, int] = {}
-    for name, key in documents:
-        keys[name] = max(keys.get(name, 0), key)
-    return keys
-
-
 @settings(max_examples=80)
 @given(st.lists(documents, min_size=2, max_size=3), st.sampled_from([3, pieces.ROWS]))
 def test_runs_share_the_documents_whose_id_and_text_are_the_same(
@@ -54,7 +44,7 @@ def test_runs_share_the_documents_whose_id_and_text_are_the_same(
     # of an id, a run scores one row at most: the others repeat it
     runs = [[(name, key) for i, (name, key) in enumerate(run) if not key or (name, 1) not in run[:i]] for run in runs]
     runs = [[(n, k) for i, (n, k) in enumerate(run) if not k or n not in {m for m, o in run[:i] if o}] for run in runs]
-    keys = [of_id(run) for run in runs]
+    keys = [dict(sorted(run, key=lambda row: row[1])) for run in runs]  # of each id that of the row that was scored
     common = set.intersection(*map(set, keys))
     shared = {name for name in common if len({one[name] for one in keys if one[name]}) <= 1}
     with pytest.MonkeyPatch.context() as patch:
@@ -83,12 +73,11 @@ def test_few_of_the_joined_rows_stand_in_memory(monkeypatch: pytest.MonkeyPatch)
 
 def test_runs_of_different_documents_are_refused_with_the_number_that_they_share() -> None:
     counts = joined([[("a", 1), ("b", 1), ("c", 1)], [("a", 1), ("b", 2)]]).count()
-    with pytest.raises(UserError, match=r"audited 3 and 2 documents and share 1; 1 more have the same id and another"):
-        refuse_different(counts, False)
+    part = "audited 3 and 2 documents and share 1; 1 more have the same id and another"
+    assert part in user_error(refuse_different, counts, False)
     refuse_different(counts, True)
-    none = joined([[("a", 1)], [("b", 1)]]).count()
-    with pytest.raises(UserError, match="share 0: nothing can be compared; give both corpora an id column"):
-        refuse_different(none, True)
+    part = "share 0: nothing can be compared; give both corpora an id column"
+    assert part in user_error(refuse_different, joined([[("a", 1)], [("b", 1)]]).count(), True)
 
 
 @pytest.mark.parametrize(

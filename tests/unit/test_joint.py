@@ -1,7 +1,5 @@
 """Claims about the decision under several models: it is e-BH on the smallest of valid e-values, exactly."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from itertools import pairwise
@@ -107,13 +105,6 @@ def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
     assert parts == count_levels(levels)
     cut = joint_cut(parts, 7)
     assert (cut.level, cut.n_selected) == (3, 4)
-
-
-def test_documents_in_quarantine_make_the_others_pay() -> None:
-    p = np.full((2, 10), 1 / 100)
-    few, many = ([JointEvidence.of(99, m, TENTH)] * 2 for m in (10, 10_000))
-    assert joint_select(few, p).all()
-    assert not joint_select(many, p).any()
 
 
 @given(st.integers(1, 1 << 20), st.data())

@@ -1,7 +1,5 @@
 """The files of Kubernetes: what they say is what KubeRay, Kubernetes and Seenset take."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -62,7 +60,6 @@ def of_kind(objects: list[Object], kind: str) -> Object:
 
 
 def pod_templates(node: Any) -> Iterator[Object]:
-    """Every template of a pod below a node."""
     if isinstance(node, list):
         for each in node:
             yield from pod_templates(each)

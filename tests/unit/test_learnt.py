@@ -165,9 +165,7 @@ def audit_of(make_audit: Callable[..., Path], file: Path | str) -> AuditConfig:
     return load_config(str(make_audit(texts[:20], texts[20:], detectors=detectors, selections=[])))
 
 
-def test_a_run_scores_with_the_file_that_it_began_with(
-    file: Path, tmp_path: Path, make_audit: Callable[..., Path]
-) -> None:
+def test_a_run_scores_with_what_it_began_with(file: Path, tmp_path: Path, make_audit: Callable[..., Path]) -> None:
     own = tmp_path / "learnt.json"
     own.write_text(file.read_text())
     named = f"{tmp_path}/./learnt.json"  # as a configuration beside it has it

@@ -100,9 +100,7 @@ def on_machine(patch: pytest.MonkeyPatch, cores: int, small: float = 0.0) -> Non
 SMALL, LARGE = {"cores": 16, "small": 5e6}, partial(dict, small=0.0)
 
 
-def test_small_work_and_work_of_few_workers_needs_no_cluster(
-    plan_of: MakePlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_work_and_few_workers_need_no_cluster(plan_of: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
     for here, resources, named, gpus, expected in (
         (SMALL, {}, False, 0, True),
         (SMALL, {}, False, 1, True),

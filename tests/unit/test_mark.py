@@ -273,7 +273,7 @@ def test_nothing_is_overwritten_and_no_input_holds_its_output(tmp_path: Path) ->
     assert not os.path.exists(tmp_path / "new")
 
 
-def test_the_command_prints_what_a_person_checks(tmp_path: Path, capsys) -> None:
+def test_the_command_prints_what_a_person_checks_and_refuses_a_wrong_option_in_one_line(tmp_path: Path, capsys) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts(20))
     printed = here(capsys, "mark", path, "--out", tmp_path / "out", "--id", "id", "--seed", "3")[0]
     assert "19 of 20 documents are marked, each published in one of 20 versions" in printed
@@ -285,6 +285,13 @@ def test_the_command_prints_what_a_person_checks(tmp_path: Path, capsys) -> None
     (edit,) = shown_edits(before, before.replace("color", "colour"))
     assert edit == ("two three four five color six seven eight nine", "two three four five colour six seven eight nine")
     assert shown_edits(before, before) == []
+    (tmp_path / "p.yaml").write_text("pth: x\n")
+    arguments = ["mark", path, "--out", tmp_path / "dated", "--json"]
+    assert "'31.1.2026' does not match the format" in here(capsys, *arguments, "--date", "31.1.2026", code=2)[1]
+    assert "unknown key 'pth'" in here(capsys, *arguments, "--with", tmp_path / "p.yaml", code=2)[1]
+    assert not (tmp_path / "dated").exists()
+    here(capsys, *arguments, "--date", "2026-01-31")
+    assert json.loads((tmp_path / "dated/commitment.json").read_text())["created"] == "2026-01-31"
 
 
 def test_a_paraphraser_of_a_configuration_writes_the_versions(tiny_t5_folder: Path, tmp_path: Path) -> None:
@@ -304,13 +311,3 @@ def test_a_paraphraser_of_a_configuration_writes_the_versions(tiny_t5_folder: Pa
     lines = (tmp_path / "one/public/a.jsonl").read_text(encoding="utf-8").splitlines()
     public = {value["id"]: value["text"] for value in map(json.loads, filter(None, lines))}
     assert {row["id"]: public[row["id"]] for row in rows} == published(tmp_path / "one")
-
-
-def test_a_date_is_stated_as_it_is_given_and_a_wrong_option_is_one_line(tmp_path: Path, capsys) -> None:
-    (tmp_path / "p.yaml").write_text("pth: x\n")
-    arguments = ["mark", write_jsonl(tmp_path / "a.jsonl", texts(4)), "--out", tmp_path / "out", "--json"]
-    assert "'31.1.2026' does not match the format" in here(capsys, *arguments, "--date", "31.1.2026", code=2)[1]
-    assert "unknown key 'pth'" in here(capsys, *arguments, "--with", tmp_path / "p.yaml", code=2)[1]
-    assert not (tmp_path / "out").exists()
-    here(capsys, *arguments, "--date", "2026-01-31")
-    assert json.loads((tmp_path / "out/commitment.json").read_text())["created"] == "2026-01-31"

@@ -1,7 +1,5 @@
 """Help towards calibration documents that resemble the audited: words that tell them apart, a matched subset."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -108,6 +108,9 @@ def test_a_family_of_near_duplicates_in_one_role_contradicts_its_list(tmp_path: 
     assert summary.conclusion == "contradicted"
     note = answered(store, 0).diagnostics.families
     assert (note.ok, note.n_selected) == (None, 0)
+    assert one_role_p(5, 10, 10, 1) == pytest.approx(2 * (252 / 15504)), "hypergeometric"
+    assert one_role_p(5, 10, 3, 2) == pytest.approx(2 * (252 / 1287))
+    assert one_role_p(5, 500, 500, 100) == 1.0
 
 
 def test_neither_check_contradicts_an_honest_audit_of_groups(tmp_path: Path, tiny_model_folder: Path) -> None:
@@ -122,9 +125,3 @@ def test_neither_check_contradicts_an_honest_audit_of_groups(tmp_path: Path, tin
     assert grouped.n_selected > 60
     assert grouped.diagnostics.families is None
     assert grouped.diagnostics.tail.ok is not False
-
-
-def test_the_probability_of_a_family_in_one_role_is_hypergeometric() -> None:
-    assert one_role_p(5, 10, 10, 1) == pytest.approx(2 * (252 / 15504))
-    assert one_role_p(5, 10, 3, 2) == pytest.approx(2 * (252 / 1287))
-    assert one_role_p(5, 500, 500, 100) == 1.0

@@ -54,15 +54,20 @@ def test_the_package_is_imported_in_a_moment_and_names_what_is_stable() -> None:
         seenset.scores  # noqa: B018
 
 
-def test_scores_are_those_of_the_passes_whatever_the_batch(model: LanguageModel) -> None:
-    detectors = ["loss", "lowercase", "gradient_norm", {"min_k": {"k": [0.5, 1.0]}}]
+def test_scores_are_those_of_the_passes_whatever_the_batch_also_of_a_detector_made_here(model: LanguageModel) -> None:
+    @seenset.detector(needs={seenset.FORWARD: "log_prob"})
+    def worst_token(evidence: seenset.Evidence) -> torch.Tensor:
+        return evidence[seenset.FORWARD].log_prob.amin(1)
+
+    detectors = ["loss", "lowercase", "gradient_norm", {"min_k": {"k": [0.5, 1.0]}}, "worst_token"]
     table, alone = (seenset.score(model, TEXTS, detectors, **size) for size in ({}, {"batch_tokens": 1}))
     assert table["doc_id"].to_pylist() == ["0", "1", "2", "3"]
     assert table["problem"].null_count == len(TEXTS)
-    for column in ("loss", "lowercase", "gradient_norm", "min_k(k=0.5)", "min_k(k=1.0)"):
+    for column in ("loss", "lowercase", "gradient_norm", "min_k(k=0.5)", "min_k(k=1.0)", "worst_token"):
         assert alone[column].to_pylist() == pytest.approx(table[column].to_pylist(), rel=1e-4), column
     own = [log_prob(model, text) for text in TEXTS]
     assert table["loss"].to_pylist() == pytest.approx([one.mean().item() for one in own], rel=1e-4)
+    assert alone["worst_token"].to_pylist() == pytest.approx([one.min().item() for one in own], rel=1e-4)
     assert table["n_tokens"].to_pylist() == [1 + len(one) for one in own]
 
 
@@ -88,15 +93,6 @@ def test_what_scoring_in_memory_cannot_do_is_one_line(model: LanguageModel) -> N
     ):
         with pytest.raises(UserError, match=message):
             seenset.score(model, TEXTS, detectors, **settings)
-
-
-def test_a_detector_of_a_notebook_scores_here(model: LanguageModel) -> None:
-    @seenset.detector(needs={seenset.FORWARD: "log_prob"})
-    def worst_token(evidence: seenset.Evidence) -> torch.Tensor:
-        return evidence[seenset.FORWARD].log_prob.amin(1)
-
-    table = seenset.score(model, TEXTS[:1], ["worst_token"])
-    assert table["worst_token"][0].as_py() == pytest.approx(log_prob(model, TEXTS[0]).min().item(), rel=1e-5)
 
 
 def made_up(seed: int, members: int = 0, documents: int = 200) -> np.ndarray:

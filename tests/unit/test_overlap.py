@@ -79,28 +79,25 @@ def article(seed: int, words: int = 160) -> str:
     return " ".join(np.random.default_rng(seed).choice(WORDS, words).tolist())
 
 
-@pytest.mark.parametrize(
-    ("copy", "share"),
-    [
+def test_a_copy_with_changes_is_found_in_another_role(tmp_path: Path) -> None:
+    for copy, share in (
         (article(7).upper(), 1.0),
         (f"Correction: {article(7)}", 156 / 157),
         (f"{article(7)} Read more on our site.", 156 / 162),
         (article(7).replace(article(7).split()[30], "amended", 1), 151 / 161),
-    ],
-)
-def test_a_copy_with_changes_is_found_in_another_role(tmp_path: Path, copy: str, share: float) -> None:
-    audit, known = list(map(article, range(30))), [*map(article, range(100, 130)), copy]
-    error = user_error(select, tmp_path, audit, known)
-    assert "1 of 31 unseen documents are near-duplicates of audit documents " in error
-    assert " 1 audit docu" in error
-    summary = select(tmp_path, audit, known, overlap="drop")
-    shared = summary.diagnostics.overlap
-    assert (shared.ok, shared.n_calibration, shared.n_audit) == (True, 1, 1)
-    assert shared.n_equal == (share == 1)
-    assert [(pair.audit, pair.calibration) for pair in shared.pairs] == [("audit-7", "unseen-30")]
-    assert shared.pairs[0].share == pytest.approx(share, abs=4 * 0.035)
-    assert "audit-7 and unseen-30, " in shared.sentence
-    assert summary.n_calibration == 30
+    ):
+        audit, known = list(map(article, range(30))), [*map(article, range(100, 130)), copy]
+        error = user_error(select, tmp_path, audit, known)
+        assert "1 of 31 unseen documents are near-duplicates of audit documents " in error
+        assert " 1 audit docu" in error
+        summary = select(tmp_path, audit, known, overlap="drop")
+        shared = summary.diagnostics.overlap
+        assert (shared.ok, shared.n_calibration, shared.n_audit) == (True, 1, 1)
+        assert shared.n_equal == (share == 1)
+        assert [(pair.audit, pair.calibration) for pair in shared.pairs] == [("audit-7", "unseen-30")]
+        assert shared.pairs[0].share == pytest.approx(share, abs=4 * 0.035)
+        assert "audit-7 and unseen-30, " in shared.sentence
+        assert summary.n_calibration == 30
 
 
 def test_a_licence_a_dateline_or_a_title_makes_no_copies(tmp_path: Path) -> None:
@@ -114,19 +111,15 @@ def test_a_licence_a_dateline_or_a_title_makes_no_copies(tmp_path: Path) -> None
             assert summary.n_calibration == 20, "all that was not trained on"
 
 
-def test_texts_of_fewer_than_five_words_are_copies_only_if_equal(tmp_path: Path) -> None:
+def test_short_texts_are_copies_only_if_equal_and_no_adapter_judges_what_it_was_trained_on(tmp_path: Path) -> None:
     audit, known = [*many("audited {} alone"), "One  TEXT here"], many("known {} alone")
     select(tmp_path, audit, [*known, "one text there"])
     error = user_error(select, tmp_path, audit, [*known, "one text here"])
     assert "1 of 31 unseen documents are near-duplicates " in error
     assert "(1 of them with the same text" in error
-
-
-@pytest.mark.parametrize("question", [{}, {"direction": "clean"}])
-def test_an_adapter_never_judges_a_text_that_it_was_trained_on(tmp_path: Path, question: dict[str, Any]) -> None:
-    audit = many("audited {} alone")
-    error = user_error(select, tmp_path, audit, many("known {} alone"), audit[3:4], **question)
-    assert "the adapters were trained on 1 audit documents and cannot judge these" in error
+    for direction in ("members", "clean"):
+        error = user_error(select, tmp_path, audit, known, audit[3:4], direction=direction)
+        assert "the adapters were trained on 1 audit documents and cannot judge these" in error
 
 
 def test_an_adapter_that_was_trained_on_a_near_duplicate_judges_where_that_can_only_cost_power(tmp_path: Path) -> None:

@@ -33,11 +33,8 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def test_nothing_under_pipeline_imports_ray() -> None:
+def test_nothing_under_pipeline_imports_ray_and_commands_on_a_finished_run_load_no_torch() -> None:
     assert [path for path in (ROOT / "pipeline").rglob("*.py") if imported(path) & {"ray", "ray_jobs"}] == []
-
-
-def test_commands_on_a_finished_run_load_no_torch() -> None:
     modules = "ray_jobs.select, ray_jobs.commands, pipeline.report.page, pipeline.audit.verdict"
     heavy = {"torch", "transformers", "ray", "matplotlib.pyplot"}
     code = f"import sys, {modules}; print(*{heavy} & set(sys.modules))"

@@ -131,9 +131,7 @@ def test_another_adapter_or_a_larger_part_moves_no_document_and_another_seed_doe
     assert (len(groups["a"]), len(groups["b"])) == (3, 4)
 
 
-def test_documents_of_another_domain_take_only_near_duplicates_from_calibration(
-    audit: Audit, files: Files, tmp_path: Path
-) -> None:
+def test_documents_of_another_domain_take_near_duplicates_alone(audit: Audit, files: Files, tmp_path: Path) -> None:
     other = write(tmp_path / "other.jsonl", [f"so {text(i, 12)}" for i in range(19, 24)] + ["a", ""])
     found = parts(audit(files, fsd={"corpus": {"path": other}, "documents": 6}))
     part = found.adapters["default"]

@@ -64,9 +64,7 @@ def ids_of(config: AuditConfig) -> list[str]:
     return [document.doc_id for shard in shards for document in read_shard(shard)]
 
 
-def test_data_lie_beside_the_file_and_ids_do_not_tell_where_that_is(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_lie_beside_the_file_and_ids_do_not_tell_where(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load_config(str(project / "audit.yaml"))
     assert ids_of(first) == ["data/audit/a.jsonl#0", "data/audit/a.jsonl#1", "data/unseen.jsonl#0"]
     assert first.run == str(project / "runs/x")
@@ -164,7 +162,7 @@ def test_the_settings_that_are_paths_are_those_whose_descriptions_name_files_or_
     assert {path for path in named - found if path.rpartition(".")[2] not in NO_PATHS} == set()
 
 
-def test_overrides_are_relative_to_the_working_directory(project: Path) -> None:
+def test_overrides_are_relative_to_the_working_directory_and_a_run_in_it_is_told_from_a_new_one(project: Path) -> None:
     write_rows(Path("mine.jsonl"), "a text of mine")
     here = Path.cwd().resolve()
     config = load_config(str(project / "audit.yaml"), ["corpus.audit.path=mine.jsonl", "run=runs/y"])
@@ -173,6 +171,10 @@ def test_overrides_are_relative_to_the_working_directory(project: Path) -> None:
     (project / "models/base").mkdir(parents=True)
     named = load_config(write_yaml(project / "audit.yaml", **description(model={"path": "models/base"})))
     assert display_name(named.model) == "models/base", "as the file calls it"
+    write_rows(Path("runs/x/manifest.json"), "")
+    assert "or ./runs/x for a new one beside it" in user_error(load_config, str(project / "audit.yaml"))
+    path = write_yaml(project / "audit.yaml", **description(run="./runs/x"))
+    assert load_config(path).run == str(project / "runs/x")
 
 
 def test_a_file_that_relied_on_the_working_directory_says_what_to_write(project: Path) -> None:
@@ -224,13 +226,6 @@ def test_plugins_of_one_name_beside_two_files_are_not_taken_for_one_another(proj
         assert str(plugin.source).startswith(f"# {name}\n")
     (project / "two/mine.py").write_text("1 / 0")
     assert user_error(load_config, path).startswith("import: mine.py, line 1: cannot be imported")
-
-
-def test_a_new_run_beside_the_file_is_told_from_an_old_one_in_the_working_directory(project: Path) -> None:
-    write_rows(Path("runs/x/manifest.json"), "")
-    assert "or ./runs/x for a new one beside it" in user_error(load_config, str(project / "audit.yaml"))
-    path = write_yaml(project / "audit.yaml", **description(run="./runs/x"))
-    assert load_config(path).run == str(project / "runs/x")
 
 
 def test_where_an_adapters_corpus_lies_changes_no_fingerprint(tiny_model_folder: Path, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def values_of(statistics: TokenStatistics, name: str) -> Tensor:
     return values.double()
 
 
-def test_the_statistics_of_each_part_are_those_of_a_plain_loop(
+def test_the_statistics_of_each_part_are_those_of_a_plain_loop_also_in_halves(
     lm: LanguageModel, prompts: list[PicturePrompt], descriptions: list[list[int]], token: int
 ) -> None:
     for batch in (slice(0, 4), slice(4, 5)):
@@ -116,6 +116,12 @@ def test_the_statistics_of_each_part_are_those_of_a_plain_loop(
                 for name, expected in plainly(logits, ids, places, token).items() if places else ():
                     got = values_of(measured[part], name)[row, : len(places)]
                     torch.testing.assert_close(got, expected, atol=1e-4, rtol=0, msg=f"{part} {name}")
+    wanted = {"description": frozenset({"log_prob"})}
+    sizes = PassSizes(failed=[(3, 1)])
+    halves = pictures_in_parts(lm, prompts, descriptions, wanted, sizes)["description"]
+    whole = forward_pictures(lm, prompts, descriptions, wanted)["description"]
+    torch.testing.assert_close(halves.log_prob, whole.log_prob, atol=1e-5, rtol=0)
+    assert torch.equal(halves.mask, whole.mask)
 
 
 def test_parts_are_told_by_the_token_of_a_picture(lm: LanguageModel, prompts: list[PicturePrompt], token: int) -> None:
@@ -169,17 +175,6 @@ def test_a_description_is_the_likeliest_whatever_the_checkpoint_says_of_writing(
     again = open_picture_model(ModelConfig(path=str(tmp_path), dtype="float32"))
     assert describe(again, prompts, 12) == likeliest
     assert again.model.generation_config.repetition_penalty == 9.0
-
-
-def test_a_batch_too_large_for_memory_is_measured_in_halves(
-    lm: LanguageModel, prompts: list[PicturePrompt], descriptions: list[list[int]]
-) -> None:
-    wanted = {"description": frozenset({"log_prob"})}
-    sizes = PassSizes(failed=[(3, 1)])
-    halves = pictures_in_parts(lm, prompts, descriptions, wanted, sizes)["description"]
-    whole = forward_pictures(lm, prompts, descriptions, wanted)["description"]
-    torch.testing.assert_close(halves.log_prob, whole.log_prob, atol=1e-5, rtol=0)
-    assert torch.equal(halves.mask, whole.mask)
 
 
 def test_a_model_of_pictures_and_one_of_texts_say_what_they_read(llava: Path, tiny_model_folder: Path) -> None:

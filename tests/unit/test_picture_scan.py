@@ -312,9 +312,7 @@ def test_what_reads_pictures_is_refused_over_texts_and_captions_without_any(tmp_
 
 
 @pytest.mark.parametrize("detectors", [DETECTORS, DETECTORS[:1]])
-def test_a_preflight_tries_a_batch_before_any_picture_is_described(
-    tmp_path: Path, llava: Path, detectors: list[Any]
-) -> None:
+def test_a_preflight_tries_a_batch_before_any_description(tmp_path: Path, llava: Path, detectors: list[Any]) -> None:
     config = audit_of(tmp_path, llava, detectors=detectors)
     plan = make_plan(config)
     inspection = Inspection(config, tuple(plan.inputs), plan.shards[0], (), "preflight", shape=ActorShape(0, 1))

@@ -98,9 +98,7 @@ def test_training_in_full_learns_captions_and_writes_a_model_that_opens(trained:
 
 
 @pytest.mark.parametrize("method", ["lora", "adalora", "ia3"])
-def test_an_adapter_learns_over_weights_that_stay(
-    method: Any, trained: Trained, captioned: Captioned, tmp_path: Path
-) -> None:
+def test_adapters_learn_and_weights_stay(method: Any, trained: Trained, captioned: Captioned, tmp_path: Path) -> None:
     base, untouched, _ = trained
     lm = open_picture_model(base)
     others = [(picture, caption) for (picture, _), (_, caption) in pairwise(captioned)]
@@ -148,9 +146,7 @@ def test_activations_that_are_computed_again_give_the_same_losses(
     assert again.losses == pytest.approx(kept.losses, abs=1e-5)
 
 
-def test_max_tokens_and_positions_cut_captions_and_never_a_picture(
-    open_base: Open, captioned: Captioned, tmp_path: Path
-) -> None:
+def test_max_tokens_and_positions_cut_captions_alone(open_base: Open, captioned: Captioned, tmp_path: Path) -> None:
     lm = open_base()
     prompt = len(picture_prompt(lm, open_picture(captioned[0][0])).ids)
     result = train_pictures(lm, captioned, config_of(epochs=1, max_tokens=3), tmp_path / "a")
@@ -162,9 +158,7 @@ def test_max_tokens_and_positions_cut_captions_and_never_a_picture(
     assert f" has {prompt} pos" in error
 
 
-def test_what_cannot_be_learnt_is_one_line(
-    open_base: Open, captioned: Captioned, tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_bad_jobs_are_one_line(open_base: Open, captioned: Captioned, tmp_path: Path, tiny_model_folder: Path) -> None:
     def refusal(lm: LanguageModel, some: Captioned) -> str:
         return user_error(train_pictures, lm, some, CONFIG, tmp_path / "a")
 

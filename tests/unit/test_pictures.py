@@ -164,7 +164,7 @@ def natural(seed: int) -> Image.Image:
     return coarse.resize((160, 120), Image.Resampling.BICUBIC)
 
 
-def test_a_sketch_holds_bits_of_the_perceptual_hash_of_imagehash() -> None:
+def test_a_sketch_holds_bits_of_the_hash_of_imagehash_and_tells_near_duplicates() -> None:
     rng = np.random.default_rng(1)
     drawn = np.stack([rng.permutation(288)[:3] for _ in range(128)])
     pictures = [natural(seed) for seed in range(40)]
@@ -172,13 +172,9 @@ def test_a_sketch_holds_bits_of_the_perceptual_hash_of_imagehash() -> None:
         hashes = [imagehash.dhash(picture, 12).hash, imagehash.dhash_vertical(picture, 12).hash]
         bits = np.concatenate([one.ravel() for one in hashes]).astype(np.uint8)
         assert np.packbits(bits[drawn], axis=1).tobytes() == sketch
-
-
-def test_near_duplicates_are_told_from_other_pictures() -> None:
-    originals = [natural(seed) for seed in range(40)]
-    recompressed = [open_picture(encoded(picture, "JPEG", quality=40)) for picture in originals]
-    resized = [picture.resize((80, 60)) for picture in originals]
-    sketches = np.array([list(s) for s in picture_sketches([*originals, *recompressed, *resized])], dtype=np.uint8)
+    recompressed = [open_picture(encoded(picture, "JPEG", quality=40)) for picture in pictures]
+    resized = [picture.resize((80, 60)) for picture in pictures]
+    sketches = np.array([list(s) for s in picture_sketches([*pictures, *recompressed, *resized])], dtype=np.uint8)
     assert sketches.shape == (120, 128)
     family = near_families(sketches, 0.8)
     for first in range(40):

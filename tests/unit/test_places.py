@@ -64,9 +64,7 @@ def test_as_many_actors_are_counted_as_fit_one_by_one(nodes: list[Node], gpus: f
 
 
 @given(nodes=NODES, gpus=GPUS, cpus=st.integers(1, 4), trainers=st.integers(0, 12))
-def test_beside_trainings_no_more_actors_are_counted_than_fit(
-    nodes: list[Node], gpus: float, cpus: int, trainers: int
-) -> None:
+def test_beside_trainings_only_actors_that_fit_count(nodes: list[Node], gpus: float, cpus: int, trainers: int) -> None:
     machines = [Machine(node) for node in nodes]
     started = sum(any(machine.put(float(gpus > 0), cpus) for machine in machines) for _ in range(trainers))
     shape = ActorShape(int(gpus * GPU_UNITS + 1e-6) / GPU_UNITS, cpus)

@@ -256,7 +256,7 @@ def test_an_installed_module_counts_by_all_of_its_package(tmp_path: Path, monkey
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_a_configuration_names_a_plugins_detector_and_procedure(tmp_path: Path) -> None:
+def test_a_configuration_names_a_plugins_detector_and_procedure_as_its_schema_allows(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD + PROCEDURE)
     config = build_config(
         audit(path, detectors=["lowest"]), ["selections.0.detectors=[lowest]", "selections.0.procedure=half"]
@@ -264,6 +264,11 @@ def test_a_configuration_names_a_plugins_detector_and_procedure(tmp_path: Path) 
     assert config.import_ == [path]
     assert config.model_dump(mode="json")["import"] == [path]
     assert imported(config.import_)[0].source == GOOD + PROCEDURE
+    schema = config_schema(AuditConfig, tuple(PROCEDURES))
+    assert "import" in schema["properties"]
+    procedure = schema["$defs"]["SelectionConfig"]["properties"]["procedure"]
+    assert [sorted(option) for option in procedure["anyOf"]] == [["enum", "type"], ["type"]]
+    assert "ptdi" in procedure["anyOf"][0]["enum"]
 
 
 def test_a_detector_that_workers_would_not_know_is_refused() -> None:
@@ -296,14 +301,6 @@ def test_a_trial_hands_its_plugins_to_its_audits(tmp_path: Path) -> None:
     files = {"audit": "audit.parquet", "unseen": "unseen.parquet"}
     assert audit_of(trial, trial.model, files).import_ == [path]
     assert "import" in trial.model_dump()
-
-
-def test_the_schema_lists_the_procedures_that_are_built_in_and_allows_others() -> None:
-    schema = config_schema(AuditConfig, tuple(PROCEDURES))
-    assert "import" in schema["properties"]
-    procedure = schema["$defs"]["SelectionConfig"]["properties"]["procedure"]
-    assert [sorted(option) for option in procedure["anyOf"]] == [["enum", "type"], ["type"]]
-    assert "ptdi" in procedure["anyOf"][0]["enum"]
 
 
 def test_a_procedure_of_a_plugin_decides_and_returns_nothing_but_a_decision(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_cache_of_the_prefix_gives_the_scores_of_concatenation_in_batches_of_a
             torch.testing.assert_close(batch.log_prob[row][batch.mask[row]], whole, atol=1e-4, rtol=0)
 
 
-def test_a_prefix_is_read_once_for_all_batches(tiny: LanguageModel) -> None:
+def test_a_prefix_is_read_once_for_all_batches_and_a_long_one_is_held_alone(tiny: LanguageModel) -> None:
     ids = [[5, 6, 7, 8]] * 20
     read = []
     shared.shares_beginnings(tiny)
@@ -97,9 +97,6 @@ def test_a_prefix_is_read_once_for_all_batches(tiny: LanguageModel) -> None:
     finally:
         handle.remove()
     assert read == [100, 40, 40, 40, 40]
-
-
-def test_short_prefixes_are_held_together_and_a_long_one_alone(tiny: LanguageModel) -> None:
     held, tail = shared.HeldPrefixes(), shared.tail_of(tiny.model)
     with torch.inference_mode():
         short = [held.of(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)]
@@ -137,10 +134,6 @@ def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_duplicate(
     assert all(place != at % 5 for at, place in enumerate(themselves))
     copies = Shots(([1], [2]), pool.sketch[[0, 0]], NEAR_SHARE)
     assert copies.places(7, ids[:2], pool.sketch[:2])[0] is None
-
-
-def test_what_excludes_near_duplicates_is_in_the_fingerprint_where_a_document_chooses_one() -> None:
-    pool = keys_of([sentence(i, 60) for i in range(5)])
 
     def digest(ids: tuple[list[int], ...], near_copies: float, **changed: Any) -> dict[str, str]:
         shots = Shots(ids, changed.get("sketches", pool.sketch), near_copies)

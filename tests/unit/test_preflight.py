@@ -117,15 +117,7 @@ def test_a_check_that_fails_is_a_red_line_with_the_reason(check: str) -> None:
         assert lines == [Finding("two", check, "red", problem, remedy)]
 
 
-def test_a_folder_that_is_not_shared_is_red_on_every_node_that_has_its_own() -> None:
-    lines = judged(node(run_directory={"won": True, "holder": "two"}))
-    assert [(line.node, line.check, line.state) for line in lines] == [
-        (name, "run directory", "red") for name in ("one", "two")
-    ]
-    assert "a folder of each node alone" in lines[0].value
-
-
-def test_workers_that_train_together_need_shared_memory_and_actors_on_cpus_memory_for_all_weights() -> None:
+def test_trainers_need_shared_memory_actors_on_cpus_room_for_all_weights_and_all_nodes_one_folder() -> None:
     small = node(dev_shm={"total": 64 << 20, "free": 64 << 20})
     (line,) = judged(small, replace(EXPECTED, trainers=2))
     assert (line.check, line.state) == ("/dev/shm", "red")
@@ -133,6 +125,11 @@ def test_workers_that_train_together_need_shared_memory_and_actors_on_cpus_memor
     (line, *_) = (line for line in judged(node(), on_cpus) if line.check == "memory")
     assert "80.0 GiB of weights of 8 actors" in line.value
     assert judged(node(), replace(on_cpus, actors=2)) == []
+    lines = judged(node(run_directory={"won": True, "holder": "two"}))
+    assert [(line.node, line.check, line.state) for line in lines] == [
+        (name, "run directory", "red") for name in ("one", "two")
+    ]
+    assert "a folder of each node alone" in lines[0].value
 
 
 def make_check(check: str, inspection: Inspection) -> Any:

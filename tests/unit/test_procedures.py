@@ -352,20 +352,16 @@ def test_it_is_storey_at_one_of_its_lambdas_over_any_grid(audit: tuple[list[int]
 GOLDEN = RankCounts.of(np.array([1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 70, 80, 90, 99]), 99)
 
 
-def test_jkbb_gives_the_golden_values() -> None:
-    for gamma, b, pi0 in ((2.0, 0.651295193831284, 0.738858766315621), (3.0, 0.537783599642014, 0.750142983934607)):
-        estimate = jkbb(GOLDEN, gamma)
-        assert estimate.c == pytest.approx(0.523853633246022, rel=1e-12)
-        assert estimate.bandwidth == pytest.approx(b, rel=1e-12)
-        assert estimate.pi0 == pytest.approx(pi0, rel=1e-12)
-        assert estimate.unclipped == estimate.pi0
-
-
-def test_bh_and_storey_decide_as_the_golden_values_say() -> None:
+def test_bh_storey_and_jkbb_give_the_golden_values() -> None:
     decision = decide("bh", GOLDEN, Fraction("0.2"))
     assert (decision.n_selected, decision.rank, decision.threshold) == (6, 8, 0.08), "an exact tie"
     assert decide("bh", GOLDEN, Fraction("0.2") - Fraction(1, 10**30)).n_selected < 6
     assert storey(GOLDEN) == Fraction(14, 15)
+    for gamma, b, pi0 in ((2.0, 0.651295193831284, 0.738858766315621), (3.0, 0.537783599642014, 0.750142983934607)):
+        estimate = jkbb(GOLDEN, gamma)
+        assert estimate.c == pytest.approx(0.523853633246022, rel=1e-12)
+        assert estimate.bandwidth == pytest.approx(b, rel=1e-12)
+        assert estimate.unclipped == estimate.pi0 == pytest.approx(pi0, rel=1e-12)
 
 
 @given(
@@ -495,17 +491,14 @@ def test_strict_is_storey_for_what_holds_only_in_the_limit_and_itself_otherwise(
         assert answer == (decision if finite else decide("storey", GOLDEN, TENTH))
 
 
-def test_a_procedure_is_the_same_record_in_another_process() -> None:
-    for procedure in PROCEDURES.values():
-        assert pickle.loads(pickle.dumps(procedure)) is procedure
-
-
 def test_every_procedure_says_what_it_guarantees() -> None:
     for procedure in (*count_procedures(), "known_members"):
         decision, terms = decide(procedure, GOLDEN, TENTH, known_members=GOLDEN), PROCEDURES[procedure].terms
         assert (decision.assumption, decision.promise) == (terms.assumption, terms.promise)
         for word in ("expected share of wrong documents", "average over repetitions", "exchangeable", "one list"):
             assert word in f"{terms.promise} {terms.assumption}"
+    for record in PROCEDURES.values():
+        assert pickle.loads(pickle.dumps(record)) is record, "in another process"
 
 
 def test_what_cannot_be_decided_is_refused_in_one_line() -> None:

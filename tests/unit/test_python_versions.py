@@ -35,9 +35,7 @@ def test_documents_whose_published_version_stands_out_are_selected_and_the_colle
     assert "finite-sample" in repr(answer)
 
 
-def test_a_model_scores_all_versions_and_leaves_out_documents_without_one(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_a_model_scores_all_versions_and_leaves_out_odd_documents(tiny_model_folder: Path, tmp_path: Path) -> None:
     texts = [[f"{sentence(i)} version {j}" for j in range(EACH)] for i in range(12)]
     texts[3][7] = ""
     texts[5][0] = " ".join(sentence(k) for k in range(60))

@@ -83,17 +83,11 @@ def results(tmp_path: Path) -> Path:
     return tmp_path / "lm"
 
 
-def clean_rows(run: Path) -> np.ndarray:
-    clean = np.zeros(ITEMS, dtype=bool)
-    clean[pq.read_table(run / "selection/clean/selected.parquet")["row"].to_numpy()] = True
-    return clean
-
-
 def test_files_of_lm_eval_become_accuracies_on_all_and_on_clean_items_and_say_who_changes_places(
     runs: Runs, results: Path, tmp_path: Path, ranked: Ranked, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (task,) = ranked(results, "--run", runs[0])["tasks"]
-    clean = clean_rows(runs[0])
+    clean = np.isin(np.arange(ITEMS), pq.read_table(runs[0] / "selection/clean/selected.parquet")["row"].to_numpy())
     assert (task["task"], task["metric"], task["n_items"], task["n_clean"]) == ("bench", "acc", ITEMS, clean.sum())
     for one in task["models"]:
         right = RIGHT[one["model"]].astype(float)
@@ -144,9 +138,7 @@ def test_items_are_matched_by_id_and_by_table(runs: Runs, results: Path, tmp_pat
         assert ranked(*arguments, "--run", runs[0])["tasks"][0]["models"] == by_row["models"]
 
 
-def test_the_last_file_of_a_folder_counts_and_single_files_have_names(
-    runs: Runs, results: Path, ranked: Ranked
-) -> None:
+def test_the_last_file_of_a_folder_counts_and_files_have_names(runs: Runs, results: Path, ranked: Ranked) -> None:
     old = write_samples(results, "org__cheat", [sample(row, 0.0) for row in range(ITEMS)], date="2024-01-01T00-00-00")
     (task,) = ranked(results, "--run", runs[0])["tasks"]
     assert task["models"][0]["accuracy_all"] > 0.5
@@ -155,9 +147,7 @@ def test_the_last_file_of_a_folder_counts_and_single_files_have_names(
     assert task["models"][1]["accuracy_all"] == 0
 
 
-def test_bad_results_are_one_line(
-    runs: Runs, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_results_are_named(runs: Runs, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = ("--run", runs[0], "--output", tmp_path / "x")
     good = [sample(row, 1.0) for row in range(ITEMS)]
 

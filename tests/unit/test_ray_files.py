@@ -23,7 +23,7 @@ def settings(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
-def test_ray_takes_a_cluster_file(path: Path) -> None:
+def test_ray_takes_a_cluster_file_that_lets_nobody_in_without_a_token_and_names_what_there_is(path: Path) -> None:
     schema = json.loads(files("ray.autoscaler").joinpath("ray-schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(settings(path), schema)
     with pytest.raises(jsonschema.ValidationError, match="worker_count"):
@@ -33,10 +33,6 @@ def test_ray_takes_a_cluster_file(path: Path) -> None:
     prepared = prepare_config(settings(path))  # with Ray's defaults in it, as `ray up` has it
     validate_config(prepared)
     assert prepared["head_node_type"] in prepared["available_node_types"]
-
-
-@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
-def test_a_cluster_file_lets_nobody_in_without_a_token_and_names_extras_and_a_python_that_there_are(path: Path) -> None:
     read = settings(path)
     assert "~/.ray/auth_token" in read["file_mounts"]
     for commands in (read["head_start_ray_commands"], read["worker_start_ray_commands"]):

@@ -127,9 +127,7 @@ def test_a_finite_sample_answer_names_the_average_its_assumption_and_limits(repo
     assert (facts.limit, "sample:" in text) == (None, False)
 
 
-def test_an_asymptotic_answer_and_one_without_a_proof_claim_no_guarantee_and_show_the_strict_one(
-    tmp_path: Path,
-) -> None:
+def test_answers_without_a_guarantee_claim_none_and_show_the_strict_one(tmp_path: Path) -> None:
     selections = ({"procedure": "ptdi"}, {"procedure": "kernel", "name": "kernel"})
     page, facts = report(build_run(tmp_path, selections=selections, drawn=()))
     approximate, answer = (selection.answer for selection in facts.selections)

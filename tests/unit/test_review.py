@@ -109,9 +109,7 @@ def test_the_list_holds_the_highest_scores_and_shows_none(audit: Path) -> None:
     assert again.read_bytes() == (audit / "review.csv").read_bytes()
 
 
-def test_confirmed_documents_do_not_calibrate_and_answers_are_approximate(
-    audit: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_confirmed_documents_make_answers_approximate(audit: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {name: answer(audit, name) for name in ("members", "storey", "learnt")}
     clean = answer(audit, "clean")
     assert before["members"]["guarantee"] == clean["guarantee"] == "finite-sample"

@@ -448,14 +448,6 @@ def test_the_plan_of_a_procedure_that_estimates_the_nulls_says_what_holds_at_a_s
     assert few["ok"] is None, "an estimate can be as small as it takes"
 
 
-def test_a_knockoff_selection_says_nothing_of_calibration_documents() -> None:
-    rng = np.random.default_rng(2)
-    answer = verdict_of(rng.normal(size=(40, 1)), rng.normal(size=(120, 1)), procedure="ktd", alpha=0.2).answer
-    resolution = diagnose_scores(answer, "unseen").resolution
-    assert resolution.sentence == "The shortest possible list of the knockoff filter has 5 documents."
-    assert resolution.calibration_for_1_percent is None
-
-
 def outlook(tmp_path: Path, known: int | None = 100, audited: int = 200, **selection: Any) -> dict[str, Any]:
     rows = {
         role: [{"text": f"{role} {i}", "group": "a"} for i in range(count)]
@@ -490,7 +482,12 @@ def test_an_audit_that_cannot_select_anything_is_warned_of(
     assert "to judge, nothing can be selected: the shortest possible list would have" in shown
 
 
-def test_a_knockoff_selection_is_planned_without_unseen_documents(tmp_path: Path) -> None:
+def test_a_knockoff_selection_is_planned_and_answered_without_a_word_of_calibration_documents(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    answer = verdict_of(rng.normal(size=(40, 1)), rng.normal(size=(120, 1)), procedure="ktd", alpha=0.2).answer
+    resolution = diagnose_scores(answer, "unseen").resolution
+    assert resolution.sentence == "The shortest possible list of the knockoff filter has 5 documents."
+    assert resolution.calibration_for_1_percent is None
     found = outlook(tmp_path, known=None, procedure="ktd")
     assert found["ok"]
     assert "list of the knockoff filter has 10 documents." in found["sentence"]

@@ -1,7 +1,5 @@
 """The summary of a schedule: what is guaranteed for all its scans, what is not, and what is new on the latest list."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,6 @@ Scan = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory: pytest.TempPathFactory) -> Summary:
-    """A whole answer of a selection."""
     summary = read_summary(build_run(tmp_path_factory.mktemp("made") / "run"), "members")
     return summary.model_copy(update={"supported": True, "reasons": [], "guarantee": "finite-sample"})
 
@@ -82,9 +79,6 @@ def members(ledger: Path) -> SelectionSums:
 
 def bound(wrong: int, right: int, confidence: float = 0.99) -> Bound:
     return Bound(confidence, wrong, right, right, wrong)
-
-
-# --- what is guaranteed
 
 
 def test_scans_whose_guarantees_stand_are_guaranteed_together(scan: Scan, ledger: Path) -> None:
@@ -152,9 +146,6 @@ def test_selections_have_guarantees_of_their_own(scan: Scan, ledger: Path) -> No
     assert "none covers all of them together" in series.notes[0]
 
 
-# --- bounds
-
-
 @pytest.mark.parametrize(
     ("lists", "counts", "confidence", "sentence"),
     [
@@ -173,12 +164,7 @@ def test_selections_have_guarantees_of_their_own(scan: Scan, ledger: Path) -> No
             "are right, provided both groups of scan 1 are alike; the test could not confirm this; 3 are on",
         ),
         ([(2, (2, 0), None)], (2, 0, 0), "0.99", "For this list: all of the 2 selected may be wrong."),
-        (
-            [(2, (2, 0), None), (1, (1, 0), True)],
-            (3, 0, 0),
-            "0.98",
-            "together: all of the 3 selected may be wrong.",
-        ),
+        ([(2, (2, 0), None), (1, (1, 0), True)], (3, 0, 0), "0.98", "together: all of the 3 selected may be wrong."),
         ([(1, (1, 0), True)], (1, 0, 0), "0.99", "For this list: the one selected document may be wrong."),
     ],
 )
@@ -192,9 +178,6 @@ def test_bounds_of_all_lists_add_up_under_the_conditions_and_with_the_confidence
     assert (every.wrong_at_most, every.right_at_least, every.n_without) == counts
     assert confidence in (None, repr(every.confidence))
     assert sentence in every.sentence
-
-
-# --- what is new
 
 
 def test_new_is_a_text_that_no_earlier_scan_had_selected(scan: Scan, ledger: Path) -> None:
@@ -243,7 +226,6 @@ def test_a_list_that_is_not_the_one_that_was_filed_makes_nothing_known(
 
 
 def test_the_latest_scan_is_the_one_that_was_filed_last(scan: Scan, ledger: Path) -> None:
-    """A scan may take its place before another one, and end after it."""
     first = scan(None)
     scan(["a"])
     filed = scan_config(str(ledger), str(first), rule="spend", horizon=12)
@@ -275,7 +257,6 @@ def test_a_list_that_cannot_be_read_counts_as_new(scan: Scan, ledger: Path) -> N
 def test_a_ledger_and_runs_by_any_way_of_writing_their_paths_are_the_same(
     scan: Scan, ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A ledger given as `../ledger` in two folders was another one, so nothing of its lists could be read."""
     scan(["a", "b"])
     scan(["b", "c"])
     (tmp_path / "w" / "v").mkdir(parents=True)
@@ -299,44 +280,26 @@ def test_a_run_that_holds_the_answer_of_another_claim_is_not_read(scan: Scan, le
     assert "no longer the one of this scan" in one.notes[0]
 
 
-# --- the page and the command
-
-
-def test_the_page_states_what_the_summary_states(scan: Scan, ledger: Path, tmp_path: Path) -> None:
-    scan(["<script>", "b"], bound=bound(1, 1))
-    scan(None)
-    scan(["<script>", "c"], supported=False)
-    series = read_series(str(ledger))
-    address = write_series_page(check_page_place(str(tmp_path / "page"), str(ledger)), series)
-    page = Path(address).read_text(encoding="utf-8")
-    for text in (series.selections[0].promise, "no result", "CONTRADICTED", "2 by scan 1, 2 by scan 3 (contradicted)"):
-        assert text in page
-    assert "<script>" not in page
-    assert "default-src 'none'" in page
-    assert SeriesSummary.model_validate_json((tmp_path / "page/series.json").read_bytes()) == series
-    write_series_page(check_page_place(str(tmp_path / "page"), str(ledger)), series)
-    assert Path(address).read_text(encoding="utf-8") == page
-
-
-def test_the_command_prints_the_summary(
+def test_the_command_and_the_page_state_what_the_summary_states(
     scan: Scan, ledger: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "_now", lambda: "2026-11-02T06:00:00+00:00")
-    scan(["a", "b"], bound=bound(1, 1))
+    scan(["<script>", "b"], bound=bound(1, 1))
     monkeypatch.setattr(claims, "_now", lambda: "2026-11-01T06:00:00+00:00")
     scan(None)
     assert ended("series", str(ledger), "--page", str(tmp_path / "one.html")) == 0
-    text = capsys.readouterr().out
-    for part in (
-        "2 of 12 scans",
-        "no result",
-        "a clock was wrong",
-        "at most 10% is wrong",
-        "2 of them new",
-        "one.html",
-    ):
-        assert part in text
-    assert (tmp_path / "one.html").exists()
+    printed, first = capsys.readouterr().out, (tmp_path / "one.html").read_text()
+    assert all(part in printed for part in ("2 of 12 scans", "no result", "a clock was wrong", "one.html"))
+    assert all(part in printed for part in ("at most 10% is wrong", "2 of them new"))
+    scan(["<script>", "c"], supported=False)
+    series = read_series(str(ledger))
+    place = check_page_place(str(tmp_path / "page"), str(ledger))
+    page, again = (Path(write_series_page(place, series)).read_text() for _ in range(2))
+    assert page == again
+    for text in (series.selections[0].promise, "no result", "CONTRADICTED", "2 by scan 1, 2 by scan 3 (contradicted)"):
+        assert text in page
+    assert all("<script>" not in shown and "default-src 'none'" in shown for shown in (first, page))
+    assert SeriesSummary.model_validate_json((tmp_path / "page/series.json").read_bytes()) == series
 
 
 def test_a_ledger_of_no_result_guarantees_nothing_and_no_list_has_no_bound(
