@@ -179,7 +179,7 @@ def test_a_check_that_hangs_has_its_time_and_the_others_answer(inspected: Inspec
 
 
 @pytest.mark.slow
-def test_cards_of_the_driver_that_torch_does_not_see_are_red(
+def test_cards_that_torch_misses_are_red(
     inspected: Inspection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "nvidia-smi"
