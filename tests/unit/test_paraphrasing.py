@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -100,12 +102,14 @@ def test_pieces_end_where_sentences_end_or_between_words_and_hold_as_many_as_fit
     assert split_text('He said "go." She went', words, 3) == ['He said "go." ', "She went"]
     assert split_text("a b c d e. f g", words, 3) == ["a b c ", "d e. ", "f g"]
     assert split_text("aaaaaaa bb, c", len, 5) == ["aaaaa", "aa ", "bb, c"]
+    assert split_text("abc", lambda piece: 9, 5) == ["a", "b", "c"]
 
 
 def test_only_what_is_surely_no_paraphrase_is_taken_off_and_case_and_punctuation_make_none():
     for answer, source, expected in (
         ('  "Some words."\n', "Words.", "Some words."),
         ("“Some words.”", "Words.", "Some words."),
+        ("“Some “words.”", "Words.", "“Some “words.”"),
         ('"Some" and "words"', "Words.", '"Some" and "words"'),
         ('"Some words."', '"Words."', '"Some words."'),
         ("Sure! Here is a paraphrase:\n\nSome words.", "Words.", "Some words."),
@@ -209,8 +213,9 @@ def test_the_prompt_the_piece_and_its_answer_fit_the_model(t5, chat):
     few = Seq2SeqModel(t5.model, t5.tokenizer, t5.device, 40)
     assert "the paraphraser has 40 positions" in user_error(piece_limit, few, ParaphraseSettings())
     narrow = LanguageModel(chat.model, chat.tokenizer, chat.device, 600)
-    limit = piece_limit(narrow, ParaphraseSettings(piece_tokens=1000))
-    assert 8 <= limit < 600 / 3
+    refusal = user_error(piece_limit, replace(narrow, max_tokens=40), ParaphraseSettings())
+    beside = int(re.findall(r"prompt of (\d+) tokens", refusal)[0])
+    assert piece_limit(narrow, ParaphraseSettings(piece_tokens=1000)) == (600 - beside - 32) // 3
 
 
 def test_settings_outside_their_limits_and_a_model_that_takes_no_instruction_are_refused(tiny_model_folder):

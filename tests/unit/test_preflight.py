@@ -198,7 +198,12 @@ def test_cards_that_torch_misses_are_red(
 
 
 def test_a_first_batch_needs_no_earlier_stage(inspected: Inspection) -> None:
-    detectors = [{"samia": {"draws": 2}}, "min_k", {"fsd": {"base": "loss"}}]
+    detectors = [
+        {"samia": {"draws": 2}},
+        "min_k",
+        {"fsd": {"base": "loss"}},
+        {"knockoff": {"base": "loss", "draws": 1}},
+    ]
     assert scored_alone(inspected.config.model_copy(update={"detectors": detectors})) == ["min_k"]
     assert scored_alone(inspected.config.model_copy(update={"detectors": detectors[:1]})) == ["loss"]
 

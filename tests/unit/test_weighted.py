@@ -92,6 +92,19 @@ def test_equal_weights_are_no_weights() -> None:
         assert tied.mean() < p.mean()
 
 
+def test_a_draw_takes_from_almost_none_to_all_of_the_documents_with_an_equal_score() -> None:
+    calibration = calibrate_weighted(np.array([0.0, 1.0, 1.0, 2.0]), np.full(4, 1 << 20, dtype=np.int64))
+    score, weight = np.array([1.0]), np.full(1, 1 << 20, dtype=np.int64)
+
+    def p_value(draw: int | None) -> float:
+        draws = None if draw is None else np.array([draw], dtype=np.uint64)
+        place = ranks_by_weight(score, weight, calibration, "members", draws)[0]
+        return float(calibration.grid.values[place - 1])
+
+    assert p_value(2**32 - 1) == p_value(None) == pytest.approx(4 / 5, rel=1e-3)
+    assert p_value(0) == pytest.approx(1 / 5, rel=1e-3)
+
+
 def test_weights_repair_a_shift_that_words_show() -> None:
     known, audit = texts(1, 400, 0.0, 8, 40), texts(2, 400, 0.12, 8, 40)
     before = blind(known, audit, 0)
