@@ -82,6 +82,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "- -> +",
     ): "the search goes on to its last round: the height is as valid, and closer",
     (
+        "pipeline/selection/bounds.py",
+        "near = PRECISION / 2.2 * high",
+        "* -> /",
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "tries = min(high, 3 * math.sqrt(k * (n + 1 + k) / (n + 2))) * np.array([0.8, 0.9, 1.0, 1.2])",
+        "* -> /",
+    ): "where the search begins, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "while numbers[-1] < 2**60:",
+        NUMBER,
+    ): "the largest number of documents, beyond all that a run can hold",
+    (
+        "pipeline/stages/sample.py",
+        "WINDOW_DOCUMENTS = 64",
+        NUMBER,
+    ): "documents that are prepared at a time: the numbers of a document depend on it alone",
+    (
         "pipeline/detectors/likelihood.py",
         "tokens = statistics.token.masked_fill(~statistics.mask, -1)",
         "1 -> 2",
