@@ -5,6 +5,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 import seenset
 from pipeline.audit.summary import Summary
@@ -85,6 +86,14 @@ def test_a_simulated_envelope_is_little_higher_than_the_counted_one(
     simulated = envelope.most(k) - mean
     bounds._height.cache_clear()
     assert 1 <= simulated.sum() / counted.sum() <= 1.012
+
+
+@pytest.mark.parametrize("delta", [TENTH, Fraction(1, 20), Fraction(1, 1000)])
+def test_the_draw_that_is_taken_lies_below_the_quantile_as_seldom_as_is_said(delta: Fraction) -> None:
+    """It does if at least as many draws as its place lie below the quantile, each with probability 1 - delta."""
+    place = bounds._place(delta)
+    below = binom(bounds.DRAWS, 1 - float(delta))
+    assert below.sf(place - 1) <= bounds.UNLUCKY < below.sf(place - 2)
 
 
 def random_counts(rng: np.random.Generator, n: int, nulls: int, members: int) -> tuple[RankCounts, np.ndarray]:
