@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -28,6 +29,13 @@ def cluster() -> Iterator[None]:
     start_cluster()
     yield
     ray.shutdown()
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """For the sockets of Ray, whose paths may not be long."""
+    with TemporaryDirectory(prefix="ss", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
@@ -77,6 +85,16 @@ def tiny_t5_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFac
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def paraphraser(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A tiny random T5 whose answers vary and end soon, as a configuration names it."""
+    from tiny_t5 import save_tiny_t5
+
+    folder = tmp_path_factory.mktemp("models") / "paraphraser"
+    save_tiny_t5(folder)
+    return {"path": str(folder)}
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
+
+from clusters import output_of
 
 BEGIN = """
 import resource
@@ -19,18 +19,6 @@ def room(megabytes):
 
 
 def run_within(megabytes: int, imports: str, code: str, seconds: float = 60) -> str:
-    """What a piece of code prints that may take so much memory beyond its imports.
-
-    Args:
-        megabytes: of address space.
-        imports: done before memory is counted.
-        code: to be run.
-        seconds: after which it is killed.
-
-    Raises:
-        AssertionError: it failed, with what it wrote to standard error.
-    """
+    """What code prints that may take so many megabytes of address space beyond its imports."""
     script = f"{BEGIN}\n{textwrap.dedent(imports)}\nroom({megabytes})\n{textwrap.dedent(code)}"
-    end = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=seconds)
-    assert end.returncode == 0, end.stderr[-2000:]
-    return end.stdout.strip()
+    return output_of(script, seconds=seconds).strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 from urllib.parse import parse_qs
 
 SLOW_DOWN = (
@@ -104,7 +106,8 @@ def _between(store: ObjectStore, application: Callable[..., Any]) -> Callable[..
 
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
-    """A server with one empty bucket."""
+    """A server with one empty bucket, which this process reaches too."""
+    from fsspec import filesystem
     from moto.backends import get_backend
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
@@ -122,12 +125,13 @@ def object_store() -> Iterator[ObjectStore]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        import s3fs
-
-        s3fs.S3FileSystem(key="key", secret="secret", endpoint_url=store.endpoint).mkdir(BUCKET)
-        store.forget()
-        yield store
+        with mock.patch.dict(os.environ, store.environment):
+            filesystem("s3").clear_instance_cache()  # of another server's address
+            filesystem("s3").mkdir(BUCKET)
+            store.forget()
+            yield store
     finally:
+        filesystem("s3").clear_instance_cache()
         server.shutdown()
         thread.join()
         get_backend("s3").reset()

@@ -69,31 +69,35 @@ def one_line(work: Callable[[], object]) -> None:
     assert message
 
 
-def read_jsonl(data: bytes, folder: Path) -> None:
-    """However a file is cut, its documents are the same, and none is lost."""
-    (folder / "a.jsonl").write_bytes(data)
+def read_kind(path: Path, data: bytes, check: Callable[[list[Document], list[Shard]], None] = lambda *_: None) -> None:
+    """Documents for which all holds, and what is checked beside, or one line."""
+    path.write_bytes(data)
 
     def read() -> None:
-        documents, shards = read_file(folder / "a.jsonl")
+        documents, shards = read_file(path)
         check_documents(documents)
-        whole = list(read_shard(replace(shards[0], start=0, stop=len(data))))
-        assert documents == whole
-        lines = [line for line in data.split(b"\n") if line.strip()]
-        assert len(documents) == len(lines)
+        check(documents, shards)
 
     one_line(read)
+
+
+def read_jsonl(data: bytes, folder: Path) -> None:
+    """However a file is cut, its documents are the same, and none is lost."""
+
+    def check(documents: list[Document], shards: list[Shard]) -> None:
+        assert documents == list(read_shard(replace(shards[0], start=0, stop=len(data))))
+        assert len(documents) == len([line for line in data.split(b"\n") if line.strip()])
+
+    read_kind(folder / "a.jsonl", data, check)
 
 
 def read_csv(data: bytes, folder: Path) -> None:
     """Rows are numbered without a gap."""
-    (folder / "a.csv").write_bytes(data)
 
-    def read() -> None:
-        documents, _ = read_file(folder / "a.csv")
-        check_documents(documents)
+    def check(documents: list[Document], _: list[Shard]) -> None:
         assert [document.row for document in documents] == list(range(len(documents)))
 
-    one_line(read)
+    read_kind(folder / "a.csv", data, check)
 
 
 @cache
@@ -110,8 +114,7 @@ def read_parquet(data: bytes, folder: Path) -> None:
     whole = parquet_file()
     pages = len(whole) - 8 - len(parquet_footer())
     damage = data[: pages - 4]
-    (folder / "a.parquet").write_bytes(whole[:4] + damage + whole[4 + len(damage) :])
-    one_line(lambda: check_documents(read_file(folder / "a.parquet")[0]))
+    read_kind(folder / "a.parquet", whole[:4] + damage + whole[4 + len(damage) :])
 
 
 def parquet_footer() -> bytes:
@@ -123,28 +126,23 @@ def parquet_footer() -> bytes:
 def read_footer(data: bytes, folder: Path) -> None:
     """A file whose footer is damaged is one line."""
     pages = parquet_file()[: -8 - len(parquet_footer())]
-    (folder / "a.parquet").write_bytes(pages + data + len(data).to_bytes(4, "little") + b"PAR1")
-    one_line(lambda: check_documents(read_file(folder / "a.parquet")[0]))
+    read_kind(folder / "a.parquet", pages + data + len(data).to_bytes(4, "little") + b"PAR1")
 
 
 def read_txt(data: bytes, folder: Path) -> None:
     """A file is a document."""
-    (folder / "a.txt").write_bytes(data)
 
-    def read() -> None:
-        documents, _ = read_file(folder / "a.txt")
-        check_documents(documents)
+    def check(documents: list[Document], _: list[Shard]) -> None:
         assert len(documents) == 1
 
-    one_line(read)
+    read_kind(folder / "a.txt", data, check)
 
 
 def read_packed(data: bytes, folder: Path) -> None:
     """As a compressed file, and compressed: the same documents as those of the plain file."""
     for suffix, pack in ((".gz", gzip.compress), (".zst", zstandard.compress)):
         path = folder / f"a.jsonl{suffix}"
-        path.write_bytes(data)
-        one_line(lambda path=path: check_documents(read_file(path)[0]))
+        read_kind(path, data)
         path.write_bytes(pack(data))
         (folder / "a.jsonl").write_bytes(data)
 

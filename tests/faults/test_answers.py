@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from finished import rows, run
-from made_up import sentence, write_audit
+from made_up import write_audit
 from openai_server import openai_server
 
 from pipeline.endpoint.answers import Answers, spent_before
@@ -35,11 +35,10 @@ def test_a_damaged_line_of_answers_is_passed_over(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_damaged_samples_cost_stays_in_the_budget(tmp_path: Path, tiny_model_folder: Path) -> None:
     folder = tmp_path / "run"
-    texts = [[sentence(at + i) for i in range(12)] for at in (0, 1000)]
     with openai_server(lambda prompt, seed: f" guess {seed} of {len(prompt)}", models=["stub"]) as server:
         model = {"endpoint": server.url, "name": "stub", "backoff": 0.01, "concurrency": 4}
         settings = {"detectors": [{"samia_zlib": {"draws": 2}}], "selections": []}
-        path = write_audit(tmp_path, tiny_model_folder, *texts, model=model, **settings)
+        path = write_audit(tmp_path, tiny_model_folder, 12, 12, model=model, **settings)
         run(path)
         asked_first, scores = len(server.bodies), rows(folder)
         receipt = next(read_receipts(Store(str(folder)), STAGE))

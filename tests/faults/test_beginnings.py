@@ -118,10 +118,6 @@ def test_of_a_long_text_with_words_one_beginning_is_tokenised(kind: str, monkeyp
     assert len(text) > 20_000
 
 
-def test_a_vocabulary_with_blanks_inside_its_entries_proves_nothing() -> None:
-    assert not vocabulary_of(tokenizer_of("across words")).splits_at_blanks
-
-
 def test_of_text_without_blanks_no_more_than_its_beginning_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tokenizer_of("gpt2")
     text = "".join(random.Random(2).choices("abcdefgh", k=1 << 21))
@@ -130,6 +126,7 @@ def test_of_text_without_blanks_no_more_than_its_beginning_is_tokenised(monkeypa
     assert max(lengths) == first_length(64)
     assert len(lengths) == 1 + vocabulary_of(tokenizer).longest
     assert text.startswith(tokenizer.decode(entry.ids))
+    assert not vocabulary_of(tokenizer_of("across words")).splits_at_blanks, "blanks inside of entries prove nothing"
 
 
 def test_the_end_of_a_text_may_decide_its_first_token() -> None:

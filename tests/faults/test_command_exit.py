@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from clusters import python
 
 RACE = """
 import sys, threading
@@ -31,13 +25,10 @@ ENDS = {"a failure": "fail('the main thread', 50)", "an end": "finish(51)"}
 
 @pytest.mark.parametrize("end", ENDS)
 def test_of_many_threads_that_end_a_command_one_prints_its_line_and_decides_the_exit_code(end: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     lines = {f"seenset: thread {number}\n": number for number in range(10, 50)}
     lines |= {"seenset: the main thread\n": 50} if end == "a failure" else {"": 51}
     for _ in range(5):
-        done = subprocess.run(
-            [sys.executable, "-c", RACE + ENDS[end]], env=environment, capture_output=True, text=True, timeout=60
-        )
+        done = python(RACE + ENDS[end])
         assert done.stderr in lines, "one line"
         assert done.returncode == lines[done.stderr]
 
@@ -60,6 +51,5 @@ sys.stderr = Slow()
 threading.Timer(0.05, leave_at_once, ("the second", 3)).start()
 fail("the first " + "x" * 80, 2)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    done = python(code)
     assert (done.returncode, done.stderr) == (2, f"seenset: the first {'x' * 80}\n")

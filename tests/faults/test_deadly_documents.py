@@ -11,40 +11,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
+import recorder
 from recorder import shards_of
 
 from benchmarks.plain_loop import process
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, model_digests, rows_schema
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, model_digests
 from pipeline.stages.process import read_rows
 from pipeline.store.attempts import LOCAL_DRIVER, MAX_STARTS
 from pipeline.store.files import Store
 
-SCHEMA = rows_schema(("length", pa.int64()))
 RAISED = 9  # exit status of a process whose work raised
 DRIVERS = ["some", LOCAL_DRIVER]
 JSON_BOMB = "[" + "[]," * 800_000 + "0]"
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(recorder.Settings):
     """Of the stage of these tests."""
 
     calls: str = ""  # a file that counts calls over all attempts
     kills: tuple[int, ...] = ()  # the call of each attempt at which it is killed from outside
 
 
-class Lengths:
-    """Counts characters. It dies of some texts, of some already while it prepares them."""
+class Lengths(recorder.Recorder):
+    """Dies of some texts, of some already while it prepares them."""
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
-        self.settings: Settings = stage.settings
-        self.window = Window(4)
-        self.batch_size: BatchSize | None = BatchSize(30)
+        super().__init__(stage, placement)
+        self.batch_size = BatchSize(30)
         self.calls = 0
         if self.settings.calls:
             with Path(self.settings.calls).open("a") as attempts:
@@ -54,12 +52,9 @@ class Lengths:
         self.die_at(0)
 
     def prepare(self, documents: list[Document], inputs: None, output: Output) -> list[Entry]:
-        for document in documents:
-            if "deadly to tokenise" in document.text:
-                os._exit(1)
-            if "wrong to tokenise" in document.text:
-                raise ValueError("no tokens")
-        return [Entry(document, len(document.text), document.text) for document in documents]
+        if any("deadly to tokenise" in document.text for document in documents):
+            os._exit(1)
+        return super().prepare(documents, inputs, output)
 
     def die_at(self, call: int) -> None:
         if self.settings.calls:
@@ -72,12 +67,11 @@ class Lengths:
         self.die_at(self.calls)
         if any("deadly to score" in entry.work for entry in batch):
             os._exit(1)
-        for entry in batch:  # the row depends on what shares the batch
-            output.keep(entry.document, length=sum(len(other.work) for other in batch))
+        super().work(batch, output)
 
 
 def stage_of(**settings: Any) -> Stage:
-    return Stage("lengths", "lengths", SCHEMA, Settings(**settings), None, 0, Lengths, model_digests())
+    return replace(recorder.stage_of(), settings=Settings(**settings), make=Lengths, digest=model_digests())
 
 
 def killed(work: Callable[[], Any], megabytes: int = 10**6) -> int:
@@ -133,7 +127,7 @@ def test_a_document_that_kills_its_worker_while_it_is_tokenised_is_found(driver:
     (shard,), store = shards_of(tmp_path / "killed", texts)
     assert attempts_at(stage, shard, store, driver) <= 6
     assert problems(stage, shard, store) == {3: "it was being worked on when its worker was killed, again and again"}
-    assert not store.names("attempts/lengths", ".json")
+    assert not store.names("attempts/turns", ".json")
     (other,), clean = shards_of(tmp_path / "clean", [*texts[:3], "wrong to tokenise", *texts[4:]])
     assert attempts_at(stage, other, clean, driver) == 1
     assert problems(stage, other, clean) == {3: "no tokens"}
@@ -149,9 +143,9 @@ def test_a_document_that_kills_its_worker_while_it_is_read_is_found(driver: str,
     stage = stage_of()
     (shard,), store = shards_of(tmp_path, lines)
     assert attempts_at(stage, shard, store, driver, megabytes=30) <= 7
-    row = store.read_table(store.read_json("receipts/lengths/audit-000000.json")["data"])
-    assert row.num_rows == 6  # such a row no stage can read: it is counted, and in no file but the quarantine
-    assert store.read_json("receipts/lengths/audit-000000.json")["reasons"] == {"model_error": 1}
+    receipt = store.read_json("receipts/turns/audit-000000.json")
+    assert store.read_table(receipt["data"]).num_rows == 6  # such a row no stage can read: only quarantine has it
+    assert receipt["reasons"] == {"model_error": 1}
 
 
 @pytest.mark.slow

@@ -9,19 +9,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx2
 import pyarrow.parquet as pq
 import pytest
 from commands import ended, printed
 from finished import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import sentence
+from made_up import MakeAudit
 from openai_server import openai_server
 
 from pipeline.config.models import EndpointConfig
@@ -30,7 +28,6 @@ from pipeline.endpoint.keys import keys_withdrawn, masked, spellings, withdraw_k
 from pipeline.errors import UserError
 from seenset import audit
 
-MakeAudit = Callable[..., Path]
 KEY = "sk-sesame+1f/2e=3d~"
 CONFIG = EndpointConfig.model_validate({"endpoint": "http://localhost/v1", "name": "stub"})
 SETTINGS: dict[str, Any] = {
@@ -107,7 +104,6 @@ def test_an_endpoint_that_echoes_the_key_leaves_it_in_no_file_and_no_line(
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("SEENSET_API_KEY", KEY)
     codes = list(encodings(KEY).values())
-    texts, others = [sentence(i) for i in range(20)], [sentence(1000 + i) for i in range(10)]
 
     def echo(prompt: str, seed: int) -> str:
         return f" you said {codes[sum(map(ord, prompt)) % len(codes)]} and {' '.join(codes)} in all"
@@ -117,7 +113,7 @@ def test_an_endpoint_that_echoes_the_key_leaves_it_in_no_file_and_no_line(
 
     with openai_server(echo, behave, key=KEY, models=["stub"]) as server:
         model = {"endpoint": server.url, "name": "stub", "backoff": 0.01, "attempts": 2}
-        code, output, errors = printed(capsys, "run", str(make_audit(texts, others, model=model, **SETTINGS)))
+        code, output, errors = printed(capsys, "run", make_audit(20, 10, model=model, **SETTINGS))
     assert code == 0, errors
     assert server.keys == {f"Bearer {KEY}"}
     (stage,) = (tmp_path / "run/receipts").glob("sample/*/*")
@@ -143,12 +139,6 @@ def test_an_endpoint_whose_list_of_models_or_broken_answer_holds_the_key(monkeyp
             check_endpoint(config)
 
 
-def test_a_redirect_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SEENSET_API_KEY", KEY)
-    assert httpx2.Client().follow_redirects is False
-    assert httpx2.AsyncClient().follow_redirects is False
-
-
 def test_no_child_of_a_run_gets_the_key_and_the_caller_has_it_again(
     make_audit: MakeAudit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,8 +152,7 @@ def test_no_child_of_a_run_gets_the_key_and_the_caller_has_it_again(
 
     with openai_server(look, key=KEY, models=["stub"]) as server:
         model = {"endpoint": server.url, "name": "stub"}
-        texts = [sentence(1), sentence(2)], [sentence(3), sentence(4)]
-        audit(make_audit(*texts, model=model, **SETTINGS), quiet=True)
+        audit(make_audit(2, 2, model=model, **SETTINGS), quiet=True)
     assert set(seen) == {"None"}
     assert os.environ["SEENSET_API_KEY"] == KEY
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import MakeAudit
 from rich.console import Console
 
 from pipeline.audit.description import load_config
@@ -41,7 +42,7 @@ CHANGES: list[tuple[str, Callable[[bytes], bytes] | None]] = [
 
 
 def test_whatever_was_changed_in_a_finished_run_is_seen(
-    make_audit: Callable[..., Path], tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+    make_audit: MakeAudit, tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, folder = tmp_path / "model", tmp_path / "run"
     shutil.copytree(tiny_model_folder, model)
@@ -66,7 +67,7 @@ def test_whatever_was_changed_in_a_finished_run_is_seen(
 
 @pytest.mark.slow
 def test_other_questions_inputs_and_flags_are_answered_anew(
-    make_audit: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = make_audit()
     audited(path, capsys)

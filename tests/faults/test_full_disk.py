@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,10 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_up import sentence
-from rich.console import Console
+from clusters import until
+from finished import run
+from made_up import MakeAudit, sentence
 
-from pipeline.audit.description import load_config
 from pipeline.config.models import ModelConfig
 from pipeline.errors import ExitCode, FullError, UserError
 from pipeline.models.load import open_model
@@ -24,11 +23,7 @@ from pipeline.store.attempts import AttemptLog
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock, lock_is_live
 from pipeline.training.train import FinetuneConfig, TrainingOptions, train
-from ray_jobs.audit import run_audit
 from ray_jobs.finetune import AdapterJob, train_adapters
-from ray_jobs.progress import Reporter
-
-MakeAudit = Callable[..., Path]
 
 
 class SmallDisk:
@@ -119,9 +114,7 @@ def test_the_lock_beats_on_and_is_given_back_on_a_full_disk(disk: SmallDisk, mon
     with RunLock(store) as lock:
         disk.fill()
         before = store.read("lock/000001.json")
-        end = time.monotonic() + 10
-        while store.read("lock/000001.json") == before:
-            assert time.monotonic() < end
+        until(lambda: store.read("lock/000001.json") != before, 10)
         lock.check()
         with pytest.raises(FullError):
             lock.held.write_json("status.json", {"state": "running"})
@@ -152,15 +145,14 @@ def test_an_attempt_that_a_full_disk_ended_counts_as_no_death_of_its_worker(disk
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("left", [40_960, 81_920], ids="{} bytes left".format)
 def test_actors_on_a_full_disk_leave_nothing_half_written(make_audit: MakeAudit, disk: SmallDisk, left: int) -> None:
-    path = make_audit([sentence(i) for i in range(30)], run=str(disk.folder / "run"), resources={"cluster": "ray"})
+    path = make_audit(30, run=str(disk.folder / "run"), resources={"cluster": "ray"})
     disk.fill(left)
-    reporter = Reporter(Console(quiet=True))
     with pytest.raises(UserError, match="no space left for run directory") as caught:
-        run_audit(load_config(str(path)), reporter)
+        run(path)
     assert caught.value.exit_code == 3
     check_nothing_is_half_written(disk)
     disk.empty()
-    assert run_audit(load_config(str(path)), reporter).exit_code == 0
+    assert run(path).exit_code == 0
 
 
 TRAINING = FinetuneConfig(epochs=2, batch_size=4, learning_rate=1e-3, dtype="float32", rank=4, seed=1)

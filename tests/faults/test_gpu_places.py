@@ -3,45 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from made_up import sentence
+from clusters import python
+from made_up import MakeAudit
 from two_nodes import on_two_nodes
-
-EIGHT_GPUS = """
-import json, sys
-from types import SimpleNamespace
-import ray, ray.data
-from ray.util import placement_group
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import make_plan
-from pipeline.store.files import Store
-from ray_jobs.actors import map_shards
-
-ray.init("local", num_cpus=64, num_gpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-
-class Pool(Exception):
-    pass
-
-def pool(min_size, **settings):
-    raise Pool(min_size)
-
-ray.data.ActorPoolStrategy = pool
-plan = make_plan(load_config(sys.argv[1]))
-try:
-    stage, store = SimpleNamespace(name="score"), Store(plan.config.run)
-    next(map_shards(stage, plan.config.resources, plan.shards, store, "driver"))
-except Pool as asked:
-    size = asked.args[0]
-ready = [placement_group([{"GPU": 0.3, "CPU": 1}] * size).wait(30), placement_group([{"GPU": 0.3}]).wait(2)]
-print(json.dumps([len(plan.shards), size, *ready]))
-"""
 
 NOT_THERE = """
 import json, os
@@ -81,28 +48,10 @@ cluster.shutdown()
 """
 
 
-def run_script(script: str, path: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
-    command = [sys.executable, "-c", script, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done
-
-
 @pytest.mark.slow
-def test_eight_gpus_at_three_tenths_are_asked_for_24_actors(make_audit: Callable[..., Path]) -> None:
-    resources = {"cluster": "ray", "actors": "auto", "gpus_per_actor": 0.3, "shard_bytes": 100}
-    path = make_audit([sentence(i) for i in range(200)], [sentence(1000 + i) for i in range(50)], resources=resources)
-    shards, size, all_fit, one_more_fits = json.loads(run_script(EIGHT_GPUS, path).stdout.splitlines()[-1])
-    assert shards > 26
-    assert (size, all_fit, one_more_fits) == (24, True, False)
-
-
-@pytest.mark.slow
-def test_an_actor_larger_than_any_node_is_refused_by_plan_and_by_run(make_audit: Callable[..., Path]) -> None:
+def test_an_actor_larger_than_any_node_is_refused_by_plan_and_by_run(make_audit: MakeAudit) -> None:
     resources = {"cluster": "auto", "actors": "auto"}
-    texts = [sentence(i) for i in range(20)], [sentence(1000 + i) for i in range(20)]
-    path = make_audit(*texts, resources=resources)
+    path = make_audit(20, 20, resources=resources)
     asked = [("plan", 4), ("plan", 3), ("run", 4)]  # ("run", 3) has a place, but no GPU here to load a model on
     more = ["--set", "model.dtype=float32"]  # else a GPU is asked
     commands = [["ray_jobs.cli", c, str(path), "--set", f"resources.gpus_per_actor={n}", *more] for c, n in asked]
@@ -114,8 +63,9 @@ def test_an_actor_larger_than_any_node_is_refused_by_plan_and_by_run(make_audit:
 
 
 @pytest.mark.slow
-def test_the_nodes_of_a_cluster_tell_their_gpus_or_that_they_have_none(tmp_path: Path) -> None:
-    done = run_script(NOT_THERE, tmp_path)
+def test_the_nodes_of_a_cluster_tell_their_gpus_or_that_they_have_none() -> None:
+    done = python(NOT_THERE, seconds=400, RAY_AUTH_MODE="disabled")
+    assert done.returncode == 0, done.stderr[-2000:]
     missing, missing_share, least, least_share, unlike = json.loads(done.stdout.splitlines()[-1])
     for line in (missing, missing_share):
         reason = "torch sees no GPU on a node that has one for Ray: install the torch of its CUDA there"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from commands import printed, refusal
-from made_up import sentence
+from made_up import MakeAudit, sentence, write_jsonl, write_rows
 
 from pipeline.errors import visible
 
-MakeAudit = Callable[..., Path]
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
 """Sets a title, clears the screen, writes in red by an 8-bit control, and turns the direction of writing round."""
 
@@ -27,9 +25,8 @@ def evil_audit(make_audit: MakeAudit, tmp_path: Path) -> str:
     config = yaml.safe_load(path.read_text())
     for role, texts in (("audit", TEXTS), ("unseen", OTHERS)):
         rows = [{"id": f"{role} {EVIL} {i}", "text": t, f"g{EVIL}": f"{EVIL}{i % 2}"} for i, t in enumerate(texts)]
-        file = tmp_path / f"{role}{EVIL}.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        config["corpus"][role] = {"path": str(file), "id": "id", "group": f"g{EVIL}"}
+        file = write_rows(tmp_path / f"{role}{EVIL}.jsonl", rows)
+        config["corpus"][role] = {"path": file, "id": "id", "group": f"g{EVIL}"}
     config["selections"][0] |= {"alpha": 0.9, "detectors": ["zlib"], "calibration": "by_group"}
     path.write_text(yaml.safe_dump(config))
     return str(path)
@@ -70,11 +67,7 @@ def test_a_name_that_holds_a_line_break_writes_no_line_of_its_own(
 ) -> None:
     name = "a\nseenset: nothing was selected"
     assert "\nseenset" not in refusal(capsys, "plan", str(make_audit(TEXTS, OTHERS)), "--set", f"seed={name!r}")[1:]
-    code, output, _ = printed(capsys, "init", str(make_folder(tmp_path / "data", f"{name}.jsonl")), "--json")
+    (tmp_path / "data").mkdir()
+    write_jsonl(tmp_path / "data" / f"{name}.jsonl", TEXTS)
+    code, output, _ = printed(capsys, "init", str(tmp_path / "data"), "--json")
     assert (code, json.loads(output)["config"].endswith("audit.yaml")) == (0, True)
-
-
-def make_folder(folder: Path, name: str) -> Path:
-    folder.mkdir()
-    (folder / name).write_text("".join(json.dumps({"id": str(i), "text": t}) + "\n" for i, t in enumerate(TEXTS)))
-    return folder

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from clusters import output_of
 from report_run import amend, build_run
 
 from pipeline.audit.selected import ScoreHistogram
 from pipeline.store.files import Store
 from pipeline.store.pieces import write_pieces
-from pipeline.store.receipts import FileRecord, Receipt, read_receipts, write_receipt
+from pipeline.store.receipts import read_receipts, write_receipt
 
 AUDITED, SELECTED, CALIBRATION, SHARDS = 1_000_000, 300_000, 100_000, 500
 SCHEMA = pa.schema(
@@ -58,12 +58,12 @@ def pieces(selected: int, piece: int = 20_000) -> Iterator[pa.Table]:
         yield pa.table(columns, schema=SCHEMA)
 
 
-def run_of(folder: Path, audited: int, selected: int, calibration: int, shards: int) -> Store:
-    """A run directory of any size, as selection leaves it."""
+def measured(folder: Path, audited: int, selected: int, calibration: int, shards: int) -> tuple[Any, Store]:
+    """Processor seconds and peak memory of a process that writes the page of a run of any size; the run."""
     store = build_run(folder)
     receipt = next(receipt for receipt in read_receipts(store, "score") if receipt.role == "audit")
     for index in range(1, shards):
-        write_receipt(store, "score", of_shard(receipt, index))
+        write_receipt(store, "score", replace(receipt, shard=f"audit-{index:06d}"))
     write_pieces(store, "selection/members/selected.parquet", SCHEMA, pieces(selected))
     rank = np.arange(1, calibration + 2)
     count = np.random.default_rng(1).multinomial(audited, np.full(len(rank), 1 / len(rank)))
@@ -72,29 +72,15 @@ def run_of(folder: Path, audited: int, selected: int, calibration: int, shards: 
     roles = {"audit": [audited // 4096] * 4096, "unseen": [calibration // 4096 + 1] * 4096}
     store.write_json("selection/members/scores.json", ScoreHistogram(column="a", edges=edges, roles=roles).plain())
     amend(store, "members", n_audit=audited, n_selected=selected, n_calibration=calibration)
-    return store
-
-
-def of_shard(receipt: Receipt, index: int) -> Receipt:
-    name = f"scores/audit-{index:06d}-a.parquet"
-    kept = {key: value for key, value in receipt.files.items() if key != receipt.data}
-    return replace(receipt, shard=f"audit-{index:06d}", data=name, files={**kept, name: FileRecord(0, 0, "")})
-
-
-def written(store: Store) -> dict[str, float]:
-    """Processor seconds and peak memory of a process that writes the page."""
-    done = subprocess.run([sys.executable, "-c", WRITING, store.url], capture_output=True, text=True, check=True)
-    measured: dict[str, float] = json.loads(done.stdout)
-    return measured
+    return json.loads(output_of(WRITING, store.url, seconds=300)), store
 
 
 @pytest.mark.slow
 def test_the_page_of_a_million_documents_takes_a_minute_and_300_megabytes_more_than_that_of_a_thousand(
     tmp_path: Path,
 ) -> None:
-    small = written(run_of(tmp_path / "small", 1_000, 300, 100, 2))
-    store = run_of(tmp_path / "large", AUDITED, SELECTED, CALIBRATION, SHARDS)
-    large = written(store)
+    small, _ = measured(tmp_path / "small", 1_000, 300, 100, 2)
+    large, store = measured(tmp_path / "large", AUDITED, SELECTED, CALIBRATION, SHARDS)
     assert large["seconds"] < 60, large
     assert large["megabytes"] - small["megabytes"] < 300, (small, large)
     page = store.read("report/report.html")

@@ -6,9 +6,9 @@ it, or wait until another scan has done all of its own. Afterwards the same comm
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections import deque
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
 from object_store import object_store as moto_store
-from s3fs import S3FileSystem
 from stores import Fault, ObjectStore, object_store
 
 from pipeline.errors import IncompleteError, UserError
 from pipeline.selection.schedule import Slot
 from pipeline.series import claims
 from pipeline.series.claims import claim_slots, file_result
-from pipeline.series.scans import Schedule, read_schedule
+from pipeline.series.scans import read_schedule
 from pipeline.store import ledger as ledger_module
 from pipeline.store.files import Store
 
@@ -107,9 +106,6 @@ class Scans(RuleBasedStateMachine):
 
     # --- what always holds
 
-    def _schedule(self) -> Schedule | None:
-        return read_schedule(self.store)
-
     @invariant()
     def nothing_that_was_appended_ever_changes(self) -> None:
         """Files are added, and none is changed or removed."""
@@ -119,7 +115,7 @@ class Scans(RuleBasedStateMachine):
     @invariant()
     def the_ledger_bears_what_scans_were_told(self) -> None:
         """Places are taken in turn, once a scan; what scans were told and answered stands there."""
-        schedule = self._schedule()
+        schedule = read_schedule(self.store)
         if schedule is None:
             assert not self.slots
             return
@@ -153,66 +149,46 @@ class Scans(RuleBasedStateMachine):
         started = [*self.slots]
         for content in started:
             self._run(content)
-        schedule = self._schedule()
+        schedule = read_schedule(self.store)
         assert set(started) <= set(self.filed)
         assert schedule is None or sum(scan.filing is not None for scan in schedule.scans) == len(self.filed)
         self.patch.undo()
 
 
-def test_scans_at_once_that_die_anywhere_spend_no_level_twice() -> None:
-    run_state_machine_as_test(Scans, settings=settings(max_examples=10, stateful_step_count=7, deadline=None))
+@pytest.mark.parametrize(("examples", "steps"), [(10, 7), pytest.param(150, 15, marks=pytest.mark.slow)])
+def test_scans_at_once_that_die_anywhere_spend_no_level_twice(examples: int, steps: int) -> None:
+    run_state_machine_as_test(Scans, settings=settings(max_examples=examples, stateful_step_count=steps))
 
 
-@pytest.mark.slow
-def test_scans_at_once_that_die_anywhere_spend_no_level_twice_at_length() -> None:
-    run_state_machine_as_test(Scans, settings=settings(max_examples=150, stateful_step_count=15, deadline=None))
-
-
-def scan_at_once(open_store: Callable[[], Store], scans: int, url: str, patch: pytest.MonkeyPatch) -> list[Slot]:
+def scan_at_once(scans: int, url: str) -> list[Slot]:
     """Places that two writers get, each for so many scans, one after another."""
-    slots: list[Slot] = []
-    problems: list[BaseException] = []
-    patch.setattr(claims, "open_ledger", lambda series: open_store())
 
-    def write(writer: str) -> None:
-        try:
-            for number in range(scans):
-                config = scan_config(url, run=f"/runs/{writer}")
-                scored = scan_scores(config, f"{writer}-{number}")
-                for _ in range(20):  # the same command goes on
-                    try:
-                        slots.append(claim_slots(config, scored, calibrations(config), None, lambda _: None)["members"])
-                        summary = scan_summary(config, "members", 1)
-                        file_result(config, scored, None, [summary], lambda _: None)
-                        break
-                    except IncompleteError:
-                        continue
-        except BaseException as problem:
-            problems.append(problem)
+    def write(writer: str) -> list[Slot]:
+        slots: list[Slot] = []
+        for number in range(scans):
+            config = scan_config(url, run=f"/runs/{writer}")
+            scored = scan_scores(config, f"{writer}-{number}")
+            for _ in range(20):  # the same command goes on
+                with contextlib.suppress(IncompleteError):
+                    slots.append(claim_slots(config, scored, calibrations(config), None, lambda _: None)["members"])
+                    file_result(config, scored, None, [scan_summary(config, "members", 1)], lambda _: None)
+                    break
+        return slots
 
-    writers = [threading.Thread(target=write, args=(name,)) for name in "ab"]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert not problems, problems
-    return slots
+    with ThreadPoolExecutor() as pool:
+        return [slot for slots in pool.map(write, "ab") for slot in slots]
 
 
-def test_two_writers_on_one_file_system_get_a_place_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = str(tmp_path / "ledger")
-    slots = scan_at_once(lambda: Store(folder), 4, folder, monkeypatch)
+def test_two_writers_on_one_file_system_get_a_place_each(tmp_path: Path) -> None:
+    slots = scan_at_once(4, str(tmp_path / "ledger"))
     assert sorted(slot.number for slot in slots) == list(range(1, 9))
 
 
 @pytest.mark.slow
-def test_two_writers_on_an_object_store_with_503s_get_a_place_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_writers_on_an_object_store_with_503s_get_a_place_each() -> None:
     with moto_store() as server:
-        S3FileSystem.clear_instance_cache()  # of another server's address
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
         server.failures = 0.15
-        slots = scan_at_once(lambda: Store("s3://bucket/weekly"), 5, "s3://bucket/weekly", monkeypatch)
+        slots = scan_at_once(5, "s3://bucket/weekly")
         server.failures = 0.0
         schedule = read_schedule(Store("s3://bucket/weekly"))
         assert schedule is not None
@@ -222,11 +198,8 @@ def test_two_writers_on_an_object_store_with_503s_get_a_place_each(monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_bucket_that_is_not_there_stops_a_scan_before_it_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    with moto_store() as server:
-        S3FileSystem.clear_instance_cache()  # of another server's address
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
+def test_a_bucket_that_is_not_there_stops_a_scan_before_it_scores() -> None:
+    with moto_store():
         with pytest.raises(UserError, match="bucket nowhere is not there"):
             claims.check_ledger(scan_config("s3://nowhere/weekly"))
         assert claims.check_ledger(scan_config("s3://bucket/weekly")) is None

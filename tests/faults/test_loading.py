@@ -1,4 +1,4 @@
-"""How weights are held and attention is computed on a GPU, as a model is loaded for one."""
+"""How weights are held and attention and products are computed on a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from claimed_device import ClaimedDevices, real
+from claimed_device import ClaimedDevices, ClaimedTensor, real
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -17,6 +17,7 @@ from benchmarks.device import random_model
 from pipeline.config.models import ModelConfig
 from pipeline.models.load import _quantization, fingerprint_model
 from pipeline.models.opened import fused_attention, use_fused_attention
+from pipeline.passes.gradient import gram
 from seenset import score
 
 IDS = torch.arange(12)[None]
@@ -71,6 +72,19 @@ def test_whatever_opens_a_model_on_a_gpu_has_that_attention(opened: str, monkeyp
         AttentionInterface.register("sdpa", sdpa_attention_forward)
         assert score(lm, [], detectors=["loss"]).num_rows == 0
     assert AttentionInterface._global_mapping["sdpa"] is fused_attention
+
+
+@pytest.mark.parametrize("names", [["default", "out", "dtype", "dtype_out"], ["default", "out"]], ids=["2.8", "2.6"])
+def test_half_precision_products_are_float32_with_every_torch(
+    names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.aten.bmm, "_overload_names", names)
+    rows = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with ClaimedDevices(cuda=True) as devices:
+        product = gram(ClaimedTensor(rows, torch.device("meta", 0)))
+    assert ("aten.bmm.dtype" in devices.operations) == ("dtype" in names)
+    assert product.dtype == torch.float32
+    torch.testing.assert_close(real(product), torch.bmm(rows.float(), rows.float().mT))
 
 
 @pytest.mark.usefixtures("registered")

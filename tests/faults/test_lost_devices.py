@@ -55,27 +55,16 @@ def test_without_a_cluster_the_run_ends_in_one_line_and_its_log_names_what_was_i
     shards, store = shards_of(tmp_path, *texts)
     stage = replace(stage_of(), make=OnDevice, digest=model_digests())
     events = finish_shards(stage, shards, store, workers=1)
-    with pytest.raises(LostDeviceError) as raised:  # a driver that is slow to hear of it: no other shard is begun
+    line = r"^[^\n]*device-side assert triggered[^\n]*the same command goes on[^\n]*$"
+    with pytest.raises(LostDeviceError, match=line) as raised:  # of a driver that is slow to hear of it
         deque((time.sleep(delay) for _ in events), maxlen=0)
     assert raised.value.exit_code == ExitCode.INCOMPLETE
-    line = str(raised.value)
-    assert "device-side assert triggered" in line
-    assert "the same command goes on" in line
-    assert "\n" not in line
     (name,) = store.names("attempts/turns", ".json")
     log = store.read_json(f"attempts/turns/{name}")
     rows = {int(entry.removeprefix("work ")) for entry in log["at"] if entry.startswith("work ")}
     (shard,) = [shard for shard in shards if f"{shard.id}.json" == name]
     in_flight = [document.text for document in read_shard(shard) if document.row in rows]
     assert "an assertion" in in_flight
-    for _ in range(3):
-        try:
-            list(finish_shards(stage, shards, store, workers=1))
-        except LostDeviceError:
-            continue
-        break
-    receipts = [store.read_json(f"receipts/turns/{shard.id}.json") for shard in shards]
-    assert sum(receipt["n_scored"] for receipt in receipts) == 19
 
 
 def test_only_an_error_after_which_the_device_answers_no_more_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,120 +13,86 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
-from clusters import free_port, until
+from clusters import output_of, shared_cluster, until, words_of
 from commands import printed
-from made_up import sentence, write_audit
+from made_up import MakeAudit, sentence
 from openai_server import openai_server
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import UserError
 from ray_jobs.cluster import PREFIX, cluster_warning, private_folder
 
-MakeAudit = Callable[..., Path]
 SEENSET = [sys.executable, "-m", "ray_jobs.cli"]
-RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 KEY = "sk-sesame-1f2e3d"
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
-@dataclass
-class Sighting:
-    """What another process saw of a run on a local cluster."""
-
-    code: int = -1
-    output: str = ""
-    listening: dict[str, set[str]] = field(default_factory=dict)  # command -> addresses
-    with_key: set[str] = field(default_factory=set)
-    children: set[int] = field(default_factory=set)
-    modes: dict[str, int] = field(default_factory=dict)  # of the private folder
-    folders_afterwards: list[str] = field(default_factory=list)
-    visits: int = 0  # to the cluster of somebody else
-
-
 @contextlib.contextmanager
-def somebody_else() -> Iterator[tuple[str, list[int]]]:
-    """A cluster that another user offers: its address, and its visits."""
-    visits: list[int] = []
+def somebody_else() -> Iterator[tuple[str, list[None]]]:
+    """A cluster that another user offers: its address, and an entry a visit."""
+    visits: list[None] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def count() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    server.accept()[0].close()
-                    visits.append(1)
+                    visits.append(server.accept()[0].close())
 
         threading.Thread(target=count, daemon=True).start()
         yield f"127.0.0.1:{server.getsockname()[1]}", visits
 
 
-def look_at(process: psutil.Process, folder: Path, sighting: Sighting) -> None:
-    """Note what there is to see of a run now."""
-    family = [process, *process.children(recursive=True)]
-    for member in family:
-        with contextlib.suppress(psutil.Error, OSError):
-            name = " ".join(member.cmdline())[:80]
-            if member.pid != process.pid and member.cmdline() != process.cmdline():  # the command, or its child
-                sighting.children.add(member.pid)
-                if KEY.encode() in Path(f"/proc/{member.pid}/environ").read_bytes():
-                    sighting.with_key.add(name)
-            ports = {connection.laddr.ip for connection in member.net_connections() if connection.status == "LISTEN"}
-            sighting.listening.setdefault(name, set()).update(ports)
-    for path in folder.glob(f"{PREFIX}*"):
-        sighting.modes[str(path)] = stat.S_IMODE(path.stat().st_mode)
+@pytest.mark.slow
+def test_a_neighbour_sees_no_open_port_no_file_and_no_key_of_a_run_on_a_local_cluster(
+    make_audit: MakeAudit, short_folder: Path
+) -> None:
+    """Of a run that asks an endpoint, of a user whose home cannot be written."""
+    settings = {"detectors": [{"samia_zlib": {"draws": 2}}], "selections": [], "resources": {"cluster": "ray"}}
+    listening: dict[str, set[str]] = defaultdict(set)  # command -> addresses
+    children, with_key, modes = set[int](), set[str](), set[int]()
 
+    def look_at(process: psutil.Process) -> None:
+        for member in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error, OSError):
+                name = " ".join(member.cmdline())[:80]
+                if member.pid != process.pid and member.cmdline() != process.cmdline():  # the command, or its child
+                    children.add(member.pid)
+                    if KEY.encode() in Path(f"/proc/{member.pid}/environ").read_bytes():
+                        with_key.add(name)
+                listening[name] |= {port.laddr.ip for port in member.net_connections() if port.status == "LISTEN"}
+        modes.update(stat.S_IMODE(path.stat().st_mode) for path in short_folder.glob(f"{PREFIX}*"))
 
-@pytest.fixture(scope="module")
-def sighting(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Sighting]:
-    """What is seen of a run on a local cluster that asks an endpoint, of a user whose home cannot be written."""
-    result, folder = Sighting(), Path(tempfile.mkdtemp(dir="/tmp"))
-    settings = {
-        "detectors": [{"samia_zlib": {"draws": 2}}],
-        "selections": [{"name": "members", "detectors": ["samia_zlib(draws=2)"], "procedure": "bh", "alpha": 0.2}],
-        "resources": {"cluster": "ray"},
-    }
-    texts = [sentence(i) for i in range(12)], [sentence(1000 + i) for i in range(8)]
-    home = tmp_path_factory.mktemp("run")
     with openai_server(key=KEY, models=["stub"]) as server, somebody_else() as (address, visits):
-        path = write_audit(home, tiny_model_folder, *texts, model={"endpoint": server.url, "name": "stub"}, **settings)
-        (folder / "ray").mkdir()
-        (folder / "ray/ray_current_cluster").write_text(address)
+        path = make_audit(12, 8, model={"endpoint": server.url, "name": "stub"}, **settings)
+        (short_folder / "ray").mkdir()
+        (short_folder / "ray/ray_current_cluster").write_text(address)
         hidden = ("RAY_AUTH_MODE", "RAY_ADDRESS", "XDG_CACHE_HOME", "HF_HOME", "MPLCONFIGDIR")
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        environment |= {"SEENSET_API_KEY": KEY, "RAY_TMPDIR": str(folder), "HOME": "/dev/null"}
-        command = [*SEENSET, "run", str(path)]
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        environment |= {"SEENSET_API_KEY": KEY, "RAY_TMPDIR": str(short_folder), "HOME": "/dev/null"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen([*SEENSET, "run", str(path)], env=environment, text=True, **pipes)
         while process.poll() is None:
             with contextlib.suppress(psutil.Error):
-                look_at(psutil.Process(process.pid), folder, result)
+                look_at(psutil.Process(process.pid))
             time.sleep(0.2)
-        result.output = process.stdout.read() if process.stdout else ""
-        result.code, result.visits = process.returncode, len(visits)
-    result.folders_afterwards = [path.name for path in folder.glob(f"{PREFIX}*")]
-    yield result
-    shutil.rmtree(folder)
-
-
-@pytest.mark.slow
-def test_a_neighbour_sees_no_open_port_no_file_and_no_key_of_a_run_on_a_local_cluster(sighting: Sighting) -> None:
-    assert sighting.code == 0, sighting.output
-    assert sighting.visits == 0, "a cluster that a file of anybody names is not joined"
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert visits == [], "a cluster that a file of anybody names is not joined"
     for name in ("gcs_server", "raylet", "DashboardAgent"):  # the last exports the metrics
-        assert any(name in command for command in sighting.listening)
-    assert {name: sorted(ips - LOOPBACK) for name, ips in sighting.listening.items() if ips - LOOPBACK} == {}
-    assert (set(sighting.modes.values()), sighting.folders_afterwards) == ({0o700}, [])
-    assert len(sighting.children) > 6, "the cluster's processes and its workers"
-    assert sighting.with_key == set()
-    assert "Traceback" not in sighting.output, "no home is needed"
-    assert not [line for line in sighting.output.splitlines() if line.startswith("seenset:")]
+        assert any(name in command for command in listening)
+    assert {name: sorted(ips - LOOPBACK) for name, ips in listening.items() if ips - LOOPBACK} == {}
+    assert (modes, list(short_folder.glob(f"{PREFIX}*"))) == ({0o700}, [])
+    assert len(children) > 6, "the cluster's processes and its workers"
+    assert with_key == set()
+    assert "Traceback" not in output, "no home is needed"
+    assert not [line for line in output.splitlines() if line.startswith("seenset:")]
 
 
 def test_a_temporary_folder_too_long_for_sockets_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,37 +114,14 @@ def test_a_temporary_folder_of_the_system_too_long_for_sockets_is_replaced(
     shutil.rmtree(folder)
 
 
-@contextlib.contextmanager
-def shared_cluster(**environment: str) -> Iterator[tuple[str, list[psutil.Process]]]:
-    """A cluster that somebody started: its address, and the processes of its head node."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    port = free_port()
-    options = ["--num-cpus=2", "--include-dashboard=false", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}"]
-    command = [*RAY, "start", "--head", f"--port={port}", *options]
-    subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True)
-    mine = [process for process in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(_words(process))]
-    try:
-        yield f"127.0.0.1:{port}", mine
-    finally:
-        for process in psutil.process_iter(["cmdline"]):
-            if str(folder) in " ".join(_words(process)):
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _words(process: psutil.Process) -> list[str]:
-    return process.info["cmdline"] or []
-
-
 @pytest.mark.slow
 def test_a_shared_cluster_that_asks_for_no_token_is_told_by_plan_and_one_that_does_is_not(
     make_audit: MakeAudit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(make_audit([sentence(i) for i in range(9)], [sentence(100 + i) for i in range(9)]))
+    path = str(make_audit(9, 9))
     resources = ResourcesConfig()
     (tmp_path / "token").write_text("0123456789abcdef" * 4)
-    with shared_cluster(RAY_AUTH_MODE="disabled") as (address, _):
+    with shared_cluster("--include-dashboard=false", RAY_AUTH_MODE="disabled") as (address, _):
         monkeypatch.setenv("RAY_ADDRESS", address)
         warning = cluster_warning(resources)
         assert warning is not None
@@ -187,7 +130,7 @@ def test_a_shared_cluster_that_asks_for_no_token_is_told_by_plan_and_one_that_do
         assert cluster_warning(resources.model_copy(update={"cluster": "local"})) is None
         ray.shutdown()  # to which `plan` has connected this process: Ray would end it with the cluster
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    with shared_cluster(RAY_AUTH_MODE="token") as (address, _):
+    with shared_cluster("--include-dashboard=false", RAY_AUTH_MODE="token") as (address, _):
         monkeypatch.setenv("RAY_ADDRESS", address)
         assert cluster_warning(resources) is None
 
@@ -199,7 +142,7 @@ def test_a_lost_head_node_ends_with_exit_3_and_says_how_to_go_on(
 ) -> None:
     texts = [sentence(i, 60) for i in range(4000)], [sentence(10_000 + i) for i in range(40)]
     path = str(make_audit(*texts, resources={"cluster": "ray", "shard_bytes": 4000, "actors": 2}))
-    with shared_cluster(RAY_AUTH_MODE="disabled") as (address, processes):
+    with shared_cluster("--include-dashboard=false", RAY_AUTH_MODE="disabled") as (address, processes):
         environment = {**os.environ, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
         environment["RAY_gcs_rpc_server_reconnect_timeout_s"] = "35"  # a head node counts as lost after 15 s
         driver = subprocess.Popen(
@@ -207,7 +150,7 @@ def test_a_lost_head_node_ends_with_exit_3_and_says_how_to_go_on(
         )
         until(lambda: list((tmp_path / "run/receipts/score").glob("*.json")), 180)
         for process in processes:
-            if lost == "head" or lost in _words(process)[0]:
+            if lost == "head" or lost in words_of(process)[0]:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(signal.SIGKILL)
         output, errors = driver.communicate(timeout=180)
@@ -225,5 +168,4 @@ def test_a_local_cluster_has_the_cpus_that_the_process_may_use() -> None:
         "import os, ray; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "from ray_jobs.cluster import connect; connect(); print(int(ray.cluster_resources()['CPU']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.split()[-1:] == ["1"], done.stderr
+    assert output_of(code, seconds=120).split()[-1:] == ["1"]

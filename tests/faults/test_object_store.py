@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -16,9 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from empty_receipts import receipt_of
-from made_up import sentence
+from export_runs import export, finished_run, refusal
+from finished import run
+from made_up import MakeAudit, sentence
 from object_store import BUCKET, ObjectStore, object_store
-from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
@@ -31,43 +34,30 @@ from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import COMPACTED, compact_receipts, read_receipts, receipt_name
-from ray_jobs.audit import Outcome, run_audit
-from ray_jobs.progress import Reporter
-
-for package in ("moto", "s3fs"):
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'seenset[dev]'")
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+def store() -> Iterator[ObjectStore]:
     with object_store() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        fsspec.filesystem("s3").clear_instance_cache()
         yield server
-        fsspec.filesystem("s3").clear_instance_cache()
-
-
-def audited(path: Path) -> Outcome:
-    return run_audit(load_config(str(path)), Reporter(Console(stderr=True)))
 
 
 def test_a_finished_run_costs_at_most_10_requests_and_a_500th_of_its_shards(
-    make_audit: Callable[..., Path], store: ObjectStore
+    make_audit: MakeAudit, store: ObjectStore
 ) -> None:
     path = corpus_in_the_store(make_audit(), "/*.jsonl")
-    first = audited(path)
+    first = run(path)
     shards = first.status.shards
     assert shards >= 12
     store.forget()
-    assert audited(path) == first
+    assert run(path) == first
     assert len(store.requests) <= 10 + shards / 500, store.kinds()
     assert store.kinds().keys() <= {"GET", "LIST"}
     fsspec.filesystem("s3").rm_file(f"{BUCKET}/run/{FINISHED_FILE}")
     store.forget()
-    assert audited(path).selections == first.selections
+    assert run(path).selections == first.selections
     read = [
         key
         for kind, key in store.requests
@@ -79,19 +69,19 @@ def test_a_finished_run_costs_at_most_10_requests_and_a_500th_of_its_shards(
 
 @pytest.mark.slow
 def test_1_100_receipts_are_read_from_3_compactions_and_single_ones_side_by_side(store: ObjectStore) -> None:
-    run = Store(f"s3://{BUCKET}/run")
+    folder = Store(f"s3://{BUCKET}/run")
     receipts = [receipt_of(f"audit-{number:06d}") for number in range(1_100)]
     fsspec.filesystem("s3").pipe(
         {f"{BUCKET}/run/{receipt_name('score', r.shard)}": to_json(r.to_dict()) for r in receipts}
     )
     store.forget()
-    assert list(read_receipts(run, "score")) == receipts
+    assert list(read_receipts(folder, "score")) == receipts
     assert store.kinds()["GET"] == 1_100
     assert store.at_once > 4
-    compact_receipts(run, "score")
-    run.begin()
+    compact_receipts(folder, "score")
+    folder.begin()
     store.forget()
-    assert list(read_receipts(run, "score")) == receipts
+    assert list(read_receipts(folder, "score")) == receipts
     assert store.kinds() == {"LIST": 3, "GET": -(-1_100 // COMPACTED)}
 
 
@@ -103,12 +93,11 @@ def selected_of(folder: str) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 def test_two_drivers_on_a_store_that_is_slow_and_fails_give_the_answer_of_one_on_a_disk(
-    make_audit: Callable[..., Path], tmp_path: Path, store: ObjectStore
+    make_audit: MakeAudit, tmp_path: Path, store: ObjectStore
 ) -> None:
-    texts = [sentence(i) for i in range(24)]
     selections = [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.9}]
-    path = make_audit(audit=texts, selections=selections)
-    here = audited(path)
+    path = make_audit(24, selections=selections)
+    here = run(path)
     remote = tmp_path / "remote.yaml"
     remote.write_text(path.read_text().replace(str(tmp_path / "run"), f"s3://{BUCKET}/run"))
     store.delay, store.failures = 0.15, 0.1
@@ -118,11 +107,31 @@ def test_two_drivers_on_a_store_that_is_slow_and_fails_give_the_answer_of_one_on
     ends = [(driver.communicate(timeout=500)[1], driver.returncode) for driver in drivers]
     codes = sorted(code for _, code in ends)
     assert codes in ([0, 0], [0, 75]), ends
-    there = audited(remote)
+    there = run(remote)
     assert there.status.documents == here.status.documents
     assert [summary.plain() for summary in there.selections] == [summary.plain() for summary in here.selections]
     assert selected_of(f"s3://{BUCKET}/run") == selected_of(str(tmp_path / "run"))
     assert any(kind == "LIST" for kind, _ in store.requests)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("store")
+def test_an_export_of_objects_is_objects(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": sentence(i), "n": i}).encode() + b"\n" for i in range(30)]
+    fsspec.filesystem("s3").pipe_file("bucket/data/x/a.jsonl.gz", gzip.compress(b"".join(lines)))
+    with fsspec.open("s3://bucket/data/y/a.parquet", "wb") as file:
+        pq.write_table(pa.table({"text": [sentence(i) for i in range(40, 60)], "n": list(range(20))}), file)
+    source = {"path": ["s3://bucket/data/x/*", "s3://bucket/data/y/a.parquet"]}
+    finished = finished_run(tmp_path, source, run="s3://bucket/runs/one")
+    assert export(finished, "s3://bucket/out").files == ["x/a.jsonl.gz", "y/a.parquet"]
+    out = Store("s3://bucket/out")
+    assert gzip.decompress(out.read("x/a.jsonl.gz")) == b"".join(line for i, line in enumerate(lines) if i % 3)
+    assert out.read_table("y/a.parquet")["n"].to_pylist() == [i for i in range(20) if i % 3]
+    for place in ("s3a://bucket//data/y/", "s3://bucket/runs/one/out", "s3://bucket/data/x/../y/a.parquet"):
+        assert re.search("input of the run|lie in one another", refusal(finished, place))
+    export(finished, "s3://bucket/out", form="list")
+    names = sorted(path.rsplit("/", 1)[-1] for path in out.fs.find(out.root, refresh=True))
+    assert names == [".seenset-export.json", "README.md", "list.jsonl"]
 
 
 @pytest.mark.parametrize("end", ["", "/"])
@@ -183,11 +192,11 @@ def corpus_in_the_store(path: Path, files: str = "") -> Path:
 
 @pytest.mark.parametrize("files", [pytest.param("", marks=pytest.mark.slow), "/"], ids=["files", "a folder"])
 def test_an_input_in_the_store_that_was_changed_after_a_run_is_seen_by_its_listing(
-    make_audit: Callable[..., Path], store: ObjectStore, files: str
+    make_audit: MakeAudit, store: ObjectStore, files: str
 ) -> None:
     path = corpus_in_the_store(make_audit(), files)
     first = make_plan(load_config(str(path)))
-    audited(path)
+    run(path)
     store.forget()
     assert make_plan(load_config(str(path))).inputs == first.inputs
     assert all(kind != "GET" or key.startswith("run/") for kind, key in store.requests), "no input is opened"
@@ -200,4 +209,4 @@ def test_an_input_in_the_store_that_was_changed_after_a_run_is_seen_by_its_listi
         f"s3://{changed}"
     ]
     with pytest.raises(UserError, match=r"01\.jsonl"):
-        audited(path)
+        run(path)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from finished import files_in
 from recorder import Recorder, letters, shards_of, stage_of
 
 from benchmarks.plain_loop import process
@@ -24,31 +25,17 @@ def log_of(store: Store) -> AttemptLog:
     return AttemptLog(store, WORK, "a.jsonl", "driver")
 
 
-def test_an_attempt_that_was_overtaken_takes_no_death_out_of_the_log(tmp_path: Path) -> None:
+def test_an_attempt_that_was_overtaken_takes_no_death_out_of_the_log_and_adds_none(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-    first = log_of(store)
-    second = log_of(store)
-    second.enter(["work 3"])
+    first, overtaken, last = log_of(store), log_of(store), log_of(store)
+    last.enter(["work 3"])
     before = store.read(LOG)
     first.abandon()
-    assert store.read(LOG) == before
-    assert log_of(store).record.deaths == {"work 3": 1}
-
-
-def test_what_an_overtaken_attempt_has_in_flight_is_not_blamed_for_the_death_of_the_other(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    log_of(store)
-    overtaken, last = log_of(store), log_of(store)
-    last.enter(["work 3"])
     overtaken.enter(["work 5"])
-    assert log_of(store).record.deaths == {"work 3": 1}
-
-
-def test_an_overtaken_attempt_leaves_no_log_of_a_finished_shard(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    log_of(store)
-    overtaken, last = log_of(store), log_of(store)
-    last.close()
+    assert store.read(LOG) == before
+    again = log_of(store)
+    assert again.record.deaths == {"work 3": 1}
+    again.close()
     overtaken.enter(["work 5"])
     assert interrupted_work(store, "turns", "driver") == set()
 
@@ -78,11 +65,6 @@ def test_an_attempt_that_fails_where_another_has_filed_has_its_receipt(tmp_path:
     assert process(stage, Overtaken(stage, Placement()), shard, store, "driver").n_scored == 9
 
 
-def files(folder: Path) -> list[str]:
-    """What is in a run directory, but for its root."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
 class Beaten(Recorder):
     """A worker that another one overtakes while it works."""
 
@@ -99,7 +81,7 @@ def test_the_slower_of_two_attempts_files_nothing_and_both_return_the_same_recei
     first.stage, first.shard, first.store = stage, shard, store  # type: ignore[attr-defined]
     receipt = process(stage, first, shard, store, "driver")
     assert receipt.n_scored == 9
-    assert files(tmp_path / "run") == sorted([receipt.data, "receipts/turns/audit-000000.json"])
+    assert files_in(tmp_path / "run") == sorted([receipt.data, "receipts/turns/audit-000000.json"])
     again = Store(str(tmp_path / "again"))
     expected = process(stage, Recorder(stage, Placement()), shard, again, "driver")
     assert receipt.files[receipt.data] == expected.files[expected.data], "the same bytes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from commands import ended
 from finished import rows, run
-from made_up import sentence, write_audit
+from made_up import MakeAudit, sentence, write_audit
 from openai_server import Said, openai_server
 from rich.console import Console
 
@@ -164,7 +164,7 @@ def test_a_retry_that_is_stopped_at_any_step_goes_on_as_the_run_does(tmp_path: P
 
 
 def test_what_no_attempt_changes_is_not_tried_again(
-    make_audit: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = make_audit([*AUDIT, ""], UNSEEN, error_budget=0.5)
     run(path)

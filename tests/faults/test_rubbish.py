@@ -5,27 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from commands import ended
-from made_up import sentence, write_audit
+from made_up import write_audit
 from stores import RUBBISH
 
 from pipeline.errors import UserError
 from pipeline.store.attempts import AttemptLog, interrupted_work
 from pipeline.store.files import Store
 
-MakeAudit = Callable[..., Path]
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """The audit.yaml of a finished run."""
-    texts = [sentence(i) for i in range(20)]
-    unseen = [sentence(100 + i) for i in range(9)]
-    path = write_audit(tmp_path_factory.mktemp("finished"), tiny_model_folder, texts, unseen)
+    path = write_audit(tmp_path_factory.mktemp("finished"), tiny_model_folder, 20, 9)
     assert ended("run", str(path), "--json") == 0
     return path
 

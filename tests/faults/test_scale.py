@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 import tracemalloc
 from collections import Counter
@@ -20,6 +17,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from clusters import output_of
 from made_up import sentence
 
 from pipeline.audit.description import build_config, load_config
@@ -39,8 +37,6 @@ from pipeline.store.receipts import Receipt
 from ray_jobs.actors import bundles, map_shards, packed, shards_in
 
 MANY = 200_000
-
-
 SHARD = Shard("audit-0", "audit", "a.jsonl", "/a.jsonl", "jsonl", 0, 9, 0, None, "c", "text", None, None)
 
 SORTING = """
@@ -103,20 +99,18 @@ def test_selected_documents_are_written_in_pieces_to_the_bytes_of_one_sorted_tab
 @pytest.mark.slow
 def test_the_memory_of_sorting_does_not_grow_with_the_selected(tmp_path: Path) -> None:
     code = f"PARTS = 80; FOLDER = {str(tmp_path)!r}\n{SORTING}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    growth, count = map(int, done.stdout.split())
+    growth, count = map(int, output_of(code, seconds=300).split())
     assert count == 400_000
     assert growth < 100, "MB; the rows are 150 MB, and a sorted table of them twice that"
 
 
-def test_tables_of_the_command_stand_in_memory_of_the_system() -> None:
+def test_tables_of_the_command_stand_in_memory_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
     code = (
         "from ray_jobs.cli import main\ntry:\n    main(['--version'])\nexcept SystemExit:\n    pass\n"
         "import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split()[-1] == "system"
+    assert output_of(code).split()[-1] == "system"
 
 
 def peak_of(call: Callable[[], object]) -> int:

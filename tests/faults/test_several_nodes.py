@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from clusters import output_of
 from finished import run, selection_digest
-from made_up import sentence
+from made_up import MakeAudit
 
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
@@ -133,33 +130,20 @@ cluster.shutdown()
 
 
 @pytest.fixture
-def audit(make_audit: Callable[..., Path], tmp_path: Path) -> Path:
+def audit(make_audit: MakeAudit, tmp_path: Path) -> Path:
     """An audit of some thirty shards with a detector that takes its time, and its answer in one process."""
     (tmp_path / "plugin.py").write_text(PLUGIN)
-    path = make_audit(
-        [sentence(i) for i in range(90)],
-        [sentence(1000 + i) for i in range(60)],
-        detectors=["loss", "mean_of_all"],
-        resources={"shard_bytes": 500},
-        **{"import": [str(tmp_path / "plugin.py")]},
-    )
+    settings = {"detectors": ["loss", "mean_of_all"], "import": [str(tmp_path / "plugin.py")]}
+    path = make_audit(90, 60, **settings, resources={"shard_bytes": 500})
     run(path, f"run={tmp_path / 'here'}", "resources.cluster=local")
     return path
 
 
 def outcome_of(script: str, *arguments: Path) -> dict[str, object]:
     """What a script prints last, as JSON."""
-    environment = {
-        **os.environ,
-        "RAY_AUTH_MODE": "disabled",
-        "NOTES_OF_TEST": str(arguments[0].parent / "notes"),
-        "ASLEEP_OF_TEST": str(ASLEEP),
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "25",
-    }
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    notes = {"NOTES_OF_TEST": str(arguments[0].parent / "notes"), "ASLEEP_OF_TEST": str(ASLEEP)}
+    ray = {"RAY_AUTH_MODE": "disabled", "RAY_gcs_rpc_server_reconnect_timeout_s": "25"}
+    return json.loads(output_of(script, *arguments, seconds=300, **notes, **ray).splitlines()[-1])  # type: ignore[no-any-return]
 
 
 def test_a_late_node_is_used_a_lost_one_is_not_missed_and_the_slowest_is_not_waited_for(

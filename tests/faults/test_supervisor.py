@@ -45,9 +45,18 @@ def begun(code: str) -> subprocess.Popen[str]:
     )
 
 
-def ended(code: str) -> tuple[int, str]:
-    process = begun(code)
+def number_from(process: subprocess.Popen[str]) -> int:
+    """The process id that it prints first."""
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.wait(60), process.stderr.read() if process.stderr else ""
+
+
+def ended(code: str) -> tuple[int, str]:
+    return end_of(begun(code))
 
 
 @pytest.mark.parametrize(
@@ -103,10 +112,9 @@ def test_a_process_without_a_cluster_ends_as_it_does_by_itself() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_command_reaches_its_child(number: signal.Signals) -> None:
     process = begun(CONNECTED + WORKING)
-    assert process.stdout is not None
-    assert int(process.stdout.readline()) != process.pid
+    assert number_from(process) != process.pid
     process.send_signal(number)
-    assert (process.wait(60), process.stderr.read() if process.stderr else "") == (130, "seenset: stopped\n")
+    assert end_of(process) == (130, "seenset: stopped\n")
 
 
 LISTEN = """
@@ -162,8 +170,7 @@ agent = subprocess.Popen(["sleep", "60"])
 print(agent.pid, flush=True)
 """
     process = begun(left + end)
-    assert process.stdout is not None
-    agent = int(process.stdout.readline())
+    agent = number_from(process)
     process.wait(60)
     assert not (tmp_path / "cluster").exists()
     assert not psutil.pid_exists(agent) or psutil.Process(agent).status() == psutil.STATUS_ZOMBIE
@@ -171,17 +178,14 @@ print(agent.pid, flush=True)
 
 def test_a_signal_while_ray_starts_is_an_interruption() -> None:
     process = begun("signal.signal(signal.SIGTERM, signal.SIG_DFL)\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
-    assert process.stdout is not None
-    process.stdout.readline()
+    number_from(process)
     process.send_signal(signal.SIGTERM)
-    line = "seenset: interrupted; the same command goes on from here\n"
-    assert (process.wait(60), process.stderr.read() if process.stderr else "") == (130, line)
+    assert end_of(process) == (130, "seenset: interrupted; the same command goes on from here\n")
 
 
 def test_a_child_dies_with_its_parent() -> None:
     process = begun(CONNECTED + WORKING)
-    assert process.stdout is not None
-    child = psutil.Process(int(process.stdout.readline()))
+    child = psutil.Process(number_from(process))
     process.kill()
     process.wait()
     until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 30)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,13 +13,12 @@ import pytest
 from clusters import free_port
 from commands import printed, refusal
 from finished import rows
-from made_up import sentence
+from made_up import MakeAudit, sentence
 from object_store import object_store
 
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 
-MakeAudit = Callable[..., Path]
 DEEP = "[" * 20_000 + "]" * 20_000
 DIGITS = "7" * 5000
 TEXTS = [sentence(i) for i in range(8)]
@@ -41,6 +40,21 @@ def test_a_setting_that_cannot_be_one(
     assert message in refusal(capsys, "plan", str(make_audit(TEXTS, TEXTS)), "--set", setting)
 
 
+@pytest.mark.parametrize(
+    ("adapter", "line"),
+    [
+        ({"target_modules": ["q_prj"]}, "no linear layer 'q_prj' in the model; did you mean 'q_proj'?"),
+        ({"group": "news"}, "group 'news' needs corpus.unseen.group, a column"),
+    ],
+)
+def test_an_adapter_that_cannot_be_trained(
+    adapter: dict[str, Any], line: str, make_audit: MakeAudit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"detectors": [{"fsd": {"base": "loss"}}], "selections": [], "fsd": adapter}
+    path = make_audit(20, 20, **settings)
+    assert line in refusal(capsys, "plan", path)
+
+
 def lines_of(texts: list[str]) -> str:
     return "".join(json.dumps({"id": f"a{i}", "text": text}) + "\n" for i, text in enumerate(texts))
 
@@ -48,14 +62,14 @@ def lines_of(texts: list[str]) -> str:
 def test_a_line_of_json_that_its_parser_fails_on_costs_one_document(
     make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(make_audit([sentence(i) for i in range(20)], [sentence(100 + i) for i in range(20)]))
+    path = str(make_audit(20, 20))
     with (tmp_path / "audit.jsonl").open("a") as file:
         for value in (DEEP, DIGITS[1:] + DIGITS, '"a", "text": "b"'):
             file.write(f'{{"id": "last", "text": {value}}}\n')
     code, _, errors = printed(capsys, "run", path, "--set", "error_budget=0.5")
     assert (code, errors) == (0, "")
     assert rows(tmp_path / "run").keys() == {f"{role}-{i}" for role in ("audit", "unseen") for i in range(20)}
-    bad = [row for file in (tmp_path / "run/quarantine").iterdir() for row in pq.read_table(file).to_pylist()]
+    bad = pq.read_table(tmp_path / "run/quarantine").to_pylist()
     assert sorted((row["row"], row["reason"]) for row in bad) == [(row, "undecodable") for row in (20, 21, 22)]
     assert any("field 'text' stands twice" in row["message"] for row in bad)
 
@@ -113,13 +127,9 @@ def test_an_input_at_an_address_where_nobody_listens(make_audit: MakeAudit, caps
         assert f"Cannot connect to host {address}" in error
 
 
-def test_a_bucket_that_does_not_exist(
-    make_audit: MakeAudit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_that_does_not_exist(make_audit: MakeAudit, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(make_audit(TEXTS, TEXTS))
-    with object_store() as store:
-        for name, value in store.environment.items():
-            monkeypatch.setenv(name, value)
+    with object_store():
         assert "bucket" in refusal(capsys, "run", path, "--set", "run=s3://nowhere/run")
         assert "nowhere" in refusal(capsys, "plan", path, "--set", "corpus.audit.path=s3://nowhere/a.jsonl")
         assert "s3://nowhere/run" in refusal(capsys, "status", "s3://nowhere/run")
@@ -176,6 +186,6 @@ def test_a_home_that_cannot_be_written(
     monkeypatch.setenv("HOME", "/dev/null")
     for name in ("XDG_CACHE_HOME", "HF_HOME", "MPLCONFIGDIR"):
         monkeypatch.delenv(name, raising=False)
-    code, _, errors = printed(capsys, "run", str(make_audit(TEXTS, [sentence(100 + i) for i in range(8)])))
+    code, _, errors = printed(capsys, "run", str(make_audit(8, 8)))
     assert (code, "Traceback" in errors) == (0, False)
     assert os.path.exists(tmp_path / "run/report/report.html")

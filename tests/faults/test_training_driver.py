@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import psutil
 import pytest
+from clusters import output_of
+from finished import files_in
 from made_up import sentence
-from stores import ROOT
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import BusyError
@@ -27,10 +26,6 @@ CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=1e-3, dtype="float
 
 def job_of(model_folder: Path, config: FinetuneConfig) -> AdapterJob:
     return AdapterJob("one", "key", ModelConfig(path=str(model_folder)), TEXTS, config, {}, checkpoint_seconds=0.0)
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def test_a_driver_that_slept_removes_no_temporary_file_of_its_successor(
@@ -64,16 +59,16 @@ def test_a_driver_that_slept_removes_no_temporary_file_of_its_successor(
     def wake(_: str) -> None:
         if not seen:
             lost.set()
-            seen.append(files(tmp_path))
+            seen.append(files_in(tmp_path))
             awake.set()
             sleeper.join()
-            seen.append(files(tmp_path))
+            seen.append(files_in(tmp_path))
 
     (adapter,) = train_adapters([job], store, wake, here=True)
     assert [str(error) for error in errors] == ["taken over"]
     assert any("texts.parquet" in name for name in seen[0])
     assert seen[0] == seen[1]
-    assert {name.split("/")[1] for name in files(tmp_path)} == {Path(adapter.folder).name}
+    assert {name.split("/")[1] for name in files_in(tmp_path)} == {Path(adapter.folder).name}
 
 
 @pytest.mark.slow
@@ -100,7 +95,7 @@ def test_a_training_whose_leading_process_is_killed_goes_on(
     assert later
     assert later[-1] > 0
     assert adapter.steps == 180
-    assert {name.split("/")[1] for name in files(tmp_path)} == {Path(adapter.folder).name}
+    assert {name.split("/")[1] for name in files_in(tmp_path)} == {Path(adapter.folder).name}
 
 
 LOSE_NODE = """
@@ -151,10 +146,8 @@ cluster.shutdown()
 def test_a_training_whose_node_dies_goes_on_on_another(tiny_model_folder: Path, tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"epochs": 120}).model_dump(mode="json")
     arguments = [str(tmp_path), str(tiny_model_folder), json.dumps(TEXTS), json.dumps(config)]
-    command = [sys.executable, "-c", LOSE_NODE, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500)
-    assert done.returncode == 0, done.stderr[-2000:]
-    outcome = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
+    lines = output_of(LOSE_NODE, *arguments, seconds=500).splitlines()
+    outcome = json.loads(next(line for line in reversed(lines) if line.startswith("{")))
     assert outcome["lost"], outcome
     assert outcome["began_at"][0] == 0 < outcome["began_at"][-1], outcome
     assert outcome["steps"] == 360

@@ -31,8 +31,7 @@ from pipeline.training.memory import (
     pass_size,
     recomputed,
 )
-from pipeline.training.steps import ProcessGroup
-from pipeline.training.train import TrainingOptions, train
+from pipeline.training.train import train
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % len(WORDS)] for j in range(5 + i % 9)) for i in range(12)]
 CONFIG = FinetuneConfig(epochs=1, batch_size=4, learning_rate=5e-3, dtype="float32", rank=4)
@@ -218,14 +217,14 @@ def test_a_card_of_any_size_takes_the_passes_that_the_job_says(monkeypatch: pyte
     assert pass_size(llama(400), [[0] * 9], CONFIG.model_copy(update={"recompute": True})) == PassSize(256, True)
 
 
-def run_short_of_memory(model_folder: Path, folder: Path, error: Exception, size: int = 1) -> None:
+def run_short_of_memory(model_folder: Path, folder: Path, error: Exception) -> None:
     lm = open_model(ModelConfig(path=str(model_folder), dtype="float32"))
 
     def refuse(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         raise error
 
     lm.model.register_forward_pre_hook(refuse, with_kwargs=True)
-    train(lm.model, lm.tokenizer, TEXTS, CONFIG, folder, TrainingOptions(processes=ProcessGroup(0, size)))
+    train(lm.model, lm.tokenizer, TEXTS, CONFIG, folder)
 
 
 def test_memory_that_ends_in_training_is_said_in_a_line_that_names_what_to_set(

@@ -52,13 +52,7 @@ def finished_run(
 ) -> str:
     """A run that selected the chosen documents of a source, and no others, if they are at least two; its address.
 
-    Args:
-        folder: for the run and the documents that calibrate.
-        source: of the audited documents, as a configuration has it.
-        chosen: whether a document gets a score far from all others.
-        direction: of the one selection, `chosen`, unless the settings have others.
-        limit: as --limit.
-        settings: of the audit.
+    The direction is that of its one selection, unless the settings have others.
     """
     folder.mkdir(exist_ok=True, parents=True)
     known = folder / "known.jsonl"

@@ -79,6 +79,11 @@ def refile(folder: Path, change: Callable[[pa.Table, Receipt], pa.Table], role: 
             write_receipt(store, "score", replace(receipt, files=files))
 
 
+def files_in(folder: Path) -> list[str]:
+    """The names of all files below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
 def written(folder: Path, *parts: str) -> dict[str, int]:
     """When each file was written, of all or of those below folders of these names."""
     files = [path for path in folder.rglob("*") if path.is_file() and (not parts or {*parts} & {*path.parts})]

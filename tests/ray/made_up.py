@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
+import zstandard
 
 from benchmarks.small_model import WORDS
+
+MakeAudit = Callable[..., Path]
+"""`write_audit` in a folder of the test: (audit texts, unseen texts, **settings) -> path of the YAML."""
 
 
 def sentence(seed: int, length: int = 12) -> str:
@@ -30,6 +37,20 @@ def write_jsonl(path: Path, texts: Sequence[Any], first_id: int = 0) -> str:
     return write_rows(path, ({"id": f"{path.stem}-{first_id + i}", "text": text} for i, text in enumerate(texts)))
 
 
+def write_columns(path: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
+    """Write columns as the kind of file that its name says: JSON lines, packed or not, CSV or Parquet."""
+    table = pa.table(columns)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([table.column_names, *zip(*columns.values(), strict=True)])
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode()
+        path.write_bytes(zstandard.compress(lines) if path.suffix == ".zst" else lines)
+    return path
+
+
 def write_corpus(folder: Path, texts: Mapping[str, Sequence[str | dict[str, Any]]], **columns: Any) -> dict[str, Any]:
     """Write the documents of each role, texts or rows, with ids; the corpus of a configuration that names columns."""
     corpus = {}
@@ -43,13 +64,13 @@ def write_corpus(folder: Path, texts: Mapping[str, Sequence[str | dict[str, Any]
 def write_audit(
     folder: Path,
     tiny_model: Path,
-    audit: Sequence[Any] | None = None,
-    unseen: Sequence[Any] | None = None,
+    audit: Sequence[Any] | int = 60,
+    unseen: Sequence[Any] | int = 40,
     **settings: Any,
 ) -> Path:
-    """Write a corpus and its audit.yaml into a folder, to be run without Ray; the path of the YAML."""
-    audit = [sentence(i) for i in range(60)] if audit is None else audit
-    unseen = [sentence(1000 + i) for i in range(40)] if unseen is None else unseen
+    """Write a corpus, of texts or of so many, and its audit.yaml, to be run without Ray; the path of the YAML."""
+    audit = [sentence(i) for i in range(audit)] if isinstance(audit, int) else audit
+    unseen = [sentence(1000 + i) for i in range(unseen)] if isinstance(unseen, int) else unseen
     config = {
         "run": str(folder / "run"),
         "model": {"path": str(tiny_model)},

@@ -7,41 +7,33 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from clusters import free_port, until
+from clusters import free_port, until, words_of
 from commands import refusal
-from made_up import sentence
+from made_up import MakeAudit, sentence
 
 from pipeline.store.files import Store
 from pipeline.store.lock import lock_is_live
 
-MakeAudit = Callable[..., Path]
 SEENSET = [sys.executable, "-m", "ray_jobs.cli"]
 
 
-def seenset(*arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "COLUMNS": "200"}
-    return subprocess.run([*SEENSET, *arguments], capture_output=True, text=True, timeout=timeout, env=environment)
-
-
-@pytest.mark.parametrize(("cluster", "number"), [("local", signal.SIGINT), ("ray", signal.SIGTERM)])
-def test_a_signal_leaves_a_run_that_resumes_and_one_line(
-    cluster: str, number: signal.Signals, make_audit: MakeAudit, tmp_path: Path
-) -> None:
-    path = str(make_audit([sentence(i, 60) for i in range(1000)], [sentence(10_000 + i) for i in range(40)]))
-    settings = ["resources.shard_bytes=4000", f"resources.cluster={cluster}"]
-    command = [*SEENSET, "run", path, *(word for setting in settings for word in ("--set", setting))]
+def test_a_signal_leaves_a_run_on_a_cluster_that_resumes_and_one_line(make_audit: MakeAudit, tmp_path: Path) -> None:
+    texts = [sentence(i, 60) for i in range(1000)], [sentence(10_000 + i) for i in range(40)]
+    path = make_audit(*texts, resources={"cluster": "ray", "shard_bytes": 4000})
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*SEENSET, "run", str(path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     until(lambda: list((tmp_path / "run/receipts/score").glob("*.json")))
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (130, "seenset: interrupted; the same command goes on from here\n")
     status = json.loads((tmp_path / "run/status.json").read_text())
@@ -52,23 +44,21 @@ def test_a_signal_leaves_a_run_that_resumes_and_one_line(
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [0.0, 0.5, 1.5])
 def test_a_signal_while_ray_starts_leaves_one_line_and_nothing_else(
-    after: float, make_audit: MakeAudit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    after: float, make_audit: MakeAudit, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The seconds are those after the folder of the cluster appeared."""
-    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as folder:  # short, for the names of sockets
-        monkeypatch.setenv("RAY_TMPDIR", folder)
-        command = [*SEENSET, "run", str(make_audit()), "--set", "resources.cluster=ray"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        until(lambda: list(Path(folder).iterdir()))
-        time.sleep(after)
-        process.send_signal(signal.SIGTERM)
-        began = time.monotonic()
-        _, errors = process.communicate(timeout=120)
-        assert (process.returncode, errors) == (130, "seenset: interrupted; the same command goes on from here\n")
-        assert list(Path(folder).iterdir()) == []
-        assert time.monotonic() - began < 30
-        left = [other for other in psutil.process_iter(["cmdline"]) if folder in " ".join(other.info["cmdline"] or ())]
-        assert left == []
+    monkeypatch.setenv("RAY_TMPDIR", str(short_folder))
+    command = [*SEENSET, "run", str(make_audit()), "--set", "resources.cluster=ray"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    until(lambda: list(short_folder.iterdir()))
+    time.sleep(after)
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (130, "seenset: interrupted; the same command goes on from here\n")
+    assert list(short_folder.iterdir()) == []
+    assert time.monotonic() - began < 30
+    assert [other for other in psutil.process_iter(["cmdline"]) if str(short_folder) in " ".join(words_of(other))] == []
 
 
 def test_a_cluster_that_is_not_there_is_one_line(
@@ -82,7 +72,8 @@ def test_a_cluster_that_is_not_there_is_one_line(
 
 def test_a_ray_that_does_not_start_is_one_line(make_audit: MakeAudit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/proc/nowhere")
-    done = seenset("run", str(make_audit()), "--set", "resources.cluster=ray")
+    command = [*SEENSET, "run", str(make_audit()), "--set", "resources.cluster=ray"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
     assert "Ray did not start on this machine in 3 attempts" in done.stderr
 

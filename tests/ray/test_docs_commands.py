@@ -6,20 +6,15 @@ real ones. So every block runs as it stands, but for the place of the models.
 
 from __future__ import annotations
 
-import csv
-import json
 import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
-import zstandard
-from made_up import sentence
+from made_up import sentence, write_columns
 
 from docs.blocks import ROOT, Block, all_pages, blocks
 from ray_jobs.cli import app, main
@@ -108,15 +103,7 @@ def write_documents(folder: Path, role: str, source: dict[str, str]) -> None:
         columns[source["label"]] = [str(i // 2 % 2) for i in range(len(texts))]  # both kinds in every group
     if "group" in source:
         columns[source["group"]] = [("news", "notes")[i % 2] for i in range(len(texts))]
-    table = pa.table(columns)
-    if place.suffix == ".parquet":
-        pq.write_table(table, place)
-    elif place.suffix == ".csv":
-        with place.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([table.column_names, *zip(*columns.values(), strict=True)])
-    else:
-        lines = "".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode()
-        place.write_bytes(zstandard.compress(lines) if place.suffix == ".zst" else lines)
+    write_columns(place, columns)
 
 
 @pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(ROOT)))
@@ -126,7 +113,6 @@ def test_what_a_page_says_can_be_done(page: Path, desk: Desk) -> None:
 
 
 def test_every_command_is_shown_and_was_run() -> None:
-    print(f"{len(RUN)} were run:", *RUN, sep="\n")
     names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     shown = {entry.split(": seenset ")[1].split()[0] for entry in RUN if ": seenset " in entry}
     assert shown == names

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from clusters import python
 from commands import ended, printed
-from made_up import sentence
+from made_up import MakeAudit, sentence
 
 from pipeline.errors import ExitCode
 
 
 def test_a_named_code_is_given_as_0_and_stays_in_the_status(
-    make_audit: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    longer = [sentence(i, 80) for i in range(20)]  # which zlib takes for members
-    path = str(make_audit([*longer, ""], [sentence(100 + i) for i in range(20)], error_budget=0.0))
+    path = make_audit([*(sentence(i) for i in range(20)), ""], [sentence(100 + i) for i in range(20)], error_budget=0.0)
     code, output, errors = printed(capsys, "run", path, "--exit-zero-on", "3,4")
     assert (code, "\x1b" in output) == (0, False), "no bar and no colours where nobody watches"
     assert errors.endswith("seenset: exit code 3 is given as 0, for --exit-zero-on names it\n")
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("incomplete", 3)
-    assert ended("status", str(tmp_path / "run")) == 3
-    assert ended("status", str(tmp_path / "run"), "--exit-zero-on=3") == 0
-    zlib = ["--set", "selections.0.detectors=[zlib]", "--fail-if-selected"]
-    corrected = ["run", path, "--set", "error_budget=0.5", *zlib]
-    assert ended(*corrected, "--exit-zero-on", "3") in (4, 5)
-    again = ["select", str(tmp_path / "run"), "--fail-if-selected"]  # the questions of the run
-    assert ended(*again) in (4, 5)
-    assert ended(*again, "--exit-zero-on", " 4, 5") == 0
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] in (4, 5)
+    assert ended("status", tmp_path / "run") == 3
+    assert ended("status", tmp_path / "run", "--exit-zero-on= 4, 3") == 0
 
 
 @pytest.mark.parametrize("codes", ["", "0", "1", "6", "130", "3,,4", "x", "-3", "3.0", "³"])
@@ -65,8 +55,7 @@ supervisor.supervise()
 supervisor.note_cluster('10.0.0.7:6379', {{}})
 {end}
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60)
+    done = python(script)
     assert done.returncode == (0 if named else code)
     assert done.stderr.count("\n") == 1 + named
     assert (f"exit code {code} is given as 0" in done.stderr) == named

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from finished import files_in
 from made_up import sentence
 from safetensors.torch import load_file
 
@@ -47,10 +48,6 @@ def largest_difference(one: str | Path, other: str | Path) -> float:
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-def files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
 @pytest.mark.slow
 def test_two_workers_one_of_them_killed_give_the_adapter_of_one_process(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -78,7 +75,7 @@ def test_two_workers_one_of_them_killed_give_the_adapter_of_one_process(
     assert two.losses == pytest.approx(expected["losses"], abs=1e-4)
     assert largest_difference(two.folder, alone) < 1e-4
     name = Path(two.folder).name
-    assert files(tmp_path / "run") == [f"adapters/{name}/{file}" for file in files(alone)]
+    assert files_in(tmp_path / "run") == [f"adapters/{name}/{file}" for file in files_in(alone)]
 
     assert list(train_adapters(jobs, store)) == [two], "it is there"
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import doctest
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from made_up import sentence, write_jsonl
+from made_up import MakeAudit, sentence, write_jsonl
 
 import seenset
 
 
 def test_an_audit_takes_a_path_a_mapping_or_a_config_and_says_the_same(
-    make_audit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    make_audit: MakeAudit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = [sentence(i, 80) for i in range(60)]  # which zlib prefers
     path = make_audit(long, selections=[{"name": "members", "detectors": ["zlib"], "procedure": "bh", "alpha": 0.2}])
@@ -26,10 +25,9 @@ def test_an_audit_takes_a_path_a_mapping_or_a_config_and_says_the_same(
         assert seenset.audit(described, quiet=True).selections["members"].table() == expected
 
 
-def test_the_examples_of_the_docstrings_run(make_audit: Callable[..., Path]) -> None:
+def test_the_examples_of_the_docstrings_run(make_audit: MakeAudit) -> None:
     config = yaml.safe_load(make_audit().read_text())
-    globs = {"seenset": seenset, "config": config}
-    (example,) = doctest.DocTestFinder().find(seenset.audit, "audit", globs=globs)
+    (example,) = doctest.DocTestFinder().find(seenset.audit, "audit", globs={"seenset": seenset, "config": config})
     results = doctest.DocTestRunner().run(example)
     assert (results.attempted > 0, results.failed) == (True, 0)
 

@@ -3,48 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from commands import refusal
+from commands import refusal, user_error
 from finished import rows, run, written
-from made_up import sentence
+from made_up import MakeAudit, sentence
 from tiny_t5 import save_tiny_t5
 
 from benchmarks.small_model import save_small_model
 from pipeline.config.models import ModelConfig
-from pipeline.errors import UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 
-MakeAudit = Callable[..., Path]
 DETECTORS = ["loss", {"knockoff": {"base": "loss", "draws": [1, 3]}}]
 SELECTIONS = [{"name": "w", "detectors": ["knockoff(base=loss, draws=3)"], "procedure": "ktd", "alpha": 0.2}]
 
 
-@pytest.fixture(scope="module")
-def paraphraser(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("paraphraser") / "t5"
-    save_tiny_t5(folder)
-    return folder
-
-
 def test_w_is_the_score_less_the_mean_score_of_the_stored_paraphrases(
-    make_audit: MakeAudit, tmp_path: Path, paraphraser: Path, tiny_model_folder: Path
+    make_audit: MakeAudit, tmp_path: Path, paraphraser: dict[str, str], tiny_model_folder: Path
 ) -> None:
-    path = make_audit(
-        [sentence(i) for i in range(16)],
-        [sentence(1000 + i) for i in range(12)],
-        detectors=DETECTORS,
-        selections=SELECTIONS,
-        paraphraser={"path": str(paraphraser)},
-        error_budget=1.0,  # some paraphrases of this model are a single token
-    )
+    settings = {"selections": SELECTIONS, "error_budget": 1.0}  # some paraphrases of this model are a single token
+    path = make_audit(16, 12, detectors=DETECTORS, paraphraser=paraphraser, **settings)
     outcome = run(path, "resources.actors=1")
     assert outcome.status.scored > 10
     assert outcome.status.scored + outcome.status.quarantined == 28
@@ -82,19 +66,10 @@ def test_a_document_without_a_usable_paraphrase_is_quarantined_with_its_reason(
 ) -> None:
     mute = tmp_path_factory.mktemp("mute") / "t5"
     save_tiny_t5(mute, mute=True)
-    path = make_audit(
-        [sentence(i) for i in range(3)],
-        [sentence(1000 + i) for i in range(2)],
-        detectors=DETECTORS,
-        selections=[],
-        paraphraser={"path": str(mute)},
-        error_budget=1.0,
-    )
-    outcome = run(path)
+    settings = {"paraphraser": {"path": str(mute)}, "error_budget": 1.0}
+    outcome = run(make_audit(3, 2, detectors=DETECTORS, selections=[], **settings))
     assert (outcome.status.scored, outcome.status.quarantined) == (0, 5)
-    reasons = [
-        row for file in (tmp_path / "run/quarantine").glob("*.parquet") for row in pq.read_table(file).to_pylist()
-    ]
+    reasons = pq.read_table(tmp_path / "run/quarantine").to_pylist()
     assert {row["reason"] for row in reasons} == {"model_error"}
     assert all("paraphrase" in row["message"] for row in reasons)
 
@@ -105,32 +80,30 @@ def test_a_document_without_a_usable_paraphrase_is_quarantined_with_its_reason(
         ({"paraphraser": None}, "detector knockoff needs paraphraser, which is not given"),
         ({"detectors": [{"knockoff": {"draws": 0}}]}, "draws must be a whole number of at least 1, got 0"),
         ({"detectors": [{"knockoff": {"base": "los"}}]}, "base must be a detector: unknown detector 'los'"),
-        ({"detectors": ["loss"]}, "procedure ktd needs a signed statistic such as knockoff; loss has one sign"),
-        ({"paraphraser": {"path": "target"}}, "is the audited model itself"),
+        (
+            {"selections": [{**SELECTIONS[0], "detectors": ["loss"]}]},
+            "procedure ktd needs a signed statistic such as knockoff; loss has one sign",
+        ),
         ({"paraphraser": {"path": "/no/such/model"}}, "no model at /no/such/model"),
     ],
 )
 def test_a_knockoff_that_cannot_be_asked_for_is_one_line(
     make_audit: MakeAudit,
-    tiny_model_folder: Path,
-    paraphraser: Path,
+    paraphraser: dict[str, str],
     capsys: pytest.CaptureFixture[str],
     changed: dict[str, Any],
     part: str,
 ) -> None:
-    settings: dict[str, Any] = {"detectors": DETECTORS, "paraphraser": {"path": str(paraphraser)}, **changed}
-    if settings["paraphraser"] == {"path": "target"}:
-        settings["paraphraser"] = {"path": str(tiny_model_folder)}
-    column = "loss" if settings["detectors"] == ["loss"] else "knockoff(base=loss, draws=3)"
-    if settings["detectors"] in (["loss"], DETECTORS):
-        settings["selections"] = [{"name": "w", "detectors": [column], "procedure": "ktd", "alpha": 0.2}]
+    settings = {"detectors": DETECTORS, "selections": [], "paraphraser": paraphraser, **changed}
     audit = make_audit([sentence(1)], [sentence(2)], **settings)
     for command in ("plan", "run"):
         assert part in refusal(capsys, command, audit)
 
 
-def test_a_causal_paraphraser_without_a_chat_template_is_refused(make_audit: MakeAudit, tmp_path: Path) -> None:
+def test_a_paraphraser_that_is_the_audited_model_or_has_no_chat_template_is_refused(
+    make_audit: MakeAudit, tmp_path: Path, tiny_model_folder: Path
+) -> None:
     save_small_model(tmp_path / "other", hidden=32, seed=5)
-    path = make_audit([sentence(1)], [sentence(2)], detectors=DETECTORS, paraphraser={"path": str(tmp_path / "other")})
-    with pytest.raises(UserError, match="chat template"):
-        run(path)
+    for model, line in ((tiny_model_folder, "is the audited model itself"), (tmp_path / "other", "chat template")):
+        path = make_audit([sentence(1)], [sentence(2)], detectors=DETECTORS, paraphraser={"path": str(model)})
+        assert line in user_error(run, path)

@@ -7,7 +7,7 @@ import re
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from clusters import until
 from finished import run
-from made_up import sentence
+from made_up import MakeAudit, sentence
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.store.files import Store
@@ -54,7 +54,7 @@ def totals(label: str) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_a_node_exports_what_its_actors_did(
-    cluster: None, make_audit: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: None, make_audit: MakeAudit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [sentence(i, 40) for i in range(120)]
     folder = tmp_path / 'Überprüfung "1"'
@@ -103,31 +103,24 @@ def test_a_run_is_named_by_the_end_of_its_path_in_characters_that_ray_takes(url:
     assert run_label(url) == label
 
 
-def dashboard() -> dict[str, Any]:
+@pytest.fixture
+def board() -> dict[str, Any]:
+    """The dashboard."""
     return json.loads(files("cluster").joinpath("grafana/seenset.json").read_text(encoding="utf-8"))
 
 
-def queries(board: dict[str, Any]) -> list[str]:
-    """Every query of a dashboard, of its panels and of its variables."""
-    panels = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    return panels + [each["definition"] for each in board["templating"]["list"] if each["type"] == "query"]
-
-
-def test_the_dashboard_asks_for_the_metrics_that_the_code_makes() -> None:
-    board = dashboard()
-    assert {name for query in queries(board) for name in re.findall(r"ray_\w+", query)} == NAMES
-    labels = {*LABELS, NODE_LABEL}
-    assert {name for query in queries(board) for name in re.findall(r"(\w+)=~", query)} == labels
-    grouped = re.compile(r"sum by \(([\w, ]+)\)")
-    assert {
-        name for query in queries(board) for group in grouped.findall(query) for name in group.split(", ")
-    } <= labels
+def test_the_dashboard_asks_for_the_metrics_that_the_code_makes(board: dict[str, Any]) -> None:
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    queries += [each["definition"] for each in board["templating"]["list"] if each["type"] == "query"]
+    text, labels = "\n".join(queries), {*LABELS, NODE_LABEL}
+    assert set(re.findall(r"ray_\w+", text)) == NAMES
+    assert set(re.findall(r"(\w+)=~", text)) == labels
+    assert {name for group in re.findall(r"sum by \(([\w, ]+)\)", text) for name in group.split(", ")} <= labels
     variables = {each["name"] for each in board["templating"]["list"]} | {"__rate_interval"}
     assert set(re.findall(r"\$\{?(\w+)", json.dumps(board))) - {"__all"} <= variables
 
 
-def test_the_dashboard_is_of_the_current_form_and_its_panels_do_not_overlap() -> None:
-    board = dashboard()
+def test_the_dashboard_is_of_the_current_form_and_its_panels_do_not_overlap(board: dict[str, Any]) -> None:
     assert (board["schemaVersion"], board["uid"], board["title"]) == (42, "seenset", "Seenset")
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     assert {panel["type"] for panel in board["panels"]} <= {"stat", "timeseries"}

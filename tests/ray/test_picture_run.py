@@ -6,56 +6,32 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from clusters import until
 from commands import here
 from finished import selection_digest
-from picture_models import encoded, random_pictures, save_llava
+from picture_models import picture_audit, write_pictures
 
 GIVEN = "loss(part=description, caption=given)"
 
 
-def write_pictures(path: Path, count: int, seed: int) -> dict[str, str]:
-    """Write random pictures with random captions; the source of a corpus."""
-    rng = np.random.default_rng(seed)
-    words = ["a", "red", "blue", "house", "the", "quiet", "green", "river", "of", "one", "tree"]
-    table = {
-        "id": [f"{path.stem}-{row}" for row in range(count)],
-        "image": [{"bytes": encoded(picture), "path": None} for picture in random_pictures([(32, 32)] * count, seed)],
-        "caption": [" ".join(rng.choice(words, 6)) for _ in range(count)],
-    }
-    pq.write_table(pa.table(table), path, row_group_size=10)
-    return {"path": str(path), "id": "id", "image": "image", "caption": "caption"}
-
-
 @pytest.fixture
-def audit(tmp_path: Path) -> str:
+def audit(tmp_path: Path, llava: Path) -> str:
     """The audit.yaml of a tiny model and a few pictures."""
-    save_llava(tmp_path / "model")
-    config: dict[str, Any] = {
-        "run": str(tmp_path / "run"),
-        "model": {"path": str(tmp_path / "model"), "dtype": "float32"},
-        "corpus": {
-            "audit": write_pictures(tmp_path / "audit.parquet", 60, 1),
-            "unseen": write_pictures(tmp_path / "unseen.parquet", 60, 2),
-            "seen": write_pictures(tmp_path / "seen.parquet", 30, 3),
-        },
-        "detectors": [
-            {"renyi": {"order": 0.5, "k": 1.0, "part": ["image", "description"]}},
-            {"loss": {"part": "description", "caption": "given"}},
-        ],
-        "selections": [
-            {"name": "members", "detectors": [GIVEN], "procedure": "bh", "alpha": 0.2},
-            {"name": "known", "detectors": ["renyi(order=0.5, k=1.0, part=image)"], "procedure": "ptdi_known_members"},
-        ],
-        "resources": {"cluster": "local", "shard_bytes": 30_000, "actors": 1},
-    }
+    for seed, (role, count) in enumerate({"audit": 60, "unseen": 60, "seen": 30}.items()):
+        write_pictures(tmp_path / f"{role}.parquet", count, seed)
+    detectors = [
+        {"renyi": {"order": 0.5, "k": 1.0, "part": ["image", "description"]}},
+        {"loss": {"part": "description", "caption": "given"}},
+    ]
+    selections = [
+        {"name": "members", "detectors": [GIVEN], "procedure": "bh", "alpha": 0.2},
+        {"name": "known", "detectors": ["renyi(order=0.5, k=1.0, part=image)"], "procedure": "ptdi_known_members"},
+    ]
+    config = picture_audit(tmp_path, llava, detectors=detectors, selections=selections)
+    config["corpus"]["seen"] = {**config["corpus"]["audit"], "path": str(tmp_path / "seen.parquet")}
     path = tmp_path / "audit.yaml"
     path.write_text(yaml.safe_dump(config))
     return str(path)

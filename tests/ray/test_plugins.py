@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ import pytest
 import torch
 import yaml
 from clusters import start_cluster
-from finished import rows
-from made_up import write_audit
+from finished import rows, run
+from made_up import MakeAudit, write_audit
 from rich.console import Console
 
 from pipeline.audit.description import load_config
@@ -71,10 +70,6 @@ def example(folder: Path, model: Path) -> Path:
     return write_audit(folder, model, **settings, resources={"cluster": "ray", "shard_bytes": 500, "actors": 2})
 
 
-def quiet() -> Reporter:
-    return Reporter(Console(), quiet=True)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_plugin_that_a_worker_cannot_import_is_one_line(tmp_path: Path, tiny_model_folder: Path) -> None:
@@ -83,10 +78,30 @@ def test_a_plugin_that_a_worker_cannot_import_is_one_line(tmp_path: Path, tiny_m
     driver = f"import os\nif os.getpid() != {os.getpid()}:\n    import only_on_the_driver\n"
     plugin.write_text(driver + plugin.read_text())
     with pytest.raises(IncompleteError) as caught:
-        run_audit(load_config(str(path), ["resources.actors=1"]), quiet())
+        run(path, "resources.actors=1")
     message = str(caught.value)
     assert "\n" not in message
     assert f"import: {plugin}, line 3: cannot be imported: ModuleNotFoundError" in message
+
+
+LEAVING = """
+import sys
+from seenset import FORWARD, detector
+
+@detector(needs={FORWARD: ["log_prob"]})
+def leaving(evidence):
+    sys.exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_detector_that_exits_on_an_actor_ends_with_an_incomplete_run(tmp_path: Path, make_audit: MakeAudit) -> None:
+    (tmp_path / "mine.py").write_text(LEAVING)
+    settings = {"detectors": ["leaving"], "selections": [], "import": [str(tmp_path / "mine.py")]}
+    path = make_audit(**settings, resources={"cluster": "ray"})
+    with pytest.raises(IncompleteError, match="100 of 100 documents were quarantined"):
+        run(path)
 
 
 @pytest.mark.slow
@@ -99,9 +114,7 @@ def test_the_worked_example_runs_on_two_nodes_that_do_not_have_the_file(
     source = plugin.read_text()
     config = load_config(str(path), ALPHA)
     plugin.unlink()
-    assert not any(Path(entry) == plugin.parent for entry in sys.path)
-    outcome = run_audit(config, quiet())
-    assert outcome.exit_code == ExitCode.DONE
+    assert run_audit(config, Reporter(Console(), quiet=True)).exit_code == ExitCode.DONE
 
     scored = rows(tmp_path / "run")
     assert len(scored) == 100
@@ -128,6 +141,6 @@ def test_the_worked_example_runs_on_two_nodes_that_do_not_have_the_file(
 
     plugin.write_text(source + "\n# another text\n")
     with pytest.raises(UserError, match="other settings: plugins: "):
-        run_audit(load_config(str(path), ALPHA), quiet())
+        run(path, *ALPHA)
     plugin.write_text(source)
-    assert run_audit(load_config(str(path), ALPHA), quiet()).exit_code == ExitCode.DONE
+    assert run(path, *ALPHA).exit_code == ExitCode.DONE

@@ -1,4 +1,4 @@
-"""An actor too reads the next shard of a bundle while it computes one; what is prefetched can kill it."""
+"""An actor too reads the next shard of a bundle while it computes one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from ray import cloudpickle
 from recorder import Recorder, letters, shards_of, stage_of
 
 from pipeline.config.audit import ResourcesConfig
-from pipeline.corpus.shard import Shard
-from pipeline.stages.base import Stage, model_digests
+from pipeline.stages.base import model_digests
 from pipeline.stages.events import Failure
-from pipeline.stages.local import finish_shards
-from pipeline.stages.process import read_rows
-from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import map_shards
 
@@ -32,28 +28,17 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(recorder)
 
 
-def in_an_actor(stage: Stage, shards: list[Shard], store: Store) -> list[tuple[str, str, str]]:
-    """Let one actor at a time finish shards; what was noted, as (process, event, text)."""
-    resources = ResourcesConfig(cluster="ray", actors=1, gpus_per_actor=0)
-    stage = replace(stage, make=Recorder, digest=model_digests())
-    events = list(map_shards(stage, resources, shards, store, "some driver"))
-    assert not [event for event in events if isinstance(event, Failure)]
-    assert {event.shard for event in events if isinstance(event, Receipt)} == {shard.id for shard in shards}
-    return [tuple(line.split("\t")) for line in Path(stage.settings.notes).read_text().splitlines()]
-
-
-def lengths(stage: Stage, shards: list[Shard], store: Store) -> list[dict[int, int | None]]:
-    """What the rows of each shard say."""
-    tables = [read_rows(stage, shard, store) for shard in shards]
-    return [{row: values["length"] for row, values in table.items()} for table in tables]
-
-
 @pytest.mark.usefixtures("cluster")
 def test_an_actor_reads_the_next_shard_while_it_works_on_this_one(tmp_path: Path) -> None:
     texts = [letters(letter, 4) for letter in "abcdef"]
     shards, store = shards_of(tmp_path / "actor", *texts)
     stage = stage_of(together=len(texts), notes=str(tmp_path / "notes"))
-    notes = [(event, text) for _, event, text in in_an_actor(stage, shards, store)]
+    stage = replace(stage, make=Recorder, digest=model_digests())
+    resources = ResourcesConfig(cluster="ray", actors=1, gpus_per_actor=0)
+    events = list(map_shards(stage, resources, shards, store, "some driver"))
+    assert not [event for event in events if isinstance(event, Failure)]
+    assert {event.shard for event in events if isinstance(event, Receipt)} == {shard.id for shard in shards}
+    notes = [line.split("\t")[1:] for line in (tmp_path / "notes").read_text().splitlines()]
 
     order = list(dict.fromkeys(text[0] for event, text in notes if event == "prepare"))
     assert sorted(order) == list("abcdef")
@@ -66,38 +51,3 @@ def test_an_actor_reads_the_next_shard_while_it_works_on_this_one(tmp_path: Path
         assert inside == [kind, f"{kind} ended"] * (len(inside) // 2), "one at a time"
     worked = [text[0] for event, text in notes if event == "work"]
     assert worked == sorted(worked, key=order.index), "a shard is worked on as a whole, in the order of reading"
-
-    others, here = shards_of(tmp_path / "here", *texts)
-    alone = stage_of()
-    list(finish_shards(alone, others, here, workers=1))
-    assert lengths(stage, shards, store) == lengths(alone, others, here)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_a_document_that_kills_an_actor_while_it_is_prefetched_is_found_and_no_other(tmp_path: Path) -> None:
-    texts = [*(letters(letter, 4) for letter in "abc"), ["d", "dd", "d deadly to tokenise", "dddd"], letters("e", 4)]
-    shards, store = shards_of(tmp_path / "killed", *texts)
-    stage = stage_of(together=5, deadly_at=str(tmp_path / "flag"), notes=str(tmp_path / "notes"))
-    notes = in_an_actor(stage, shards, store)
-
-    first = [note[1:] for note in notes if note[0] == notes[0][0]]
-    began, ended = (sum(event == kind for event, _ in first) for kind in ("work", "work ended"))
-    assert ("prepare", "d") in first
-    assert began - ended == 1, "its actor was killed by what was prefetched, in the midst of another shard"
-    assert len({process for process, _, _ in notes}) <= 7
-    problems = [
-        (number, row, values["problem"])
-        for number, shard in enumerate(shards)
-        for row, values in read_rows(stage, shard, store).items()
-        if values["problem"]
-    ]
-    assert [problem[:2] for problem in problems] == [(3, 2)]
-    assert "being worked on when its worker was killed" in problems[0][2]
-    assert not store.names("attempts/turns", ".json")
-
-    texts[3][2] = "d wrong to tokenise"
-    others, clean = shards_of(tmp_path / "clean", *texts)
-    alone = stage_of()
-    list(finish_shards(alone, others, clean, workers=1))
-    assert lengths(stage, shards, store) == lengths(alone, others, clean)

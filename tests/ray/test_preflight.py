@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import sentence
+from made_up import MakeAudit
 from two_nodes import on_two_nodes
 
 
-def write_package(folder: Path, name: str, version: str) -> Path:
-    """The record of an installed package."""
-    place = folder / f"{name}-{version}.dist-info"
-    place.mkdir(parents=True)
-    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    return folder
-
-
 @pytest.mark.slow
-def test_a_node_with_another_version_is_named_before_anything_is_scored(
-    tmp_path: Path, make_audit: Callable[..., Path]
-) -> None:
-    other = write_package(tmp_path / "other", "transformers", "4.0.1")
-    resources = {"cluster": "auto", "actors": "auto"}
-    audit = make_audit([sentence(i) for i in range(20)], [sentence(1000 + i) for i in range(20)], resources=resources)
+def test_a_node_with_another_version_is_named_before_anything_is_scored(tmp_path: Path, make_audit: MakeAudit) -> None:
+    place = tmp_path / "other/transformers-4.0.1.dist-info"  # the record of an installed package
+    place.mkdir(parents=True)
+    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.0.1\n")
+    audit = make_audit(20, 20, resources={"cluster": "auto", "actors": "auto"})
     none, four = (["--set", f"resources.gpus_per_actor={gpus}"] for gpus in (0, 4))
-    paths = f"{other}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # the second node looks for packages there first
+    paths = f"{place.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # where the second node looks first
     (code, out, err), too_many, *ended = on_two_nodes(
         {"num_cpus": 2},
         {"num_cpus": 2, "num_gpus": 2, "env_vars": {"PYTHONPATH": paths}},

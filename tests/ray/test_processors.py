@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from made_up import sentence
+from made_up import MakeAudit
 from two_nodes import on_two_nodes
 
 from pipeline.audit.manifest import read_run
@@ -18,16 +17,14 @@ from pipeline.store.files import Store
 
 @pytest.mark.slow
 def test_nodes_that_differ_score_in_one_type_and_are_named(
-    tmp_path: Path, tiny_model_folder: Path, make_audit: Callable[..., Path]
+    tmp_path: Path, tiny_model_folder: Path, make_audit: MakeAudit
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     half = tmp_path / "half"
     AutoModelForCausalLM.from_pretrained(tiny_model_folder).to(torch.bfloat16).save_pretrained(half)
     AutoTokenizer.from_pretrained(tiny_model_folder).save_pretrained(half)
-    texts = [sentence(i) for i in range(60)]
-    resources = {"cluster": "ray", "actors": 4}
-    audit = make_audit(texts, [sentence(1000 + i) for i in range(40)], model={"path": str(half)}, resources=resources)
+    audit = make_audit(model={"path": str(half)}, resources={"cluster": "ray", "actors": 4})
     decided = {"avx2": "float32", "avx2 avx512f avx512_bf16": "bfloat16"}
     nodes = [{"env_vars": {FLAGS_VARIABLE: words}, "num_cpus": 2} for words in decided]
     commands = ["cluster.preflight", "--json", str(audit)], ["ray_jobs.cli", "run", str(audit)]

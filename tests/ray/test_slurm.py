@@ -11,8 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,7 +18,7 @@ import psutil
 import pytest
 from clusters import until
 from finished import run, selection_digest
-from made_up import sentence
+from made_up import MakeAudit, sentence
 
 SCRIPT = str(files("cluster").joinpath("slurm/seenset.sbatch"))
 ALONE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -71,14 +69,6 @@ def test_what_runs_out_of_time_is_queued_again_and_what_is_cancelled_is_not(
     assert (tmp_path / "scontrol.log").exists() == queued
 
 
-@pytest.fixture
-def short_folder() -> Iterator[str]:
-    """For Ray's sockets, whose paths may not be long."""
-    folder = tempfile.mkdtemp(prefix="ss", dir="/tmp")
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def job(folder: Path, srun: str = SRUN) -> dict[str, str]:
     """What Slurm sets for a job of one node, and the stand-ins."""
     stand_ins = folder / "bin"
@@ -105,7 +95,7 @@ def job(folder: Path, srun: str = SRUN) -> dict[str, str]:
     reason="no process namespace may be made here",
 )
 def test_a_job_that_ran_out_of_time_goes_on_to_the_same_bytes(
-    make_audit: Callable[..., Path], tmp_path: Path, short_folder: str
+    make_audit: MakeAudit, tmp_path: Path, short_folder: Path
 ) -> None:
     path = make_audit(
         [sentence(i, 60) for i in range(600)],
@@ -113,7 +103,7 @@ def test_a_job_that_ran_out_of_time_goes_on_to_the_same_bytes(
         resources={"shard_bytes": 4000, "cluster": "auto", "actors": 1},
     )
     run(path, f"run={tmp_path / 'whole'}", "resources.cluster=local")
-    environment = {**job(tmp_path), "RAY_TMPDIR": short_folder}
+    environment = {**job(tmp_path), "RAY_TMPDIR": str(short_folder)}
     environment["SEENSET_RAY_OPTIONS"] = f"--include-dashboard=false --temp-dir={short_folder}/ray"
     command = [*ALONE, "bash", SCRIPT, str(path)]
     receipts = tmp_path / "run/receipts/score"
@@ -137,4 +127,3 @@ def test_a_job_that_ran_out_of_time_goes_on_to_the_same_bytes(
     assert second.returncode == 0, second.stdout + second.stderr
     assert done >= 2
     assert selection_digest(tmp_path / "run") == selection_digest(tmp_path / "whole")
-    print(first, second.stdout)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-from clusters import free_port, until
+from clusters import free_port, shared_cluster, until
 from finished import run, selection_digest
-from made_up import sentence
+from made_up import MakeAudit, sentence
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads the processes of Linux")]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -32,9 +29,8 @@ class Head:
     dashboard: str
     environment: dict[str, str]
 
-    def job(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def job(self, verb: str, *rest: str) -> subprocess.CompletedProcess[str]:
         """A command of `ray job`."""
-        verb, *rest = arguments
         command = [*RAY, "job", verb, "--address", self.dashboard, *rest]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         return subprocess.run(command, env=self.environment, text=True, timeout=600, **pipes)
@@ -45,54 +41,28 @@ class Head:
         states = ("SUCCEEDED", "FAILED", "STOPPED", "RUNNING", "PENDING")
         return next((state for state in states if state in shown.upper()), shown)
 
-    def wait(self, name: str, *states: str) -> None:
-        """Until a job is in one of these states."""
-        end = time.monotonic() + 120
-        while (state := self.state(name)) not in states:
-            assert time.monotonic() < end, state
-            time.sleep(0.5)
+    def wait(self, name: str, state: str) -> None:
+        """Until a job is in a state."""
+        until(lambda: self.state(name) == state, pause=0.5)
 
 
 @pytest.fixture
-def head() -> Iterator[Head]:
-    folder = tempfile.mkdtemp(prefix="ss", dir="/tmp")  # short, for the paths of sockets
-    Path(folder, "token").write_text(os.urandom(16).hex())
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{folder}/token", "RAY_USAGE_STATS_ENABLED": "0"}
-    environment |= {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "COLUMNS": "300"}
-    port, dashboard = free_port(), free_port()
-    options = [f"--port={port}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1", "--num-cpus=2"]
-    options += ["--node-ip-address=127.0.0.1", f"--temp-dir={folder}/ray", "--object-store-memory=100000000"]
+def head(tmp_path: Path) -> Iterator[Head]:
+    (tmp_path / "token").write_text(os.urandom(16).hex())
+    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token"), "COLUMNS": "300"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    dashboard = free_port()
+    options = [f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1", "--object-store-memory=100000000"]
     options += [f"--ray-client-server-port={free_port()}", f"--dashboard-agent-listen-port={free_port()}"]
-    with Path(folder, "log").open("w") as log:
-        process = subprocess.Popen(
-            [*RAY, "start", "--head", "--block", *options],
-            env=environment,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        head = Head(f"http://127.0.0.1:{dashboard}", environment)
-        try:
-            end = time.monotonic() + 90
-            while head.job("list").returncode != 0:
-                assert time.monotonic() < end, Path(folder, "log").read_text()
-                time.sleep(1)
-            yield head
-        finally:
-            for each in [
-                *psutil.Process(process.pid).children(recursive=True),
-                process,
-            ]:  # of this cluster, and no other
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
-            process.wait()
-            shutil.rmtree(folder, ignore_errors=True)
+    with shared_cluster(*options, **environment):
+        head = Head(f"http://127.0.0.1:{dashboard}", {**os.environ, **environment})
+        until(lambda: head.job("list").returncode == 0, 90, pause=1)
+        yield head
 
 
 @pytest.mark.timeout(1200)
 def test_a_submitted_audit_that_is_killed_and_stopped_goes_on_when_submitted_again(
-    head: Head, make_audit: Callable[..., Path], tmp_path: Path
+    head: Head, make_audit: MakeAudit, tmp_path: Path
 ) -> None:
     path = make_audit(
         [sentence(i, 80) for i in range(1000)],
@@ -144,4 +114,3 @@ def test_a_submitted_audit_that_is_killed_and_stopped_goes_on_when_submitted_aga
     assert (succeeded.returncode, head.state("as-zero")) == (0, "SUCCEEDED")
     assert "is given as 0" in succeeded.stdout
     assert json.loads((folder / "status.json").read_text())["exit_code"] in (4, 5)
-    print(followed.stdout, failing.stdout, succeeded.stdout)

@@ -13,21 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 from finished import run
 from made_up import sentence, write_audit
-from rich.console import Console
 from signed import sign
 
-from pipeline.audit.description import build_config, load_config
+from pipeline.audit.description import build_config
 from pipeline.audit.machine import LocalMachine
 from pipeline.audit.manifest import read_run
-from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import each_in_turn, read_scored
 from pipeline.audit.select import Answering, select_all
 from pipeline.audit.top_documents import TokenAttributions, attributions_file, read_attributions
 from pipeline.stages import tokens
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt
-from ray_jobs.audit import run_plan
-from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
 from ray_jobs.token_attributions import token_reader
 
@@ -137,11 +133,7 @@ def test_a_fused_selection_shows_its_strongest_detector_and_the_fused_scores_of_
         assert distances == sorted(distances)
     calibrating = {name for one in shown.values() for name, _ in one.neighbours}
     assert calibrating <= scores_of(once / "run", "unseen").keys()
-
-
-def test_where_nothing_is_selected_there_is_none(once: Path) -> None:
-    assert attributions(once / "run", "nobody") == {}
-    assert not (once / "run" / attributions_file("nobody")).exists()
+    assert not (once / "run" / attributions_file("nobody")).exists(), "where nothing is selected there is none"
 
 
 def test_a_finished_run_opens_no_model(once: Path, opened: list[str]) -> None:
@@ -180,15 +172,12 @@ def test_selecting_again_keeps_what_was_read_and_asks_no_model(copied: Path, ope
     assert files(copied) == before, "a run makes it as it was"
 
 
-def test_no_text_leaves_none(copied: Path) -> None:
-    assert answer(copied, texts=False) == []
-    assert files(copied) == {}
-
-
-def test_the_number_of_documents_is_a_setting(copied: Path) -> None:
+def test_the_number_of_documents_is_a_setting_and_no_text_leaves_none(copied: Path) -> None:
     every = attributions(copied)
     answer(copied, "evidence=3")
     assert attributions(copied) == dict(list(every.items())[:3])
+    assert answer(copied, texts=False) == []
+    assert files(copied) == {}
     assert answer(copied, "evidence=0") == []
     assert files(copied) == {}
 
@@ -215,6 +204,7 @@ def test_tokens_of_another_model_are_not_kept(copied: Path) -> None:
 
 
 def test_texts_that_are_gone_have_none_and_the_answers_stand(once: Path, copied: Path) -> None:
+    count = len(attributions(copied, "fused") | attributions(copied))
     for name in EVIDENCE:
         (copied / name).unlink()
     shutil.move(once / "audit.jsonl", once / "away.jsonl")
@@ -222,22 +212,12 @@ def test_texts_that_are_gone_have_none_and_the_answers_stand(once: Path, copied:
         lines = answer(copied)
     finally:
         shutil.move(once / "away.jsonl", once / "audit.jsonl")
-    assert lines[-1].startswith("token attributions: 0 of ")
+    assert f"token attributions: reading {count} selected documents once more" in lines
+    assert lines[-1] == f"token attributions: 0 of {count} documents have them"
     assert "could not be read; the first: " in lines[-2]
     assert "audit.jsonl" in lines[-2]
     assert files(copied) == {}
     assert (copied / "selection/members/summary.json").exists()
-
-
-def test_the_log_says_how_many_have_it(copied: Path) -> None:
-    (copied / EVIDENCE[0]).unlink()
-    (copied / EVIDENCE[1]).unlink()
-    lines = answer(copied)
-    count = len(attributions(copied, "fused") | attributions(copied))
-    assert [line for line in lines if "is missing" not in line] == [
-        f"token attributions: reading {count} selected documents once more",
-        f"token attributions: {count} of {count} documents have them",
-    ]
 
 
 def test_a_model_behind_an_endpoint_gives_none(copied: Path) -> None:
@@ -268,6 +248,5 @@ def test_documents_that_are_tried_again_keep_the_attributions_of_the_others(once
     before = files(copied)
     for receipt in list(read_receipts(Store(str(copied)), "score"))[:1]:
         withdraw_receipt(Store(str(copied)), "score", receipt.shard)
-    config = load_config(str(once / "audit.yaml"), [f"run={copied}"])
-    run_plan(make_plan(config), Reporter(Console(), quiet=True), retried=["model_error"])
+    run(once / "audit.yaml", f"run={copied}", retried=["model_error"])
     assert files(copied) == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,6 @@ from rich.console import Console
 
 from pipeline.training import train as train_module
 from pipeline.trial.config import load_trial
-from pipeline.trial.progress import trial_status
 from pipeline.trial.trial import TrialOutcome
 from ray_jobs import progress
 
@@ -97,20 +95,9 @@ def test_every_finite_sample_procedure_keeps_its_guarantee_over_200_repeats(make
     assert (audit["audited"], audit["trained"]) == (200, 100)
     assert audit["power"] > 0.3
     assert Path(outcome.reports[0]).exists()
-    status = trial_status(outcome.folder)
-    assert status is not None
-    assert status.line() == "trial complete: audits 1/1, points 1/1"
     (model,) = outcome.facts["models"]
     assert (Path(model["path"]) / "model.safetensors").exists()
-    folder = Path(outcome.folder)
-    assert len(pq.read_table(folder / "selections.parquet")) == len(SELECTIONS)
-    assert "Selections held against the truth" in (folder / "tables.txt").read_text()
-    assert outcome.page == str(folder / "trial.html")
-    page = Path(outcome.page).read_text()
-    assert page.count("<figure>") == 4
-    assert "consistent with" in page
-    for figure in ("fdr", "power", "roc", "roc-small"):
-        assert base64.b64encode((folder / f"figures/{figure}.svg").read_bytes()).decode() in page
+    assert len(pq.read_table(Path(outcome.folder) / "selections.parquet")) == len(SELECTIONS)
 
 
 def test_the_first_repeat_says_what_the_audit_says(make_trial: Callable[..., Path]) -> None:

@@ -17,22 +17,9 @@ def save_tiny_t5(folder: Path, mute: bool = False) -> None:
     if mute:
         tokenizer.add_special_tokens({"additional_special_tokens": list(tokenizer.get_vocab())})
         tokenizer.save_pretrained(folder)
-    for name in ("model.safetensors", "config.json", "generation_config.json"):
-        (folder / name).unlink(missing_ok=True)
     torch.manual_seed(0)
-    config = T5Config(
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        vocab_size=len(tokenizer),
-        decoder_start_token_id=0,
-        eos_token_id=list(range(1, 30)),
-        pad_token_id=0,
-        n_positions=512,
-        tie_word_embeddings=False,
-    )
-    model = T5ForConditionalGeneration(config)
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "n_positions": 512}
+    ids = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": list(range(1, 30))}
+    model = T5ForConditionalGeneration(T5Config(**sizes, **ids, vocab_size=len(tokenizer), tie_word_embeddings=False))
     model.lm_head.weight.data.mul_(0.02)  # nearly all tokens alike: answers vary, and end soon
     model.save_pretrained(folder)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
+
+from clusters import output_of
 
 SCRIPT = """
 import json, os, subprocess, sys
@@ -29,7 +28,5 @@ def on_two_nodes(
     head: dict[str, Any], other: dict[str, Any], *commands: list[str], **environment: str
 ) -> list[tuple[int, str, str]]:
     """(exit code, standard output, standard error) of each command, beside nodes of these settings."""
-    script = [sys.executable, "-c", SCRIPT, json.dumps([head, other, commands])]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=550, env={**os.environ, **environment})
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines() if line.startswith("[")]
+    lines = output_of(SCRIPT, json.dumps([head, other, commands]), seconds=550, **environment).splitlines()
+    return [tuple(json.loads(line)) for line in lines if line.startswith("[")]

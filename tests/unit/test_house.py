@@ -221,3 +221,12 @@ def test_no_room_is_forgotten_and_no_module_is_too_long_or_too_short() -> None:
     assert {name_of(path): lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
     short = {name_of(path) for path in files if lengths[path] < FEWEST_LINES and not path.stem.startswith("__")}
     assert {name for name in short if not name.startswith(ONE_KIND_EACH)} == set(SHORT)
+
+
+def test_the_page_on_the_architecture_states_what_each_feature_holds() -> None:
+    rows = re.findall(r"^\| [^|]+ \| (`.*`) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
+    places = [[ROOT / name for name in re.findall("`(.*?)`", named)] for named, _ in rows]
+    files = [[one for place in some for one in [*place.rglob("*.py"), place] if one.is_file()] for some in places]
+    lines = [sum(path.read_text(encoding="utf-8").count("\n") for path in some) for some in files]
+    assert len(rows) >= 10
+    assert {some: f"{round(count, -2):,}" for (some, _), count in zip(rows, lines, strict=True)} == dict(rows)

@@ -264,9 +264,7 @@ def test_counts_over_any_grid_merge_to_the_same_in_any_order(audit: tuple[list[i
 
 
 @given(st.integers(1, 400), st.booleans(), st.integers(1, 100), alphas, null_proportions)
-def test_exactly_the_minimum_can_be_selected_and_one_document_less_cannot(
-    n: int, conditional: bool, m: int, alpha: Fraction, pi0: Fraction
-) -> None:
+def test_exactly_the_minimum_can_be_selected(n: int, conditional: bool, m: int, alpha: Fraction, pi0: Fraction) -> None:
     assume(pi0 > alpha)  # otherwise documents at p = 1 are selected too
     grid = simes_grid(n, TENTH) if conditional else Grid.uniform(n)
     least = minimum_selectable(grid, m, alpha, pi0)

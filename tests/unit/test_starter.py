@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 from collections.abc import Iterable, Mapping
@@ -10,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import fsspec
 import jsonschema
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import yaml
-import zstandard
 from commands import here, refusal, user_error
 from picture_models import encoded, random_pictures
 from test_webdataset import write_tar
@@ -44,21 +43,17 @@ def rows_of(name: str, count: int) -> list[dict[str, Any]]:
 def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = list(rows)
-    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     elif path.suffix == ".csv":
         pyarrow.csv.write_csv(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".gz":
-        path.write_bytes(gzip.compress(lines))
-    elif path.suffix == ".zst":
-        path.write_bytes(zstandard.compress(lines))
     elif path.suffix == ".txt":
         path.write_text(rows[0]["body"])
     elif not path.suffix:
         datasets.Dataset.from_list(rows).save_to_disk(str(path))
     else:
-        path.write_bytes(lines)
+        with fsspec.filesystem("file").open(str(path), "wb", compression="infer") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def started(folder: Path) -> Path:
@@ -179,7 +174,7 @@ def test_known_training_data_alone_ask_for_the_clean_ones_and_need_documents_to_
     assert documents(path) == {"audit": 4, "seen": 4}
     (tmp_path / "benchmark.jsonl").unlink()
     write(tmp_path / "nonmembers.jsonl", rows_of("u", 4))
-    assert audit_starter(str(tmp_path)).missing == ("add corpus.audit: {path: ...}, documents to be judged",)
+    assert audit_starter(str(tmp_path)).missing == ("add corpus.audit: {path: ...}, documents to audit",)
 
 
 def test_without_a_model_here_a_hub_id_stands_in_and_says_so(tmp_path: Path) -> None:
