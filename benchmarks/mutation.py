@@ -57,12 +57,25 @@ SWAPS: dict[type[ast.AST], tuple[str, str]] = {
 }
 """Operator -> how it is written, and what takes its place."""
 
+NUMBER = "a number"
+"""Any change of a number of the line."""
+
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "pipeline/stages/pictures.py",
         "PICTURE_WINDOW = Window(64, characters=16 << 20)",
-        "64 -> 65",
+        NUMBER,
     ): "pictures that are prepared at a time: descriptions depend on the shard alone",
+    (
+        "pipeline/stages/sample.py",
+        "ENDPOINT_WINDOW = Window(4096, 1 << 23)",
+        NUMBER,
+    ): "documents that are prepared at a time: continuations depend on the document alone",
+    (
+        "pipeline/passes/forward.py",
+        "padded = torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in ids])",
+        "0 -> 1",
+    ): "the token of positions that are masked",
     (
         "pipeline/selection/bounds.py",
         "if high - low <= PRECISION * high:",
@@ -79,9 +92,49 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "+ -> -",
     ): "it decides which of two products gives the same norm at less cost",
     (
+        "pipeline/stages/audited_texts.py",
+        "if not store.local:",
+        "not  -> ",
+    ): "whether a file is read or mapped",
+    (
+        "pipeline/passes/paraphrase.py",
+        "fails = min(fails, len(units) + 1)",
+        "1 -> 2",
+    ): "more units than there are: they are the same piece",
+    (
+        "pipeline/passes/gradient.py",
+        'ids = kwargs["position_ids"] + module.offset',
+        "+ -> -",
+    ): "numbers of positions, of which only the equality counts",
+    (
+        "pipeline/passes/paraphrase.py",
+        "fits, fails = fails, 2 * fails",
+        "2 -> 3",
+    ): "the steps of a search",
+    (
+        "pipeline/selection/engine.py",
+        "return np.full(self.keys.size, -1, dtype=np.int64)",
+        "1 -> 2",
+    ): "any negative number stands for no group",
+    (
+        "pipeline/stages/score.py",
+        'texts = [inputs.paraphrases[d.row]["paraphrases"][draw - 1] for d in usable]',
+        "1 -> 2",
+    ): "the draws in another order, which no detector reads",
+    (
+        "pipeline/stages/sample.py",
+        "return [Entry(task.document, 0, task) for task in tasks if task is not None]",
+        "0 -> 1",
+    ): "the same length for all",
+    (
+        "pipeline/stages/worker.py",
+        "if len(window) >= most.documents or characters >= most.characters or kept >= most.kept:",
+        ">= -> >",
+    ): "a window that ends one document later: the numbers of a document depend on it alone",
+    (
         "pipeline/stages/tokens.py",
         "self.window = Window(1024, characters=1 << 20)",
-        "1 -> 2",
+        NUMBER,
     ): "documents that are prepared at a time: the numbers of a document depend on it alone",
 }
 """(module, line, change) -> why no result can show the change."""
@@ -95,6 +148,9 @@ TEST_LIMIT = 240.0
 LIMIT = 400.0
 """Seconds of the tests of one mutant, which has survived when they are over."""
 
+SLOW_FILES = 2
+"""The nearest test files, of which the slow tests try what no other test catches: of kernels that are interpreted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
@@ -107,10 +163,12 @@ class Mutant:
     before: str
     after: str
 
-    def key(self) -> tuple[str, str, str]:
-        """What stays the same when lines are added elsewhere."""
-        text = (ROOT / self.path).read_text(encoding="utf-8").splitlines()[self.line - 1]
-        return self.path, text.strip(), f"{self.before} -> {self.after}"
+    @property
+    def equivalent(self) -> str | None:
+        """Why no result can show it; None where one can."""
+        text = (ROOT / self.path).read_text(encoding="utf-8").splitlines()[self.line - 1].strip()
+        change = EQUIVALENT.get((self.path, text, f"{self.before} -> {self.after}"))
+        return change or (EQUIVALENT.get((self.path, text, NUMBER)) if self.before[0].isdigit() else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +270,11 @@ def _words(path: Path) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", path.read_text(encoding="utf-8")))
 
 
-def first_failure(copy: Path, tests: Sequence[str], options: Sequence[str]) -> str | None:
+def first_failure(copy: Path, tests: Sequence[str], options: Sequence[str], marks: str = "not slow") -> str | None:
     """The first test that fails in a copy of the sources, in forks of this process; None where none does."""
     output, end = copy.parent / "output", time.monotonic() + LIMIT
     for _, some in groupby(tests, key=lambda test: test.split("/")[:2]):  # two folders may have files of one name
-        arguments = (copy, output, [*options, *some])
+        arguments = (copy, output, ["-m", marks, *options, *some])
         process = multiprocessing.get_context("fork").Process(target=_pytest, args=arguments)
         process.start()
         process.join(end - time.monotonic())
@@ -241,7 +299,7 @@ def _pytest(copy: Path, output: Path, arguments: Sequence[str]) -> None:
     with output.open("w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        fixed = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", f"--timeout={TEST_LIMIT:.0f}"]
+        fixed = ["-x", "-q", "-p", "no:cacheprovider", f"--timeout={TEST_LIMIT:.0f}"]
         code = int(pytest.main([*fixed, *arguments]))
         sys.stdout.flush()
         os._exit(code)
@@ -256,11 +314,12 @@ def tried(mutant: Mutant, copy: Path, tests: Sequence[str], unfit: list[str]) ->
     lines[mutant.line - 1] = line[: mutant.start] + mutant.after + line[mutant.end :]
     while True:
         path.write_text("".join(lines), encoding="utf-8")
-        failed = first_failure(copy, tests, [f"--deselect={test}" for test in unfit])
+        options = [f"--deselect={test}" for test in unfit]
+        failed = first_failure(copy, tests, options) or first_failure(copy, tests[:SLOW_FILES], options, "slow")
         path.write_text(source, encoding="utf-8")
         if failed is None or failed in unfit or not failed.startswith("tests/"):
             return Outcome(mutant, failed is not None, failed or "")
-        if first_failure(copy, [failed], []) is None:
+        if first_failure(copy, [failed], [], "slow or not slow") is None:
             return Outcome(mutant, True, failed)
         unfit.append(failed)
 
@@ -276,7 +335,7 @@ def drawn(count: int, seed: int) -> tuple[list[Mutant], list[Mutant]]:
         taken: list[Mutant] = []
         for mutant in every:
             if len(taken) < -(-count // len(PACKAGES)):
-                (equivalent if mutant.key() in EQUIVALENT else taken).append(mutant)
+                (equivalent if mutant.equivalent else taken).append(mutant)
         chosen.append(taken)
     return [one for row in zip(*chosen, strict=True) for one in row][:count], equivalent
 
@@ -319,7 +378,7 @@ def main() -> None:
             place = f"{mutant.path}:{mutant.line} {mutant.before} -> {mutant.after}"
             print(f"{place}: {outcome.by if outcome.caught else 'survived'}", file=sys.stderr, flush=True)
     survivors = [asdict(outcome.mutant) for outcome in results if not outcome.caught]
-    reasons = [{**asdict(mutant), "reason": EQUIVALENT[mutant.key()]} for mutant in equivalent]
+    reasons = [{**asdict(mutant), "reason": mutant.equivalent} for mutant in equivalent]
     totals = {"mutants": len(results), "caught": len(results) - len(survivors)}
     print(json.dumps({**totals, "survivors": survivors, "equivalent": reasons}))
 

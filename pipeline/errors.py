@@ -66,7 +66,7 @@ class LostDeviceError(IncompleteError):
 
 
 class StopError(UserError):
-    """What would befall every document to come: the run ends at once, with an exit code that says whose turn it is."""
+    """A fault that would meet every further document: the run ends at once, with an exit code that names the remedy."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.USER_ERROR) -> None:
         super().__init__(message)

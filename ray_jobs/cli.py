@@ -68,7 +68,7 @@ def plan(
     ] = None,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Show what a run would do, and how few documents alpha allows to select. Nothing is written."""
+    """Show what a run would do, and the shortest list that it could select. Nothing is written."""
     planned = _planned(config, set_, limit)
     from pipeline.audit.allocation import check_adapters
     from pipeline.audit.arithmetic import with_types
@@ -218,7 +218,7 @@ def init(
 def schema(
     for_trial: Annotated[bool, typer.Option("--trial", help="Schema of a trial instead of an audit.")] = False,
 ) -> None:
-    """Print the JSON schema of a configuration, for completion and checks in editors."""
+    """Print the JSON schema of a configuration, for completion and validation in editors."""
     from pipeline.config.audit import AuditConfig
     from pipeline.config.yaml import config_schema
     from pipeline.selection.procedures import PROCEDURES

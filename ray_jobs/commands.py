@@ -19,7 +19,7 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting; may be repeated.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Only the first N documents of each role.")]
+Limit = Annotated[int | None, typer.Option("--limit", metavar="N", help="Read the first N documents of each role.")]
 NoText = Annotated[bool, typer.Option("--no-text", help="Leave all texts out of the report and the lists.")]
 FailIfSelected = Annotated[
     bool,
@@ -78,7 +78,7 @@ def retry(
     no_text: NoText = False,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Score documents again that a fault put in quarantine, and select again. Other scores are kept."""
+    """Score quarantined documents again after a fault, then select again. Other scores are kept."""
     _check_run(run)
     from ray_jobs.audit import retry_run
     from ray_jobs.progress import Reporter
@@ -105,7 +105,7 @@ def status(
 ) -> None:
     """Show the progress of a run or a trial, from its files alone. Exit 3 if it is incomplete and not running."""
     if every is not None and not watch:
-        raise UserError("--every says how often --watch looks: give both, or neither")
+        raise UserError("--every is the interval of --watch: give both, or neither")
     from pipeline.audit.status import Status
     from ray_jobs.progress import read_progress, watch_progress
 
@@ -129,7 +129,7 @@ def select(
     fail_if_selected: FailIfSelected = False,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Select again from the scores of a finished run, with other settings by --set. Every question is recorded."""
+    """Select again from the scores of a finished run, with other settings by --set. Every selection is recorded."""
     _check_run(run, set_)
     from pipeline.audit.summary import exit_code_of, unsupported
     from ray_jobs.progress import Reporter
@@ -155,7 +155,7 @@ def verdict(
     fail_if_trained: Annotated[bool, typer.Option("--fail-if-trained", help=TRAINED_HELP)] = False,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
-    """Test whether the collection was trained on, and state how many of its documents at least."""
+    """Test whether the collection was trained on, and state a lower bound of how many of its documents were."""
     _check_run(run)
     from pipeline.audit.collection import block_kind
     from ray_jobs.select import give_verdict
@@ -172,7 +172,7 @@ def review(
     json_: AsJson = False,
     no_text: NoText = False,
 ) -> None:
-    """Write the unseen documents with the highest scores to a CSV file, to state of each whether it was trained on."""
+    """Write the unseen documents with the highest scores to a CSV file, in which you mark those trained on."""
     _check_run(run)
     from ray_jobs.select import write_review_file
 
@@ -208,12 +208,12 @@ def export(
         typer.Option("--keep", help="Documents to write. Default: the rest; with direction clean, the selected."),
     ] = None,
     as_list: Annotated[bool, typer.Option("--list", help="Write ids and rows only. Default: of the selected.")] = False,
-    samples: Annotated[bool, typer.Option("--samples", help="Write what lm-eval takes for --samples.")] = False,
+    samples: Annotated[bool, typer.Option("--samples", help="Write samples.json for lm-eval --samples.")] = False,
     task: Annotated[
         str | None,
         typer.Option("--task", metavar="NAME", help="Task of --samples. Default: named by the group column."),
     ] = None,
-    huggingface: Annotated[bool, typer.Option("--huggingface", help="As a Hugging Face dataset in Parquet.")] = False,
+    huggingface: Annotated[bool, typer.Option("--huggingface", help="Write a Hugging Face dataset folder.")] = False,
     without_quarantined: Annotated[
         bool, typer.Option("--without-quarantined", help="Leave documents that could not be scored out of the rest.")
     ] = False,
@@ -261,7 +261,7 @@ def joint(
     output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "joint",
     json_: AsJson = False,
 ) -> None:
-    """Select what is clean (or was trained on) under all of several models, at one error rate."""
+    """Select the documents that are clean (or trained on) under all of several models, with one error rate."""
     from pipeline.compare.comparison import open_output
     from pipeline.compare.finished_runs import open_finished
     from pipeline.compare.joint import JOINT_FILE, decide_jointly, joint_documents, write_joint

@@ -288,7 +288,7 @@ def print_export(exported: Exported) -> None:
     screen = console()
     screen.lines(*exported.sentences())
     files = len(exported.files)
-    print_line(f"export: {exported.question.out} ({files:,} file{'s' * (files != 1)}, and README.md)")
+    print_line(f"export: {exported.plan.out} ({files:,} file{'s' * (files != 1)}, and README.md)")
 
 
 def print_evaluation(evaluation: Evaluation, page: str) -> None:

@@ -49,7 +49,7 @@ _FORM = 3  # by halvings, with digests of the files
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weigher:
+class DensityRatio:
     """The odds of audited against calibration documents by their words; no document is weighed by what it taught.
 
     Documents are put into PARTS parts by the hash of their ids, and those of a part are weighed by a classifier that
@@ -89,7 +89,7 @@ def _part_of(keys: np.ndarray, seed: int) -> np.ndarray:
     return (shuffled(keys, seed, _WEIGH) % np.uint64(PARTS)).astype(np.int64)
 
 
-def fit_weigher(words: Any, audited: np.ndarray, keys: np.ndarray, seed: int) -> Weigher:
+def fit_ratio(words: Any, audited: np.ndarray, keys: np.ndarray, seed: int) -> DensityRatio:
     """Learn the weights from documents of both kinds.
 
     The classifier of the blind test; how far it may follow single words, and the slope and level of its log odds,
@@ -113,8 +113,8 @@ def fit_weigher(words: Any, audited: np.ndarray, keys: np.ndarray, seed: int) ->
         )
     part = _part_of(keys, seed)
     fitted = [_fit(words[part != index], audited[part != index], seed) for index in range(PARTS)]
-    weigher = Weigher(np.stack([each[0] for each in fitted]), np.array([each[1] for each in fitted]), math.inf, seed)
-    return replace(weigher, largest=float(np.quantile(weigher.odds(words, keys), CLIP)))
+    ratio = DensityRatio(np.stack([each[0] for each in fitted]), np.array([each[1] for each in fitted]), math.inf, seed)
+    return replace(ratio, largest=float(np.quantile(ratio.odds(words, keys), CLIP)))
 
 
 def _fit(words: Any, audited: np.ndarray, seed: int) -> tuple[np.ndarray, float]:
@@ -188,8 +188,8 @@ def blind_after(words: Any, compared: Compared, keys: np.ndarray, seed: int) -> 
     for taught, tested in ((first, ~first), (~first, first)):
         if min((role & half).sum() for role in (audited, ~audited) for half in (taught, tested)) < LEAST:
             return None
-        weigher = fit_weigher(words[taught], audited[taught], keys[taught], seed)
-        weights = np.minimum(weigher.odds(words[tested], keys[tested]), weigher.largest)
+        ratio = fit_ratio(words[taught], audited[taught], keys[taught], seed)
+        weights = np.minimum(ratio.odds(words[tested], keys[tested]), ratio.largest)
         test = blind_weighted(words[tested], compared.part(tested), weights, seed)
         if test is None:
             return None
@@ -200,9 +200,9 @@ def blind_after(words: Any, compared: Compared, keys: np.ndarray, seed: int) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearntWeights:
-    """A weigher and the documents that it was learnt from, calibration documents first."""
+    """A density ratio and the documents that it was learnt from, calibration documents first."""
 
-    weigher: Weigher
+    ratio: DensityRatio
     words: Any  # sparse, (documents, features)
     compared: Compared
     keys: np.ndarray  # int64, (documents,), of their ids
@@ -211,7 +211,7 @@ class LearntWeights:
 
     def odds(self) -> np.ndarray:
         """The odds of each document before they are clipped, float64, (documents,)."""
-        return self.weigher.odds(self.words, self.keys)
+        return self.ratio.odds(self.words, self.keys)
 
     def tested(self, role: Role) -> BlindDiagnostic:
         """The blind test with the weights; `role` is of the documents that calibrate."""
@@ -234,8 +234,8 @@ def learn_weights(known: Sequence[Document], audit: Sequence[Document], config: 
     audited = np.arange(len(documents)) >= len(known)
     keys = np.array([id_key(document.doc_id) for document in documents], dtype=np.int64)
     compared = Compared.of(audited, blocks_of_documents(documents, audited, config.near_copies))
-    weigher = fit_weigher(words, audited, keys, config.seed)
-    return LearntWeights(weigher, words, compared, keys, config.seed, config.corpus.units)
+    ratio = fit_ratio(words, audited, keys, config.seed)
+    return LearntWeights(ratio, words, compared, keys, config.seed, config.corpus.units)
 
 
 def effective_number(weights: np.ndarray) -> float:
@@ -351,7 +351,7 @@ def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: Each) -> Ru
 
     def weigh(receipt: Receipt) -> tuple[str, str]:
         file = _file(role, receipt)
-        return file, scored.store.write_table(file, _weights_of(scored, receipt, learnt.weigher))
+        return file, scored.store.write_table(file, _weights_of(scored, receipt, learnt.ratio))
 
     files = dict(sorted(each(_weighed(scored, role), weigh)))
     write_part(scored.store, name, Weighting(seed=seed, blind=blind, form=_FORM, files=files))
@@ -383,7 +383,7 @@ def _file(role: Role, receipt: Receipt) -> str:
 
 
 def _learn(scored: Scored, role: Role, config: AuditConfig) -> LearntWeights:
-    """The weigher, from a sample of the texts."""
+    """The density ratio, from a sample of the texts."""
     shards = scored.shards.values()
     kinds: tuple[Role, Role] = (role, "audit")
     samples = (sample_documents([shard for shard in shards if shard.role == kind]) for kind in kinds)
@@ -391,7 +391,7 @@ def _learn(scored: Scored, role: Role, config: AuditConfig) -> LearntWeights:
     return learn_weights(known, audit, config)
 
 
-def _weights_of(scored: Scored, receipt: Receipt, weigher: Weigher) -> pa.Table:
+def _weights_of(scored: Scored, receipt: Receipt, ratio: DensityRatio) -> pa.Table:
     """The weights of a shard's scored documents, by row."""
     table = read_filed(scored.store, receipt, ["row", "id_key", "text_key"])
     columns = (table[name].to_pylist() for name in table.column_names)
@@ -405,7 +405,7 @@ def _weights_of(scored: Scored, receipt: Receipt, weigher: Weigher) -> pa.Table:
             break
         rows += [document.row for document in some]
         keys = np.array([wanted[document.row][0] for document in some], dtype=np.int64)
-        weights.append(weigher.weigh([document.text for document in some], keys))
+        weights.append(ratio.weigh([document.text for document in some], keys))
     if len(rows) < len(wanted):
         raise UserError(
             f"calibration weighted reads the texts again, and those of {shard.name} are not the ones that were scored"

@@ -25,8 +25,8 @@ from pipeline.audit.blind import (
     word_model,
 )
 from pipeline.audit.density_weights import (
+    DensityRatio,
     LearntWeights,
-    Weigher,
     blind_weighted,
     effective_number,
     learn_weights,
@@ -59,7 +59,7 @@ SAMPLE = 1_000
 
 AT_ONCE = 1_000
 _Sampled = Sequence[tuple[Shard, Document]]
-_DRAW, _TEST = 4, 5  # hashes of their own, apart from that of the parts of a weigher
+_DRAW, _TEST = 4, 5  # hashes of their own, apart from that of the parts of a density ratio
 
 MATCHED_SCHEMA = pa.schema(
     [
@@ -151,7 +151,7 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
 def _weighted_lines(plan: Plan, role: Role, known: _Sampled, audit: _Sampled, test: BlindDiagnostic) -> list[str]:
     """What weights would leave of the calibration documents and repair, by a sample."""
     learnt, total = _learnt(known, audit, plan.config), plan.documents(role)[0]
-    effective = effective_number(np.minimum(learnt.odds(), learnt.weigher.largest)[~learnt.compared.audited])
+    effective = effective_number(np.minimum(learnt.odds(), learnt.ratio.largest)[~learnt.compared.audited])
     after = learnt.tested(role)
     outlook = weighting_diagnostic(effective * total / len(known), total, role, test, after, test.by)
     return [f"warning: {each.sentence}" if each.ok is False else each.sentence for each in (outlook, after)]
@@ -236,7 +236,7 @@ def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
         with whole(part):
             with pq.ParquetWriter(part, schema) as writer:
                 for some in _windows(shards):
-                    table = _kept(some, learnt.weigher, certain, seed, schema)
+                    table = _kept(some, learnt.ratio, certain, seed, schema)
                     writer.write_table(table)
                     total, kept = total + len(some), kept + len(table)
                     keys = np.array([id_key(name) for name in table["id"].to_pylist()])
@@ -284,9 +284,9 @@ def _windows(shards: Sequence[Shard]) -> Iterator[list[tuple[Shard, Document]]]:
         yield some
 
 
-def _kept(some: _Sampled, weigher: Weigher, certain: float, seed: int, schema: pa.Schema) -> pa.Table:
+def _kept(some: _Sampled, ratio: DensityRatio, certain: float, seed: int, schema: pa.Schema) -> pa.Table:
     keys = np.array([id_key(document.doc_id) for _, document in some], dtype=np.int64)
-    share = np.minimum(weigher.odds(word_counts([document.text for _, document in some]), keys) / certain, 1.0)
+    share = np.minimum(ratio.odds(word_counts([document.text for _, document in some]), keys) / certain, 1.0)
     draws = (mix(shuffled(keys, seed, _DRAW)) >> np.uint64(11)).astype(np.float64) / 2.0**53
     chosen = [(some[place], float(share[place])) for place in np.flatnonzero(draws < share).tolist()]
     rows = [

@@ -99,7 +99,7 @@ _OF_RUN = (
 class Answering:
     """What a command does with the answers of a run."""
 
-    command: Command = "run"  # for the history of questions
+    command: Command = "run"  # for the history
     texts: bool = True  # whether answers show how the selected documents begin, and their tokens are written
     reread: Reread | None = None  # puts selected documents through the model once more; None: no model is asked
     say: Callable[[str], None] = lambda line: None  # prints a line
@@ -138,11 +138,11 @@ def select_all(
     shown = config.evidence if rereads else 0
     kept = kept_tokens(scored) if shown else None  # of the answers that go
     with ThreadPoolExecutor(1, "seenset-copies") as beside:
-        questions, duplicates = _questions(config, scored, limit, how.texts, each, beside)
+        tasks, duplicates = _tasks(config, scored, limit, how.texts, each, beside)
         if how.claim is not None:
-            questions = _claimed(questions, how.claim)
-            config = config.model_copy(update={"selections": [question.selection for question in questions]})
-        answers = _answer_all(questions, each)
+            tasks = _claimed(tasks, how.claim)
+            config = config.model_copy(update={"selections": [task.selection for task in tasks]})
+        answers = _answer_all(tasks, each)
     give_back()  # what threads sorted, before selected rows are merged
     tops = [
         top_documents_of(one.selection, made, total.selected.first(shown), one.overlap) for one, made, total in answers
@@ -150,7 +150,7 @@ def select_all(
     most = THUMBNAILS if pictured else 0
     pictures = {one.selection.name: total.selected.first(most) for one, _, total in answers}
     near = {role: future.result() for role, future in duplicates.items()}
-    summaries = [question.summarise(answer, total, near) for question, answer, total in answers]
+    summaries = [task.summarise(answer, total, near) for task, answer, total in answers]
     note_answers(scored.store, config, how.command, summaries)  # before anyone can read an answer
     files = _write_files(scored, answers, summaries, pictures)
     _remove_others(config, scored)
@@ -164,7 +164,7 @@ def select_all(
 
 def _write_files(
     scored: Scored,
-    answers: Sequence[tuple[_Question, Answer, Total]],
+    answers: Sequence[tuple[_SelectionTask, Answer, Total]],
     summaries: Sequence[Summary],
     pictures: Mapping[str, pa.Table],
 ) -> dict[str, dict[str, str]]:
@@ -178,29 +178,29 @@ def _write_files(
     """
     shared = run_digests(scored.store)
     files = {
-        summary.name: {**shared, **question.write(summary, made, total)}
-        for (question, made, total), summary in zip(answers, summaries, strict=True)
+        summary.name: {**shared, **task.write(summary, made, total)}
+        for (task, made, total), summary in zip(answers, summaries, strict=True)
     }
     thumbnails = write_thumbnails(scored, pictures)
     return {name: {**written, **thumbnails[name]} for name, written in files.items()}
 
 
-def _claimed(questions: Sequence[_Question], claim: Claiming) -> list[_Question]:
-    """The questions of a scan at what its place in a schedule may spend."""
-    for question in questions:  # what its known documents refuse is to cost no place
-        next(question.ask(), None)
-    slots = claim({question.selection.name: question.calibration_keys() for question in questions})
-    return [question.placed(slots[question.selection.name]) for question in questions]
+def _claimed(tasks: Sequence[_SelectionTask], claim: Claiming) -> list[_SelectionTask]:
+    """The tasks of a scan at what its place in a schedule may spend."""
+    for task in tasks:  # what its known documents refuse is to cost no place
+        next(task.ask(), None)
+    slots = claim({task.selection.name: task.calibration_keys() for task in tasks})
+    return [task.placed(slots[task.selection.name]) for task in tasks]
 
 
-def _questions(
+def _tasks(
     config: AuditConfig, scored: Scored, limit: int | None, texts: bool, each: Each, beside: Executor
-) -> tuple[list[_Question], dict[Role, Future[NearDuplicates]]]:
+) -> tuple[list[_SelectionTask], dict[Role, Future[NearDuplicates]]]:
     """The configured selections, with what they share: the spans of scores, the checks, weights, near-duplicates."""
     columns = _columns(config.selections)
     if config.corpus.versions is not None:
         span, checked = find_span(scored, ["audit"], columns, each), (NO_OVERLAP, NO_BLIND_TEST, None)
-        return [_Question(config, one, scored, *checked, span, limit, texts, {}) for one in config.selections], {}
+        return [_SelectionTask(config, one, scored, *checked, span, limit, texts, {}) for one in config.selections], {}
     roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
     overlaps = find_overlaps(scored, [role for role in roles if role != "audit"], config, each)
     span = find_span(scored, roles, columns, each)
@@ -213,7 +213,7 @@ def _questions(
         sketched = read_sketches(scored, role, each, overlaps[role].keep if role in overlaps else None)
         duplicates[role] = beside.submit(sketched.find_near_duplicates, config.near_copies)
         groups[role] = sketched.groups
-    questions = []
+    tasks = []
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
         tests = (
@@ -221,33 +221,33 @@ def _questions(
             blind_tests[role],
             weights[role] if calibration_of(selection.calibration).weighted else None,
         )
-        questions.append(_Question(config, selection, scored, *tests, span, limit, texts, groups))
-    return questions, duplicates
+        tasks.append(_SelectionTask(config, selection, scored, *tests, span, limit, texts, groups))
+    return tasks, duplicates
 
 
 def _columns(selections: Sequence[SelectionConfig]) -> list[str]:  # of scores
     return sorted({column for selection in selections for column in selection.detectors})
 
 
-def _answer_all(questions: Sequence[_Question], each: Each) -> list[tuple[_Question, Answer, Total]]:
+def _answer_all(tasks: Sequence[_SelectionTask], each: Each) -> list[tuple[_SelectionTask, Answer, Total]]:
     """Decide all selections in shared passes over the audit shards, then judge every document in one more.
 
     Args:
-        questions: at least one, of one run.
+        tasks: at least one, of one run.
         each: reads the shards.
 
     Raises:
         UserError: no audit documents, or a selection that cannot be answered.
     """
-    scored = questions[0].scored
-    detectors = _columns([question.selection for question in questions])
-    versions = [] if questions[0].config.corpus.versions is None else [VERSIONS]
+    scored = tasks[0].scored
+    detectors = _columns([task.selection for task in tasks])
+    versions = [] if tasks[0].config.corpus.versions is None else [VERSIONS]
     columns = ["doc_id", "row", "id_key", "text_key", "group", *detectors, *versions]
 
     def run_pass(asks: Sequence[tuple[int, Ask]]) -> dict[int, Any]:
         def of_shard(receipt: Receipt) -> list[Any]:
             table = scored.table(receipt, columns)
-            return [ask.of_shard(questions[index].batch(table, receipt)) for index, ask in asks]
+            return [ask.of_shard(tasks[index].batch(table, receipt)) for index, ask in asks]
 
         merged: dict[int, Any] = {}
         for parts in each(scored.of("audit"), of_shard):
@@ -255,25 +255,25 @@ def _answer_all(questions: Sequence[_Question], each: Each) -> list[tuple[_Quest
                 merged[index] = ask.merge(merged[index], part) if index in merged else part
         return merged
 
-    answers = together([question.ask() for question in questions], run_pass)
+    answers = together([task.ask() for task in tasks], run_pass)
     for _ in each([receipt for receipt in scored.of("audit") if receipt.quarantine], scored.check_quarantine):
         pass  # before an earlier answer goes
-    for question in questions:
-        question.clear()
+    for task in tasks:
+        task.clear()
 
     def judge(receipt: Receipt) -> list[ShardAnswer]:
         table = scored.table(receipt, columns)
-        parts = [question.judge(table, receipt, answer) for question, answer in zip(questions, answers, strict=True)]
-        if questions[0].texts:
+        parts = [task.judge(table, receipt, answer) for task, answer in zip(tasks, answers, strict=True)]
+        if tasks[0].texts:
             parts = with_excerpts(parts, scored.shards[receipt.shard])
-        return [question.ordered(part) for question, part in zip(questions, parts, strict=True)]
+        return [task.ordered(part) for task, part in zip(tasks, parts, strict=True)]
 
     totals: list[Total] = []
     for parts in each(scored.of("audit"), judge):
         totals = totals or [Total.like(part) for part in parts]
         for total, part in zip(totals, parts, strict=True):
             total.add(part)
-    return list(zip(questions, answers, totals, strict=True))
+    return list(zip(tasks, answers, totals, strict=True))
 
 
 def _remove_others(config: AuditConfig, scored: Scored) -> None:
@@ -285,7 +285,7 @@ def _remove_others(config: AuditConfig, scored: Scored) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _SelectionTask:
     """One selection of a run: decides it and writes its files, the summary last."""
 
     config: AuditConfig
@@ -345,8 +345,8 @@ class _Question:
             return np.empty(0, dtype=np.int64)
         return pa.concat_tables(tables)["text_key"].to_numpy()[self.overlap.keep]
 
-    def placed(self, slot: Slot) -> _Question:
-        """The same question at what a place in a schedule may spend."""
+    def placed(self, slot: Slot) -> _SelectionTask:
+        """The same task at what a place in a schedule may spend."""
         selection = self.selection.model_copy(update={"alpha": float(slot.level)})
         return replace(self, selection=selection, slot=slot)
 

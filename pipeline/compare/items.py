@@ -27,7 +27,7 @@ _LEAST_CHARACTERS = 12
 class CleanItems(Concluded):
     """Which items were selected as clean, and what that guarantees."""
 
-    runs: list[RunRecord] = Field(description="The runs that judged the items; several: clean under all their models.")
+    runs: list[RunRecord] = Field(description="The runs that audited the items; several: clean under all their models.")
     selection: str = Field(description="The selection of direction clean.")
     alpha: float = Field(description="Largest share of the selected that may be wrong, in (0, 1).")
     n_audit: int = Field(description="Audited documents.")
@@ -119,7 +119,7 @@ def _items(run: FinishedRun, summary: Summary, clean: Set[str] | None = None) ->
     """Every audited document with its place, in the order of the inputs.
 
     Args:
-        run: that judged them.
+        run: that audited them.
         summary: of its selection.
         clean: ids of the documents that are selected under several models; None: what the run itself selected.
     """
@@ -143,7 +143,7 @@ def items_of(results: ItemResults, items: Sequence[Item], run: FinishedRun, inpu
     Args:
         results: of one model and task.
         items: all audited documents.
-        run: that judged them.
+        run: that audited them.
         inputs: task -> input, for tasks that are not named like their input.
 
     Raises:

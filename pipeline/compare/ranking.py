@@ -124,7 +124,7 @@ def rank_models(
         clean: from `clean_items`.
         items: the audited documents.
         results: of all models and tasks.
-        runs: that judged the items.
+        runs: that audited the items.
         inputs: task -> input, for tasks that are not named like their input.
         store: the folder, from `open_output`.
 
@@ -160,7 +160,7 @@ def _check_tasks(tasks: Mapping[str, Sequence[ItemResults]]) -> None:
 
 
 def _check_alike(of_task: Sequence[ItemResults]) -> None:
-    """Refuse models that were asked different things, or judged in different ways."""
+    """Refuse models that were asked different things, or were scored in different ways."""
     first = of_task[0]
     for other in of_task[1:]:
         if (first.metric, first.filter) != (other.metric, other.filter):

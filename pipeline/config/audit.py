@@ -133,7 +133,7 @@ class AuditConfig(Section):
     )
     limits: LimitsConfig = LIMITS
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
-    selections: list[SelectionConfig] = Field(default=[], description="Questions to the scores.")
+    selections: list[SelectionConfig] = Field(default=[], description="Selections of documents by their scores.")
     evidence: Annotated[int, Field(ge=0, le=MOST_ATTRIBUTIONS)] = Field(
         200, description="Selected documents whose token attributions are kept; 0: none."
     )

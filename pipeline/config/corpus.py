@@ -127,7 +127,7 @@ def checked_delimiter(value: str) -> str:
 Role = Literal["audit", "unseen", "seen"]
 ROLES: tuple[Role, ...] = ("audit", "unseen", "seen")
 ROLE_DOCUMENTS: dict[Role, str] = {
-    "audit": "documents to be judged",
+    "audit": "documents to audit",
     "unseen": "documents of the same kind that are known not to be in the training data",
     "seen": "documents of the same kind that are known to be in the training data",
 }
@@ -369,7 +369,7 @@ def _without(setting: str, reason: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-NO_VERSIONS = _without("versions", "versions are of documents to be judged, under corpus.audit: leave them out here")
+NO_VERSIONS = _without("versions", "versions are of documents to audit, under corpus.audit: leave them out here")
 NO_REVIEW = _without(
     "review_count", "review and review_count are of unseen documents, under corpus.unseen: leave them out here"
 )
@@ -399,10 +399,10 @@ class LabelledConfig(SourceConfig):
 
 
 class CorpusConfig(Section):
-    """Documents to be judged, and documents whose membership is known."""
+    """Documents to audit, and documents whose membership is known."""
 
     audit: Annotated[SourceConfig, NO_REVIEW] | None = Field(
-        None, description="Documents to be judged, for all commands but `evaluate`."
+        None, description="Documents to audit, for all commands but `evaluate`."
     )
     unseen: UnseenSource | None = Field(None, description="Documents that are not in the training data.")
     seen: PlainSource | None = Field(None, description="Documents that are in the training data.")

@@ -76,7 +76,7 @@ class EndpointConfig(Section):
     api: Literal["completions", "chat"] = Field("completions", description="The interface of the endpoint.")
     instruction: str = Field(
         "Continue the following text as it goes on. Write nothing but the continuation.",
-        description="Stands above the text with chat.",
+        description="With chat: instruction above the text.",
     )
     log_probs: Literal["auto", "prompt_logprobs", "echo", "none"] = Field(
         "auto", description="How the endpoint gives log-probabilities of a prompt; auto tries both ways."
@@ -95,7 +95,7 @@ class EndpointConfig(Section):
 
 
 class ScoredModel(Section):
-    """A model whose scores stand in a file."""
+    """A model whose scores are in a file."""
 
     name: str = Field(min_length=1, description="Name for pages.")
 

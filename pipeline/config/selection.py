@@ -1,4 +1,4 @@
-"""One named question to the scores, and a schedule of scans under one error rate."""
+"""A named selection, and a schedule of scans under one error rate."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HISTORY = "history.jsonl"
 
 
 class SelectionConfig(Section):
-    """One named question to the scores."""
+    """A named selection of documents by their scores."""
 
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)  # `lambda` is no name in Python
 

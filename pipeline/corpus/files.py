@@ -80,7 +80,7 @@ class _Decompressed(io.RawIOBase):
 
 
 def _open(path: str) -> IO[bytes]:
-    """Open a file as it is. An object store is asked for some MiB at a time: by default s3fs reads 50 MiB ahead."""
+    """Open a file as it is. An object store gives some MiB at a time; the default of s3fs prefetches 50 MiB."""
     fs, name = fsspec.core.url_to_fs(path)
     if is_local(fs):
         return open(name, "rb", buffering=1 << 16)  # a long line is read in blocks of this size

@@ -83,7 +83,7 @@ def _measured(log_probs: np.ndarray, signal: Signal) -> float:
 def _slope(values: np.ndarray) -> float:
     """Of the least-squares line, a token; 0 of a single value."""
     places = np.arange(len(values)) - (len(values) - 1) / 2
-    return float(places @ values / max(1.0, places @ places))
+    return float(places @ values / max(0.5, places @ places))
 
 
 def _above_running_mean(values: np.ndarray) -> float:

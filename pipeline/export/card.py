@@ -18,7 +18,7 @@ from pipeline.audit.history import HistoryEntry, read_history, several_questions
 from pipeline.config.models import ModelConfig
 from pipeline.config.paths import MARK
 from pipeline.errors import visible
-from pipeline.export.request import ExportQuestion
+from pipeline.export.request import ExportPlan
 from pipeline.report.wording import export as wording
 from pipeline.report.wording.bounds import bound_sentence
 
@@ -47,17 +47,17 @@ class ExportCounts:
     unwritten: int = 0  # documents that would be kept, and that the form cannot hold
 
 
-def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[str], data_files: list[Any]) -> bytes:
+def make_card(plan: ExportPlan, counts: ExportCounts, remarks: Sequence[str], data_files: list[Any]) -> bytes:
     """The card of an export, in Markdown with Hugging Face's front matter.
 
     Args:
-        question: that is answered.
+        plan: that is answered.
         counts: what became of the documents.
         remarks: on what was written, sentences.
         data_files: of the one configuration of a dataset folder; empty where it is none.
     """
-    summary = question.summary
-    history = read_history(question.store)
+    summary = plan.summary
+    history = read_history(plan.store)
     stated = {
         "selection": summary.name,
         "direction": summary.direction,
@@ -71,46 +71,46 @@ def make_card(question: ExportQuestion, counts: ExportCounts, remarks: Sequence[
     others = {key: str(value) for key, value in _settings(history, summary.name).items() if key not in stated}
     template = _environment().get_template("card.md")
     text: str = template.render(
-        front=_front(question, counts, data_files),
-        title=f"{_kind(question)}: {summary.name}",
-        headline=answer_sentence(question, counts),
-        sentences=[quarantine_sentence(question, counts), *remarks],
-        promise=_guarantee(question, history),
+        front=_front(plan, counts, data_files),
+        title=f"{_kind(plan)}: {summary.name}",
+        headline=answer_sentence(plan, counts),
+        sentences=[quarantine_sentence(plan, counts), *remarks],
+        promise=_guarantee(plan, history),
         summary=summary,
         guarantee=summary.guarantee if summary.conclusion != "contradicted" else "none: see above",
         alpha=f"{summary.alpha:g}",
         strict=f"{summary.strict.n_selected:,} selected ({summary.strict.procedure})",
-        counts=_count_rows(question, counts),
+        counts=_count_rows(plan, counts),
         files=counts.files,
         settings=stated | others,
-        provenance=_provenance(question),
+        provenance=_provenance(plan),
     )
     return text.encode()
 
 
-def answer_sentence(question: ExportQuestion, counts: ExportCounts) -> str:
+def answer_sentence(plan: ExportPlan, counts: ExportCounts) -> str:
     """What the documents of an export are, in words that claim no more than the selection does."""
-    summary = question.summary
+    summary = plan.summary
     return wording.exported_documents(
         wording.audited_sample(counts.audited, summary.limit),
-        _model_name(question),
+        _model_name(plan),
         (counts.selected, counts.kept),
         summary.direction,
-        question.keeps_selected,
+        plan.keeps_selected,
     )
 
 
-def quarantine_sentence(question: ExportQuestion, counts: ExportCounts) -> str:
+def quarantine_sentence(plan: ExportPlan, counts: ExportCounts) -> str:
     """What became of documents that could not be scored."""
-    return wording.quarantined_documents(counts.quarantined, question.keeps_selected, question.keeps_quarantined)
+    return wording.quarantined_documents(counts.quarantined, plan.keeps_selected, plan.keeps_quarantined)
 
 
-def _guarantee(question: ExportQuestion, history: Sequence[HistoryEntry]) -> list[str]:
-    summary = question.summary
+def _guarantee(plan: ExportPlan, history: Sequence[HistoryEntry]) -> list[str]:
+    summary = plan.summary
     bound = bound_sentence(summary)
     repeated = several_questions(history)
     lines = list(summary.remarks)
-    if not question.keeps_selected:
+    if not plan.keeps_selected:
         lines.append(wording.SELECTED_NOT_HERE)
     if summary.conclusion != "contradicted":
         lines += wording.stated_guarantee(summary.alpha, summary.promise, summary.assumption)
@@ -118,41 +118,41 @@ def _guarantee(question: ExportQuestion, history: Sequence[HistoryEntry]) -> lis
     return lines + ([repeated] if repeated is not None else [])
 
 
-def _count_rows(question: ExportQuestion, counts: ExportCounts) -> dict[str, str]:
+def _count_rows(plan: ExportPlan, counts: ExportCounts) -> dict[str, str]:
     rows = {
         "audited": counts.audited,
         "selected": counts.selected,
         wording.QUARANTINED_LABEL: counts.quarantined,
         "here": counts.kept - counts.unwritten,
         "left out": counts.audited - counts.kept + counts.unwritten,
-        wording.CALIBRATED_LABEL: question.summary.n_calibration,
+        wording.CALIBRATED_LABEL: plan.summary.n_calibration,
     }
     return {name: f"{count:,}" for name, count in rows.items()}
 
 
-def _provenance(question: ExportQuestion) -> dict[str, str]:
-    manifest = question.manifest
+def _provenance(plan: ExportPlan) -> dict[str, str]:
+    manifest = plan.manifest
     versions = {f"version of {name}": version for name, version in manifest.versions.items()}
     return {
-        "model": _model_name(question),
-        wording.FINGERPRINT_LABEL: question.fingerprint_digest,
+        "model": _model_name(plan),
+        wording.FINGERPRINT_LABEL: plan.fingerprint_digest,
         "seed": str(manifest.seed),
         **versions,
         "exported by": f"seenset {__version__}",
-        "export": f"{wording.FORM_PHRASES[question.form]}, keep {question.keep}",
+        "export": f"{wording.FORM_PHRASES[plan.form]}, keep {plan.keep}",
     }
 
 
 def _settings(history: Sequence[HistoryEntry], name: str) -> dict[str, Any]:
     """How a selection was asked for the last time; empty where it is not recorded."""
-    questions = [question for question in history[-1].questions if question.name == name] if history else []
+    questions = [one for one in history[-1].questions if one.name == name] if history else []
     settings = questions[0].settings if questions else {}
     return {key: value for key, value in settings.items() if value is not None and key != "name"}
 
 
-def _model_name(question: ExportQuestion) -> str:
+def _model_name(plan: ExportPlan) -> str:
     """The audited model without the folders that lead to it, unless it is one of the hub."""
-    model = question.manifest.config.model
+    model = plan.manifest.config.model
     if not isinstance(model, ModelConfig):
         return model.name
     name = _without_folders(model.path) + (f" ({model.gguf_file})" if model.gguf_file else "")
@@ -164,18 +164,18 @@ def _without_folders(path: str) -> str:
     return path.rstrip("/").rsplit("/", 1)[-1] if local else path
 
 
-def _kind(question: ExportQuestion) -> str:
-    if question.form == "samples":
+def _kind(plan: ExportPlan) -> str:
+    if plan.form == "samples":
         return "Samples for lm-evaluation-harness"
-    if question.form == "list":
+    if plan.form == "list":
         return "List of documents"
     return "Documents"
 
 
-def _front(question: ExportQuestion, counts: ExportCounts, data_files: list[Any]) -> str:
+def _front(plan: ExportPlan, counts: ExportCounts, data_files: list[Any]) -> str:
     size = next((name for most, name in _SIZES if counts.kept < most), "n>10M")
     front: dict[str, Any] = {
-        "pretty_name": f"{_kind(question)}: {question.summary.name}",
+        "pretty_name": f"{_kind(plan)}: {plan.summary.name}",
         "tags": ["seenset", "training-data-audit"],
         "size_categories": [size],
     }

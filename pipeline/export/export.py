@@ -42,7 +42,7 @@ from pipeline.export.place import (
 )
 from pipeline.export.request import (
     AnsweredRun,
-    ExportQuestion,
+    ExportPlan,
     ExportRequest,
     Form,
     RowMarks,
@@ -63,36 +63,36 @@ MarksOf = Callable[[ExportSource], RowMarks]
 class Exported:
     """What an export wrote."""
 
-    question: ExportQuestion
+    plan: ExportPlan
     counts: ExportCounts
     files: list[str]  # without the card
     remarks: list[str]  # what a reader must know of it
 
     def plain(self) -> dict[str, Any]:
         """Plain values, as `--json` prints them."""
-        question, counts = self.question, self.counts
+        plan, counts = self.plan, self.counts
         return {
-            "folder": question.out,
-            "form": question.form,
-            "selection": question.summary.name,
-            "direction": question.summary.direction,
-            "keep": question.keep,
-            "supported": question.summary.supported,
-            "conclusion": question.summary.conclusion,
+            "folder": plan.out,
+            "form": plan.form,
+            "selection": plan.summary.name,
+            "direction": plan.summary.direction,
+            "keep": plan.keep,
+            "supported": plan.summary.supported,
+            "conclusion": plan.summary.conclusion,
             "n_audit": counts.audited,
             "n_selected": counts.selected,
             "n_kept": counts.kept - counts.unwritten,
             "n_quarantined": counts.quarantined,
-            "quarantined_kept": question.keeps_quarantined,
+            "quarantined_kept": plan.keeps_quarantined,
             "files": self.files,
-            "remarks": [*self.remarks, *question.summary.remarks],
+            "remarks": [*self.remarks, *plan.summary.remarks],
         }
 
     def sentences(self) -> list[str]:
         """What the command prints: what was written, what became of the quarantined, what to know of the guarantee."""
-        summary = self.question.summary
+        summary = self.plan.summary
         remarks = [f"{summary.name}: {remark}" for remark in summary.remarks]
-        counted = [answer_sentence(self.question, self.counts), quarantine_sentence(self.question, self.counts)]
+        counted = [answer_sentence(self.plan, self.counts), quarantine_sentence(self.plan, self.counts)]
         return [*remarks, *counted, *self.remarks]
 
 
@@ -113,43 +113,43 @@ def write_export(request: ExportRequest) -> Exported:
         UserError: what `resolve_request` refuses; an output folder that is an input or somebody else's; inputs that are
             gone, were changed since the run, or hold what the form cannot.
     """
-    question = resolve_request(request)
-    check_outside(question)
-    sources = sources_of(question)
-    answered = read_answered(question)
+    plan = resolve_request(request)
+    check_outside(plan)
+    sources = sources_of(plan)
+    answered = read_answered(plan)
     counts = _count(answered, sources)
-    if question.form == "huggingface" and not counts.kept:
+    if plan.form == "huggingface" and not counts.kept:
         raise UserError("no document is kept, and datasets opens no dataset folder without a row: nothing is written")
     with _in_one_line():
-        inputs = [] if question.form == "list" else check_unchanged(question)
-        for shard in question.shards if inputs else ():
+        inputs = [] if plan.form == "list" else check_unchanged(plan)
+        for shard in plan.shards if inputs else ():
             check_digest(shard, answered.receipts[shard.id])
-        draft = _DRAFTS[question.form](answered, sources)
+        draft = _DRAFTS[plan.form](answered, sources)
         check_names(draft.names)
-        folder = begin_folder(question, draft.names)
+        folder = begin_folder(plan, draft.names)
         unwritten = draft.write(folder)
         check_untouched(inputs)
-    if read_summary(question.store, question.summary.name) != question.summary:
-        raise UserError(f"selection {question.summary.name} was made anew while it was exported: export it again")
+    if read_summary(plan.store, plan.summary.name) != plan.summary:
+        raise UserError(f"selection {plan.summary.name} was made anew while it was exported: export it again")
     files = list(folder.names)
     counts, remarks = replace(counts, unwritten=unwritten), list(draft.remarks)
     if unwritten:
         remarks.append(wording.no_table_rows(unwritten))
-    folder.write(CARD_FILE, make_card(question, counts, remarks, draft.data_files))
+    folder.write(CARD_FILE, make_card(plan, counts, remarks, draft.data_files))
     folder.finish()
-    return Exported(question, counts, files, remarks)
+    return Exported(plan, counts, files, remarks)
 
 
 def _count(answered: AnsweredRun, sources: Sequence[ExportSource]) -> ExportCounts:
     """Go through all verdicts once. Raises UserError where they are not those that the summary counts."""
-    question, summary, files = answered.question, answered.question.summary, []
+    plan, summary, files = answered.plan, answered.plan.summary, []
     selected = quarantined = 0
     for source in sources:
         documents = kept = 0
         for shard in source.shards:
             verdicts = answered.verdicts(shard)
             documents += verdicts.rows.size
-            kept += int(np.count_nonzero(verdicts.kept(question)))
+            kept += int(np.count_nonzero(verdicts.kept(plan)))
             selected += int(np.count_nonzero(verdicts.selected))
             quarantined += int(np.count_nonzero(~verdicts.scored))
         files.append(ExportedFile(source.name, documents, kept))
@@ -157,7 +157,7 @@ def _count(answered: AnsweredRun, sources: Sequence[ExportSource]) -> ExportCoun
     if (audited, selected) != (summary.n_audit, summary.n_selected):
         raise UserError(
             f"selection {summary.name} counts {summary.n_selected:,} of {summary.n_audit:,}, and its documents are "
-            f"{selected:,} of {audited:,}: seenset select {question.store.url} makes it anew"
+            f"{selected:,} of {audited:,}: seenset select {plan.store.url} makes it anew"
         )
     return ExportCounts(audited, selected, quarantined, sum(file.kept for file in files), tuple(files))
 
@@ -229,7 +229,7 @@ _DRAFTS: dict[Form, Callable[[AnsweredRun, Sequence[ExportSource]], _Draft]] = {
 
 
 def _marks_of(answered: AnsweredRun, source: ExportSource) -> RowMarks:
-    return RowMarks(answered.runs(source.shards), answered.question.keeps_selected)
+    return RowMarks(answered.runs(source.shards), answered.plan.keeps_selected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ def _write_list(answered: AnsweredRun, sources: Sequence[ExportSource], sink: Bi
     for source in sources:
         for shard in source.shards:
             verdicts = answered.verdicts(shard)
-            kept = verdicts.kept(answered.question)
+            kept = verdicts.kept(answered.plan)
             ids = verdicts.ids.filter(pa.array(kept)).to_pylist()
             for doc_id, row in zip(ids, verdicts.rows[kept].tolist(), strict=True):
                 if shard.id_column is None:
@@ -276,7 +276,7 @@ def _find_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Sa
     Raises:
         UserError: nothing is kept; the task of a document is unknown, so that later ones cannot be counted.
     """
-    question = answered.question
+    plan = answered.plan
     counts, without = Counter[str](), 0
     indices: dict[str, array[int]] = {}
     for source in sources:
@@ -284,9 +284,9 @@ def _find_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Sa
         parsed = unit == "line" or (unit == "sample" and not source.first.pictures)  # a bad row has no group either
         for shard in source.shards:
             verdicts = answered.verdicts(shard)
-            kept = set(verdicts.rows[verdicts.kept(question)].tolist())
+            kept = set(verdicts.rows[verdicts.kept(plan)].tolist())
             for document in read_shard(shard):
-                task = question.task if question.task is not None else document.group
+                task = plan.task if plan.task is not None else document.group
                 if task is None and document.problem is not None and parsed:
                     raise UserError(
                         f"row {document.row} of {shard.name} cannot be read, so it is unknown which task it is an item "

@@ -26,7 +26,7 @@ from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.inputs import find_inputs, stamp_of
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, not_opened
-from pipeline.export.request import ExportQuestion
+from pipeline.export.request import ExportPlan
 from pipeline.report.wording.export import UNFINISHED_NOTE
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
@@ -38,9 +38,9 @@ UNFINISHED_FILE = "NOT_FINISHED"
 _TEMPORARY = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{8}")
 
 
-def sources_of(question: ExportQuestion) -> list[ExportSource]:
+def sources_of(plan: ExportPlan) -> list[ExportSource]:
     """The inputs of a run's audited documents, in their order."""
-    groups = [tuple(group) for _, group in itertools.groupby(question.shards, key=lambda shard: shard.path)]
+    groups = [tuple(group) for _, group in itertools.groupby(plan.shards, key=lambda shard: shard.path)]
     places = [source_place(group[0].path, not format_named(group[0].format).has_path, follow=False) for group in groups]
     names = relative_names(places)
     return [ExportSource(group, name) for group, name in zip(groups, names, strict=True)]
@@ -77,13 +77,13 @@ def relative_names(places: Sequence[tuple[str, ...]]) -> list[str]:
     return ["/".join(part.rstrip(":") or "_" for part in place[common:]) for place in places]
 
 
-def check_unchanged(question: ExportQuestion) -> list[InputFile]:
+def check_unchanged(plan: ExportPlan) -> list[InputFile]:
     """The audited inputs as they are now, none of which differs in size or at an end from what the run read.
 
     Raises:
         UserError: one is gone or was changed.
     """
-    config = question.manifest.config
+    config = plan.manifest.config
     corpus = config.corpus.model_copy(update={"unseen": None, "seen": None})
     try:
         inputs = {entry.path: entry for entry in find_inputs(corpus, config.limits)}
@@ -93,7 +93,7 @@ def check_unchanged(question: ExportQuestion) -> list[InputFile]:
             "needs none"
         ) from None
     present = []
-    for record in question.manifest.inputs:
+    for record in plan.manifest.inputs:
         if record.role == "audit":
             entry = inputs.get(record.path)
             if entry is None:
@@ -189,23 +189,23 @@ class ExportFolder:
             self.store.remove(UNFINISHED_FILE)
 
 
-def begin_folder(question: ExportQuestion, names: Sequence[str]) -> ExportFolder:
+def begin_folder(plan: ExportPlan, names: Sequence[str]) -> ExportFolder:
     """Take a folder that is not there, empty, or holds an export of this run, whose files are removed.
 
     Args:
-        question: whose answer is written.
+        plan: whose answer is written.
         names: of the files that may be written.
 
     Raises:
         UserError: the folder is an input, lies in one or holds one; it holds something else.
     """
-    check_outside(question)
+    check_outside(plan)
     with _in_words_of_a_folder():
-        store = Store(question.out)
+        store = Store(plan.out)
         present = _listed(store)
         marker = read_record(store, MARKER_FILE, ExportMarker, "export into another folder")
-        _check_ours(question, present, marker)
-        planned = ExportMarker(state="writing", run=question.run_digest, files=sorted({*names, CARD_FILE}))
+        _check_ours(plan, present, marker)
+        planned = ExportMarker(state="writing", run=plan.run_digest, files=sorted({*names, CARD_FILE}))
         # what is there now may be there still when this is killed too
         known = planned.model_copy(update={"files": sorted({*planned.files, *(marker.files if marker else [])})})
         store.write_json(MARKER_FILE, known.plain())
@@ -214,21 +214,21 @@ def begin_folder(question: ExportQuestion, names: Sequence[str]) -> ExportFolder
             if name not in (MARKER_FILE, UNFINISHED_FILE):
                 store.remove(name)
         store.write_json(MARKER_FILE, planned.plain())
-    return ExportFolder(store, question.run_digest, [])
+    return ExportFolder(store, plan.run_digest, [])
 
 
-def _check_ours(question: ExportQuestion, present: Sequence[str], marker: ExportMarker | None) -> None:
+def _check_ours(plan: ExportPlan, present: Sequence[str], marker: ExportMarker | None) -> None:
     """Check that a folder holds nothing but an export of the run. Raises UserError."""
     if marker is None and all(_is_temporary(name, {MARKER_FILE}) for name in present):
         return  # empty, or an export was killed while it wrote its first file
     if marker is None:
-        raise UserError(f"{question.out} is not empty, and no export: it holds {_some(present)}; name another folder")
-    if marker.run != question.run_digest:
-        raise UserError(f"{question.out} holds the export of another run: name another folder")
+        raise UserError(f"{plan.out} is not empty, and no export: it holds {_some(present)}; name another folder")
+    if marker.run != plan.run_digest:
+        raise UserError(f"{plan.out} holds the export of another run: name another folder")
     ours = {*marker.files, MARKER_FILE, UNFINISHED_FILE}
     if others := [name for name in present if name not in ours and not _is_temporary(name, ours)]:
         raise UserError(
-            f"{question.out} holds files that no export wrote, {_some(others)}: move them, or name another folder"
+            f"{plan.out} holds files that no export wrote, {_some(others)}: move them, or name another folder"
         )
 
 
@@ -250,28 +250,28 @@ def _listed(store: Store) -> list[str]:
     return sorted(path[len(store.root) + 1 :] for path in paths)
 
 
-def check_outside(question: ExportQuestion) -> None:
+def check_outside(plan: ExportPlan) -> None:
     """Check that a folder is no input and no run, lies in none and holds none, however it is written.
 
     Raises:
         UserError: it does.
     """
-    out = source_place(question.out)
-    run = source_place(question.store.url)
+    out = source_place(plan.out)
+    run = source_place(plan.store.url)
     if _nested(out, run) or _nested(run, out):
-        raise UserError(f"{question.out} and the run directory {question.store.url} lie in one another: name another")
-    for entry in question.manifest.inputs:
+        raise UserError(f"{plan.out} and the run directory {plan.store.url} lie in one another: name another")
+    for entry in plan.manifest.inputs:
         if format_named(entry.format).has_path:
             place, what = source_place(entry.path), f"corpus.{entry.role}'s {entry.name}"
             if _nested(out, place):
-                raise UserError(f"{question.out} is an input of the run, {what}: an export never changes its input")
+                raise UserError(f"{plan.out} is an input of the run, {what}: an export never changes its input")
             if _nested(place, out):
-                raise UserError(f"{question.out} holds an input of the run, {what}: name a folder of its own")
-    for role, source in question.manifest.config.corpus.roles():
+                raise UserError(f"{plan.out} holds an input of the run, {what}: name a folder of its own")
+    for role, source in plan.manifest.config.corpus.roles():
         for pattern in source.paths:
             if (folder := _read_whole(pattern)) is not None and _nested(out, source_place(folder)):
                 raise UserError(
-                    f"{question.out} lies in corpus.{role}'s folder {written(pattern)}, so a later run would read the "
+                    f"{plan.out} lies in corpus.{role}'s folder {written(pattern)}, so a later run would read the "
                     "export as documents: name a folder outside of it"
                 )
 

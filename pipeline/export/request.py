@@ -46,7 +46,7 @@ class ExportRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ExportQuestion:
+class ExportPlan:
     """A request that a run can answer."""
 
     store: Store
@@ -92,7 +92,7 @@ def form_of(chosen: Mapping[Form, bool]) -> Form:
     return forms[0] if forms else "files"
 
 
-def resolve_request(request: ExportRequest) -> ExportQuestion:
+def resolve_request(request: ExportRequest) -> ExportPlan:
     """Find what a request asks of a run.
 
     Raises:
@@ -113,7 +113,7 @@ def resolve_request(request: ExportRequest) -> ExportQuestion:
     keep = request.keep or default
     if summary.limit is not None and keep == "rest":
         raise UserError(
-            f"the run judged only the first {summary.limit:,} documents (--limit), so nothing is known of the others: "
+            f"the run audited only the first {summary.limit:,} documents (--limit), so nothing is known of the others: "
             "run it without --limit, or export with --keep selected"
         )
     if not request.quarantined and keep == "selected":
@@ -122,7 +122,7 @@ def resolve_request(request: ExportRequest) -> ExportQuestion:
     if request.form == "samples" and request.task is None and audited[0].group_column is None:
         raise UserError("--samples needs the name of the task: --task NAME, as corpus.audit names no group column")
     out = request.out or _default_folder(store, summary, request.form)
-    return ExportQuestion(store, manifest, audited, summary, out, keep, request.form, request.task, request.quarantined)
+    return ExportPlan(store, manifest, audited, summary, out, keep, request.form, request.task, request.quarantined)
 
 
 def _summary(store: Store, manifest: Manifest, request: ExportRequest) -> Summary:
@@ -170,18 +170,18 @@ class ShardVerdicts:
         columns = (table["row"], table["selected"], scored)
         return cls(table["doc_id"], *(column.to_numpy() for column in columns))
 
-    def kept(self, question: ExportQuestion) -> np.ndarray:
+    def kept(self, plan: ExportPlan) -> np.ndarray:
         """Which documents an export keeps, bool, (documents,)."""
-        if question.keeps_selected:
+        if plan.keeps_selected:
             return self.selected
-        return ~self.selected if question.keeps_quarantined else ~self.selected & self.scored
+        return ~self.selected if plan.keeps_quarantined else ~self.selected & self.scored
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRun:
     """The receipts of a finished run's audited shards, by shard, and the verdicts on their documents."""
 
-    question: ExportQuestion
+    plan: ExportPlan
     receipts: dict[str, Receipt]
     tables: VerdictTables
 
@@ -197,29 +197,29 @@ class AnsweredRun:
         """The rows that count in copying: those that are kept, or those that are left out where the rest is kept."""
         for shard in shards:
             verdicts = self.verdicts(shard)
-            kept = verdicts.kept(self.question)
-            yield verdicts.rows[kept if self.question.keeps_selected else ~kept]
+            kept = verdicts.kept(self.plan)
+            yield verdicts.rows[kept if self.plan.keeps_selected else ~kept]
 
 
-def read_answered(question: ExportQuestion) -> AnsweredRun:
+def read_answered(plan: ExportPlan) -> AnsweredRun:
     """The receipts of a run, all of whose audit documents were audited.
 
     Raises:
         IncompleteError: a shard is not scored.
         UserError: a damaged receipt, or an answer that was made from other scores.
     """
-    wanted = {shard.id for shard in question.shards}
-    receipts = {r.shard: r for r in read_receipts(question.store, SCORING) if r.shard in wanted}
+    wanted = {shard.id for shard in plan.shards}
+    receipts = {r.shard: r for r in read_receipts(plan.store, SCORING) if r.shard in wanted}
     if missing := sorted(wanted - receipts.keys()):
-        raise IncompleteError(f"run {question.store.url}: {len(missing)} shards are not scored, first {missing[0]}")
+        raise IncompleteError(f"run {plan.store.url}: {len(missing)} shards are not scored, first {missing[0]}")
     already_audited = sum(receipt.n_judged for receipt in receipts.values())
-    if already_audited and not question.keeps_selected:
+    if already_audited and not plan.keeps_selected:
         raise UserError(
-            f"{already_audited:,} documents of run {question.store.url} are already audited by earlier runs "
+            f"{already_audited:,} documents of run {plan.store.url} are already audited by earlier runs "
             "(against), and only those runs know which of them are kept: export those runs, or what this run selected"
         )
-    tables = VerdictTables.of(question.store, question.summary.name, receipts.values())
-    return AnsweredRun(question, receipts, tables)
+    tables = VerdictTables.of(plan.store, plan.summary.name, receipts.values())
+    return AnsweredRun(plan, receipts, tables)
 
 
 class RowMarks:

@@ -378,7 +378,7 @@ def check_ledger_place(ledger: Store, run: Store) -> None:
         run: directory of a scan. Other runs are looked for on a disk alone.
 
     Raises:
-        UserError: they are not apart.
+        UserError: one of them is in the other.
     """
     there, here = ledger.url, run.url
     within = here if f"{there}/".startswith(f"{here}/") else None

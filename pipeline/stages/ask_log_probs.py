@@ -166,7 +166,7 @@ def _of_echo(value: dict[str, Any], text: str) -> list[float]:
         raise Refusal("no log-probabilities of the prompt in the answer")
     usage = value.get("usage")
     prompt = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    return _checked(values[:prompt] if isinstance(prompt, int) and 0 < prompt < len(values) else values)
+    return _checked(values[:prompt] if isinstance(prompt, int) and prompt > 0 else values)
 
 
 def _choice(value: dict[str, Any]) -> dict[str, Any]:

@@ -226,7 +226,7 @@ class Store:
         return data
 
     def fetch(self, sizes: Mapping[str, int]) -> None:
-        """Read files ahead, side by side, that never change under their names, if there is room to keep all of them.
+        """Prefetch files, side by side, that never change under their names, if there is room to keep all of them.
 
         Args:
             sizes: bytes, by name.

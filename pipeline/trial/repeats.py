@@ -1,4 +1,4 @@
-"""Repeats: calibration and audit sets drawn again and again over one model's stored scores, all answers judged.
+"""Repeats: calibration and audit sets drawn again and again over one model's stored scores, with all answers.
 
 Intervals of means over them hold for few repeats and for rare events, over one model or several.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.blind import blind_of, picture_features, picture_model, word_counts, word_model
-from pipeline.audit.density_weights import blind_after, fit_weigher, weighted_diagnostic
+from pipeline.audit.density_weights import blind_after, fit_ratio, weighted_diagnostic
 from pipeline.audit.detection import CONFIDENCE, LEAST_MODELS, UNDEFINED, Estimate
 from pipeline.audit.halvings import Compared, blocks_among, held_out
 from pipeline.config.corpus import Role
@@ -124,8 +124,8 @@ def weigh_repeat(
         if held is not None:
             plain[role] = blind_of(held).ok
         if role in weighted:
-            weigher = fit_weigher(some, audited, keys, seed)
-            levels = weight_levels(weigher.odds(some, keys), weigher.largest)
+            ratio = fit_ratio(some, audited, keys, seed)
+            levels = weight_levels(ratio.odds(some, keys), ratio.largest)
             weights[role] = np.ones(scores.keys.size, dtype=np.int64)
             weights[role][places] = levels
             repaired[role] = weighted_diagnostic(blind_after(some, compared, keys, seed), role).ok

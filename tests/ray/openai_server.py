@@ -120,6 +120,8 @@ def openai_server(
             elif fate in ("empty", "filter"):
                 end = "stop" if fate == "empty" else "content_filter"
                 self.reply(200, {"choices": [{"text": "" if fate == "empty" else "xx", "finish_reason": end}]})
+            elif fate.startswith("{"):
+                self.reply(200, fate.encode())
             elif fate.isdigit():
                 self.reply(int(fate), {"error": {"message": f"because of {fate}"}})
             else:

@@ -12,6 +12,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.report.wording.bounds import bound_clause, bound_sentence, bound_text, bounds_not_covered
 from pipeline.report.wording.conclusion import CONTRADICTED
+from pipeline.selection import bounds
 from pipeline.selection.bounds import Envelope, bounds_of_lists, fewest_in_list, probability_of_keeping, wrong_in_list
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures import why_unbounded
@@ -55,7 +56,7 @@ def test_the_envelope_is_exceeded_by_at_most_a_share_delta_of_draws_by_count(n: 
 
 
 @pytest.mark.parametrize("confidence", [Fraction(1, 10**20), Fraction(1, 100), Fraction(1, 5), Fraction(1, 2)])
-@pytest.mark.parametrize("n", [1, 2, 5, 12])
+@pytest.mark.parametrize("n", [1, 2, 5, 12, 40])
 def test_an_envelope_of_height_zero_is_found_and_is_exceeded_by_at_most_a_share_delta(
     n: int, confidence: Fraction
 ) -> None:
@@ -64,9 +65,26 @@ def test_an_envelope_of_height_zero_is_found_and_is_exceeded_by_at_most_a_share_
         envelope = Envelope.of(n, k, confidence)
         kept = probability_of_keeping(n, k, envelope.levels, envelope.most(k)[None])[0]
         assert 1 - kept <= float(1 - confidence)
+        least = np.floor(k * envelope.levels / (n + 1) * (1 + 1e-12)).astype(np.int64)
+        if probability_of_keeping(n, k, envelope.levels, least[None])[0] >= confidence:
+            assert envelope.most(k).tolist() == least.tolist()
         limits = Envelope.of(n, 20, confidence).most(k)
         assert (limits >= before).all()
         before = limits
+
+
+@pytest.mark.parametrize(("n", "k", "delta"), [(200, 300, Fraction(1, 20)), (1_000, 1_000, Fraction(1, 5))])
+def test_a_simulated_envelope_is_little_higher_than_the_counted_one(
+    n: int, k: int, delta: Fraction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    envelope = Envelope.of(n, k, 1 - delta)
+    mean = k * envelope.levels / (n + 1)
+    counted = envelope.most(k) - mean
+    monkeypatch.setattr(bounds, "EXACT_WORK", 0)
+    bounds._height.cache_clear()
+    simulated = envelope.most(k) - mean
+    bounds._height.cache_clear()
+    assert 1 <= simulated.sum() / counted.sum() <= 1.012
 
 
 def random_counts(rng: np.random.Generator, n: int, nulls: int, members: int) -> tuple[RankCounts, np.ndarray]:

@@ -177,7 +177,8 @@ def test_other_architectures_are_counted_generously() -> None:
     assert shape.weights == pytest.approx(2 * sum(parameter.numel() for parameter in model.parameters()), rel=0.02)
     assert shape_of(transformers.Gemma2Config(), "bfloat16").attention == "quadratic"
     few, more = (budget.kept_bytes(shape_of(transformers.Gemma2Config(), "bfloat16"), length) for length in (64, 1024))
-    assert more > few + 26 * 8 * 900
+    layers, heads = 26, 8
+    assert more - few == layers * heads * (1024 - 64) * (4 + 2 * 2)
 
 
 SMALL = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 4}

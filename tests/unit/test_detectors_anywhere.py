@@ -107,7 +107,9 @@ def columns_of(path: Path, given: Mapping[str, Any]) -> dict[str, list[float]]:
     (path / "audit.yaml").write_text(json.dumps({"run": str(path / "run"), **given}))
     assert ended("run", path / "audit.yaml", "--no-text") == 0
     store = Store(str(path / "run"))
-    tables = [store.read_table(one.data) for one in read_receipts(store, "score") if one.data]
+    receipts = {stage: [*read_receipts(store, stage)] for stage in ("paraphrase", "sample", "score")}
+    assert "model" not in given or all(one.tokens > 0 for some in receipts.values() for one in some if one.data)
+    tables = [store.read_table(one.data) for one in receipts["score"] if one.data]
     table = pa.concat_tables(tables).sort_by("doc_id")
     assert len(table) >= 3 * N - 2  # a paraphrase may have no two tokens
     first = table.column_names.index("sketch") + 1

@@ -115,7 +115,7 @@ def signals(lp: list[float]) -> list[float]:
 @pytest.mark.parametrize("mark", [[], [1]])
 def test_camia_measures_the_first_copy_and_what_the_last_one_adds(lm: LanguageModel, mark: list[int]) -> None:
     long = [" ".join([*TEXTS[at].split(), *TEXTS[at + 1].split()] * 9)[:1500] for at in (5, 9)]
-    texts = [*TEXTS[1:31], *long]
+    texts = [*TEXTS[1:31], *long, "it", "a b c"]
     expected = []
     for ids in ids_of(lm, texts):
         kept = ids[: (900 - len(mark)) // 3]

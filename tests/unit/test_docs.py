@@ -20,6 +20,7 @@ from docs.blocks import PAGES, ROOT, RUNNABLE, Block, all_pages, anchors, blocks
 from examples.trials.run import EVERY_NAME
 from pipeline.audit.description import build_config, build_evaluation
 from pipeline.config.audit import AuditConfig
+from pipeline.detectors.registry import parse_detectors
 from pipeline.trial.config import TrialConfig, build_trial
 
 README = ROOT / "README.md"
@@ -226,3 +227,25 @@ def test_the_tests_that_the_methods_page_names_exist() -> None:
         assert not test or f"def {test}(" in found.read_text(encoding="utf-8"), test
         named += 1
     assert named > 20
+
+
+def stated_defaults(page: str) -> Iterator[tuple[str, str, str]]:
+    """Detector, argument and default, as a page states them in a row of a detector or, for all, of an argument."""
+    detectors = re.findall(r"^\| `(\w+)`", page.split("\n| argument |")[0], re.MULTILINE)
+    for name, row in re.findall(r"^\| `(\w+)` ?(.*)$", page, re.MULTILINE):
+        if name in detectors:
+            yield from ((name, *stated) for stated in re.findall(r"`(\w+)`: [^;|]*?default `?([\w.]+)", row))
+        else:
+            yield from ((detector, name, row.split("|")[1].strip(" `")) for detector in detectors)
+
+
+def test_the_pages_of_detectors_state_the_defaults_of_their_arguments() -> None:
+    pages = [path.read_text(encoding="utf-8") for path in (PAGES / "detectors").glob("*.md")]
+    stated = {(name, argument): default for page in pages for name, argument, default in stated_defaults(page)}
+    names = {name for name, _ in stated}
+    defaults = {
+        (name, key): str(value) for name in names for key, value in parse_detectors([name])[0].arguments.items()
+    }
+    assert {key: float(stated[key]) if value[0].isdigit() else stated[key] for key, value in defaults.items()} == {
+        key: float(value) if value[0].isdigit() else value for key, value in defaults.items()
+    }

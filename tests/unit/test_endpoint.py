@@ -156,3 +156,20 @@ def test_log_probabilities_are_requested_of_the_tokens_of_the_prompt_alone(way: 
     with openai_server(log_probs=lambda text: [-0.5, -2.0], way=way) as server:
         assert asyncio.run(main(server.url)) == [-0.5, -2.0]
         assert server.bodies == [{"model": "stub", "prompt": "one two", "temperature": 0, **wanted}]
+    with (
+        openai_server(lambda prompt, seed: f"{prompt} and no log-probabilities") as server,
+        pytest.raises(Refusal, match="in the answer"),
+    ):
+        asyncio.run(main(server.url))
+    for answer in ('{"choices": []}', '{"choices": {}}', '{"choices": ["x"]}', "{}"):
+        with (
+            openai_server(behave=lambda prompt, attempt, answer=answer: answer) as server,
+            pytest.raises(Fault, match="answer has no choices"),
+        ):
+            asyncio.run(main(server.url))
+    for wrong in (None, True, "-1"):
+        with (
+            openai_server(log_probs=lambda text, wrong=wrong: [-0.5, wrong], way=way) as server,
+            pytest.raises(Fault, match="no log-probability"),
+        ):
+            asyncio.run(main(server.url))

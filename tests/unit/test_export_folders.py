@@ -167,7 +167,7 @@ def test_options_that_do_not_go_together_and_unknown_selections_are_refused(fini
     message = refusal(run, tmp_path / "out", selection="member")
     assert "no selection 'member' in " in message
     assert message.endswith("did you mean 'members'? selections: members, strict")
-    assert export(run, tmp_path / "out", selection="strict").question.summary.name == "strict"
+    assert export(run, tmp_path / "out", selection="strict").plan.summary.name == "strict"
 
 
 def test_an_unsupported_selection_is_exported_only_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_an_unsupported_selection_is_exported_only_where_that_is_asked_for(tmp_p
 
 def test_a_sample_says_nothing_of_the_rest(tmp_path: Path) -> None:
     run = make(tmp_path, limit=11)
-    assert "the run judged only the first 11 documents (--limit)" in refusal(run, tmp_path / "out")
+    assert "the run audited only the first 11 documents (--limit)" in refusal(run, tmp_path / "out")
     export(run, tmp_path / "out", keep="selected")
     assert len((tmp_path / "out/a.jsonl").read_text().splitlines()) == 4
     assert "(a sample: the first 11, not the whole corpus)" in (tmp_path / "out/README.md").read_text()

@@ -278,3 +278,13 @@ def test_the_page_on_the_architecture_states_the_budgets() -> None:
     stated = re.findall(r"^( {2}|)(\w+)/ +([\d,]+)  ", page, re.MULTILINE)
     rooms = {("pipeline." if inner else "") + name: int(lines.replace(",", "")) for inner, name, lines in stated}
     assert rooms == BUDGETS
+
+
+def test_the_page_on_the_architecture_states_what_each_feature_holds() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| (`.*`) \| ([\d,]+) \|$", page, re.MULTILINE)
+    places = [[ROOT / name for name in re.findall("`(.*?)`", named)] for named, _ in rows]
+    files = [[one for place in some for one in [*place.rglob("*.py"), place] if one.is_file()] for some in places]
+    lines = [sum(path.read_text(encoding="utf-8").count("\n") for path in some) for some in files]
+    assert len(rows) >= 10
+    assert {some: f"{round(count, -2):,}" for (some, _), count in zip(rows, lines, strict=True)} == dict(rows)

@@ -116,6 +116,7 @@ def test_a_p_value_is_read_back_as_the_fraction_that_it_was(n: int, data: st.Dat
 
 def test_a_p_value_that_cannot_be_told_for_certain_is_never_taken_for_less() -> None:
     assert exact_p(0.1, EXACT_CALIBRATION) > Fraction(1, 10)
+    assert exact_p(0.1, EXACT_CALIBRATION) == Fraction(0.1) * (1 + Fraction(1, 1 << 50))
 
 
 def test_no_fewer_than_the_resolution_says_are_selected_and_as_many_can_be() -> None:

@@ -15,7 +15,7 @@ from benchmarks.selection import run_passes
 from pipeline.audit.description import check_settings
 from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.base import Evidence
-from pipeline.detectors.knockoff import compete, knockoff_spread, simultaneous_draws, spread_column
+from pipeline.detectors.knockoff import compete, knockoff, knockoff_spread, simultaneous_draws, spread_column
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.selection.engine import Scores, answer_all
@@ -155,6 +155,8 @@ def test_the_spread_reads_all_scores_but_the_largest_whichever_is_the_texts() ->
         evidence = Evidence(row[:1], {}, paraphrases=[[text] for text in row[1:]])
         assert [evidence.of_draw(draw).texts for draw in (1, 2, 3)] == [[text] for text in row[1:]]
         assert knockoff_spread(evidence, base, 3).tolist() == [np.var([1.0, 2.0, 4.0], ddof=1)]
+        w = scores[row[0]] - np.mean([scores[text] for text in row[1:]])
+        assert knockoff(evidence, base, 3).tolist() == [pytest.approx(w)]
 
 
 def shrunk(v: np.ndarray, k: int) -> np.ndarray:

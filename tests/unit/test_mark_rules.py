@@ -212,16 +212,13 @@ def test_versions_are_distinct_and_lead_back_to_their_index(k: int) -> None:
         assert bytes(site.form for site in find_sites(text, ENGLISH)) == drawn.choices[number]
 
 
-def test_versions_and_indices_follow_from_seed_and_id() -> None:
+def test_versions_and_indices_follow_from_seed_and_id_and_too_few_of_them_are_a_reason() -> None:
     pairs = (("a", 1), ("a", 1), ("b", 1), ("a", 2))
     drawn = [versions_of(PASSAGE, doc_id, 20, seed, ENGLISH) for doc_id, seed in pairs]
     assert drawn[0] == drawn[1]
     assert drawn[0] not in drawn[2:]
     indices = [[drawn_index(seed, str(doc_id), 20) for doc_id in range(100)] for seed in (1, 1, 2)]
     assert indices[0] == indices[1] != indices[2]
-
-
-def test_few_sites_and_few_versions_are_reasons() -> None:
     assert versions_of("The color of it.", "a", 2, 3, ENGLISH) == f"fewer than {FEWEST_SITES} sites"
     text = "The color, the flavor, the odor, the humor and the labor of it."
     assert not isinstance(versions_of(text, "a", 32, 3, ENGLISH), str)

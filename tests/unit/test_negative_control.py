@@ -26,11 +26,8 @@ def scores_of(documents: int, seed: int = 0) -> Scores:
 
 @pytest.mark.parametrize("documents", [100, 101, 600, 5000])
 def test_the_exact_size_is_the_largest_at_which_alpha_is_a_ratio_of_ranks(documents: int) -> None:
-    def taken(audited: int) -> int:
-        return audited + 100 * audited - 1
-
-    audited = exact_size(documents, Fraction(1, 100))
-    assert taken(audited) <= documents < taken(audited + 1)
+    audited = exact_size(documents, Fraction(1, 100))  # each with 100 others, but one
+    assert 101 * audited - 1 <= documents < 101 * (audited + 1) - 1
 
 
 def test_alarms_are_those_of_bh_written_out() -> None:

@@ -9,10 +9,6 @@ from hypothesis import strategies as st
 from pipeline.audit.top_documents import NEIGHBOURS, nearest_known
 
 
-def brute(score: float, known: np.ndarray) -> list[int]:
-    return np.argsort(np.abs(known - score), kind="stable")[:NEIGHBOURS].tolist()
-
-
 def places_of(scores: np.ndarray, known: np.ndarray, *groups: tuple[np.ndarray, np.ndarray]) -> list[list[int]]:
     return [[place for place in row if place >= 0] for row in nearest_known(scores, known, *groups).tolist()]
 
@@ -26,7 +22,8 @@ def test_they_are_the_nearest_of_all_or_of_the_group_of_a_document(seed: int, n:
     places = places_of(scores, known, *([(of, groups)] if grouped else []))
     for score, group, found in zip(scores, of, places, strict=True):
         members = np.flatnonzero(groups == group) if grouped else np.arange(n)
-        assert found == members[brute(score, known[members])].tolist()
+        nearest = np.argsort(np.abs(known[members] - score), kind="stable")[:NEIGHBOURS]
+        assert found == members[nearest].tolist()
 
 
 def test_equal_scores_count_as_near_and_no_document_twice() -> None:

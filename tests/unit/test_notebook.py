@@ -117,7 +117,7 @@ def table(seed: int, members: int = 0) -> pa.Table:
     return pa.table({"doc_id": [f"{seed}-{i}" for i in range(200)], **columns})
 
 
-def test_tables_of_several_detectors_are_fused_or_one_is_named() -> None:
+def test_tables_of_several_detectors_are_fused_or_one_is_named_and_groups_calibrated_each_on_its_own() -> None:
     assert "columns loss, min_k: say which" in user_error(seenset.select, table(1, 40), table(2))
     one = seenset.select(table(1, 40), table(2), detectors=["min_k"])
     assert (one.p_values == seenset.select(made_up(101, 40), made_up(102)).p_values).all()
@@ -125,9 +125,6 @@ def test_tables_of_several_detectors_are_fused_or_one_is_named() -> None:
     assert both.selected[:40].mean() > 0.5
     clean = seenset.select(-made_up(3, 40), seen=-made_up(4), direction="clean", procedure="bh")
     assert clean.selected.shape == (200,)
-
-
-def test_groups_are_calibrated_each_on_its_own() -> None:
     answer = seenset.select(table(1, 40), table(2), calibration="by_group", detectors=["loss"])
     scores, unseen = made_up(1, 40), made_up(2)
     for first in (0, 1):

@@ -192,28 +192,24 @@ def test_a_text_cut_between_two_line_ends_is_compared_by_the_tokens_of_the_targe
     assert rows["reference"].to_pylist() == pytest.approx([np.mean(log_probs[0]) - np.mean(log_probs[1])], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("change", "differs"),
-    [
-        (lambda tokenizer: tokenizer.add_tokens(["zzz"]), "'zzz' has id none and "),
-        (lambda one: setattr(one.backend_tokenizer, "normalizer", normalizers.Lowercase()), "they make ids"),
-    ],
-)
-def test_other_tokenizers_are_refused_before_and_in_a_worker(
-    change: Callable[[Any], None], differs: str, tmp_path: Path, tiny_model_folder: Path, other_folder: Path
-) -> None:
-    folder = tmp_path / "changed"
-    AutoModelForCausalLM.from_pretrained(other_folder).save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(other_folder)
-    change(tokenizer)
-    tokenizer.save_pretrained(folder)
-    config = build_config(described(tmp_path, tiny_model_folder, folder, detectors=["loss", "wbc"]))
-    stage, shards = stages_of(config)[-1], make_plan(config).shards
-    for check in (lambda: check_stages(config), lambda: list(finish_shards(stage, shards, Store(config.run), 1))):
-        message = user_error(check)
-        assert message.startswith("detector wbc compares model ")
-        for part in (differs, str(tiny_model_folder), str(folder)):
-            assert part in message
+def test_other_tokenizers_are_refused(tmp_path: Path, tiny_model_folder: Path, other_folder: Path) -> None:
+    """Before a run, and in a worker of one."""
+    changes: dict[str, Callable[[Any], None]] = {
+        "'zzz' has id none and ": lambda tokenizer: tokenizer.add_tokens(["zzz"]),
+        "they make ids": lambda one: setattr(one.backend_tokenizer, "normalizer", normalizers.Lowercase()),
+    }
+    for differs, change in changes.items():
+        folder = tmp_path / differs.split()[0]
+        AutoModelForCausalLM.from_pretrained(other_folder).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(other_folder)
+        change(tokenizer)
+        tokenizer.save_pretrained(folder)
+        config = build_config(described(tmp_path, tiny_model_folder, folder, detectors=["loss", "wbc"]))
+        events = finish_shards(stages_of(config)[-1], make_plan(config).shards, Store(config.run), 1)
+        for message in (user_error(check_stages, config), user_error(list, events)):
+            assert message.startswith("detector wbc compares model ")
+            for part in (differs, str(tiny_model_folder), str(folder)):
+                assert part in message
 
 
 @pytest.mark.parametrize("name", PAIRS)

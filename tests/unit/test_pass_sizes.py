@@ -37,10 +37,14 @@ def run(sizes: PassSizes, memory: Memory, batch: list[int], tokens: int | None =
     return sizes.run(memory, batch, batch, tokens)
 
 
-def test_parts_hold_the_budget_and_one_document_at_least() -> None:
+def test_parts_hold_the_budget_and_one_document_at_least_whose_errors_are_raised() -> None:
     assert run(PassSizes(), Memory(10**6), [1, 2, 3, 4, 90], tokens=8) == [[1, 2], [3, 4], [90]]
     assert run(PassSizes(), Memory(10**6), [1, 2, 3]) == [[1, 2, 3]]
     assert run(PassSizes(), Memory(10**6), []) == []
+    with pytest.raises(torch.OutOfMemoryError):
+        run(PassSizes(), Memory(45), [10, 46])
+    with pytest.raises(ZeroDivisionError):
+        PassSizes().run(lambda some: 1 / 0, [1, 2], [1, 2])
 
 
 def test_the_parts_of_a_batch_do_not_depend_on_the_batches_before() -> None:
@@ -77,13 +81,6 @@ def test_memory_that_ends_once_changes_nothing() -> None:
     assert run(sizes, memory, [10] * 8) == [[10] * 8]
     memory.failures = 1
     assert run(sizes, memory, [10]) == [[10]]
-
-
-def test_a_document_that_does_not_fit_alone_and_other_errors_are_raised() -> None:
-    with pytest.raises(torch.OutOfMemoryError):
-        run(PassSizes(), Memory(45), [10, 46])
-    with pytest.raises(ZeroDivisionError):
-        PassSizes().run(lambda some: 1 / 0, [1, 2], [1, 2])
 
 
 IDS = [[(7 * row + column) % 97 for column in range(2 + 3 * row)] for row in range(8)]

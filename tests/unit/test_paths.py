@@ -132,9 +132,7 @@ NO_PATHS = {"delimiter", "encoding", "gguf_file", "id", "image", "name"}
 
 
 @pytest.mark.parametrize(("root", "path", "place"), PATHS)
-def test_every_setting_that_is_a_path_is_relative_to_the_file_that_names_it(
-    project: Path, root: type[BaseModel], path: str, place: Place
-) -> None:
+def test_every_path_is_relative_to_its_file(project: Path, root: type[BaseModel], path: str, place: Place) -> None:
     def resolved(value: str) -> Any:
         return placed_value(root, path, value, str(project))
 

@@ -94,9 +94,7 @@ def test_eight_gpus_at_three_tenths_hold_24_actors_and_what_no_node_can_place_is
         assert error.endswith(f", got {gpus:g}")
 
 
-def test_actors_that_share_a_gpu_keep_to_their_shares_from_before_the_model_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
+def test_actors_that_share_a_gpu_keep_to_their_shares(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 << 30, 80 << 30))

@@ -117,6 +117,9 @@ def test_a_prefix_keeps_its_end_as_far_as_it_fits_beside_the_longest_text() -> N
     assert cut_to_room(ids, 24, 2048) == ids[-64:]
     with pytest.raises(UserError, match=r"^a prefix of 3000 tokens does not fit: .* 2048 positions.* to at most 1984$"):
         cut_to_room(ids, 1985, 2048)
+    for positions, remedy in ((66, "at most 2"), (65, "less, but the model is too small")):
+        with pytest.raises(UserError, match=f"set max_tokens to {remedy}$"):
+            cut_to_room(ids, 64, positions)
 
 
 def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_duplicate() -> None:
@@ -275,6 +278,10 @@ def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
     assert prefix_cost(single, HELD // 4, 50.0, batch, HELD) == once
     longer = prefix_cost(single, HELD // 4 + 1, 50.0, batch, HELD)
     assert longer["prefix_cost"] == 4 * (HELD // 4 + 1) / batch
+    assert [prefix_cost(Prefix("unseen", 4), 10, 50.0, batch, room)["prefix_tokens"] for room in (99, 30)] == [40, 30]
+    many = Prefix("unseen", 1000, joined=False)
+    costs = [prefix_cost(many, HELD, length, 100, HELD)["prefix_cost"] for length in (0, 1, 2)]
+    assert costs == [HELD, HELD, HELD / 2], "a batch holds at most as many documents as tokens"
     assert prefix_cost(single, HELD, 500.0, batch, HELD)["prefix_cost"] == 2 * HELD / batch, "two documents a batch"
     for module in (prefixes_module, shared):
         monkeypatch.setattr(module, "HELD", 50)
@@ -283,6 +290,7 @@ def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
     assert [entry["prefix"] for entry in passes if entry["prefix_cost"]] == ["one of 5 of unseen"]
     assert [forward_passes(entry) for entry in passes] == [1 + entry["prefix_cost"] for entry in passes]
     continued = {"kind": "generate", "prefix_ratio": 0.25, "draws": 4}
+    assert [forward_passes({"kind": "gradient", "paraphrases": draws}) for draws in (0, 2)] == [3, 9]
     assert forward_passes(continued) == 0.25 + 4 * 0.75, "the prefix once, and the rest once a draw"
     shown = " ".join(here(capsys, "plan", path)[0].split())
     assert re.search(r"pass forward: target model, plain text behind 4 of unseen \(\d+ tokens\)", shown)

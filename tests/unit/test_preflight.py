@@ -179,7 +179,7 @@ def test_a_check_that_hangs_has_its_time_and_the_others_answer(inspected: Inspec
 
 
 @pytest.mark.slow
-def test_cards_of_the_driver_that_torch_does_not_see_are_red(
+def test_cards_that_torch_misses_are_red(
     inspected: Inspection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "nvidia-smi"
@@ -198,7 +198,12 @@ def test_cards_of_the_driver_that_torch_does_not_see_are_red(
 
 
 def test_a_first_batch_needs_no_earlier_stage(inspected: Inspection) -> None:
-    detectors = [{"samia": {"draws": 2}}, "min_k", {"fsd": {"base": "loss"}}]
+    detectors = [
+        {"samia": {"draws": 2}},
+        "min_k",
+        {"fsd": {"base": "loss"}},
+        {"knockoff": {"base": "loss", "draws": 1}},
+    ]
     assert scored_alone(inspected.config.model_copy(update={"detectors": detectors})) == ["min_k"]
     assert scored_alone(inspected.config.model_copy(update={"detectors": detectors[:1]})) == ["loss"]
 

@@ -79,15 +79,6 @@ def unpacked(block: str) -> list[Any]:
     return [json.loads(line) for line in gzip.decompress(base64.b64decode(block)).splitlines()]
 
 
-def documents_of(page: Page) -> list[dict[str, Any]]:
-    """The documents in the table of a page of one selection."""
-    rows = []
-    for chunk in unpacked(page.blocks[-3]):
-        for i, p in enumerate(chunk["p"]):
-            rows.append({"id": chunk["ids"][i], "p": p, "text": chunk.get("text", [None] * (i + 1))[i]})
-    return rows
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return build_run(tmp_path_factory.mktemp("report"))
@@ -342,9 +333,9 @@ def test_no_text_leaves_no_text_anywhere(tmp_path: Path) -> None:
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path
             assert b"alert('selected')" not in path.read_bytes(), path
-    listed = documents_of(page)
-    assert len(listed) == facts.selections[0].summary.n_selected
-    assert {document["text"] for document in listed} == {None}
+    listed = unpacked(page.blocks[-3])
+    assert sum(len(chunk["p"]) for chunk in listed) == facts.selections[0].summary.n_selected
+    assert not any("text" in chunk for chunk in listed)
     assert all(document.excerpt is None for document in facts.selections[0].selected)
     assert all(example.message is None for example in facts.quarantine.examples)
     assert "Texts were left out" in page.text
@@ -406,15 +397,13 @@ def test_the_drawn_threshold_is_where_the_curve_last_meets_the_line(tmp_path: Pa
     assert p[np.cumsum(every) >= slope * p * (1 - 1e-12)].max() == selection.summary.threshold
 
 
-HOME = Folders(("/home/somebody/",))
-NEAR = [("/home/somebody/unseen.jsonl#4", -2.25)]
 EVIDENCE = TokenAttributions(
     text="One\u202etwo",
     pieces=["One", "\u202etwo"],
     values=[None, -3.14159],
     kind="log-probability",
     detector="loss",
-    neighbours=NEAR,
+    neighbours=[("/home/somebody/unseen.jsonl#4", -2.25)],
     near_copies=["/home/somebody/a#1"],
     ranked_by="td4eval",
     score=-2.5,
@@ -491,7 +480,8 @@ def test_markup_hidden_characters_places_and_odd_scores_are_data_and_a_damaged_l
 
 
 def test_tokens_go_with_their_values_where_texts_are_wanted_and_ids_are_relative() -> None:
-    with_texts, without = (_tokens(7, EVIDENCE, HOME, texts=texts) for texts in (True, False))
+    home = Folders(("/home/somebody/",))
+    with_texts, without = (_tokens(7, EVIDENCE, home, texts=texts) for texts in (True, False))
     assert set(without) == set(with_texts) - {"pieces", "values"}
     assert with_texts == {
         "at": 7,

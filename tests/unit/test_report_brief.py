@@ -205,15 +205,6 @@ def test_a_model_is_called_by_its_name_and_two_runs_by_as_much_of_their_paths_as
     assert run_names("/same", "/same") == ("/same", "/same")
 
 
-def test_ids_are_relative_to_their_corpus(tmp_path: Path) -> None:
-    store = build_run(tmp_path, drawn=())
-    page, facts = page_of(store)
-    assert facts.selections[0].selected[0].doc_id == f"{tmp_path}/audit.jsonl#0", "a program gets the id as it is"
-    articles = page.split('<article id="selection-members">')[1].split("</article>")[0]
-    assert "<bdi>audit.jsonl#0</bdi>" in articles
-    assert str(tmp_path) not in articles
-
-
 def test_the_folder_of_an_input_is_what_all_inputs_of_its_role_share() -> None:
     def folders_of(*names: tuple[str, str]) -> Folders:
         inputs: list[Any] = [SimpleNamespace(role=role, name=name, format="jsonl") for role, name in names]
@@ -308,7 +299,7 @@ def test_what_is_not_known_is_stated_as_not_known(tmp_path: Path) -> None:
     assert "Model served, digest not known: an endpoint does not state its weights" in shown(page_of(store)[0])
 
 
-def test_no_absolute_path_stands_above_provenance(tmp_path: Path) -> None:
+def test_no_absolute_path_stands_above_provenance_and_ids_are_relative_to_their_corpus(tmp_path: Path) -> None:
     store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
     repeated = CountDiagnostic(ok=True, sentence=f"1 document repeats an id: {tmp_path}/audit.jsonl#3.", count=1)
     gone = f"Not tested: {tmp_path}/audit.jsonl is gone."
@@ -318,6 +309,8 @@ def test_no_absolute_path_stands_above_provenance(tmp_path: Path) -> None:
     assert str(tmp_path) not in upper(page)
     assert "1 document repeats an id: audit.jsonl#3." in upper(page)
     assert str(tmp_path) in page, "provenance holds it"
+    assert facts.selections[0].selected[0].doc_id == f"{tmp_path}/audit.jsonl#0", "a program gets the id as it is"
+    assert "<bdi>audit.jsonl#0</bdi>" in page.split('<article id="selection-members">')[1].split("</article>")[0]
 
 
 def sections(page: str) -> dict[int, str]:

@@ -9,8 +9,10 @@ import pytest
 from test_fused_selections import verdict_of
 
 from pipeline.config.selection import SelectionConfig
+from pipeline.selection.conformal import Grid
 from pipeline.selection.engine import in_slot
-from pipeline.selection.schedule import Level, Slot, known_in_slot, share_of
+from pipeline.selection.schedule import Level, Slot, fewest_in_slot, known_in_slot, share_of
+from pipeline.selection.step_up import dependence_factor
 
 
 def promise(asked_before: bool) -> str:
@@ -21,8 +23,19 @@ def promise(asked_before: bool) -> str:
     return in_slot(answer, Level.of(selection, slot), selection).promise
 
 
+def test_what_a_slot_of_e_lond_can_select_is_that_of_its_level() -> None:
+    selection = SelectionConfig(name="s", detectors=["loss"], procedure="ebh")
+    slot = Slot(2, "e-lond", Fraction(1, 10), Fraction(1, 4), 15)
+    answer = verdict_of(np.zeros((99, 1)), np.zeros((9, 1)), procedure="ebh").answer
+    factor = dependence_factor(Grid.uniform(99), 1000, slot.level)
+    fewest = fewest_in_slot(Fraction(1, 100), factor, 1000, slot)
+    expected = (fewest, known_in_slot(1000, 10, slot, factor))
+    assert in_slot(answer, Level.of(selection, slot), selection).resolution(1000) == expected
+    assert fewest > 1
+
+
 def test_nothing_is_guaranteed_of_a_list_whose_question_an_answer_may_have_picked() -> None:
-    assert "Over all scans of the schedule together, the expected share" in promise(False)
+    assert "Here alpha is 0.025, the part of this scan. Over all scans of the schedule together" in promise(False)
     assert promise(True).startswith("Nothing is guaranteed for this list")
     assert "expected share" not in promise(True)
 
@@ -44,3 +57,10 @@ def test_known_documents_that_a_slot_needs_to_select_a_few() -> None:
     assert known_in_slot(1_000, 5, Slot(1, "spend", *parts, 0)) == 3_999
     assert known_in_slot(1_000, 5, Slot(1, "spend", *parts, 0), Fraction(2)) == 7_999
     assert known_in_slot(1_000, 5, Slot(2, "e-lond", *parts, 15)) == 999, "15 earlier ones count"
+    assert known_in_slot(1, 50, Slot(1, "spend", *parts, 0)) == 1
+
+
+def test_a_scan_has_its_share_of_alpha_and_of_the_chance_that_its_bounds_fail() -> None:
+    selection = SelectionConfig(name="s", detectors=["loss"], confidence=0.95)
+    level = Level.of(selection, Slot(1, "spend", Fraction(1, 10), Fraction(1, 3), 0))
+    assert (level.alpha, level.confidence) == (Fraction(1, 30), 1 - Fraction("0.0166"))

@@ -342,7 +342,7 @@ def test_as_many_documents_as_a_weighted_test_is_said_to_take_are_enough_in_ever
 ALPHAS = [Fraction(1, 10), Fraction(1, 4), Fraction(1, 2)]
 HALF = Fraction(1, 2)
 DELTA = Fraction(1, 10)
-PLUGINS = {"bh", "by", "ebh", "storey", "bky", "quantile", "ptdi", "kernel"}
+PLUGINS = {"bh", "by", "ebh", "storey", "right_boundary", "bky", "quantile", "ptdi", "kernel"}
 
 
 def outcomes(ranks: int, m: int) -> Iterator[np.ndarray]:
@@ -355,13 +355,15 @@ def outcomes(ranks: int, m: int) -> Iterator[np.ndarray]:
 @pytest.mark.parametrize("delta", [None, DELTA], ids=["pooled", "conditional"])
 @pytest.mark.parametrize("procedure", sorted(PLUGINS & set(PROCEDURES)))
 def test_no_outcome_selects_fewer_than_is_said(procedure: str, delta: Fraction | None, alpha: Fraction) -> None:
-    for n, m in ((4, 4), (6, 3), (3, 6), (9, 2)):
+    for n, m in ((4, 4), (6, 3), (3, 6), (9, 2), (20, 2)):
         grid = Grid.uniform(n) if delta is None else simes_grid(n, delta)
         rule = Rule(PROCEDURES[procedure], alpha, delta)
-        sizes = set()
+        sizes, factors = set(), set()
         for counts in outcomes(n + 1, m):
             decision = decide(procedure, RankCounts(counts, grid), alpha)
-            share = float(decision.factor) if procedure == "storey" else decision.null_proportion
+            uncapped = rule.procedure.factor.uncapped
+            share = float(decision.factor) if uncapped else decision.null_proportion
+            factors.add(decision.factor)
             if decision.n_selected:
                 sizes.add(decision.n_selected)
                 assert decision.n_selected >= fewest_selectable(rule, n, m, decision.factor)
@@ -369,6 +371,9 @@ def test_no_outcome_selects_fewer_than_is_said(procedure: str, delta: Fraction |
                     if share >= at:
                         assert decision.n_selected >= fewest_selectable(rule, n, m, factor_at(rule, m, at))
         assert min(sizes, default=m + 1) >= min(m + 1, fewest_at_best(rule, n, m))
+        if uncapped and n == 20 and delta is None:  # enough p-values for every lambda
+            assert rule.procedure.factor.least is not None
+            assert min(factors) == rule.procedure.factor.least(rule, n, m)
         if procedure in ("bh", "by", "ebh"):
             assert min(sizes, default=m + 1) == min(m + 1, fewest_selectable(rule, n, m))
 

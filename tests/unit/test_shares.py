@@ -35,6 +35,15 @@ def test_the_limits_of_shares_between_0_and_1_mirror_those_of_what_is_missing() 
     assert share_interval(1 - shares) == pytest.approx((1 - high, 1 - low))
 
 
+def test_the_limits_of_shares_between_0_and_1_are_those_of_bentkus_and_hoeffding() -> None:
+    """The larger of both lower limits: e times the binomial tail at the whole number below the sum, and Chernoff's."""
+    assert share_interval(np.array([0.95, 0, 0, 0, 0]))[0] == pytest.approx(hoeffding_limit(0.19, 5, 0.025))
+    assert share_interval(np.array([0.5, 0.5, 0.5, 0.5, 0]))[0] == pytest.approx(beta.ppf(0.025 / np.e, 2, 4))
+    ahead, behind = np.array([0.5, 0.5, 0, 0, 0]), np.array([0, 0, 0.25, 0, 0])
+    (l1, u1), (l2, u2) = share_interval(ahead, 0.975), share_interval(behind, 0.975)
+    assert paired_difference(ahead, behind) == (pytest.approx(0.15), pytest.approx(l1 - u2), pytest.approx(u1 - l2))
+
+
 def test_no_interval_of_a_share_covers_less_often_than_stated() -> None:
     for n in (1, 2, 5, 10, 30):
         ends = np.array([share_interval(first(k, n)) for k in range(n + 1)])
@@ -78,8 +87,10 @@ def test_results_between_right_and_wrong_are_covered_at_least_as_often() -> None
         _, low, high = difference_to_all(part, rest) or (0, 0, 0)
         hits[0] += low <= 30 / 70 * (0.4 - 0.75) <= high
         one = rng.beta(2, 2, 50)
-        mean, low, high = paired_difference(one, np.clip(one - rng.random(50) * one, 0, 1))
-        hits[1] += low <= 0.25 <= high
+        mean, low, high = paired_difference(
+            one, np.where(rng.random(50) < 0.5, rng.random(50) * one, rng.beta(2, 2, 50))
+        )
+        hits[1] += low <= 0.125 <= high
         assert low <= mean <= high
         low, high = share_interval(np.where(rng.random(25) < 0.1, 0.99, 0.01))
         hits[2] += low <= 0.108 <= high

@@ -114,6 +114,7 @@ def audit(**settings: Any) -> tuple[Stage, ...]:
 def test_all_that_a_worker_is_told_is_in_the_fingerprint() -> None:
     """Each field of each stage's settings, changed alone, gives another fingerprint: none can be forgotten."""
     stages = [*audit(), *audit(model={"path": "m"})]
+    assert {wanted for stage in audit() for wanted in stage.wanted_by if stage.name.startswith("log_probs")} == {"loss"}
     kinds = {type(stage.settings) for stage in stages}
     assert kinds == {ScoreSettings, ParaphraserSettings, SampleSettings, LogProbSettings}
     others: dict[str, Any] = {

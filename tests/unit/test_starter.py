@@ -174,7 +174,7 @@ def test_known_training_data_alone_ask_for_the_clean_ones_and_need_documents_to_
     assert documents(path) == {"audit": 4, "seen": 4}
     (tmp_path / "benchmark.jsonl").unlink()
     write(tmp_path / "nonmembers.jsonl", rows_of("u", 4))
-    assert audit_starter(str(tmp_path)).missing == ("add corpus.audit: {path: ...}, documents to be judged",)
+    assert audit_starter(str(tmp_path)).missing == ("add corpus.audit: {path: ...}, documents to audit",)
 
 
 def test_without_a_model_here_a_hub_id_stands_in_and_says_so(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_a_public_file_names_the_private_one_that_is_missing(tmp_path: Path, des
         ({"audit": {"versions": None}}, "procedure versions takes documents with versions: give"),
         (
             {"audit": {"versions": None}, "unseen": {"path": "u.parquet", "versions": {}}},
-            "versions are of documents to be judged",
+            "versions are of documents to audit",
         ),
     ],
 )

@@ -23,7 +23,7 @@ from pipeline.audit.density_weights import (
     blind_after,
     blind_weighted,
     effective_number,
-    fit_weigher,
+    fit_ratio,
     weighted_diagnostic,
     weighting_diagnostic,
 )
@@ -92,11 +92,24 @@ def test_equal_weights_are_no_weights() -> None:
         assert tied.mean() < p.mean()
 
 
+def test_a_draw_takes_from_almost_none_to_all_of_the_documents_with_an_equal_score() -> None:
+    calibration = calibrate_weighted(np.array([0.0, 1.0, 1.0, 2.0]), np.full(4, 1 << 20, dtype=np.int64))
+    score, weight = np.array([1.0]), np.full(1, 1 << 20, dtype=np.int64)
+
+    def p_value(draw: int | None) -> float:
+        draws = None if draw is None else np.array([draw], dtype=np.uint64)
+        place = ranks_by_weight(score, weight, calibration, "members", draws)[0]
+        return float(calibration.grid.values[place - 1])
+
+    assert p_value(2**32 - 1) == p_value(None) == pytest.approx(4 / 5, rel=1e-3)
+    assert p_value(0) == pytest.approx(1 / 5, rel=1e-3)
+
+
 def test_weights_repair_a_shift_that_words_show() -> None:
     known, audit = texts(1, 400, 0.0, 8, 40), texts(2, 400, 0.12, 8, 40)
     before = blind(known, audit, 0)
     words, audited, keys = sample(known, audit)
-    weights = fit_weigher(words, audited, keys, 0).weigh([*known, *audit], keys)
+    weights = fit_ratio(words, audited, keys, 0).weigh([*known, *audit], keys)
     after = blind_after(words, Compared.of(audited), keys, 0)
     assert not before.ok
     assert after.auc < before.auc - 0.1
@@ -110,8 +123,8 @@ def test_the_test_after_weighting_is_not_fooled_by_the_documents_that_taught_the
     """Weights that repair little: tested on what taught them they look right, and held apart they do not."""
     known, audit = texts(1, 250, 0.0), texts(2, 250, 0.35)
     words, audited, keys = sample(known, audit)
-    weigher = fit_weigher(words, audited, keys, 0)
-    weights = np.minimum(weigher.odds(words, keys), weigher.largest)
+    ratio = fit_ratio(words, audited, keys, 0)
+    weights = np.minimum(ratio.odds(words, keys), ratio.largest)
     lenient = blind_weighted(words, Compared.of(audited), weights, 0)
     after = blind_after(words, Compared.of(audited), keys, 0)
     assert lenient[0] < after.auc - 0.05
@@ -121,15 +134,15 @@ def test_words_that_tell_nothing_weigh_nothing() -> None:
     effective = []
     for seed in range(6):
         words, audited, keys = sample(texts(10 + seed, 200, 0.2), texts(50 + seed, 200, 0.2))
-        weigher = fit_weigher(words, audited, keys, seed)
-        effective.append(effective_number(weigher.odds(words, keys)[~audited]) / 200)
+        ratio = fit_ratio(words, audited, keys, seed)
+        effective.append(effective_number(ratio.odds(words, keys)[~audited]) / 200)
     assert np.mean(effective) > 0.9
 
 
 def test_a_gap_that_nothing_bridges_is_not_called_repaired() -> None:
     known, audit = texts(1, 300, 0.0), [f"{text} zzz yyy xxx" for text in texts(2, 300, 0.9)]
     words, audited, keys = sample(known, audit)
-    weights = fit_weigher(words, audited, keys, 0).weigh([*known, *audit], keys)
+    weights = fit_ratio(words, audited, keys, 0).weigh([*known, *audit], keys)
     effective = effective_number(weights[~audited])
     after = weighted_diagnostic(blind_after(words, Compared.of(audited), keys, 0), "unseen")
     assert weighting_diagnostic(effective, 300, "unseen").ok is False or after.ok is False
@@ -148,12 +161,12 @@ def test_a_weighted_test_of_too_few_documents_states_how_many_decide_it_and_no_o
 def test_no_document_is_weighed_by_a_classifier_that_read_it() -> None:
     known, audit = texts(1, 100, 0.2), texts(2, 100, 0.2)
     words, audited, keys = sample(known, audit)
-    weigher = fit_weigher(words, audited, keys, 3)
-    odds = weigher.odds(words, keys)
+    ratio = fit_ratio(words, audited, keys, 3)
+    odds = ratio.odds(words, keys)
     for place in (0, 5, 150):
         swapped = audited.copy()
         swapped[place] = ~swapped[place]  # had it been taught, its other label would change its weight
-        again = fit_weigher(words, swapped, keys, 3).odds(words, keys)
+        again = fit_ratio(words, swapped, keys, 3).odds(words, keys)
         assert again[place] == odds[place]
         assert (again != odds).any()
 
@@ -161,7 +174,7 @@ def test_no_document_is_weighed_by_a_classifier_that_read_it() -> None:
 def test_too_few_documents_to_learn_from_say_how_many_it_takes() -> None:
     words, audited, keys = sample(texts(1, 19, 0.2), texts(2, 50, 0.2))
     with pytest.raises(UserError, match=r"at least 20 calibration and 20 audited documents .*, got 19 and 50"):
-        fit_weigher(words, audited, keys, 0)
+        fit_ratio(words, audited, keys, 0)
 
 
 def test_scores_in_memory_take_known_weights_and_say_that_nothing_is_proved() -> None:

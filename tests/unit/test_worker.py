@@ -123,8 +123,8 @@ def test_a_worker_that_was_killed_when_it_had_filed_a_receipt_leaves_no_log(tmp_
 
 
 def test_of_two_workers_that_end_a_shard_at_once_one_has_filed_it(tmp_path: Path) -> None:
-    (shard,), store = shards_of(tmp_path, letters("a", 4))
-    stage = stage_that_meets(2)
+    (shard,), store = shards_of(tmp_path, [*letters("a", 4), ""])
+    stage = replace(stage_that_meets(2), quarantines=True, digest=model_digests())
 
     def filed(number: int) -> bool:
         stream = ShardStream(stage, stage.make(stage, Placement()), store, "some driver", kept=False)
@@ -134,6 +134,7 @@ def test_of_two_workers_that_end_a_shard_at_once_one_has_filed_it(tmp_path: Path
 
     with ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(filed, range(2))) == [False, True]
+    assert len([path for path in tmp_path.rglob("*") if "quarantine" in path.parent.name]) == 1
 
 
 @pytest.mark.parametrize("finish", WAYS)
