@@ -92,6 +92,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "+ -> -",
     ): "it decides which of two products gives the same norm at less cost",
     (
+        "pipeline/stages/audited_texts.py",
+        "if not store.local:",
+        "not  -> ",
+    ): "whether a file is read or mapped",
+    (
         "pipeline/passes/paraphrase.py",
         "fails = min(fails, len(units) + 1)",
         "1 -> 2",

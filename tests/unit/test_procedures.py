@@ -205,6 +205,15 @@ def test_audited_documents_with_the_mean_p_of_the_known_ones_give_a_null_proport
     assert (answer.summary.null_proportion, answer.summary.n_selected) == (1.0, 0)
 
 
+@pytest.mark.parametrize(("known", "audit"), [([5, 5], [6, 7]), ([1, 1], [3]), ([5, 6], [0, 1]), ([5], [])])
+def test_known_scores_that_tell_nothing_give_a_null_proportion_of_one(known: list[float], audit: list[float]) -> None:
+    """Audited documents beyond the known ones, no difference to nulls, all like nulls, none audited."""
+    sides = (np.array(side, dtype=float) for side in ([0, 1, 2], known, audit))
+    estimate = known_scores(*(Moments.of(side, 1.0) for side in sides))
+    assert estimate.pi0 == 1.0
+    assert (estimate.theta == 1.0) == (audit != [0, 1])
+
+
 def test_known_scores_are_those_of_the_published_equations() -> None:
     """PTDI, eqs. 16-17: raw = .75, its variance from three sample variances, and 1 / raw corrected by it."""
     null, known, audit = (np.array(scores, dtype=float) for scores in ([0, 1, 2, 1], [4, 6, 5, 5], [1, 1, 5, 1]))
