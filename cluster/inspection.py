@@ -147,7 +147,7 @@ def _gpus(_: Inspection) -> dict[str, Any]:
     text = _output([program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
     for name, driver, total, free in csv.reader(text.splitlines(), skipinitialspace=True):
         if not (total.isdigit() and free.isdigit()):  # of a card that shares the memory of its machine, or is cut up
-            raise UserError(f"nvidia-smi tells no memory of {name} (total {total}, free {free})")
+            raise UserError(f"nvidia-smi states no memory of {name} (total {total}, free {free})")
         cards.append({"name": name, "driver": driver, "total": int(total) << 20, "free": int(free) << 20})
     sight, count, cuda = _output([sys.executable, "-c", _TORCH]).split()[-3:]
     return {"cards": cards, "torch": int(count) if sight == "True" else 0, "cuda": cuda}

@@ -208,7 +208,7 @@ def answers_of_machine(inspection: Inspection) -> NodeReport:
 
 def _run_line(config: AuditConfig) -> list[Finding]:
     """Whether what stands in the run directory can be gone on with."""
-    remedy = "begin a new run directory, or go on with that version on all nodes"
+    remedy = "start a new run directory, or use that version on all nodes"
     try:
         manifest = read_manifest(Store(config.run))
     except Exception as error:  # of what is there, or of a store; the nodes say so too

@@ -361,7 +361,7 @@ def _finetuning(driver: _Driver, config: AuditConfig, work: Work) -> list[Adapte
     if store.names(f"receipts/{SCORING}", ".json"):
         raise UserError(
             f"{next(iter(missing.values()))}, and documents were scored with it; another may differ: "
-            "begin a new run directory"
+            "start a new run directory"
         )
     for key, problem in missing.items():
         if store.exists(f"adapters/{key}"):

@@ -428,7 +428,7 @@ def _check_run(run: str, overrides: list[str] | None = None) -> None:
     manifest, _ = read_run(Store(run))
     if manifest.config.corpus.audit is None:
         raise UserError(
-            f"{run} compares documents of known membership, and asks nothing: the same seenset evaluate goes on with it"
+            f"{run} compares documents of known membership, without selections: the same seenset evaluate finishes it"
         )
     build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides or ())
     supervise(may_need_cluster(manifest.config.resources))

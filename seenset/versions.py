@@ -52,7 +52,7 @@ class Versions:
             raise UserError(f"versions: ids, texts and published must be one a document, got {counts}")
         repeated = [name for name, count in Counter(self.ids).items() if count > 1]
         if repeated:
-            raise UserError(f"versions: id {repeated[0]!r} stands twice")
+            raise UserError(f"versions: id {repeated[0]!r} occurs twice")
         for name, texts, index in zip(self.ids, self.texts, self.published, strict=True):
             if len(texts) < 2:
                 raise UserError(f"versions: document {name!r} has {len(texts)} version; it needs 2 or more")

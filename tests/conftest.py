@@ -1,7 +1,5 @@
 """Models and data that many tests read; each is made once a session."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -119,7 +117,7 @@ def smollm2_file() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2(smollm2_file: Path) -> LanguageModel:
+def smollm2(smollm2_file: Path) -> "LanguageModel":
     """SmolLM2-135M-Instruct in float32, loaded once."""
     from pipeline.config.models import ModelConfig
     from pipeline.models.load import open_model
@@ -128,7 +126,7 @@ def smollm2(smollm2_file: Path) -> LanguageModel:
 
 
 @pytest.fixture(scope="session")
-def smollm2_folder(smollm2: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smollm2_folder(smollm2: "LanguageModel", tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same weights as a folder."""
     folder = tmp_path_factory.mktemp("models") / "smollm2"
     smollm2.model.save_pretrained(folder)

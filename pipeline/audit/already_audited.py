@@ -104,7 +104,7 @@ def recorded_audited_texts(config: AuditConfig, store: Store) -> tuple[AuditedRe
     if config.against is None or Store(config.against).url != real_address(record.against):
         now = "none" if config.against is None else config.against
         raise UserError(
-            f"run {store.url} began with against {record.against}, now {now}: state the same, or begin a new run "
+            f"run {store.url} began with against {record.against}, now {now}: state the same, or start a new run "
             "directory"
         )
     return record, AuditedTexts(store.url, record.sha256, record.texts)
@@ -131,7 +131,7 @@ def reconcile_audited_texts(
     assert config.against is not None
     if any(store.names(f"receipts/{stage}") for stage in store.names("receipts")):
         raise UserError(
-            f"run {store.url} began without against {config.against}, or has lost its {AUDITED_RECORD}: begin a new "
+            f"run {store.url} began without against {config.against}, or has lost its {AUDITED_RECORD}: start a new "
             "run directory"
         )
     basis, counted, keys = ScoringBasis.of(config, fingerprint), [], [np.empty(0, dtype=np.int64)]

@@ -122,8 +122,8 @@ def _check_alphas(config: AuditConfig, written: bool) -> None:
     for index, selection in enumerate(config.selections):
         if "alpha" in selection.model_fields_set and (written or selection.alpha != config.series.alpha):
             raise UserError(
-                f"selections.{index}.alpha is {selection.alpha:g}, and in a series the ledger says at which level a "
-                f"scan selects: leave it out (series.alpha, {config.series.alpha:g}, is of all scans together)"
+                f"selections.{index}.alpha is {selection.alpha:g}, and in a series the ledger sets the level of each "
+                f"scan: leave it out (series.alpha, {config.series.alpha:g}, is of all scans together)"
             )
         refuse_uncovered(selection, config.series.rule)
 

@@ -381,14 +381,14 @@ def _check_trained(config: AuditConfig, concerned: Sequence[SelectionConfig], n_
     if n_equal and concerned:
         raise UserError(
             f"the adapters were trained on {n_equal} audit documents and cannot judge these (or a prefix or count "
-            "holds them); take them out of what is fine-tuned on or shown, or begin a run anew with overlap: drop"
+            "holds them); take them out of what is fine-tuned on or shown, or start a new run with overlap: drop"
         )
     strict = [selection.name for selection in concerned if not _lenient(config, selection)]
     if n_alike and strict:
         raise UserError(
             f"the adapters were trained on near-duplicates of {n_alike} audit documents, which selection {strict[0]} "
             "could take for clean (or a prefix or count holds them); take them out of what is fine-tuned on or shown, "
-            "or begin a run anew with overlap: drop"
+            "or start a new run with overlap: drop"
         )
 
 

@@ -62,7 +62,7 @@ def pack_run(config: AuditConfig, scored: Scored, each: Each, texts: bool = Fals
     if history:
         config = config.model_copy(update={"overlap": history[-1].overlap})
     if not selections:
-        raise UserError(f"{store.url} was asked nothing, so there is no answer to pack: seenset select asks it")
+        raise UserError(f"{store.url} has no selections, so there is nothing to pack: make one with seenset select")
     for one in selections:
         if not procedure_of(one.procedure).built_in:
             raise UserError(

@@ -103,7 +103,7 @@ def open_finished(run: str) -> FinishedRun:
     status = read_status(store)
     if status is None or status.state != "complete":
         state = "no status" if status is None else status.state
-        raise UserError(f"{run} is unfinished ({state}): the same seenset run goes on with it")
+        raise UserError(f"{run} is unfinished ({state}): the same seenset run finishes it")
     by_id = {shard.id: shard for shard in shards}
     receipts = tuple(one for one in read_receipts(store, SCORING) if one.shard in by_id and one.role == "audit")
     missing = {shard.id for shard in shards if shard.role == "audit"} - {receipt.shard for receipt in receipts}
@@ -125,7 +125,7 @@ def chosen_selection(runs: Sequence[FinishedRun], selection: str | None) -> str:
         return selection
     names = shared_selections(runs)
     if len(names) != 1:
-        raise UserError(f"--selection says which of the selections that these runs share: {', '.join(names)}")
+        raise UserError(f"choose with --selection one of the selections that these runs share: {', '.join(names)}")
     return names[0]
 
 

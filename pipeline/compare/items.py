@@ -69,8 +69,8 @@ def clean_items(
     for run in runs:
         if (direction := run.summary(name).direction) != "clean":
             raise UserError(
-                f"selection {name} of {run.store.url} has direction {direction}: only direction clean says which items "
-                "are clean; not to be selected as a member proves nothing"
+                f"selection {name} of {run.store.url} has direction {direction}: only direction clean selects "
+                "items that are clean; not to be selected as a member proves nothing"
             )
     return _alone(runs[0], name, alpha) if len(runs) == 1 else _together(runs, name, alpha)
 
@@ -79,7 +79,7 @@ def _alone(run: FinishedRun, name: str, alpha: float | None) -> tuple[CleanItems
     summary = run.summary(name)
     if alpha is not None:
         raise UserError(
-            f"one run's selection has its own alpha, {summary.alpha:g}: ask it anew with seenset select {run.store.url}"
+            f"one run's selection has another alpha, {summary.alpha:g}: repeat it with seenset select {run.store.url}"
         )
     items = _items(run, summary)
     n_clean, limit = sum(item.clean for item in items), run.manifest.limit

@@ -172,7 +172,7 @@ def _check_alike(of_task: Sequence[ItemResults]) -> None:
             if other.hashes.get(item, value) != value:
                 raise UserError(
                     f"item {item!r} of task {first.task!r} is not the same in {first.path} and {other.path}: the "
-                    "models were asked different versions of the task"
+                    "models were given different versions of the task"
                 )
 
 

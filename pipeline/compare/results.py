@@ -168,7 +168,7 @@ def _read_samples(
         if results.filter is None:
             results.filter = next(iter(filters))
         if len(filters) > 1 and filter_ is None:
-            raise UserError(f"{path} has results of several filters: --filter says which of {', '.join(filters)}")
+            raise UserError(f"{path} has results of several filters: choose with --filter one of {', '.join(filters)}")
         if str(sample.get("filter", "none")) == results.filter:
             _add(results, sample, f"{path} line {number}", metric, id_field)
     if not results.values:
@@ -234,7 +234,7 @@ def _metric_of(sample: Mapping[str, Any], metric: str | None, where: str) -> str
         if name in known:
             return name
     if len(known) != 1:
-        raise UserError(f"{where}: --metric says which of {', '.join(known) or '(no metric there)'}")
+        raise UserError(f"{where}: choose with --metric one of {', '.join(known) or '(no metric there)'}")
     return known[0]
 
 

@@ -356,7 +356,7 @@ def common_schema(sources: Sequence[ExportSource], marks_of: MarksOf) -> pa.Sche
     for source, schema in zip(sources, schemas, strict=True):
         repeated = [name for name in schema.names if schema.names.count(name) > 1]
         if repeated:
-            raise UserError(f"column {repeated[0]!r} stands several times in {source.name}: rename all but one")
+            raise UserError(f"column {repeated[0]!r} occurs several times in {source.name}: rename all but one")
     whole = schemas[0]
     for source, schema in zip(sources[1:], schemas[1:], strict=True):
         try:

@@ -259,7 +259,7 @@ def check_outside(plan: ExportPlan) -> None:
     out = source_place(plan.out)
     run = source_place(plan.store.url)
     if _nested(out, run) or _nested(run, out):
-        raise UserError(f"{plan.out} and the run directory {plan.store.url} lie in one another: name another")
+        raise UserError(f"{plan.out} and the run directory {plan.store.url} overlap: name another folder")
     for entry in plan.manifest.inputs:
         if format_named(entry.format).has_path:
             place, what = source_place(entry.path), f"corpus.{entry.role}'s {entry.name}"
@@ -271,7 +271,7 @@ def check_outside(plan: ExportPlan) -> None:
         for pattern in source.paths:
             if (folder := _read_whole(pattern)) is not None and _nested(out, source_place(folder)):
                 raise UserError(
-                    f"{plan.out} lies in corpus.{role}'s folder {written(pattern)}, so a later run would read the "
+                    f"{plan.out} is in the folder of corpus.{role}, {written(pattern)}, so a later run would read the "
                     "export as documents: name a folder outside of it"
                 )
 

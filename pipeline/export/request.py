@@ -132,7 +132,7 @@ def _summary(store: Store, manifest: Manifest, request: ExportRequest) -> Summar
     name = request.selection
     if name is None:
         if not names:
-            raise UserError(f"{store.url} was asked nothing: seenset select asks a finished run")
+            raise UserError(f"{store.url} has no selections: make one with seenset select")
         if len(names) > 1:
             raise UserError(f"{store.url} has several selections, say which: --selection {', '.join(names)}")
         name = names[0]

@@ -457,7 +457,7 @@ def _edits(shard: Shard, names: list[str], archive: _Archive, draw: Drawer, seen
         place = {d.row: d.doc_id if has_ids else numbered[d.row] for d in batch}
         for doc_id in place.values():
             if doc_id in seen:
-                raise UserError(f"id {doc_id!r} stands twice in {shard.name}: every document needs one of its own")
+                raise UserError(f"id {doc_id!r} occurs twice in {shard.name}: every document needs one of its own")
             seen.add(doc_id)
         drawn = iter(draw([(place[d.row], d.text) for d in batch if d.problem is None]))
         for d in batch:

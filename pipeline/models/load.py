@@ -91,7 +91,7 @@ def _open(config: ModelConfig, gpus: float, kind: Kind) -> LanguageModel | Seq2S
 
     quieten()
     if gpus > 0 and not torch.cuda.is_available():
-        raise UserError(f"model {config.shown}: {gpus:g} GPUs an actor were asked for and torch sees none")
+        raise UserError(f"model {config.shown}: {gpus:g} GPUs an actor are configured, and torch finds none")
     use_fused_attention("cuda" if gpus > 0 else "cpu")
     source = locate(config, weights=True)
     check_weights(config, source)

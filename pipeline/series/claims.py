@@ -220,7 +220,7 @@ def slot_of(schedule: Schedule, scan: Scan, name: str) -> Slot:
     if float(share) != scan.claim.share:
         raise UserError(
             f"scan {number} was claimed by seenset {scan.claim.version} with {scan.claim.share:g} of alpha, and this "
-            f"version gives it {float(share):g}: use that version, or begin a new ledger"
+            f"version gives it {float(share):g}: use that version, or start a new ledger"
         )
     before, alpha = scan.claim.before.get(name, 0), Fraction(repr(opening.alpha))
     return Slot(number, opening.rule, alpha, share, before, scan.claim.asked_before)
@@ -292,7 +292,7 @@ def _check_opening(series: SeriesConfig, opening: Opening, url: str) -> None:
         if stated != opened:
             names = ["null" if value is None else f"{value}" for value in (stated, opened)]
             raise UserError(
-                f"series.{term} is {names[0]}, and ledger {url} was opened with {names[1]}: state {names[1]}, or begin "
+                f"series.{term} is {names[0]}, and ledger {url} was opened with {names[1]}: state {names[1]}, or start "
                 "a new ledger with its own guarantee; the parts of alpha were cut when it was opened, and a change "
                 "would spend more than alpha"
             )
@@ -328,7 +328,7 @@ def _check_room(schedule: Schedule, url: str) -> None:
     horizon, taken = schedule.opening.horizon, len(schedule.scans)
     if horizon is not None and taken >= horizon:
         raise UserError(
-            f"all {horizon} places of ledger {url} are taken, and its alpha is spent: begin a new ledger, whose "
+            f"all {horizon} places of ledger {url} are taken, and its alpha is spent: start a new ledger, whose "
             "guarantee is its own (with horizon: null it has no end); a longer horizon is refused, because every scan "
             "had its part of alpha from the first one on"
         )

@@ -86,4 +86,4 @@ def _keys(run: str, sha256: str) -> np.ndarray:
 
 
 def _damaged(store: Store, problem: str) -> UserError:
-    return UserError(f"{store.url}/{AUDITED_FILE} {problem}: put it back, or begin a new run directory")
+    return UserError(f"{store.url}/{AUDITED_FILE} {problem}: put it back, or start a new run directory")

@@ -165,7 +165,7 @@ def changed_input(shard: Shard, stage: str) -> str:
     """What to say of a shard whose documents are not those that a stage read."""
     return (
         f"input {shard.name} changed since stage {stage} read it (shard {shard.id}): its documents are others now; "
-        "put back the ones that were read, or begin a new run directory"
+        "put back the ones that were read, or start a new run directory"
     )
 
 

@@ -106,7 +106,7 @@ class Receipt:
             writer = fingerprint.get("code") if isinstance(fingerprint, dict) else None
             raise UserError(
                 f"{where} was written by seenset {writer or 'of an unknown version'}, which kept no digests of files: "
-                "begin a new run directory with seenset run, or use that version"
+                "start a new run directory with seenset run, or use that version"
             )
         if not is_sealed(value):
             raise DamagedError(f"{where} is damaged: its digest is not the one that was written; {REMADE}")

@@ -242,7 +242,7 @@ def _by_column(config: TrialConfig, documents: Documents, column: str, limit: in
         raise UserError(f"split.shift.by {column}: {missing} of {len(documents)} documents have no value there")
     ordered = [values[doc_id] for doc_id in documents.ids]
     if len(set(ordered)) == 1:
-        raise UserError(f"split.shift.by {column}: all documents have {ordered[0]!r} there, which tells none apart")
+        raise UserError(f"split.shift.by {column}: all documents have {ordered[0]!r} there, which distinguishes none")
     try:
         return np.array([float(value) for value in ordered])
     except ValueError:

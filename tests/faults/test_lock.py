@@ -93,7 +93,7 @@ def test_of_eight_drivers_on_an_object_store_exactly_one_wins_also_where_answers
     leave_elsewhere(store)
     creations = count()
     store.fs.fault = lambda operation, path: "lost" if operation == "create" and next(creations) % 3 < lost else None
-    together = threading.Barrier(8)
+    together = threading.Barrier(8, timeout=60)
 
     def contender(_: int) -> str:
         together.wait()

@@ -28,6 +28,7 @@ from openai_server import openai_server
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import UserError
 from ray_jobs.cluster import PREFIX, cluster_warning, private_folder
+from ray_jobs.supervisor import note_cluster
 
 SEENSET = [sys.executable, "-m", "ray_jobs.cli"]
 KEY = "sk-sesame-1f2e3d"
@@ -129,6 +130,7 @@ def test_a_shared_cluster_that_asks_for_no_token_is_told_by_plan_and_one_that_do
         assert warning in printed(capsys, "plan", path, "--set", "resources.cluster=auto")[1]
         assert cluster_warning(resources.model_copy(update={"cluster": "local"})) is None
         ray.shutdown()  # to which `plan` has connected this process: Ray would end it with the cluster
+        note_cluster("", {})
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
     with shared_cluster("--include-dashboard=false", RAY_AUTH_MODE="token") as (address, _):
         monkeypatch.setenv("RAY_ADDRESS", address)

@@ -82,16 +82,13 @@ def test_a_ray_that_does_not_start_is_one_line(make_audit: MakeAudit, monkeypatc
 def test_a_terminal_gets_a_live_bar(make_audit: MakeAudit) -> None:
     import pty
 
-    path = str(make_audit())
-    seen = b""
+    seen: list[bytes] = []
 
     def read(descriptor: int) -> bytes:
-        nonlocal seen
-        data = os.read(descriptor, 65536)
-        seen += data
-        return data
+        seen.append(os.read(descriptor, 65536))
+        return seen[-1]
 
-    code = pty.spawn([*SEENSET, "run", path], read)
+    code = pty.spawn([*SEENSET, "run", str(make_audit())], read)
     assert os.waitstatus_to_exitcode(code) == 0
-    assert b"\x1b[?25l" in seen, "a bar hides the cursor"
-    assert b"documents/s" in seen
+    assert b"\x1b[?25l" in b"".join(seen), "a bar hides the cursor"
+    assert b"documents/s" in b"".join(seen)

@@ -26,6 +26,7 @@ from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
+from ray_jobs.supervisor import note_cluster
 
 pytestmark = pytest.mark.usefixtures("forgotten_plugins")
 
@@ -52,6 +53,7 @@ def two_nodes() -> Iterator[None]:
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     yield
+    note_cluster("", {})  # the runs of other tests do not depend on it
     ray.shutdown()
     cluster.shutdown()
     if session:  # the tests after these go on with the session's cluster

@@ -132,6 +132,16 @@ def test_where_the_nulls_keep_within_the_envelope_every_bound_is_true() -> None:
     assert kept > 150
 
 
+def test_the_sharper_bound_is_never_above_the_published_one() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(40):
+        counts, _ = random_counts(rng, 50, 60, 60)
+        for rank in (1, 5, 20, 51):
+            bound = wrong_in_list(counts, rank, SURE)
+            assert bound.wrong_at_most <= bound.published_wrong_at_most <= counts.at_most(rank)
+            assert bound.right_at_least == counts.at_most(rank) - bound.wrong_at_most <= bound.members_at_least
+
+
 def test_documents_without_a_score_are_counted_as_hypotheses_and_never_as_listed() -> None:
     counts = RankCounts.of(np.ones(400, dtype=int), 50).with_quarantined(5)
     everything = wrong_in_list(counts, 51, SURE, unlisted=5)

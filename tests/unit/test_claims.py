@@ -138,7 +138,7 @@ def test_a_ledger_of_other_terms_is_refused(config: Config, terms: dict[str, Any
     claim(config(), "a")
     for problem in (user_error(check_ledger, config(**terms)), user_error(claim, config(**terms), "b")):
         assert re.search(line, problem)
-        assert "begin a new ledger" in problem
+        assert "start a new ledger" in problem
     assert len(schedule(config()).scans) == 1
 
 
@@ -152,7 +152,7 @@ def test_a_used_up_horizon_is_refused_and_says_what_can_be_done(config: Config) 
         user_error(claim, config(horizon=2), "c"),
     ):
         assert "all 2 places of ledger" in problem
-        assert "begin a new ledger" in problem
+        assert "start a new ledger" in problem
         assert "a longer horizon is refused, because" in problem
 
 

@@ -1,11 +1,11 @@
 """The trial of all registered detectors, on a tiny model and few passages."""
 
-import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from made_up import write_rows
 
 from examples.trials import detectors
 from examples.trials.detectors import Cost, Sizes, groups_of, known_detectors, run_detectors
@@ -13,13 +13,6 @@ from pipeline.detectors.base import detector_names
 from pipeline.detectors.registry import parse_detectors
 
 WORDS = ("the", "model", "reads", "a", "text", "twice", "and", "writes", "what", "it", "has", "seen", "before", "now")
-
-
-def passages(folder: Path, count: int) -> None:
-    rng = np.random.default_rng(0)
-    lines = [json.dumps({"id": f"p{n}", "text": " ".join(rng.choice(WORDS, 30))}) + "\n" for n in range(count)]
-    folder.mkdir(parents=True)
-    (folder / "passages.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 def test_every_registered_detector_is_in_one_group_or_named_as_left_out() -> None:
@@ -42,7 +35,9 @@ def test_what_is_scored_is_in_the_table_and_the_rest_is_named_with_the_reason(
     monkeypatch.setattr(detectors, "EXPOSURES", {"four times": 4, detectors.AMONG: 1})
     monkeypatch.setattr(detectors, "REPEATS", 5)
     sizes, folder = Sizes(members=10, unseen=40, seen=2, others=4, few=5), tmp_path / "work"
-    passages(folder, 56)
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    write_rows(folder / "passages.jsonl", ({"id": f"p{n}", "text": " ".join(rng.choice(WORDS, 30))} for n in range(56)))
     model = {"path": str(tiny_model_folder)}
     assert run_detectors(folder, model, sizes) == 0
     printed = capsys.readouterr().out

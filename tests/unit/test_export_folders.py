@@ -57,9 +57,9 @@ def content(folder: Path) -> dict[str, bytes]:
         ("link/a.jsonl", "is an input of the run"),
         ("data", "holds an input of the run, corpus.audit's .*a.jsonl: name a folder of its own"),
         ("link", "holds an input of the run"),
-        (".", "lie in one another"),
-        ("w/run", "lie in one another: name another"),
-        ("w/run/exports", "lie in one another"),
+        (".", "overlap: name another"),
+        ("w/run", "overlap: name another folder"),
+        ("w/run/exports", "overlap: name another"),
         ("w/known.jsonl", "is an input of the run, corpus.(un)?seen's"),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_folder_that_the_configuration_reads_whole_is_no_place(tmp_path: Path,
     write_rows(tmp_path / "data/a.jsonl", ({"text": sentence(i)} for i in range(12)))
     run = finished_run(tmp_path / "w", {"path": str(tmp_path / "data")})
     monkeypatch.chdir(tmp_path)
-    assert "lies in corpus.audit's folder" in refusal(run, "data/clean")
+    assert "is in the folder of corpus.audit," in refusal(run, "data/clean")
     assert not (tmp_path / "data/clean").exists()
     other = finished_run(tmp_path / "v", {"path": str(tmp_path / "data/**/*.jsonl")})
     assert "a later run would read the export as documents" in refusal(other, "data/deep/clean")

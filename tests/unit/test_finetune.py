@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,6 @@ def build_model(dtype: torch.dtype = torch.float32) -> Any:
     config = LlamaConfig(vocab_size=62, **sizes, **heads, **ids)
     model: Any = LlamaForCausalLM(config)
     return model.to(dtype).eval()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -10,18 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UserError
-from pipeline.selection.joint import (
-    EXACT_CALIBRATION,
-    JointEvidence,
-    count_levels,
-    e_values,
-    exact_level,
-    exact_p,
-    joint_cut,
-    joint_levels,
-    joint_resolution,
-    joint_select,
-)
+from pipeline.selection import joint
+from pipeline.selection.joint import JointEvidence, joint_resolution, joint_select
 
 TENTH = Fraction(1, 10)
 alphas = st.integers(1, 19).map(lambda twentieth: Fraction(twentieth, 20))
@@ -65,7 +55,7 @@ def test_the_joint_selection_is_e_bh_on_the_smallest_e_value(
     selected = joint_select(evidence, p_values_of(sizes, places))
     assert selected.sum() == size
     assert selected.tolist() == [bool(size) and e * alpha * size >= m for e in smallest]
-    shown = e_values(joint_levels(evidence, p_values_of(sizes, places)), m, alpha)
+    shown = joint.e_values(joint.joint_levels(evidence, p_values_of(sizes, places)), m, alpha)
     assert all(one <= float(e) * (1 + 1e-12) for one, e in zip(shown, smallest, strict=True))
 
 
@@ -101,9 +91,9 @@ def test_bh_on_the_largest_p_value_is_bh_on_it_and_holds_the_proved_list(
 
 def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
     levels = np.array([3, 1, 9, 1, 2, 9, 12])
-    parts = count_levels(levels[:3]) + count_levels(levels[3:])
-    assert parts == count_levels(levels)
-    cut = joint_cut(parts, 7)
+    parts = joint.count_levels(levels[:3]) + joint.count_levels(levels[3:])
+    assert parts == joint.count_levels(levels)
+    cut = joint.joint_cut(parts, 7)
     assert (cut.level, cut.n_selected) == (3, 4)
 
 
@@ -111,12 +101,12 @@ def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
 def test_a_p_value_is_read_back_as_the_fraction_that_it_was(n: int, data: st.DataObject) -> None:
     size = data.draw(st.integers(1, n + 1))
     k = data.draw(st.integers(1, size))
-    assert exact_p(float(Fraction(k, size)), n) == Fraction(k, size)
+    assert joint.exact_p(float(Fraction(k, size)), n) == Fraction(k, size)
 
 
 def test_a_p_value_that_cannot_be_told_for_certain_is_never_taken_for_less() -> None:
-    assert exact_p(0.1, EXACT_CALIBRATION) > Fraction(1, 10)
-    assert exact_p(0.1, EXACT_CALIBRATION) == Fraction(0.1) * (1 + Fraction(1, 1 << 50))
+    assert joint.exact_p(0.1, joint.EXACT_CALIBRATION) > Fraction(1, 10)
+    assert joint.exact_p(0.1, joint.EXACT_CALIBRATION) == Fraction(0.1) * (1 + Fraction(1, 1 << 50))
 
 
 def test_no_fewer_than_the_resolution_says_are_selected_and_as_many_can_be() -> None:
@@ -147,7 +137,7 @@ def test_the_smallest_alpha_and_the_needed_documents_are_the_limits_that_they_sa
 @pytest.mark.parametrize("alpha", [0, 1, 1.5, -0.1])
 def test_alpha_is_in_its_limits(alpha: float) -> None:
     with pytest.raises(UserError, match=r"alpha must be in \(0, 1\), got"):
-        exact_level(alpha)
+        joint.exact_level(alpha)
 
 
 def test_with_groups_as_many_documents_are_needed_in_every_group() -> None:

@@ -184,15 +184,12 @@ def test_the_scale_found_by_counting_is_that_of_the_methods_page(
     assert run_passes(find_scale(draws), lambda: [turned]) == found, "no order and no shard matters"
 
 
-def test_equal_spreads_and_no_documents_have_a_scale() -> None:
+def test_equal_spreads_and_no_documents_have_a_scale_and_unequal_ones_need_twenty() -> None:
     assert run_passes(find_scale(4), lambda: [np.full(30, 0.25)]).of(np.full(2, 0.25)).tolist() == [0.5, 0.5]
     assert run_passes(find_scale(4), lambda: iter(())) == Scale()
-
-
-@pytest.mark.parametrize(("documents", "scaled"), [(19, False), (20, True)])
-def test_the_scale_needs_twenty_documents(documents: int, scaled: bool) -> None:
-    spread = np.exp(np.arange(documents))
-    assert (run_passes(find_scale(10), lambda: [spread]) != Scale()) == scaled
+    for documents, scaled in ((19, False), (20, True)):
+        spread = np.exp(np.arange(documents))
+        assert (run_passes(find_scale(10), lambda spread=spread: [spread]) != Scale()) == scaled
 
 
 def test_a_selection_that_names_the_spread_divides_by_it_and_one_that_does_not_stays_as_it_is() -> None:

@@ -252,7 +252,7 @@ def test_bad_settings_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
         ({"seed": -1}, "--seed must be between 0 and 2"),
         ({"language": "de"}, "--language 'de' has no rules of marking"),
         ({"text": "txt"}, "no column 'txt' in .*; did you mean 'text'"),
-        ({"id": "x"}, "id '1.5' stands twice in a.jsonl"),
+        ({"id": "x"}, "id '1.5' occurs twice in a.jsonl"),
     ):
         with pytest.raises(UserError, match=message):
             mark_file(write_jsonl(tmp_path / "a.jsonl", texts()), tmp_path / "out", **settings)

@@ -192,7 +192,7 @@ def test_cards_that_torch_misses_are_red(
     assert (line.check, line.state) == ("gpus", "red")
     assert "2 x NVIDIA L4 22 GiB, driver 570.124" in line.value
     program.write_text("#!/bin/sh\necho 'NVIDIA GB10, 580.1, [N/A], [N/A]'\n")
-    assert "tells no memory of NVIDIA GB10" in make_check("gpus", inspected)
+    assert "states no memory of NVIDIA GB10" in make_check("gpus", inspected)
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
     assert make_check("gpus", inspected) == "nvidia-smi ended with 9: NVIDIA-SMI has failed"
 

@@ -164,9 +164,9 @@ def test_bad_results_are_named(runs: Runs, results: Path, tmp_path: Path, capsys
     assert "a second result for item 0" in bad([*good, good[0]])
     assert "acc must be a number in [0, 1], got 3.5" in bad([sample(0, 3.5)])
     assert "no metric 'acc_nrm'; did you mean 'acc_norm'?" in bad(good, "--metric", "acc_nrm")
-    assert "--metric says which of f1, rouge" in bad([{**one, "metrics": ["f1", "rouge"]} for one in good])
+    assert "choose with --metric one of f1, rouge" in bad([{**one, "metrics": ["f1", "rouge"]} for one in good])
     two = [sample(row, 1.0, filter=name) for name in ("strict", "loose") for row in range(ITEMS)]
-    assert "--filter says which of strict, loose" in bad(two)
+    assert "choose with --filter one of strict, loose" in bad(two)
     assert "no filter 'strikt'" in bad(two, "--filter", "strikt")
     assert "no field 'uid' in its doc; did you mean 'qid'?" in bad(good, "--id", "uid")
     assert "--task must be TASK=INPUT, got 'bench'" in bad(good, "--task", "bench")
@@ -180,17 +180,17 @@ def test_bad_results_are_named(runs: Runs, results: Path, tmp_path: Path, capsys
     assert "its name is not samples_TASK_DATE.jsonl" in refusal(capsys, "rank", tmp_path / "x.jsonl", *run)
     other = write_samples(tmp_path / "versions", "n", [sample(row, 1.0, doc_hash="x") for row in range(ITEMS)])
     line = refusal(capsys, "rank", results, other, *run)
-    assert "the models were asked different versions of the task" in line
+    assert "the models were given different versions of the task" in line
     assert "has two files of task 'bench'" in refusal(capsys, "rank", results, f"org__cheat={other}", *run)
     more = write_samples(results, "org__cheat", good, task="more")
     assert "'org__honest' has no results of task 'more'" in refusal(capsys, "rank", results, *run)
     more.unlink()
-    assert "one run's selection has its own alpha" in refusal(capsys, "rank", results, *run, "--alpha", "0.1")
+    assert "one run's selection has another alpha" in refusal(capsys, "rank", results, *run, "--alpha", "0.1")
     members = tmp_path / "members"
     shutil.copytree(runs[0], members)
     amend(members, "selection/clean/summary.json", {"direction": "members"})
     line = refusal(capsys, "rank", results, "--run", members, "--output", tmp_path / "x")
-    assert "only direction clean says which items are clean" in line
+    assert "only direction clean selects items that are clean" in line
 
 
 def test_where_nothing_is_clean_or_a_check_contradicts_it_that_is_told(

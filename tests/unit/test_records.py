@@ -124,7 +124,7 @@ def test_an_old_manifest_is_read_or_refused_with_the_version_that_wrote_it(store
     rewrite(store, "manifest.json", lambda value: {k: v for k, v in value.items() if k != "passes"})
     line = user_error(read_run, store)
     assert "manifest.json was written by seenset 0.1.0 in an older form (missing key 'passes')" in line
-    assert "begin a new run directory with seenset run" in line
+    assert "start a new run directory with seenset run" in line
     rewrite(store, "manifest.json", lambda value: {"config": value["config"]})
     assert "was written by seenset of an unknown version in an older form" in user_error(read_run, store)
 

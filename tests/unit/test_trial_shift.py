@@ -61,7 +61,7 @@ def test_a_column_places_documents_by_its_values(tmp_path: Path, values: list[An
     [
         (list(range(30)), "wen", r"split\.shift\.by: no column 'wen' in .*documents\.jsonl; .*when"),
         ([*range(29), None], "when", r"split\.shift\.by when: 1 of 30 documents have no value there"),
-        ([2023] * 30, "when", r"split\.shift\.by when: all documents have '2023' there, which tells none apart"),
+        ([2023] * 30, "when", r"split\.shift\.by when: all documents have '2023' there, which distinguishes none"),
         (list(range(30)), "classifier", r"split\.shift\.by classifier needs at least 40 documents, got 30"),
     ],
 )

@@ -88,7 +88,7 @@ def check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> No
         if column not in columns:
             raise UserError(f"no column {column!r} in {name}; {nearest(column, columns, 'columns')}")
         if (times := list(columns).count(column)) > 1:
-            raise UserError(f"column {column!r} stands {times} times in {name}: rename all but one, or leave them out")
+            raise UserError(f"column {column!r} occurs {times} times in {name}: rename all but one, or leave them out")
 
 
 def _no_versions(column: str, name: str, columns: Sequence[str]) -> str:

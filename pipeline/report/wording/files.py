@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-NEW_RUN = "begin a new run directory"
+NEW_RUN = "start a new run directory"
 PUT_BACK = f"put it back, or {NEW_RUN}"
 """What helps where a file cannot be made again."""
 
