@@ -186,6 +186,13 @@ class Machines(RuleBasedStateMachine):
                 return
             driver.step()
 
+    @precondition(lambda self: any(driver.command is not None for driver in self.drivers))
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        driver = data.draw(st.sampled_from([driver for driver in self.drivers if driver.command is not None]))
+        while driver.command is not None and not driver.died and driver.problem is None:
+            driver.step()
+
     @precondition(lambda self: self.drivers)
     @rule(order=st.lists(st.integers(0, 3), min_size=30, max_size=90))
     def race(self, order: list[int]) -> None:
@@ -199,18 +206,24 @@ class Machines(RuleBasedStateMachine):
                 if driver.command is not None and driver.problem is None:
                     driver.step()
 
-    @precondition(lambda self: any(driver.idle for driver in self.drivers))
+    @precondition(lambda self: any(driver.idle and driver.holds for driver in self.drivers))
     @rule(data=st.data(), command=st.sampled_from(["beat", "change", "change", "release"]))
     def order(self, data: st.DataObject, command: str) -> None:
-        """One who holds the lock does something with it; another one tries for it."""
-        driver = data.draw(st.sampled_from([driver for driver in self.drivers if driver.idle]))
-        driver.command = command if driver.holds else "take"
+        driver = data.draw(st.sampled_from([driver for driver in self.drivers if driver.idle and driver.holds]))
+        driver.command = command
         driver.step()
 
-    @precondition(lambda self: self.drivers)
+    @precondition(lambda self: any(driver.idle and not driver.holds for driver in self.drivers))
+    @rule(data=st.data())
+    def try_again(self, data: st.DataObject) -> None:
+        driver = data.draw(st.sampled_from([driver for driver in self.drivers if driver.idle and not driver.holds]))
+        driver.command = "take"
+        driver.step()
+
+    @precondition(lambda self: any(not driver.died for driver in self.drivers))
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
-        driver = data.draw(st.sampled_from(self.drivers))
+        driver = data.draw(st.sampled_from([driver for driver in self.drivers if not driver.died]))
         self._end(driver)
         self.drivers.remove(driver)
 
@@ -237,7 +250,8 @@ class Machines(RuleBasedStateMachine):
         """Whatever has happened: once all are dead, one that comes gets the run, after a bounded time."""
         try:
             for driver in self.drivers:
-                self._end(driver)
+                if not driver.died:
+                    self._end(driver)
             self.drivers.clear()
             self.start(0.0)
             (last,) = self.drivers
@@ -252,7 +266,13 @@ class Machines(RuleBasedStateMachine):
             self.patch.undo()
 
 
-@pytest.mark.parametrize("examples", [25, pytest.param(500, marks=pytest.mark.slow)])
-def test_the_lock_as_a_state_machine(examples: int) -> None:
-    steps = settings(stateful_step_count=60, derandomize=True, max_examples=examples)
-    run_state_machine_as_test(Machines, settings=steps)
+STEPS = settings(stateful_step_count=60, deadline=None, derandomize=True)
+
+
+def test_the_lock_as_a_state_machine() -> None:
+    run_state_machine_as_test(Machines, settings=settings(STEPS, max_examples=25))
+
+
+@pytest.mark.slow
+def test_the_lock_as_a_state_machine_many_times() -> None:
+    run_state_machine_as_test(Machines, settings=settings(STEPS, max_examples=500))
