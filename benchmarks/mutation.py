@@ -6,6 +6,9 @@ many from `pipeline/selection`, `pipeline/passes`, `pipeline/detectors` and `pip
 copy of the sources by the test files whose imports reach the changed module by the fewest steps; those on a cluster and
 the statistical ones last. A test that also fails without the mutant catches nothing. With `--log FILE` finished mutants
 are kept, and the same command goes on from there.
+
+`--trace FOLDER` runs the tests of one process once, in a quarter of an hour, and records which test executes which
+line. With `--lines FOLDER` a mutant is tried first by the tests that execute its line.
 """
 
 from __future__ import annotations
@@ -168,6 +171,9 @@ TEST_LIMIT = 240.0
 LIMIT = 400.0
 """Seconds of the tests of one mutant, which has survived when they are over."""
 
+MOST_TESTS = 200
+"""Tests that execute its line which try a mutant, before the nearest test files."""
+
 SLOW_FILES = 2
 """The nearest test files, of which the slow tests try what no other test catches: of kernels that are interpreted."""
 
@@ -290,6 +296,62 @@ def _words(path: Path) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", path.read_text(encoding="utf-8")))
 
 
+class _Lines:
+    """A plugin of pytest that records the lines which each test executes, and its seconds."""
+
+    def __init__(self) -> None:
+        from coverage import Coverage  # not needed to try mutants
+
+        self.seconds: dict[str, float] = {}
+        self.coverage = Coverage(data_file=None, source=["pipeline"], messages=False)
+        self.coverage.start()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.coverage.switch_context(item.nodeid)
+        begun = time.monotonic()
+        outcome = yield
+        self.seconds[item.nodeid] = time.monotonic() - begun
+        return outcome
+
+    def write(self, path: Path) -> None:
+        """Write {"seconds": {test: seconds}, "lines": {module: {line: [tests]}}}."""
+        self.coverage.stop()
+        data, lines = self.coverage.get_data(), {}
+        for file in data.measured_files():
+            by_line = data.contexts_by_lineno(file)
+            lines[str(Path(file).relative_to(ROOT))] = {line: [*filter(None, some)] for line, some in by_line.items()}
+        path.write_text(json.dumps({"seconds": self.seconds, "lines": lines}), encoding="utf-8")
+
+
+def trace(test: Path, folder: Path) -> None:
+    """Record which tests of a file execute which lines, in a fork; a file that was recorded before is not run again."""
+    path = folder / f"{test.parent.name}-{test.stem}.json"
+
+    def record() -> None:
+        lines = _Lines()
+        pytest.main(["-q", "-m", "not slow", "-p", "no:cacheprovider", str(test)], plugins=[lines])
+        lines.write(path)
+
+    if not path.exists():
+        process = multiprocessing.get_context("fork").Process(target=record)
+        process.start()
+        process.join()
+
+
+def tests_by_line(folder: Path) -> dict[tuple[str, int], list[str]]:
+    """(module, line) -> the tests that execute it, the quickest first."""
+    tests: dict[tuple[str, int], set[str]] = {}
+    seconds: dict[str, float] = {}
+    for path in sorted(folder.glob("*.json")):
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+        seconds |= recorded["seconds"]
+        for module, lines in recorded["lines"].items():
+            for line, some in lines.items():
+                tests.setdefault((module, int(line)), set()).update(some)
+    return {place: sorted(some, key=lambda test: (seconds[test], test)) for place, some in tests.items()}
+
+
 def first_failure(copy: Path, tests: Sequence[str], options: Sequence[str], marks: str = "not slow") -> str | None:
     """The first test that fails in a copy of the sources, in forks of this process; None where none does."""
     output, end = copy.parent / "output", time.monotonic() + LIMIT
@@ -325,7 +387,7 @@ def _pytest(copy: Path, output: Path, arguments: Sequence[str]) -> None:
         os._exit(code)
 
 
-def tried(mutant: Mutant, copy: Path, tests: Sequence[str], unfit: list[str]) -> Outcome:
+def tried(mutant: Mutant, copy: Path, tests: Sequence[str], executing: Sequence[str], unfit: list[str]) -> Outcome:
     """Run tests on a copy of the sources with one mutant, until the first fails that passes without it."""
     path = copy / mutant.path
     source = path.read_text(encoding="utf-8")
@@ -335,7 +397,8 @@ def tried(mutant: Mutant, copy: Path, tests: Sequence[str], unfit: list[str]) ->
     while True:
         path.write_text("".join(lines), encoding="utf-8")
         options = [f"--deselect={test}" for test in unfit]
-        failed = first_failure(copy, tests, options) or first_failure(copy, tests[:SLOW_FILES], options, "slow")
+        failed = first_failure(copy, sorted(executing[:MOST_TESTS]), options) or first_failure(copy, tests, options)
+        failed = failed or first_failure(copy, tests[:SLOW_FILES], options, "slow")
         path.write_text(source, encoding="utf-8")
         if failed is None or failed in unfit or not failed.startswith("tests/"):
             return Outcome(mutant, failed is not None, failed or "")
@@ -368,6 +431,8 @@ def main() -> None:
     parser.add_argument(
         "--files", type=int, default=8, help="test files that try a mutant, and a quarter of each of the last kinds"
     )
+    parser.add_argument("--trace", type=Path, help="folder in which to record which test executes which line")
+    parser.add_argument("--lines", type=Path, help="folder that --trace wrote, of these sources")
     parser.add_argument("--log", type=Path, help="file of finished mutants, one JSON object a line")
     arguments = parser.parse_args()
     outcomes: list[Outcome] = []
@@ -379,6 +444,13 @@ def main() -> None:
     steps = {test: _steps(test) for test in tests}
     for library in LIBRARIES:
         importlib.import_module(library)
+    if arguments.trace is not None:
+        arguments.trace.mkdir(parents=True, exist_ok=True)
+        for test in tests:
+            if test.parent.name in FIRST:
+                trace(test, arguments.trace)
+        return
+    by_line = {} if arguments.lines is None else tests_by_line(arguments.lines)
     mutants, equivalent = drawn(arguments.mutants, arguments.seed)
     results: list[Outcome] = []
     unfit: list[str] = []
@@ -388,9 +460,9 @@ def main() -> None:
         copy.mkdir()
         subprocess.run(["tar", "x"], cwd=copy, input=archive, check=True)
         for mutant in mutants:
-            outcome = known.get(mutant) or tried(
-                mutant, copy, nearest_tests(mutant.path, arguments.files, steps), unfit
-            )
+            nearest = nearest_tests(mutant.path, arguments.files, steps)
+            executing = by_line.get((mutant.path, mutant.line), [])
+            outcome = known.get(mutant) or tried(mutant, copy, nearest, executing, unfit)
             results.append(outcome)
             if mutant not in known and arguments.log is not None:
                 with arguments.log.open("a", encoding="utf-8") as log:

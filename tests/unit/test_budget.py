@@ -179,6 +179,8 @@ def test_other_architectures_are_counted_generously() -> None:
     few, more = (budget.kept_bytes(shape_of(transformers.Gemma2Config(), "bfloat16"), length) for length in (64, 1024))
     layers, heads = 26, 8
     assert more - few == layers * heads * (1024 - 64) * (4 + 2 * 2)
+    few, more = (budget.forward_bytes(shape_of(transformers.Gemma2Config(), "bfloat16"), 2048 * k) for k in (8, 16))
+    assert more - few == heads * 8 * 2048 * (8 + 2), "a layer at a time"
 
 
 SMALL = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 4}
