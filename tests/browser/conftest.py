@@ -1,7 +1,5 @@
 """One browser a session: Debian's Chromium, driven by Playwright. Without either the tests skip and say why."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec

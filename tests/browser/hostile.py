@@ -1,7 +1,5 @@
 """Made-up pages of a run, a trial and an evaluation, where every name and text that a user can choose runs a script."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

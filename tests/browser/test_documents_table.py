@@ -1,7 +1,5 @@
 """Claims about the table of selected documents on a run's page, in a real browser: search, order, filters, opening."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

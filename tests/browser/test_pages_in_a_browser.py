@@ -1,7 +1,5 @@
 """Claims about the pages of a run, a trial and an evaluation as a real browser shows them."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A page in a real browser, with the network cut, and everything written down that it should not have done."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

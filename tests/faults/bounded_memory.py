@@ -1,7 +1,5 @@
 """Run a piece of Python in a process of its own that may take so much memory, and no more."""
 
-from __future__ import annotations
-
 import textwrap
 
 from clusters import output_of

@@ -1,7 +1,5 @@
 """Receipts of shards that nobody scored."""
 
-from __future__ import annotations
-
 from pipeline.store.receipts import FileRecord, Receipt
 
 

@@ -1,7 +1,5 @@
 """Plan and read a Parquet file with flipped bytes in its footer, each time in a process that may be killed."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource

@@ -5,8 +5,6 @@
 What breaks the reader is kept in tests/faults/cases, where `test_readers.py` tries it ever after.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import sys

@@ -1,7 +1,5 @@
 """An S3 server of moto's that counts its requests, is slow, and fails now and then."""
 
-from __future__ import annotations
-
 import logging
 import os
 import random

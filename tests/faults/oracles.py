@@ -1,7 +1,5 @@
 """What must hold of any bytes that are read as documents or as a configuration."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -1,7 +1,5 @@
 """An object store that can fail, and processes that hold a run directory elsewhere."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

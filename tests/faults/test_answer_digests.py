@@ -1,7 +1,5 @@
 """No file that states a part of an answer is believed once it was changed: readers refuse it, select makes it again."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Answers of an endpoint that are damaged are asked for again, and what they cost is not forgotten."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Only the beginning of a long text is tokenised, and its kept tokens and text are those of the whole text."""
 
-from __future__ import annotations
-
 import random
 import time
 from functools import cache

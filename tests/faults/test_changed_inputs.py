@@ -1,7 +1,5 @@
 """An input that changed since it was read, or whose metadata lie, is named; it never gives an answer without a word."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A command ends once: whoever ends it first prints the line and decides the exit code."""
 
-from __future__ import annotations
-
 import pytest
 from clusters import python
 

@@ -1,7 +1,5 @@
 """Compacted receipts: readers trust either form, and neither a crash nor a second driver loses or revives one."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A document that kills its worker, wherever it does so, is found and left out; a kill from outside costs none."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

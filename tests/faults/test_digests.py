@@ -1,7 +1,5 @@
 """A file of a run directory that is not as it was filed: selection refuses it by name, and the run makes it again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An endpoint that answers without end, or ever so slowly, costs its document and neither memory nor hours."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

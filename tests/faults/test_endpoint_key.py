@@ -1,7 +1,5 @@
 """The key of an endpoint stays in the memory of one process, whatever an endpoint that knows it does with it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import logging

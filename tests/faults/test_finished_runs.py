@@ -1,7 +1,5 @@
 """A finished run that has nothing to do says so from a handful of requests, and sees whatever has changed."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """No footer of a Parquet file ends the process that plans or reads it: it is one line that names the file."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

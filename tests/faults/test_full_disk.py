@@ -1,7 +1,5 @@
 """A full disk: exit 3 in one line, nothing half written, and the same command goes on when there is space."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """On clusters whose nodes claim GPUs (to Ray they are numbers), no more actors are asked for than find a place."""
 
-from __future__ import annotations
-
 import json
 import re
 

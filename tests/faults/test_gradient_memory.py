@@ -1,7 +1,5 @@
 """A gradient pass that runs out of memory, wherever it does, leaves none of its activations behind."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a name holds, of a file, a document or a group, reaches no terminal and no page as a command to it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

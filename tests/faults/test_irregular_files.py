@@ -1,7 +1,5 @@
 """Inputs and ledgers that are no files, such as a FIFO or a device, are user errors; none is opened."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of a run of a million documents is written in bounded time, memory and size."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -4,8 +4,6 @@ Each request to the store may fail, be done without an answer, be the last one o
 it, or wait until another scan has done all of its own. Afterwards the same command runs again.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Lines, records, files and shards beyond all measure cost a document or a shard, in one line, and bounded memory."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """How weights are held and attention and products are computed on a GPU."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 from collections.abc import Iterator

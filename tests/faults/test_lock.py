@@ -1,7 +1,5 @@
 """The run lock: one driver at a time, whatever the store, the clocks and the machines do."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ Every request of a driver is a step of its own, so that any other driver may do 
 may fail, or be done without an answer. A driver that gets no step sleeps, dies, or is slow, while time goes on.
 """
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass, field
 from itertools import count

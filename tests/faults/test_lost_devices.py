@@ -1,7 +1,5 @@
 """A device that is lost ends its process and costs no other document a score; memory that ends costs no draw."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from dataclasses import replace

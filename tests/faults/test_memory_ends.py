@@ -1,7 +1,5 @@
 """The memory of a device ends in the midst of a shard: its neighbours' scores stay the bytes that they were."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Another user of the machine, or of the network, finds nothing of a run: no port, no file, no key, no way in."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A run on an object store: few requests, side by side, and the same answers through delays, failures, two drivers."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

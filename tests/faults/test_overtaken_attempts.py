@@ -1,7 +1,5 @@
 """Two workers at one shard: the first receipt counts, and neither spoils what the log of the other knows."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """No bytes break a reader: each file is documents, quarantined ones among them, or one line. Findings stay as cases."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A driver that is killed while an endpoint works has paid for what was under way: it counts in the budget."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

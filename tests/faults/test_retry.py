@@ -1,7 +1,5 @@
 """A fault that outlasts all attempts puts a document into quarantine, and `seenset retry` takes it out again."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator, Set

@@ -1,7 +1,5 @@
 """A shard from the midst of a large row group is read as fast as one of small row groups, and reads the same rows."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Sequence

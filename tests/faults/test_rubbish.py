@@ -1,7 +1,5 @@
 """Rubbish in a file of the run directory: one line that names it, or healed; never a traceback."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A million documents and 200,000 shards: what the driver holds is bounded, and the answer is the same to the byte."""
 
-from __future__ import annotations
-
 import json
 import time
 import tracemalloc

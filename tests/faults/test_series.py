@@ -1,7 +1,5 @@
 """Runs that are scans of a schedule: one place each, whatever dies, and the same bytes from the same place."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from math import ceil

@@ -3,8 +3,6 @@
 The devices are claimed (`claimed_device.py`), the hooks between them are accelerate's.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import replace

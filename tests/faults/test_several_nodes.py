@@ -1,7 +1,5 @@
 """Clusters of several nodes that come, go, and differ in speed: the same bytes, and nobody waits for the slowest."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

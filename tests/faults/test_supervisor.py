@@ -1,7 +1,5 @@
 """A process that Ray ends from a thread of its own, or that a signal ends, has a parent that says so."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

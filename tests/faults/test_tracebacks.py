@@ -1,7 +1,5 @@
 """What a user can write wrongly, and what a place can be, ends in one line with the value and never in a traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trainings: a lost leading process is replaced; a driver that slept leaves the files of its successor alone."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A training holds neither all logits of a batch nor more activations than it must, and says what to set otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

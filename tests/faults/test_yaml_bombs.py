@@ -1,7 +1,5 @@
 """A configuration of a few bytes that stands for billions of values is refused at once, in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

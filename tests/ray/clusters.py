@@ -1,7 +1,5 @@
 """The cluster that the tests of a session share, and what tests of other clusters and processes need."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The command in this process: how it ends, and what it prints."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Builds finished runs for exports: real inputs, receipts and selections over made-up scores, and no model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Audits that run in this process, and what they leave."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace

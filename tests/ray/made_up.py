@@ -1,7 +1,5 @@
 """Made-up texts for corpora that a test writes itself."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

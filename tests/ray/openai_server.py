@@ -1,7 +1,5 @@
 """A real HTTP server on 127.0.0.1 that speaks the OpenAI interface, and misbehaves when asked to."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

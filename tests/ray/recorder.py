@@ -1,7 +1,5 @@
 """A stage of tests that notes in which order a worker reads and works, here or in an actor on a cluster."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """The command as a user has it: processes, exit codes, one line of error, a driver killed in mid-run."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`model: {endpoint: ...}`: a corpus is audited through HTTP, whatever the endpoint does on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """`seenset evaluate`: scored like any run, resumed like any run, and compared instead of selected."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

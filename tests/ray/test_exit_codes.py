@@ -1,7 +1,5 @@
 """Exit codes that a scheduler is to see as 0, and status.json, which keeps the true ones."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

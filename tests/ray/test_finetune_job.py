@@ -1,7 +1,5 @@
 """Adapters that Ray Train makes: the same as in one process, resumed, refused, trained once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """`detectors: [{fsd: ...}]`: adapters are trained before scoring, on documents that then do not calibrate."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The recorded scores of a real model come out of whole runs, whatever the number of actors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`import seenset`: the runs of the command, and their results as objects."""
 
-from __future__ import annotations
-
 import doctest
 from pathlib import Path
 

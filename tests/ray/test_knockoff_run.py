@@ -1,7 +1,5 @@
 """`detectors: [{knockoff: ...}]`: paraphrases are drawn once, scored with the documents, and filtered."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

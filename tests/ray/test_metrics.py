@@ -1,7 +1,5 @@
 """The metrics of actors: what a node of a cluster exports for Prometheus, and the dashboard that asks for it."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

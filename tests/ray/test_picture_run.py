@@ -1,7 +1,5 @@
 """A run over pictures by the command: to its answer, killed in mid-run and resumed, and refused in one line."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The worked examples of CONTRIBUTING.md run, on a cluster whose workers cannot see the user's file."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """An actor too reads the next shard of a bundle while it computes one."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

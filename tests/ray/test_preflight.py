@@ -1,7 +1,5 @@
 """Two nodes for real, one of which has another transformers: preflight names it, and plan and run refuse it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two nodes whose processors differ: one decides the type for both, and the other is named."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

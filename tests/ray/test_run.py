@@ -1,7 +1,5 @@
 """`seenset run`: shards in, receipts out, and the same answer however it came about."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """`detectors: [samia, samia_zlib]`: continuations are drawn once, stored, and compared with what came."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

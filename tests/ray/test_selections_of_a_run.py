@@ -1,7 +1,5 @@
 """Every procedure answers a finished run's scores; what cannot be answered is refused in one line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

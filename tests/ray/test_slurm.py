@@ -3,8 +3,6 @@
 `ray symmetric-run` refuses a machine on which a Ray runs, and ends with `ray stop`, which ends every Ray that it sees.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

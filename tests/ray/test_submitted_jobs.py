@@ -1,7 +1,5 @@
 """`ray job submit` of an audit to a cluster that somebody started: killed, stopped, submitted again."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Token attributions of selected documents: the same bytes wherever, kept while it holds, and never worth a failure."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """`seenset trial` over pictures: captions are trained into a small vision-language model, and the audit finds them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

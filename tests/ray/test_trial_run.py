@@ -1,7 +1,5 @@
 """`seenset trial`: a tiny model is contaminated, audited by `seenset run` and held against the truth."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tiny random T5 with a tokenizer of its own, which a test builds in a second."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Commands on a cluster of two nodes for real."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

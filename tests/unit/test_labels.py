@@ -1,7 +1,5 @@
 """A labelled source gives seen and unseen documents, each row once, and labels that cannot be read are named."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A learnt detector is the trees of its file, whatever the batch, and refuses other files."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The ledger: entries that are appended once, in order, and cannot be changed unnoticed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What libraries do when they are imported, and to memory."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

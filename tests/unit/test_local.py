@@ -1,7 +1,5 @@
 """Where the work of an audit is done, and threads that share weights make the rows that a single worker makes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

@@ -1,7 +1,5 @@
 """`seenset mark`: the public copy, the private versions and the commitment."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """The commitment: a Merkle tree over salted digests, against a transcription of its definition."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Rules of marking: each finds what means the same, reads its own forms back, and leaves code and quotations alone."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import unicodedata

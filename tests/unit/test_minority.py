@@ -1,7 +1,5 @@
 """A list that rests on documents of a kind that calibration lacks is contradicted, and an honest one is not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models open from every form that a config can name, and what is refused is refused in one line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

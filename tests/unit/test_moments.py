@@ -1,7 +1,5 @@
 """Claims about exact sums that hold for all numbers, in any order."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from functools import reduce
 from operator import add

@@ -1,7 +1,5 @@
 """Names are nouns of the field, and one name means one thing: no two rooms have a public name in common."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Near-duplicates from sketches, checked against all runs of words and against all pairs."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import unicodedata

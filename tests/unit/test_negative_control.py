@@ -1,7 +1,5 @@
 """The negative control: false alarms over splits of unseen documents are counted, and come as often as is allowed."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 

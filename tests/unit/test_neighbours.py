@@ -1,7 +1,5 @@
 """The nearest calibration documents are those of a comparison with all."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """`seenset.score` and `seenset.select` say in memory what a run says."""
 
-from __future__ import annotations
-
 import doctest
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """A run in a notebook shows one bar a stage, which the kernel writes anew, and plain lines beside it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Selected documents of equal p-values are listed by the score that several detectors make."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Selection over score shards with near-duplicates: across roles they stop or are dropped, within one are noted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The package as a whole: its layering, and the wheel in an environment of its own."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

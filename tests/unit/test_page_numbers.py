@@ -1,7 +1,5 @@
 """The tables of the documentation say what the code does: names, defaults, guarantees and what can be selected."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from pathlib import Path

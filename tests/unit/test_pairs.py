@@ -1,7 +1,5 @@
 """Detectors of the target and its reference are their formulas, and want the same tokens of both models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import product

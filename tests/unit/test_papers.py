@@ -1,7 +1,5 @@
 """examples/papers: every configuration plans as it stands, but for the model, files and GPUs that are not here."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

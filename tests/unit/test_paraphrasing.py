@@ -1,7 +1,5 @@
 """Documents of any length are paraphrased whole, and a bad paraphrase is drawn again or named."""
 
-from __future__ import annotations
-
 import re
 from contextlib import contextmanager
 from dataclasses import replace

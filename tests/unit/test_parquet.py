@@ -1,7 +1,5 @@
 """Readers of Parquet files hold the memory of those that wait, however many files were read."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Known documents are divided between adapters and calibration, and never shared."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A pass for which memory ends is done in halves: only that pass, only that batch, and by the batch alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Relative paths are relative to the file that names them, wherever the command runs."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

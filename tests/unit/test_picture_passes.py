@@ -1,7 +1,5 @@
 """What a model is asked about a picture: its description, and statistics of the parts of what it then reads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A scan of pictures: what its stages make of them, what it refuses, and that no picture is lost."""
 
-from __future__ import annotations
-
 import json
 import weakref
 from collections import Counter

@@ -1,7 +1,5 @@
 """Pictures with captions trained into a small model of LLaVA's architecture that the example of the trial makes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise

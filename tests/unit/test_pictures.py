@@ -1,7 +1,5 @@
 """Pictures of a corpus: what a row may hold, what goes to quarantine and why, and which two are one document."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

@@ -1,7 +1,5 @@
 """The pieces of a text are its tokens, one each, and joined they are what the model saw of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Actors are counted as Ray places them: a share on one GPU, several GPUs on one node, CPUs beside them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Detectors and procedures from outside are checked when they are registered, and what is wrong is one line."""
 
-from __future__ import annotations
-
 import math
 import sys
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Documents behind known ones: recall, con_recall and codec, their prefixes, and that no shot calibrates."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From what nodes measured to lines: each bad fact is red on its node, with what to do, and only there."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What needs no model is checked before one is loaded: shared texts, repeated ids, words that tell roles apart."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Claims about the procedures and the exact p-values that they read, for every input."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Versions of documents in Python: which documents were learnt, without unseen documents."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

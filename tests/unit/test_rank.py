@@ -1,7 +1,5 @@
 """Claims about seenset rank: lm-eval's files as they are become accuracies on all and on clean items, honestly."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

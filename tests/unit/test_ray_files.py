@@ -1,7 +1,5 @@
 """The files of cluster/ that Ray reads: its own checks take them, and they are in the package."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

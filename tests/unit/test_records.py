@@ -1,7 +1,5 @@
 """Claims about the typed results: each field has its sentence, and what cannot be read is refused in one line."""
 
-from __future__ import annotations
-
 import json
 import operator
 from collections.abc import Callable, Iterator

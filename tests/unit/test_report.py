@@ -1,7 +1,5 @@
 """Claims about the report: what it says, how certain it is allowed to sound, and what it never contains."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

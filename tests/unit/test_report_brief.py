@@ -1,7 +1,5 @@
 """Claims about the first screen: it is short, it leads with what speaks against an answer, and it claims no more."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A review removes confirmed documents from calibration, and no answer then claims more than an approximation."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """ROUGE and the SaMIA scores are those of the method's definition, and of recorded numbers exactly."""
 
-from __future__ import annotations
-
 import json
 import math
 import zlib

@@ -1,7 +1,5 @@
 """Parts of alpha: they are spent once, whatever the number of scans."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

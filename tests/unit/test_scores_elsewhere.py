@@ -1,7 +1,5 @@
 """Scores from elsewhere: the answers of the run that they come from, without its model; and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

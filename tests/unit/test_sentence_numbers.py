@@ -1,7 +1,5 @@
 """Every number that a sentence names, held against counts: what a reader would find who tried it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

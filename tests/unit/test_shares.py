@@ -1,7 +1,5 @@
 """Claims about intervals of accuracies: known values, and how often they cover, counted over all outcomes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.special import gammaln, xlogy

@@ -1,7 +1,5 @@
 """What every stage does once: nothing that changes a row is missing in its fingerprint, and no document is lost."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

@@ -1,7 +1,5 @@
 """`seenset init` writes a configuration for the files that lie in a folder, which loads and plans as it stands."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The run directory: whole files or none, and one driver at a time."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

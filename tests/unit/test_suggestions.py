@@ -1,7 +1,5 @@
 """What an error suggests is accepted in its place."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

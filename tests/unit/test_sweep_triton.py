@@ -4,8 +4,6 @@ No GPU is needed: Triton interprets its kernels on the CPU (`interpreted_sweep.p
 Triton decides at its import), and it compiles them for a GPU that is not there.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Thumbnails of selected pictures: small, their pixels alone, of pictures that were scored, and left out on request."""
 
-from __future__ import annotations
-
 import base64
 import io
 from pathlib import Path

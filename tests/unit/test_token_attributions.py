@@ -1,7 +1,5 @@
 """Documents that are read once more: numbers of a plain loop, one document's fault its own, the same bytes anyhow."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

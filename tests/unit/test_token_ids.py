@@ -1,7 +1,5 @@
 """Documents given as token ids: the scores of the texts that they come from; and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

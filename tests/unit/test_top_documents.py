@@ -1,7 +1,5 @@
 """By what a selection ranks, whose tokens it shows, and what is known of a document's near-duplicates."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

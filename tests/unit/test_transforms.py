@@ -1,7 +1,5 @@
 """Dates and years in texts."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipeline.config.corpus import TransformConfig

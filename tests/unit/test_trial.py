@@ -1,7 +1,5 @@
 """Splits, measures and tables of a trial, on scores and documents that the test makes up."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bounds beside the truth in a trial: what they say, how often they fail, and what is made of that."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

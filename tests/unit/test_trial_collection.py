@@ -1,7 +1,5 @@
 """A trial of the verdict: what is shown of a collection that was trained on, and of one that was not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Claims about a benchmark that several contaminated models bend: what is clean under all of them ranks rightly."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Several contaminated models: repeats over one are no further models, and what an interval is over is said."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

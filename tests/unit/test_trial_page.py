@@ -1,7 +1,5 @@
 """A trial without training, carried out in this process: what it writes, its page among it."""
 
-from __future__ import annotations
-
 import base64
 from pathlib import Path
 

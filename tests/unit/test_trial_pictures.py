@@ -1,7 +1,5 @@
 """A trial over pictures with captions: what it reads, writes for its audits, and trains in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A trial that calibrates on documents that differ: by a column or by words, the others alike."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

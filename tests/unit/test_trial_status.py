@@ -1,7 +1,5 @@
 """`seenset status` knows a trial's folder, and exits 3 for what stopped before its end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A GGUF file is unpacked once a machine, and opens the same model whether the cache works or not."""
 
-from __future__ import annotations
-
 import json
 import logging
 import resource

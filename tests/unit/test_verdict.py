@@ -1,7 +1,5 @@
 """The verdict on a collection: its words, its exit codes, what it refuses, and that no failed check hides in it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

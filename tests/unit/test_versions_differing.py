@@ -1,7 +1,5 @@
 """Scores of what differs between versions: aligned by text, the same tokens whatever was published."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

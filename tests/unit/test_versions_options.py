@@ -1,7 +1,5 @@
 """Orders of the options of multiple-choice items as versions, against brute force, and what is left out by rule."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs over documents with versions: every version scored, whole documents refused, one answer whatever the shards."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

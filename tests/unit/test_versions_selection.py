@@ -1,7 +1,5 @@
 """Claims about the list, the residuals and the collection of documents with versions: by hand and by enumeration."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A long common beginning of versions is computed once: the same scores as apart, and bytes that no batch changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

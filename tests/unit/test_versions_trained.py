@@ -1,7 +1,5 @@
 """From `seenset mark` to an answer: a model that was trained on published versions, and the same model untouched."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs of consecutive rows of a shuffled file as documents with versions: exact draws, and runs over files."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """The CPU does not wait for a device in the midst of a batch: what would make it wait on CUDA is counted."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """`seenset status RUN --watch` follows a run to its end, from storage alone, and leaves it alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

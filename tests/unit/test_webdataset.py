@@ -1,7 +1,5 @@
 """The .tar files of WebDataset hold texts too: in files by their endings, or in fields of .json files."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

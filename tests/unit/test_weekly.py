@@ -1,7 +1,5 @@
 """What starts the week's RayJob: one RayJob a week, found again by a pod that starts again, against a stand-in API."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Calibration documents that differ from the audited: weights by words, and what they leave and repair."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights that a file lacks would be random: such a model or adapter is refused by the names of the weights."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A worker reads its next shard while it computes one, in this process and as an actor, and that changes no row."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
