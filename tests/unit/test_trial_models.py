@@ -38,6 +38,10 @@ def test_models_that_agree_by_chance_leave_the_width_of_their_own_intervals() ->
     assert models_interval([np.zeros(30)] * 2) is None
 
 
+def test_values_that_contradict_one_mean_leave_it_open() -> None:
+    assert mean_interval(np.repeat([0.0, 1.0], 60)) == (0.0, 1.0)
+
+
 def test_models_that_keep_a_target_contradict_it_as_rarely_as_they_may() -> None:
     """A true bound is contradicted with a probability of at most 2.5%, whatever the models' means below it."""
     rng = np.random.default_rng(1)
