@@ -460,7 +460,7 @@ def _arguments_of(
             check = _check_of_type(_type_of(function, parameter))
             arguments[name] = Argument(check(parameter.default), check)
         except (NameError, PydanticUserError):
-            kind = str(parameter.annotation)
+            kind = parameter.annotation.__name__ if isinstance(parameter.annotation, type) else parameter.annotation
             raise UserError(f"{who}: argument {name} of type {kind} needs a check: checks={{{name!r}: ...}}") from None
         except ValueError as error:
             raise UserError(f"{who}: the default of {name} {error}, got {parameter.default!r}") from None

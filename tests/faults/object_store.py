@@ -1,7 +1,6 @@
 """An S3 server of moto's that counts its requests, is slow, and fails now and then."""
 
 import logging
-import os
 import random
 import threading
 import time
@@ -10,8 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 from urllib.parse import parse_qs
+
+import pytest
 
 SLOW_DOWN = (
     b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
@@ -123,7 +123,9 @@ def object_store() -> Iterator[ObjectStore]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        with mock.patch.dict(os.environ, store.environment):
+        with pytest.MonkeyPatch.context() as environment:
+            for name, value in store.environment.items():
+                environment.setenv(name, value)
             filesystem("s3").clear_instance_cache()  # of another server's address
             filesystem("s3").mkdir(BUCKET)
             store.forget()

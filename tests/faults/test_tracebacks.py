@@ -101,7 +101,7 @@ def test_a_column_that_stands_twice(
     write_twice(tmp_path / f"twice{suffix}", column)
     command = ["plan", make_audit(TEXTS, TEXTS), "--set", f"corpus.audit.path={tmp_path}/twice{suffix}"]
     error = refusal(capsys, *command)
-    assert f"column '{column}' stands 2 times in" in error
+    assert f"column '{column}' occurs 2 times in" in error
     if column == "id":
         assert printed(capsys, *command, "--set", "corpus.audit.id=null")[0] == 0, "a column that nobody reads"
 

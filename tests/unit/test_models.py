@@ -189,7 +189,7 @@ def test_quantisation_without_bitsandbytes_says_what_to_install(tiny_model_folde
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_one_line(tiny_model_folder):
-    assert "torch sees none" in user_error(open_model, ModelConfig(path=str(tiny_model_folder)), gpus=1)
+    assert "torch finds none" in user_error(open_model, ModelConfig(path=str(tiny_model_folder)), gpus=1)
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line_and_soon(tmp_path):
