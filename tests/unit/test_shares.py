@@ -100,6 +100,11 @@ def test_hoeffdings_limit_is_on_the_safe_side_of_the_exact_one() -> None:
         exact, _ = share_interval(first(successes, 30))
         assert hoeffding_limit(successes / 30, 30, 0.025) <= exact + 1e-12
     assert hoeffding_limit(1e-4, 4, 0.025) == 0
+    for mean, size in ((0.3, 50), (0.9, 7), (0.01, 2000)):  # where size times the divergence is log(1 / tail)
+        p = hoeffding_limit(mean, size, 0.025)
+        divergence = mean * np.log(mean / p) + (1 - mean) * np.log((1 - mean) / (1 - p))
+        assert size * divergence == pytest.approx(np.log(40))
+    assert hoeffding_limit(1.0, 7, 0.025) == pytest.approx(40 ** (-1 / 7))
 
 
 @pytest.mark.parametrize("items", [1, 5, 10, 30])
