@@ -1,6 +1,7 @@
 """What a pass needs of a GPU's memory is arithmetic from a model's shape, and the arithmetic is what models do."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,14 @@ def test_parts_of_a_card_and_several_cards_divide_the_memory_that_all_drivers_st
     totals = [85_049_802_752, 85_100_000_000, 84_900_000_000]  # an H100 of 80 GB by several drivers
     assert len({budget_of(shape, Card(nominal_memory(total)), 1024) for total in totals}) == 1
     assert nominal_memory(3 * GIB + 5) == 3 * GIB
+
+
+def test_sizes_that_a_configuration_does_not_state_count_as_one() -> None:
+    config = transformers.PretrainedConfig(vision_config=transformers.PretrainedConfig())
+    config.vocab_size = 1000
+    shape = shape_of(config, "bfloat16")
+    layer = budget.Shape(1, 1, 1, 1, 1, intermediate=4, vocabulary=1000, width=2, weights=0)
+    assert replace(shape, tower=None, weights=0) == shape.tower == layer
 
 
 def test_other_architectures_are_counted_generously() -> None:
