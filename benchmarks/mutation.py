@@ -130,6 +130,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "+ -> -",
     ): "numbers of positions, of which only the equality counts",
     (
+        "pipeline/passes/gradient.py",
+        "width = min(vocabulary, max(1, budget // (rows.shape[0] * rows.shape[1])))",
+        "// -> *",
+    ): "the part of the vocabulary that is held at a time: memory, and no number",
+    (
         "pipeline/passes/paraphrase.py",
         "fits, fails = fails, 2 * fails",
         "2 -> 3",

@@ -178,7 +178,7 @@ def _mapping(
 
 
 class UnsupportedWarning(UserWarning):
-    """A check contradicts what a selection assumes: nothing is guaranteed for it, and nobody should act on it."""
+    """A check contradicts an assumption of a selection: its answer has no guarantee and must not be acted on."""
 
 
 def warn_of_unsupported(summaries: Iterable[Summary]) -> None:

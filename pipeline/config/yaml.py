@@ -114,7 +114,7 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
         UserError: no such file, not YAML, no mapping, or a path that only the working directory has.
     """
     try:
-        if (irregular := irregular_kind(path)) is not None:
+        if (irregular := irregular_kind(path) or ("a folder" if os.path.isdir(path) else None)) is not None:
             raise UserError(f"config {path} is {irregular}, not a file")
         with open(path, "rb") as file:
             text = file.read(MOST_BYTES + 1).decode("utf-8")

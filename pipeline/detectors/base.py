@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """How documents are continued by the model: what is equal here is sampled once, whoever reads it."""
+    """How documents are continued by the model: equal settings are sampled once for all detectors."""
 
     prefix_ratio: float = 0.5  # share of a document's words that the model is given
     candidate_words: Literal["reference", "all"] = (

@@ -1,4 +1,4 @@
-"""The data card: what was removed, and on which guarantee. It names no folder of whoever wrote it."""
+"""The data card: what was removed, and on which guarantee. It names no local folder."""
 
 from __future__ import annotations
 

@@ -38,10 +38,10 @@ class SharedModels:
         self._opened: dict[str, Any] = {}
 
     def begin(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> None:
-        """Open a model in a thread, before anybody asks for it; arguments as those of `copy_of`, which waits for it."""
+        """Open a model in a thread, before it is requested; arguments as those of `copy_of`, which waits for it."""
 
         def work() -> None:
-            with contextlib.suppress(Exception), self._lock:  # raised to whoever asks for it
+            with contextlib.suppress(Exception), self._lock:  # raised again by `copy_of`
                 self._open(opener, config, gpus)
 
         import_package()

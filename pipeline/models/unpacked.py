@@ -51,7 +51,7 @@ def cache_folder() -> Path:
 
 
 def is_small(source: Checkpoint) -> bool:
-    """Whether a GGUF file is small enough to be unpacked by whoever reads it first, also for its settings alone."""
+    """Whether a GGUF file is small enough to be unpacked by its first reader, also for its settings alone."""
     return _file(source).stat().st_size <= SMALL_FILE
 
 

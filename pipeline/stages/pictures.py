@@ -135,7 +135,7 @@ class _ShownPicture:
 def shown_pictures(lm: LanguageModel, documents: list[Document], output: Output) -> Iterator[_ShownPicture]:
     """Decode the pictures of documents; those that cannot be, or that leave a model no room for a word, are refused.
 
-    One picture at a time: whoever keeps none of them holds the pixels of one.
+    One picture at a time: a caller that keeps none of them holds the pixels of one.
 
     Args:
         lm: from `open_picture_model`.

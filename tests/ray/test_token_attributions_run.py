@@ -33,7 +33,7 @@ DETECTORS = ["loss", "zlib", "min_k_plus_plus", "m_entropy"]
 SELECTIONS: list[dict[str, Any]] = [
     {"name": "members", "detectors": ["zlib"], "alpha": 0.2},
     {"name": "fused", "detectors": ["min_k_plus_plus", "zlib"], "procedure": "adadetect", "alpha": 0.3},
-    {"name": "nobody", "detectors": ["min_k_plus_plus"], "procedure": "by", "alpha": 0.001},
+    {"name": "empty", "detectors": ["min_k_plus_plus"], "procedure": "by", "alpha": 0.001},
 ]
 EVIDENCE = [attributions_file(name) for name in ("members", "fused")]
 
@@ -131,7 +131,7 @@ def test_a_fused_selection_shows_its_strongest_detector_and_the_fused_scores_of_
         assert distances == sorted(distances)
     calibrating = {name for one in shown.values() for name, _ in one.neighbours}
     assert calibrating <= scores_of(once / "run", "unseen").keys()
-    assert not (once / "run" / attributions_file("nobody")).exists(), "where nothing is selected there is none"
+    assert not (once / "run" / attributions_file("empty")).exists(), "an empty selection has no attributions"
 
 
 def test_a_finished_run_opens_no_model(once: Path, opened: list[str]) -> None:

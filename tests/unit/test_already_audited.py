@@ -191,7 +191,7 @@ def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well
     assert again.exit_code == ExitCode.DONE
 
     shutil.rmtree(third.run)
-    shutil.copytree(tiny_model_folder, tmp_path / "model")  # another one to whoever compares digests
+    shutil.copytree(tiny_model_folder, tmp_path / "model")  # the same weights with another digest
     settings = json.loads((tmp_path / "model/config.json").read_text())
     (tmp_path / "model/config.json").write_text(json.dumps({**settings, "comment": "another"}))
     other = scan_of("other", list(range(25)), tmp_path / "model")

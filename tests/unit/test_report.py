@@ -465,7 +465,7 @@ def test_markup_hidden_characters_places_and_odd_scores_are_data_and_a_damaged_l
     assert "<script>alert" not in page
     assert 'href="../selection/members/selected.parquet"' in page
     (chunk,) = unpacked(page.split('id="rows-members">')[1].split("<")[0])
-    assert chunk["ids"] == [None, SCRIPT, "a⟨U+202E⟩b"], "an id that only says the place is told by the place"
+    assert chunk["ids"] == [None, SCRIPT, "a⟨U+202E⟩b"], "an id that repeats the place is not stored beside it"
     assert (chunk["source"], chunk["text"]) == ([0, 0, 0], ["one", SCRIPT, "c⟨U+202E⟩d"])
     assert chunk["scores"]["score_0"] == [None, None, 0.123457]
     assert "text" not in unpacked(listing_of(store, texts=False).rows)[0]

@@ -22,7 +22,10 @@ from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.models.tokens import tokenize
 from pipeline.stages.events import ScoredText, ScoredTexts, TokenSettings
+from pipeline.stages.local import finish_shards
+from pipeline.stages.tokens import token_stage
 from pipeline.store.attempts import MOST_DEATHS
+from pipeline.store.receipts import read_receipts
 from ray_jobs.token_attributions import FOLDER, token_reader
 
 TEXTS = ["the river été of 数据", "a quiet garden in winter", *(" ".join(WORDS[i : i + 9]) for i in range(20))]
@@ -129,6 +132,15 @@ def test_a_document_that_is_another_now_has_no_row(rereads: Rereads, change: dic
     table, lines = rereads([1], **change)
     assert rows_of(table) == []
     assert [problem in line for line in lines] == [True]
+
+
+def test_a_receipt_counts_the_tokens_that_were_read(rereads: Rereads) -> None:
+    scored = [ScoredText(row, text_key(TEXTS[row]), len(rereads.ids(row))) for row in range(3)]
+    settings = TokenSettings(ScoredTexts({rereads.shard.id: scored}), ModelConfig(path=str(rereads.model)), "cpu")
+    stage = token_stage(settings, [rereads.shard])
+    list(finish_shards(stage, [rereads.shard], rereads.store, workers=1))
+    (receipt,) = read_receipts(rereads.store, stage.name)
+    assert receipt.tokens == sum(one.tokens for one in scored)
 
 
 def test_what_stops_the_run_stops_the_reading(rereads: Rereads) -> None:

@@ -1,7 +1,7 @@
 """Parquet files: rows from anywhere in them, and copies with their schema, metadata and compression.
 
 Rows within a row group can only be reached by decoding those before them. Shards of one file are mostly read in their
-order, so the readers of a process wait where they stopped for whoever wants the rows that follow.
+order, so an open reader of a process waits at its row until the rows that follow are requested.
 """
 
 from __future__ import annotations
