@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,16 @@ from pipeline.audit.select import select_all
 from pipeline.audit.summary import Summary, unsettled
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
-from pipeline.selection.conformal import calibrate, ranks, tie_draws
-from pipeline.selection.weighted import LEVELS, PRECISION, calibrate_weighted, ranks_by_weight, weight_levels
+from pipeline.selection.conformal import RankCounts, calibrate, ranks, tie_draws
+from pipeline.selection.weighted import (
+    LEVELS,
+    PRECISION,
+    calibrate_weighted,
+    least_ranks,
+    ranks_by_weight,
+    weight_levels,
+    weighted_resolution,
+)
 
 WORDS = [f"word{i}" for i in range(300)]
 
@@ -88,6 +97,15 @@ def test_equal_weights_are_no_weights() -> None:
         discrete = ranks(audit, calibrate(known), direction, draws) / 100
         assert (np.abs(tied - discrete) <= 0.0101).all()
         assert tied.mean() < p.mean()
+
+
+def test_with_equal_weights_one_document_of_a_hundred_takes_as_many_that_calibrate_as_without() -> None:
+    calibration = calibrate_weighted(np.arange(9.0), weight_levels(np.ones(9), 1.0))
+    ranks_of_all = least_ranks(weight_levels(np.ones(100), 1.0), calibration)
+    least = RankCounts(np.bincount(ranks_of_all - 1, minlength=calibration.grid.size), calibration.grid)
+    fewest, needed = weighted_resolution(least, Fraction(1, 20), Fraction(1))
+    assert fewest > 100
+    assert needed == pytest.approx(100 * 20 - 1, rel=0.01)
 
 
 def test_a_draw_takes_from_almost_none_to_all_of_the_documents_with_an_equal_score() -> None:
