@@ -411,6 +411,7 @@ class Heartbeat:
         self._silent = SILENT_SECONDS
         self._began = self._heard = 0.0
         self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def begin(self, stream: TextIO, phase: str, silent: float | None = None) -> None:
         """Begin with a first phase.
@@ -440,11 +441,14 @@ class Heartbeat:
             return
         self.stop()
         self._ended = threading.Event()
-        threading.Thread(target=self._beat, args=(self._ended,), name="heartbeat", daemon=True).start()
+        self._thread = threading.Thread(target=self._beat, args=(self._ended,), name="heartbeat", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Print nothing more; a process without threads can be forked."""
+        """Print nothing more, the line under way included; a process without threads can be forked."""
         self._ended.set()
+        if self._thread is not None:
+            self._thread.join(1.0)  # a stream that is not read can hold it up for longer
 
     def _beat(self, ended: threading.Event) -> None:
         while not ended.wait(max(self._heard + self._silent - time.monotonic(), self._silent / 10)):

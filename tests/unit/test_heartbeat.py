@@ -4,6 +4,7 @@ import io
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -30,6 +31,26 @@ def test_a_phase_that_prints_needs_no_heartbeat() -> None:
         time.sleep(0.05)
     beat.stop()
     assert stream.getvalue() == ""
+
+
+def test_no_line_is_printed_after_it_was_stopped() -> None:
+    class Slow(io.StringIO):
+        under_way = threading.Event()
+
+        def write(self, text: str, /) -> int:
+            self.under_way.set()
+            time.sleep(0.1)
+            return super().write(text)
+
+    stream = Slow()
+    beat = Heartbeat()
+    beat.begin(stream, "plan", 0.05)
+    assert stream.under_way.wait(60)
+    beat.stop()
+    printed = stream.getvalue()
+    assert re.fullmatch(r"(plan: 0 s\n)+", printed)
+    time.sleep(0.3)
+    assert stream.getvalue() == printed
 
 
 def test_a_closed_stream_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
