@@ -187,19 +187,12 @@ def progress_lines(status: Status | TrialStatus) -> list[str]:
     """How far a run is, without its answers; or a trial, and the audit that it is at."""
     from pipeline.audit.status import Status
 
-    return _run_lines(status) if isinstance(status, Status) else _trial_lines(status)
-
-
-def _trial_lines(status: TrialStatus) -> list[str]:
-    lines = [status.line(), *([status.message] if status.message else [])]
-    if (audit := status.audit) is not None:
-        lines.append(
-            f"audit {status.audit_run}: {audit.state}, {audit.stage}: shards {audit.shards_done}/{audit.shards}"
-        )
-    return lines
-
-
-def _run_lines(status: Status) -> list[str]:
+    if not isinstance(status, Status):
+        lines = [status.line(), *([status.message] if status.message else [])]
+        if (audit := status.audit) is not None:
+            done = f"{audit.shards_done}/{audit.shards}"
+            lines.append(f"audit {status.audit_run}: {audit.state}, {audit.stage}: shards {done}")
+        return lines
     stage = "" if is_scoring(status.stage) else f", {status.stage}"
     scored = f", scored {status.scored:,}" if is_scoring(status.stage) else ""
     already_audited = f", already audited {status.judged:,}" if status.judged else ""

@@ -135,9 +135,10 @@ def test_a_draw_is_the_same_whatever_else_is_drawn_and_another_under_another_see
     assert together == continuations(lm, asked, SHARP, 7)
     assert all(a != b for a, b in zip(together, continuations(lm, asked, SHARP, 8), strict=True))
     assert all(len({draw.ids for draw in draws}) > 3 for draws in together)
-    if "bfloat16" not in kind:
+    if "bfloat16" not in kind:  # whose products depend on the batch where the processor lacks it
         assert together == continuations(lm, asked, SHARP, 7, batch_tokens=1)
-    assert continuations(lm, [Prompt((3,), asked[3].ids, (5, 2), 5)], SHARP, 7) == [[together[3][5], together[3][2]]]
+        alone = continuations(lm, [Prompt((3,), asked[3].ids, (5, 2), 5)], SHARP, 7)
+        assert alone == [[together[3][5], together[3][2]]]
     assert continuations(lm, [], SHARP, 0) == []
     assert continuations(lm, prompts(draws=()), SHARP, 0) == [[]] * 6
 
