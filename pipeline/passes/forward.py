@@ -27,11 +27,11 @@ from pipeline.models.opened import LanguageModel, Tail, agree, stated_tail
 from pipeline.passes.statistics import GIVEN, MODIFIED_ORDERS, RENYI_ORDERS, STATISTICS
 
 HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits that exist at a time
-TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # of these, logits swept at a time: on a CPU they stay in its cache
+TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  # of these, logits swept at a time: they stay in a CPU's cache
 OWN_BEST = "own_best"
 """Among statistics: that some rows have no token, and are measured at their own likeliest."""
 
-FLOOR = -200.0  # exp(-200) is 0 in float32; keeps 0 * -inf out of the sums where a model masks its vocabulary
+FLOOR = -200.0  # exp(-200) is 0 in float32; keeps 0 * -inf out of the sums where a model masks tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,30 +199,12 @@ def _find_tail(model: Any) -> Tail | None:
         return None
     device = model.get_input_embeddings().weight.device
     probe = torch.arange(min(8, model.config.get_text_config().vocab_size), device=device)[None]
-    whole, hidden = _observed(model, tail.base, probe)
+    whole = model(input_ids=probe, use_cache=False).logits.float()
+    hidden = getattr(tail.base(input_ids=probe, use_cache=False), "last_hidden_state", None)
     if hidden is None:
         return None
     parts = tail.finish(tail.head(hidden).to(torch.float32, copy=True))
     return tail if agree(parts, whole, hidden.dtype) else None
-
-
-def _observed(model: Any, base: nn.Module, probe: Tensor) -> tuple[Tensor, Tensor | None]:
-    """A model's float32 logits of a short input, and the last hidden states that its base gives for the same."""
-    calls: list[tuple[bool, Tensor | None]] = []
-
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        given = [value for value in (*args, *kwargs.values()) if value is not None and not isinstance(value, bool)]
-        calls.append((len(given) == 1 and given[0] is probe, getattr(output, "last_hidden_state", None)))
-
-    handle = base.register_forward_hook(note, with_kwargs=True)
-    try:
-        whole = model(input_ids=probe, use_cache=False).logits.float()
-    finally:
-        handle.remove()
-    if len(calls) == 1 and calls[0][0]:
-        return whole, calls[0][1]
-    # The model gave its base something else, or did not call it: the proof is of what the passes call.
-    return whole, getattr(base(input_ids=probe, use_cache=False), "last_hidden_state", None)
 
 
 def _logits(model: Any, batch: PaddedBatch) -> Iterator[tuple[Tensor, Tail | None]]:

@@ -123,7 +123,7 @@ def test_logits_that_are_not_numbers_give_no_token():
     uniforms = torch.full((3,), 0.5, dtype=torch.float64)
     for sampling in (Sampling(), Sampling(0), Sampling(top_k=3), Sampling(top_p=0.5), Sampling(top_k=3, top_p=0.5)):
         tokens = sample_tokens(logits, sampling, uniforms)
-        assert tokens.ge(0).tolist() == [False, True, False]
+        assert tokens.eq(-1).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama in bfloat16", "t5"])
@@ -199,16 +199,24 @@ def test_what_cannot_be_done_is_said_in_one_line(llama, tokenizer):
     small = LanguageModel(llama.model, tokenizer, llama.device, 20)
     with pytest.raises(UserError, match="20 tokens leaves no room in a model of 20 positions"):
         continuations(small, prompts(), SHARP, 0)
-    assert all(len(draw.ids) <= 11 for draw in continuations(small, prompts()[1:2], SHARP, 0)[0])
+    for length in (9, 19):
+        drawn = continuations(small, prompts(lengths=(length,)), SHARP, 0)[0]
+        assert all(len(draw.ids) <= 20 - length for draw in drawn)
+    bart, most = make("bart", tokenizer), Sampling(temperature=0, max_new_tokens=1)
+    assert len(continuations(bart, prompts(lengths=(128,)), most, 0)[0]) == 2
+    with pytest.raises(UserError, match="129 tokens leaves no room in a model of 128 positions"):
+        continuations(bart, prompts(lengths=(129,)), most, 0)
     with pytest.raises(UserError, match="has no token"):
         continuations(llama, [Prompt((0,), [], [0])], SHARP, 0)
     settings = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "state_size": 4}
     mamba = AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **settings))
     with pytest.raises(UserError, match="takes no past_key_values"):
         continuations(LanguageModel(mamba, tokenizer, llama.device, None), prompts(), SHARP, 0)
-    for bad in ({"temperature": -1}, {"temperature": math.nan}, {"top_k": 0}, {"top_p": 0}, {"max_new_tokens": 0}):
-        with pytest.raises(UserError, match=f"{next(iter(bad))} must be"):
-            Sampling(**bad)
+    limits = {"temperature": (-1, math.nan, math.inf), "top_k": (0,), "top_p": (0, 1.1), "max_new_tokens": (0,)}
+    for name, bad in ((name, value) for name, values in limits.items() for value in values):
+        with pytest.raises(UserError, match=f"{name} must be"):
+            Sampling(**{name: bad})
+    assert continuations(llama, prompts((), lengths=(1,)), Sampling(top_k=1), 0) == [[]]
 
 
 @pytest.mark.parametrize(("text", "words"), [("", 0), (" a", 0), ("a b", 1), ("a b ", 2), (" \n", 0), ("a\n\nb c", 2)])

@@ -117,6 +117,7 @@ def test_only_what_is_surely_no_paraphrase_is_taken_off_and_case_and_punctuation
         ("Paraphrase: some words.", "Paraphrase: words.", "Paraphrase: some words."),
         ("<think>What now?\n</think>\n\nSome words.", "Words.", "Some words."),
         ("It's", "Words.", "It's"),
+        ('""', "Words.", ""),
         ('"', "Words.", '"'),
         ("", "Words.", ""),
     ):
@@ -166,12 +167,13 @@ def test_pieces_are_rejoined_with_the_whitespace_between_them(tiny_t5_folder):
 def test_a_document_whose_paraphrases_stay_bad_is_given_up_with_the_reason(tiny_t5_folder):
     for script, reason in (([[None]], "empty"), ([["!"], [None]], "verbatim"), ([["stone"]], "unfinished")):
         lm = scripted(tiny_t5_folder, script)
-        with calls_of(lm.model.get_encoder()) as calls:
+        with calls_of(lm.model.get_encoder()) as calls, calls_of(lm.model) as steps:
             (found,) = draw_paraphrases(lm, [(4, "!\n")], 2, SETTINGS, 0)
         assert isinstance(found, ParaphraseFailure)
         assert (found.key, found.reason) == (4, reason)
         assert found.message.endswith("after 3 redraws")
         assert len(calls) == 4
+    assert len(steps) == 4 * (8 + 32), "eight times the one token of the text, and 32 more"
 
 
 def test_a_bad_draw_is_drawn_again_and_the_good_ones_stay(tiny_t5_folder):

@@ -66,6 +66,7 @@ def test_a_beginning_ends_before_the_shortest_version_and_must_save_enough() -> 
     assert common_beginning([[1, 2, 3, 4], [1, 2, 3, 4, 5]]) == 3
     assert common_beginning([[1, 2, 3, 4], [1, 2, 9, 4]]) == 0
     assert common_beginning([[1, 2, 3, 4]] * 1) == 0
+    assert common_beginning([[1, 2, 3, 4, 5], [1, 2, 3, 6, 7]]) == 3, "7 of 10 tokens"
     assert common_beginning([[1], [1, 2]]) == 0
 
 
