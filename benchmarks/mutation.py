@@ -357,6 +357,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "8 -> 9",
     ): "the tokens of a trial",
     (
+        "pipeline/passes/statistics.py",
+        "HELD = 1024",
+        NUMBER,
+    ): "prefixes that are held: memory and time, and no number",
+    (
         "pipeline/passes/shared.py",
         "if sum(map(len, self._held)) + len(key) > HELD:",
         "> -> >=",

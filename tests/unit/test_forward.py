@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from architectures import GPT2, LLAMA, OPT, VOCABULARY, HalvedLogits
+from architectures import GPT2, LLAMA, OPT, VOCABULARY, HalvedLogits, documents, found_of, plain_statistics
 
 from pipeline.models.load import LanguageModel
 from pipeline.models.opened import Tail
 from pipeline.passes import forward as module
 from pipeline.passes.forward import STATISTICS, forward, from_log_probs
-from pipeline.passes.statistics import MODIFIED_ORDERS
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", LLAMA),
@@ -35,41 +34,8 @@ def make(kind: str) -> LanguageModel:
     return LanguageModel(model.eval().requires_grad_(False), None, torch.device("cpu"), None)
 
 
-def documents(lengths=(9, 2, 30, 17)) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
-
-
 def brute_force(lm: LanguageModel, ids: list[int]) -> dict[str, torch.Tensor]:
-    logits = lm.model(input_ids=torch.tensor([ids])).logits[0, :-1].double()
-    log_p = logits.log_softmax(-1)
-    p = log_p.exp()
-    own = log_p.gather(1, torch.tensor(ids[1:])[:, None])
-    is_own = torch.zeros_like(p, dtype=torch.bool).scatter_(1, torch.tensor(ids[1:])[:, None], True)
-    mean = (p * log_p).sum(1)
-    p_own = own.exp().squeeze(1)
-    return {
-        "log_prob": own.squeeze(1),
-        "mean": mean,
-        "variance": (p * (log_p - mean[:, None]).square()).sum(1),
-        "m_entropy": -(1 - p_own) * own.squeeze(1) - (p * torch.log1p(-p)).masked_fill(is_own, 0).sum(1),
-        "renyi_0.5": 2 * p.sqrt().sum(1).log(),
-        "renyi_1": -mean,
-        "renyi_2": -p.square().sum(1).log(),
-        "renyi_inf": -log_p.amax(1),
-        **{f"mod_renyi_{order}": modified(p, p_own, is_own, abs(1 - float(order))) for order in MODIFIED_ORDERS},
-    }
-
-
-def modified(p: torch.Tensor, p_own: torch.Tensor, is_own: torch.Tensor, q: float) -> torch.Tensor:
-    others = (p * (1 - p) ** q - p).masked_fill(is_own, 0).sum(1)
-    return -((1 - p_own) * p_own**q - (1 - p_own) + others) / q
-
-
-def found_of(statistics, name: str) -> torch.Tensor:
-    if name.startswith("mod_renyi_"):
-        return statistics.mod_renyi[name.removeprefix("mod_renyi_")]
-    return statistics.renyi[name.removeprefix("renyi_")] if name.startswith("renyi_") else getattr(statistics, name)
+    return plain_statistics(lm.model(input_ids=torch.tensor([ids])).logits[0, :-1], ids[1:])
 
 
 @pytest.mark.parametrize("kind", [*KINDS, UNKNOWN])

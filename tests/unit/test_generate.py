@@ -1,12 +1,11 @@
 """Draws that share a prefill and a batch are those that each prompt would have alone."""
 
 import math
-from contextlib import contextmanager
 from itertools import chain
 
 import pytest
 import torch
-from architectures import GPT2, LLAMA, OPT
+from architectures import GPT2, LLAMA, OPT, calls_of
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 from transformers.generation import logits_process
 
@@ -168,19 +167,10 @@ def test_a_draw_ends_at_eos_or_at_its_limit(llama):
         assert any(draw.end == "tokens" for draw in draws)
 
 
-@contextmanager
-def shapes_of(model):
-    shapes: list[torch.Size] = []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
-    )
-    yield shapes
-    hook.remove()
-
-
 def test_a_prompt_is_read_once_and_finished_draws_leave_the_batch(llama):
-    with shapes_of(llama.model) as asked:
+    with calls_of(llama.model) as calls:
         found = continuations(llama, prompts(range(10), words=4), SHARP, 7)
+    asked = [call["input_ids"].shape for call in calls]
     assert asked[0] == (6, 20)
     assert asked[1][0] > asked[-1][0]
     needed = sum(len(draw.ids) + (draw.end == "eos") - 1 for draws in found for draw in draws)
@@ -189,23 +179,22 @@ def test_a_prompt_is_read_once_and_finished_draws_leave_the_batch(llama):
 
 
 def test_a_limit_holds_the_batch_and_one_prompt_is_the_least(llama):
-    with shapes_of(llama.model) as asked:
+    with calls_of(llama.model) as calls:
         continuations(llama, prompts((0, 1)), Sampling(0, max_new_tokens=2), 7, batch_tokens=4 * (9 + 2))
-    assert max(rows for rows, _ in asked) == 4
-    assert len(asked) == 2 * 4  # 3+5, 7+9, 9, 20 tokens; two forward passes each
+    assert max(len(call["input_ids"]) for call in calls) == 4
+    assert len(calls) == 2 * 4  # 3+5, 7+9, 9, 20 tokens; two forward passes each
 
 
 def test_what_cannot_be_done_is_said_in_one_line(llama, tokenizer):
     small = LanguageModel(llama.model, tokenizer, llama.device, 20)
     with pytest.raises(UserError, match="20 tokens leaves no room in a model of 20 positions"):
         continuations(small, prompts(), SHARP, 0)
-    for length in (9, 19):
-        drawn = continuations(small, prompts(lengths=(length,)), SHARP, 0)[0]
+    for length, drawn in ((n, continuations(small, prompts(lengths=(n,)), SHARP, 0)[0]) for n in (9, 19)):
         assert all(len(draw.ids) <= 20 - length for draw in drawn)
-    bart, most = make("bart", tokenizer), Sampling(temperature=0, max_new_tokens=1)
-    assert len(continuations(bart, prompts(lengths=(128,)), most, 0)[0]) == 2
+    bart = make("bart", tokenizer)
+    assert len(continuations(bart, prompts(lengths=(128,)), GREEDY, 0)[0]) == 2
     with pytest.raises(UserError, match="129 tokens leaves no room in a model of 128 positions"):
-        continuations(bart, prompts(lengths=(129,)), most, 0)
+        continuations(bart, prompts(lengths=(129,)), GREEDY, 0)
     with pytest.raises(UserError, match="has no token"):
         continuations(llama, [Prompt((0,), [], [0])], SHARP, 0)
     settings = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "state_size": 4}

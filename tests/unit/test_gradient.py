@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import GPT2, LLAMA, OPT, SIZES, VOCABULARY, HalvedLogits
+from architectures import GPT2, LLAMA, OPT, SIZES, HalvedLogits, documents
 from finished import score_run
 from torch import Tensor, nn
 from torch.nn import functional
@@ -85,17 +85,12 @@ UNCOVERED: dict[str, tuple[Model, str]] = {
     ),
     "unknown tail": (lambda: HalvedLogits(LlamaConfig(**LLAMA)), "not a plain linear function"),
     "gemma2": (lambda: covered("gemma2", {**LLAMA, "head_dim": 8}), "model.embed_tokens.weight\n"),
-    "frequent": (lambda: by_frequency(LlamaForCausalLM(LlamaConfig(**LLAMA))), "model.embed_tokens.weight\n"),
+    "by frequency": (lambda: covered(*COVERED["llama"]), "model.embed_tokens.weight\n"),
 }
 
 
 def covered(kind: str, settings: dict[str, Any]) -> nn.Module:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
-
-
-def by_frequency(model: Any) -> nn.Module:
-    model.get_input_embeddings().scale_grad_by_freq = True
-    return model
 
 
 def wrap(model: nn.Module) -> LanguageModel:
@@ -105,15 +100,11 @@ def wrap(model: nn.Module) -> LanguageModel:
 def make(kind: str) -> LanguageModel:
     torch.manual_seed(0)
     lm = wrap(covered(*COVERED[kind]) if kind in COVERED else UNCOVERED[kind][0]())
+    lm.model.get_input_embeddings().scale_grad_by_freq = kind == "by frequency"
     with torch.no_grad():
         for parameter in lm.model.parameters():  # biases of 0 and norms of 1 would hide mistakes
             parameter.add_(torch.randn_like(parameter) * 0.05)
     return lm
-
-
-def documents(lengths=(9, 2, 30, 17)) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
 
 
 def autograd(lm: LanguageModel, ids: list[list[int]]) -> Tensor:

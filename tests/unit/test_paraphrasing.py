@@ -1,11 +1,11 @@
 """Documents of any length are paraphrased whole, and a bad paraphrase is drawn again or named."""
 
 import re
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
+from architectures import calls_of
 from commands import user_error
 
 from pipeline.config.models import ModelConfig
@@ -68,15 +68,6 @@ def scripted(folder, script) -> Seq2SeqModel:
 
     lm.model.register_forward_hook(hook, with_kwargs=True)
     return lm
-
-
-@contextmanager
-def calls_of(module):
-    """The arguments of a module's calls."""
-    calls: list[dict] = []
-    hook = module.register_forward_pre_hook(lambda module, args, kwargs: calls.append(kwargs), with_kwargs=True)
-    yield calls
-    hook.remove()
 
 
 def words(text: str) -> int:
