@@ -93,7 +93,7 @@ def test_a_token_that_a_model_forces_at_the_start_is_read_and_not_drawn(tokenize
 
 @pytest.mark.parametrize("top_k", [None, 5, 200])
 @pytest.mark.parametrize("top_p", [1.0, 0.8, 1e-6])
-@pytest.mark.parametrize("temperature", [0.5, 1.9])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.9])
 def test_tokens_come_as_often_as_the_distribution_of_transformers_says(temperature, top_k, top_p):
     logits = torch.randn(1, 97, generator=torch.Generator().manual_seed(3)) * 2
     warpers = logits_process.LogitsProcessorList([logits_process.TemperatureLogitsWarper(temperature)])
@@ -102,7 +102,8 @@ def test_tokens_come_as_often_as_the_distribution_of_transformers_says(temperatu
     expected = warpers(None, logits.clone()).softmax(1)[0]
     count = 20_000
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count  # each token takes its share of the line
-    tokens = sample_tokens(logits.expand(count, -1), Sampling(temperature, top_k, top_p), uniforms)
+    stated = {} if temperature == 1 else {"temperature": temperature}
+    tokens = sample_tokens(logits.expand(count, -1), Sampling(**stated, top_k=top_k, top_p=top_p), uniforms)
     shares = tokens.bincount(minlength=97) / count
     assert (shares - expected).abs().max() <= 1 / count + 1e-6
     assert not shares[expected == 0].any()
@@ -134,6 +135,7 @@ def test_a_draw_is_the_same_whatever_else_is_drawn_and_another_under_another_see
     assert together == continuations(lm, asked, SHARP, 7)
     assert all(a != b for a, b in zip(together, continuations(lm, asked, SHARP, 8), strict=True))
     assert all(len({draw.ids for draw in draws}) > 3 for draws in together)
+    assert all(len({draw.ids[:1] for draw in draws}) > 1 for draws in together)
     if "bfloat16" not in kind:  # whose products depend on the batch where the processor lacks it
         assert together == continuations(lm, asked, SHARP, 7, batch_tokens=1)
         alone = continuations(lm, [Prompt((3,), asked[3].ids, (5, 2), 5)], SHARP, 7)
@@ -178,11 +180,12 @@ def test_a_prompt_is_read_once_and_finished_draws_leave_the_batch(llama):
     assert needed <= computed <= needed / 0.75 + 60  # a quarter of a batch may be done, and the last few rows
 
 
-def test_a_limit_holds_the_batch_and_one_prompt_is_the_least(llama):
+@pytest.mark.parametrize(("limit", "rows", "batches"), [(4 * (9 + 2), 4, 4), (1, 2, 6)])
+def test_a_limit_holds_the_batch_and_one_prompt_is_the_least(llama, limit, rows, batches):
     with calls_of(llama.model) as calls:
-        continuations(llama, prompts((0, 1)), Sampling(0, max_new_tokens=2), 7, batch_tokens=4 * (9 + 2))
-    assert max(len(call["input_ids"]) for call in calls) == 4
-    assert len(calls) == 2 * 4  # 3+5, 7+9, 9, 20 tokens; two forward passes each
+        continuations(llama, prompts((0, 1)), Sampling(0, max_new_tokens=2), 7, batch_tokens=limit)
+    assert max(len(call["input_ids"]) for call in calls) == rows
+    assert len(calls) == 2 * batches  # of 3+5, 7+9, 9, 20 tokens; two forward passes each
 
 
 def test_what_cannot_be_done_is_said_in_one_line(llama, tokenizer):

@@ -132,7 +132,7 @@ def test_draws_are_the_same_whatever_else_is_paraphrased(kind, request):
 
 def test_a_long_document_is_read_to_its_end_in_pieces(t5):
     with calls_of(t5.model.get_encoder()) as calls:
-        draw_paraphrases(t5, [(0, LONG)], 1, ParaphraseSettings(piece_tokens=64, longest=1, redraws=0), 0)
+        draw_paraphrases(t5, [(0, LONG)], 1, ParaphraseSettings(Sampling(), piece_tokens=64, longest=1, redraws=0), 0)
     read = [
         t5.tokenizer.decode(ids[seen.bool()])
         for call in calls
@@ -197,21 +197,23 @@ def test_a_text_cannot_end_its_own_message(chat):
 
 
 def test_the_prompt_the_piece_and_its_answer_fit_the_model(t5, chat):
-    assert piece_limit(t5, ParaphraseSettings()) == (512 - 32) // 2
+    assert piece_limit(t5, ParaphraseSettings(Sampling())) == (512 - 32) // 2
     beside = len(t5.tokenizer("paraphrase: ")["input_ids"])
     small = Seq2SeqModel(t5.model, t5.tokenizer, t5.device, 100)
-    assert piece_limit(small, ParaphraseSettings()) == min(100 - beside, (100 - 32) // 2)
+    assert piece_limit(small, ParaphraseSettings(Sampling())) == min(100 - beside, (100 - 32) // 2)
     few = Seq2SeqModel(t5.model, t5.tokenizer, t5.device, 40)
-    assert "the paraphraser has 40 positions" in user_error(piece_limit, few, ParaphraseSettings())
+    assert piece_limit(replace(few, max_tokens=8 + 8 + 32), ParaphraseSettings(Sampling(), piece_tokens=8)) == 8
+    assert "the paraphraser has 40 positions" in user_error(piece_limit, few, ParaphraseSettings(Sampling()))
     narrow = LanguageModel(chat.model, chat.tokenizer, chat.device, 600)
-    refusal = user_error(piece_limit, replace(narrow, max_tokens=40), ParaphraseSettings())
+    assert piece_limit(replace(narrow, max_tokens=None), ParaphraseSettings(Sampling())) == 256
+    refusal = user_error(piece_limit, replace(narrow, max_tokens=40), ParaphraseSettings(Sampling()))
     beside = int(re.findall(r"prompt of (\d+) tokens", refusal)[0])
-    assert piece_limit(narrow, ParaphraseSettings(piece_tokens=1000)) == (600 - beside - 32) // 3
+    assert piece_limit(narrow, ParaphraseSettings(Sampling(), piece_tokens=1000)) == (600 - beside - 32) // 3
 
 
 def test_settings_outside_their_limits_and_a_model_that_takes_no_instruction_are_refused(tiny_model_folder):
     for name, value in (("piece_tokens", 7), ("longest", 0.5), ("redraws", -1)):
-        assert f"{name} must be at least" in user_error(ParaphraseSettings, **{name: value})
+        assert f"{name} must be at least" in user_error(ParaphraseSettings, Sampling(), **{name: value})
     lm = open_paraphraser(ModelConfig(path=str(tiny_model_folder)))
     assert "no chat template" in user_error(draw_paraphrases, lm, TEXTS, 1, SETTINGS, 0)
     lm.tokenizer.chat_template = "{{ messages[0].content }}{{ messages[0].content }}"
