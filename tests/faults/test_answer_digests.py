@@ -296,7 +296,7 @@ def test_a_file_that_is_no_part_of_an_answer_is_refused_where_a_reader_would_tak
     shutil.copyfile(run / of, run / name)
     for read in (said_by_python, said_by_report, said_by_verdict):
         line = answered(read, run)[1]
-        assert f"{name} is no part of the answer; seenset select {run}" in line
+        assert f"{name} is not part of the answer; seenset select {run}" in line
     select_again(str(run), [])
     assert not (run / name).exists()
 
