@@ -38,8 +38,8 @@ def bound_condition(conclusion: Conclusion, checked: bool = True) -> str | None:
     """Whether a bound may be stated, and the condition to state with it. No other function decides this.
 
     Args:
+        conclusion: of the checks.
         checked: whether the check that both groups are alike was made; relevant where it is inconclusive.
-        checked: whether the check that both groups are alike was made; of interest where it is inconclusive.
 
     Returns:
         None: no bound may be stated. An empty string: it is stated without a condition. Otherwise the condition, which

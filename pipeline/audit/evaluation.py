@@ -221,8 +221,8 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
     group or family of near-duplicates (`halvings.blocks_among`) count as one unit of an interval.
 
     Args:
-        config: of the run.
         config: configuration of the run.
+        scored: its finished score shards.
         limit: the most documents of each role that were read; None when all were.
 
     Raises:

@@ -143,9 +143,7 @@ class PreflightChecks(VersionedRecord):
 
     documents: dict[Role, int] = Field(description="Number of documents that were read, by role.")
     whole: bool = Field(description="Whether all documents were read; otherwise a sample of shards drawn at random.")
-    overlap: dict[Role, OverlapDiagnostic] = Field(
-        description="Overlap of each known role with the audited documents."
-    )
+    overlap: dict[Role, OverlapDiagnostic] = Field(description="Overlap of each known role with the audited documents.")
     copies: dict[Role, NearDuplicates] = Field(description="Near-duplicates among the documents of each role.")
     duplicates: CountDiagnostic = Field(description="Documents that repeat an id of their role.")
     blind: dict[Role, BlindTest] = Field(
