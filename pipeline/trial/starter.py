@@ -58,7 +58,7 @@ def trial_starter(folder: str) -> Starter:
     ]
     head = (
         "A trial: is the guarantee kept? Documents that the model has not seen are trained into it, it is audited, and "
-        "the answer is held against the truth."
+        "the answer is compared with the truth."
     )
     guesses = () if source is None else (f"documents: {', '.join(source.paths)}",)
     missing = ("add documents: {path: ...}, documents that the model has not seen",) if source is None else ()
