@@ -209,7 +209,7 @@ def test_what_is_no_finished_run_is_refused_and_what_one_quarantined_was_not_aud
     nothing = scan(tmp_path, tiny_model_folder, "one", list(range(5)), against=str(tmp_path / "nothing"))
     assert "neither a run directory" in user_error(run, nothing)
     itself = scan(tmp_path, tiny_model_folder, "one", list(range(5)), against=str(tmp_path / "one"))
-    assert "this very run" in user_error(run, itself)
+    assert "is this run: name" in user_error(run, itself)
     first = scan(tmp_path, tiny_model_folder, "first", list(range(5)), error_budget=1)
     path = tmp_path / "first.jsonl"
     path.write_text(path.read_text() + json.dumps({"id": "audit-0", "text": text_of(7)}) + "\n")

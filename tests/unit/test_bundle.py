@@ -264,7 +264,7 @@ def test_a_bundle_holds_and_its_indices_lead_to_its_commitment_alone(
     assert ended("verify", folder / "bundle", "--commitment", tmp_path / "other.json") == 5
     assert "refuted  commitment: " in capsys.readouterr().out
     assert ended("verify", folder / "bundle", "--commitment", folder / "run.yaml") == 2
-    assert "is no commitment.json of seenset mark" in capsys.readouterr().err
+    assert "is not a commitment.json of seenset mark" in capsys.readouterr().err
 
 
 def flipped(value: bytes) -> bytes:
