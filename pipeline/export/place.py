@@ -157,9 +157,7 @@ class ExportMarker(VersionedRecord):
 
     state: Literal["writing", "complete"] = Field(description="Whether the export is complete.")
     run: str = Field(description="Digest of the address of the run.")
-    files: list[str] = Field(
-        description="Names of its files in the folder; while it is written, those that may follow."
-    )
+    files: list[str] = Field(description="Names of its files in the folder; while it is written, possible names.")
 
 
 @dataclass(frozen=True, slots=True)

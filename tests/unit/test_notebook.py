@@ -87,7 +87,7 @@ def test_what_scoring_in_memory_cannot_do_is_one_line(model: LanguageModel) -> N
         (["fsd"], {}, "needs more"),
         (["losss"], {}, "did you mean 'loss'"),
         (["loss"], {"max_tokens": 1}, "max_tokens must be at least 2, got 1"),
-        (["loss"], {"ids": ["a"]}, "ids must be one a text, got 1 ids for 4 texts"),
+        (["loss"], {"ids": ["a"]}, "ids must be one per text, got 1 ids for 4 texts"),
     ):
         with pytest.raises(UserError, match=message):
             seenset.score(model, TEXTS, detectors, **settings)
