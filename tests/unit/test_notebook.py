@@ -116,7 +116,7 @@ def table(seed: int, members: int = 0) -> pa.Table:
 
 
 def test_tables_of_several_detectors_are_fused_or_one_is_named_and_groups_calibrated_each_on_its_own() -> None:
-    assert "columns loss, min_k: say which" in user_error(seenset.select, table(1, 40), table(2))
+    assert "columns loss, min_k: choose, as in" in user_error(seenset.select, table(1, 40), table(2))
     one = seenset.select(table(1, 40), table(2), detectors=["min_k"])
     assert (one.p_values == seenset.select(made_up(101, 40), made_up(102)).p_values).all()
     both = seenset.select(table(1, 40), table(2), procedure="td4eval", reconformal=True)
