@@ -320,7 +320,7 @@ def test_select_refuses_other_keys_of_what_adapters_were_trained_on(run: Path) -
 def test_a_verdict_does_not_guess_whether_a_report_shows_texts(content: bytes, run: Path) -> None:
     (run / "report/report.json").write_bytes(content)
     line = answered(said_by_verdict, run)[1]
-    assert f"report/report.json is damaged: {'not JSON' if content == b'{' else 'it does not say'}" in line
+    assert f"report/report.json is damaged: {'not JSON' if content == b'{' else 'it does not state'}" in line
     assert line.endswith(f"seenset report {run} writes it again")
 
 
