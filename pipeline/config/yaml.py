@@ -111,8 +111,7 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
     """Read a YAML file that holds a mapping. Its relative paths are relative to its folder (`pipeline.config.paths`).
 
     Raises:
-        UserError: the file does not exist, is not YAML, is not a mapping, or names a path that exists only in the
-            working directory.
+        UserError: no such file, not YAML, not a mapping, or a path that exists only in the working directory.
     """
     try:
         if (irregular := irregular_kind(path) or ("a folder" if os.path.isdir(path) else None)) is not None:
