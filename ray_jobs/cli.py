@@ -295,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if is_full(error):
             supervisor.fail(
-                f"no space left ({error}): make room, and the same command goes on", int(ExitCode.INCOMPLETE)
+                f"no space left ({error}): free some, and the same command goes on", int(ExitCode.INCOMPLETE)
             )
         if not is_of_storage(error):
             supervisor.note_fault()

@@ -256,7 +256,7 @@ def test_a_run_scores_alike_in_any_shards_and_calibrates_without_shots(tmp_path:
     assert len(manifest["calibration"]["seen"]) == 27
     summary = json.loads((tmp_path / "whole/run/selection/members/summary.json").read_text())
     stated = summary["diagnostics"]["fine_tuned"]["sentence"]
-    assert stated.startswith("5 unseen documents do not calibrate: they were fine-tuned on or stand in a prefix")
+    assert stated.startswith("5 unseen documents do not calibrate: they were fine-tuned on or are in a prefix")
     assert summary["n_calibration"] == 25
 
 
