@@ -375,8 +375,7 @@ def _mod_renyi(p: Tensor, log_prob: Tensor, best: Tensor, targets: Tensor, q: fl
 def _m_entropy(p: Tensor, scratch: Tensor, log_prob: Tensor, best: Tensor, targets: Tensor) -> Tensor:
     """-(1-p_y) ln p_y - sum over i != y of p_i ln(1-p_i), each (rows,); `p` and `scratch` are overwritten.
 
-    The likeliest token is computed separately: 1 - p is the sum of the others, which float32 can represent when 1 - p
-    itself would be rounded to 0.
+    The likeliest token is computed separately: its 1 - p is the sum of the others, which does not underflow to 0.
     """
     p_best = p.gather(1, best).squeeze(1)
     minus_p = p.scatter_(1, best, 0.0).neg_()
