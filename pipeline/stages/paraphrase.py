@@ -76,7 +76,7 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
     """The stage of the paraphrases that the detectors read.
 
     Raises:
-        UserError: the paraphraser is the audited model, which knows its training data; or as in `Wanted.budget`.
+        UserError: the paraphraser is the audited model, whose paraphrases reveal what it knows; or as `Wanted.budget`.
     """
     config, draws = wanted.config, draws_of(wanted.detectors)
     if not draws:
