@@ -65,6 +65,16 @@ NUMBER = "a number"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "pipeline/selection/knockoff.py",
+        "return (np.asarray(w) > 0) & (magnitudes(w) >= np.float32(threshold.value))",
+        "> -> >=",
+    ): "a threshold is above 0, which 0 never reaches",
+    (
+        "pipeline/selection/shares.py",
+        "return mean, low * (least if low > 0 else most), high * (most if high > 0 else least)",
+        "> -> >=",
+    ): "at 0 both products are 0",
+    (
         "pipeline/stages/pictures.py",
         "PICTURE_WINDOW = Window(64, characters=16 << 20)",
         NUMBER,

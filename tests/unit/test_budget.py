@@ -172,6 +172,18 @@ def test_sizes_that_a_configuration_does_not_state_count_as_one() -> None:
     assert replace(shape, tower=None, weights=0) == shape.tower == layer
 
 
+def test_one_key_serves_all_heads_and_a_token_passes_the_experts_that_it_chooses() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+    for multi_query, heads in ((True, 1), (False, 4)):
+        falcon = transformers.FalconConfig(**sizes, multi_query=multi_query, new_decoder_architecture=False)
+        assert shape_of(falcon, "bfloat16").key_value_heads == heads
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 256}
+    qwen = transformers.Qwen2MoeConfig(**sizes, **experts, moe_intermediate_size=48)
+    assert shape_of(qwen, "bfloat16").intermediate == 2 * 48
+    mixtral = transformers.MixtralConfig(**sizes, num_experts_per_tok=2, intermediate_size=256)
+    assert shape_of(mixtral, "bfloat16").intermediate == 2 * 256
+
+
 def test_other_architectures_are_counted_generously() -> None:
     sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
     neox = transformers.GPTNeoXConfig(vocab_size=1000, **sizes)

@@ -10,7 +10,7 @@ from architectures import GPT2, LLAMA, OPT, VOCABULARY, HalvedLogits
 
 from pipeline.models.load import LanguageModel
 from pipeline.passes import forward as module
-from pipeline.passes.forward import STATISTICS, forward
+from pipeline.passes.forward import STATISTICS, forward, from_log_probs
 from pipeline.passes.statistics import MODIFIED_ORDERS
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -150,3 +150,9 @@ def test_a_model_that_yields_nan_gives_nan_and_no_exception():
     lm.model.lm_head.weight[5] = math.nan
     statistics = forward(lm, documents(), STATISTICS)
     assert all(found_of(statistics, name)[statistics.mask].isnan().all() for name in STATISTICS)
+
+
+def test_given_log_probabilities_of_unequal_length_are_padded_and_masked() -> None:
+    statistics = from_log_probs([[-1.0, -2.0, -3.0], [-4.0]])
+    assert statistics.mask.tolist() == [[True, True, True], [True, False, False]]
+    assert statistics.log_prob[statistics.mask].tolist() == [-1.0, -2.0, -3.0, -4.0]

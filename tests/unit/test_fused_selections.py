@@ -179,3 +179,10 @@ def test_too_few_documents_to_learn_from_are_refused_in_one_line() -> None:
         (fit_discriminant, (known[:0], rows), "documents to learn from and documents to rank, got 0 and 120"),
     ):
         assert part in user_error(fit, *sides)
+
+
+@pytest.mark.parametrize("procedure", ["td4eval", "bh"])
+def test_of_quarantined_documents_alone_nothing_is_selected(procedure: str) -> None:
+    known = np.arange(38.0).reshape(19, 2)
+    answer = verdict_of(known, np.empty((0, 2)), quarantined=3, procedure=procedure, reconformal=True).answer
+    assert (answer.m, answer.rank, answer.threshold) == (3, 0, None)

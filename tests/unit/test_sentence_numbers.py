@@ -37,7 +37,7 @@ from pipeline.report.wording.bounds import bound_text, sureness
 from pipeline.report.wording.selection import answer_text
 from pipeline.selection.calibrations import simes_grid
 from pipeline.selection.conformal import Grid, RankCounts, halves
-from pipeline.selection.guarantees import beside, decimal, percentage
+from pipeline.selection.guarantees import at_most, beside, decimal, percentage
 from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.bound import guarantee_of_bound
@@ -511,3 +511,10 @@ def test_the_time_is_a_guess_from_the_number_of_parameters(tmp_path: Path, tiny_
     unknown = forecast(plan, {**about, "parameters": None})
     assert unknown["estimated_seconds_one_worker"] is None
     assert unknown["estimated_from"] is None
+
+
+def test_a_computed_share_is_rounded_up_to_three_digits_and_a_written_one_is_kept() -> None:
+    assert at_most(0.00123) == Fraction(123, 100_000)
+    assert at_most(0.123456789012) == Fraction("0.123456789012")
+    assert at_most(0.1 + 0.2) == Fraction(301, 1000)
+    assert at_most(0.1 / 3) == Fraction(334, 10_000)
