@@ -176,18 +176,17 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "documents that are prepared at a time: the numbers of a document depend on it alone",
     (
         "pipeline/passes/forward.py",
-        'TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}  '
-        "# of these, logits swept at a time: they stay in a CPU's cache",
+        'TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}',
         NUMBER,
     ): "rows of logits that are swept at a time: the numbers of a row depend on it alone",
     (
         "pipeline/passes/forward.py",
-        'HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}  # logits that exist at a time',
+        'HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}',
         "25 -> 26",
     ): "logits of a CPU that exist at a time: memory, and no number",
     (
         "pipeline/passes/forward.py",
-        "FLOOR = -200.0  # exp(-200) is 0 in float32; keeps 0 * -inf out of the sums where a model masks tokens",
+        "FLOOR = -200.0",
         "200.0 -> 300.1",
     ): "exp of either is 0 in float32",
     (
@@ -212,7 +211,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "the random rows of a trial",
     (
         "pipeline/passes/forward.py",
-        "noise[1, ::2] = -torch.inf  # a vocabulary masked by the model",
+        "noise[1, ::2] = -torch.inf",
         NUMBER,
     ): "which tokens are masked in a trial",
     (
@@ -323,12 +322,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "when finished draws leave a batch: cost, and no draw",
     (
         "pipeline/passes/generate.py",
-        "self.due = 0 if prompt.words is None else prompt.words + 1  # tokens at which words are counted next",
+        "self.due = 0 if prompt.words is None else prompt.words + 1",
         "0 -> 1",
     ): "not read where no words are counted",
     (
         "pipeline/passes/generate.py",
-        "self.due = 0 if prompt.words is None else prompt.words + 1  # tokens at which words are counted next",
+        "self.due = 0 if prompt.words is None else prompt.words + 1",
         "+ -> -",
     ): "words are counted two tokens sooner, and no draw ends sooner",
     (
@@ -378,11 +377,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "what pads a description that has ended, where none can end",
     (
         "pipeline/passes/sweep_triton.py",
-        "_FLOOR = tl.constexpr(-200.0)  # exp(-200) is 0 in float32; keeps 0 * -inf out of the sums",
+        "_FLOOR = tl.constexpr(-200.0)",
         "200.0 -> 300.1",
     ): "exp of either, or of half of it, is below the rounding of sums of at least 1",
 }
-"""(module, line, change) -> why no result can show the change."""
+"""(module, line without its comment, change) -> why no result can show the change."""
 
 LIBRARIES = ("numpy", "scipy.stats", "pyarrow.parquet", "pydantic", "torch", "transformers", "sklearn", "hypothesis")
 """Imported once; each mutant is tried in a fork, which has them already."""
@@ -414,7 +413,8 @@ class Mutant:
     @property
     def equivalent(self) -> str | None:
         """Why no result can show it; None where one can."""
-        text = (ROOT / self.path).read_text(encoding="utf-8").splitlines()[self.line - 1].strip()
+        line = (ROOT / self.path).read_text(encoding="utf-8").splitlines()[self.line - 1]
+        text = line.split("  # ")[0].strip()
         change = EQUIVALENT.get((self.path, text, f"{self.before} -> {self.after}"))
         return change or (EQUIVALENT.get((self.path, text, NUMBER)) if self.before[0].isdigit() else None)
 
