@@ -56,7 +56,8 @@ def test_the_joint_selection_is_e_bh_on_the_smallest_e_value(
     assert selected.sum() == size
     assert selected.tolist() == [bool(size) and e * alpha * size >= m for e in smallest]
     shown = joint.e_values(joint.joint_levels(evidence, p_values_of(sizes, places)), m, alpha)
-    assert all(one <= float(e) * (1 + 1e-12) for one, e in zip(shown, smallest, strict=True))
+    reached = [Fraction(m) / (alpha * math.ceil(m / (alpha * e))) if alpha * e >= 1 else 0 for e in smallest]
+    assert shown.tolist() == pytest.approx([float(one) for one in reached])
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -93,8 +94,13 @@ def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
     levels = np.array([3, 1, 9, 1, 2, 9, 12])
     parts = joint.count_levels(levels[:3]) + joint.count_levels(levels[3:])
     assert parts == joint.count_levels(levels)
-    cut = joint.joint_cut(parts, 7)
-    assert (cut.level, cut.n_selected) == (3, 4)
+    assert joint.joint_cut(parts, 7) == joint.JointCut(3, 4)
+    assert joint.joint_cut({3: 2}, 7) == joint.JointCut(0, 0)
+
+
+def test_a_level_is_the_fewest_documents_at_which_one_counts_or_more_than_there_are() -> None:
+    levels = JointEvidence(999, 100, TENTH, Fraction(2)).levels(np.arange(1, 1001) / 1000)
+    assert levels.tolist() == [min(2 * k, 101) for k in range(1, 1001)]
 
 
 @given(st.integers(1, 1 << 20), st.data())
@@ -105,8 +111,8 @@ def test_a_p_value_is_read_back_as_the_fraction_that_it_was(n: int, data: st.Dat
 
 
 def test_a_p_value_that_cannot_be_told_for_certain_is_never_taken_for_less() -> None:
-    assert joint.exact_p(0.1, joint.EXACT_CALIBRATION) > Fraction(1, 10)
-    assert joint.exact_p(0.1, joint.EXACT_CALIBRATION) == Fraction(0.1) * (1 + Fraction(1, 1 << 50))
+    assert joint.exact_p(0.1, (1 << 25) - 1) == Fraction(1, 10)
+    assert joint.exact_p(0.1, 1 << 25) == Fraction(0.1) * (1 + Fraction(1, 1 << 50)) > Fraction(1, 10)
 
 
 def test_no_fewer_than_the_resolution_says_are_selected_and_as_many_can_be() -> None:
