@@ -138,6 +138,9 @@ def test_the_smallest_alpha_and_the_needed_documents_are_the_limits_that_they_sa
     for n, some in ((small.needed_for_any, True), (small.needed_for_any - 1, False)):
         alike = [JointEvidence.of(n, m, Fraction(1, 1000))]
         assert joint_select(alike, np.full((1, m), 1 / (n + 1))).any() == some
+    small = joint_resolution([JointEvidence.of(5_000, 150, TENTH)])  # a list of one document is a hundredth of few
+    for n, some in ((small.needed_for_1_percent, True), (small.needed_for_1_percent - 1, False)):
+        assert (JointEvidence.of(n, 150, TENTH).fewest == 1) == some
 
 
 @pytest.mark.parametrize("alpha", [0, 1, 1.5, -0.1])
@@ -155,10 +158,3 @@ def test_with_groups_as_many_documents_are_needed_in_every_group() -> None:
         p = np.ones((1, m))
         p[0, : m // 100] = 1 / (n + 1)
         assert joint_select(evidence, p).any() == some
-
-
-def test_a_list_of_one_document_is_a_hundredth_of_few() -> None:
-    m = 150
-    small = joint_resolution([JointEvidence.of(5_000, m, TENTH)])
-    for n, alone in ((small.needed_for_1_percent, True), (small.needed_for_1_percent - 1, False)):
-        assert (JointEvidence.of(n, m, TENTH).fewest == 1) == alone

@@ -43,6 +43,15 @@ def test_the_limits_of_shares_between_0_and_1_are_those_of_bentkus_and_hoeffding
     assert paired_difference(ahead, behind) == (pytest.approx(0.15), pytest.approx(l1 - u2), pytest.approx(u1 - l2))
 
 
+@pytest.mark.parametrize(("right", "wrong"), [(9, 3), (12, 1), (1, 12)])
+def test_the_limits_of_a_paired_difference_are_the_extremes_over_rate_and_share(right: int, wrong: int) -> None:
+    """Of 40 items: the rate of those that differ takes a fifth of the error, and the share of right ones the rest."""
+    differ, difference = right + wrong, paired_difference(first(right, 40), first(wrong, 40, start=right))
+    rates = beta.ppf([0.005, 0.995], [differ, differ + 1], [41 - differ, 40 - differ])
+    ends = np.outer(rates, 2 * beta.ppf([0.02, 0.98], [right, right + 1], [wrong + 1, wrong]) - 1)
+    assert difference == pytest.approx(((right - wrong) / 40, ends.min(), ends.max()))
+
+
 def test_no_interval_of_a_share_covers_less_often_than_stated() -> None:
     for n in (1, 2, 5, 10, 30):
         ends = np.array([share_interval(first(k, n)) for k in range(n + 1)])
