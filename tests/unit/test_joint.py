@@ -90,17 +90,14 @@ def test_bh_on_the_largest_p_value_is_bh_on_it_and_holds_the_proved_list(
     assert not (joint_select(evidence, p) & ~by_p).any()
 
 
-def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
+def test_a_level_is_the_fewest_documents_at_which_one_counts_and_counts_of_parts_add_up_to_those_of_the_whole() -> None:
+    found = JointEvidence(999, 100, TENTH, Fraction(2)).levels(np.arange(1, 1001) / 1000)
+    assert found.tolist() == [min(2 * k, 101) for k in range(1, 1001)]
     levels = np.array([3, 1, 9, 1, 2, 9, 12])
     parts = joint.count_levels(levels[:3]) + joint.count_levels(levels[3:])
     assert parts == joint.count_levels(levels)
     assert joint.joint_cut(parts, 7) == joint.JointCut(3, 4)
     assert joint.joint_cut({3: 2}, 7) == joint.JointCut(0, 0)
-
-
-def test_a_level_is_the_fewest_documents_at_which_one_counts_or_more_than_there_are() -> None:
-    levels = JointEvidence(999, 100, TENTH, Fraction(2)).levels(np.arange(1, 1001) / 1000)
-    assert levels.tolist() == [min(2 * k, 101) for k in range(1, 1001)]
 
 
 @given(st.integers(1, 1 << 20), st.data())

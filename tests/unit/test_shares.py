@@ -26,15 +26,12 @@ def test_the_interval_of_a_share_is_that_of_clopper_and_pearson() -> None:
     assert share_interval(first(7, 30), 0.9) == pytest.approx((beta.ppf(0.05, 7, 24), beta.ppf(0.95, 8, 23)))
 
 
-def test_the_limits_of_shares_between_0_and_1_mirror_those_of_what_is_missing() -> None:
+def test_the_limits_of_shares_between_0_and_1_are_those_of_bentkus_and_hoeffding() -> None:
+    """The larger of two lower limits: e times the binomial tail at the whole number below the sum, and Chernoff's."""
     shares = np.array([0.9, 0.7, 0.95, 0.8])
     low, high = share_interval(shares)
     assert 0 < low < shares.mean() < high <= 1
     assert share_interval(1 - shares) == pytest.approx((1 - high, 1 - low))
-
-
-def test_the_limits_of_shares_between_0_and_1_are_those_of_bentkus_and_hoeffding() -> None:
-    """The larger of both lower limits: e times the binomial tail at the whole number below the sum, and Chernoff's."""
     assert share_interval(np.array([0.95, 0, 0, 0, 0]))[0] == pytest.approx(hoeffding_limit(0.19, 5, 0.025))
     assert share_interval(np.array([0.5, 0.5, 0.5, 0.5, 0]))[0] == pytest.approx(beta.ppf(0.025 / np.e, 2, 4))
     assert share_interval(np.array([0.5, 0.5, 0.5, 0.45, 0]))[0] < beta.ppf(0.025 / np.e, 2, 4)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from hashlib import sha256
@@ -17,6 +17,7 @@ from pipeline.errors import UserError
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.step_up import step_up
 from pipeline.selection.versions import (
+    MaskedOrder,
     VersionScores,
     fewest_versions,
     gap_statistic,
@@ -59,14 +60,11 @@ def test_whichever_version_was_published_its_ranks_are_all_ranks_once(row: list[
         assert all(row[a] >= row[b] for a, b in itertools.pairwise(np.argsort(found).tolist()))
 
 
-def test_ties_are_ordered_by_the_hash_of_the_text_the_document_and_the_seed() -> None:
+def test_ties_are_ordered_by_the_hash_of_the_text_the_document_and_the_seed_or_against_the_published_version() -> None:
     scores = of([[1, 1, 1]], [1])
     keys = [sha256(b"ties\x007\x000\x00" + row.tobytes()).digest() for row in scores.digests]
     assert version_ranks(scores, 7)[0] == 1 + sum(key < keys[1] for key in keys)
     assert len({tuple(version_ranks(of([[1, 1, 1]] * 9, [0] * 9), seed)) for seed in range(20)}) == 20
-
-
-def test_against_a_tie_the_published_version_comes_last() -> None:
     assert version_ranks(of([[1, 1, 0], [1, 1, 0], [0, 0]], [0, 2, 1]), 0, "against").tolist() == [2, 3, 2]
 
 
@@ -88,15 +86,9 @@ def signs_and_groups(k: int, z: int, seed: int = 0, others: int = 30) -> dict[in
     """Of a document with k versions beside one with `others`: its sign and group at each rank."""
     result = {}
     for rank in range(1, k + 1):
-        seen: list[np.ndarray] = []
-
-        def order(scores: np.ndarray, offsets: np.ndarray, groups: np.ndarray, seen: list = seen) -> np.ndarray:
-            seen.append(groups)
-            return gap_statistic(scores, offsets, groups)
-
         scores = of([list(range(k, 0, -1)), list(range(others))], [rank - 1, 0])
-        answer = mirrored_list(scores, TENTH, seed, z, order)
-        result[rank] = int(answer.signs[0]), int(seen[0][0])
+        answer = mirrored_list(scores, TENTH, seed, z, lambda _, __, groups: groups)
+        result[rank] = int(answer.signs[0]), int(answer.statistic[0])
     return result
 
 
@@ -161,10 +153,7 @@ def slow_statistic(documents: list[list[float]], groups: list[int]) -> list[floa
 
 
 def test_the_statistic_is_that_of_its_definition() -> None:
-    """Scores of two versions differ so much that all other spreads are small; of one document the others are equal.
-
-    Without spread in most documents the gap alone orders.
-    """
+    """Also where scores of two versions differ so much that other spreads are small, and without spread in most."""
     rng = np.random.default_rng(1)
     sizes = rng.permutation([5] * 25 + [4] * 20 + [3] * 30 + [2] * 30 + [9] * 19)
     mixed = [(rng.normal(size=k) * math.exp(rng.normal()) * (1e4 if k == 2 else 1)).tolist() for k in sizes]
@@ -212,9 +201,6 @@ def test_equal_statistics_are_ordered_by_the_hash_of_the_document() -> None:
         assert set(first) <= set(np.flatnonzero(answer.selected).tolist())
 
 
-Order = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-
-
 def spread_first(scores: np.ndarray, offsets: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return np.array([np.ptp(x) for x in np.split(scores, offsets[1:-1])]) - groups
 
@@ -228,7 +214,7 @@ def by_another(scores: np.ndarray, offsets: np.ndarray, groups: np.ndarray) -> n
 @pytest.mark.parametrize(
     ("sizes", "z"), [([5, 5, 5, 5], 4), ([3, 3, 3, 3, 3], 2), ([6, 3, 4, 5], 2), ([2] * 8, 1), ([4, 4, 4], 3)]
 )
-def test_the_fdr_over_all_indices_is_at_most_q(sizes: list[int], z: int, order: Order) -> None:
+def test_the_fdr_over_all_indices_is_at_most_q(sizes: list[int], z: int, order: MaskedOrder) -> None:
     """The first document is a member, published index fixed; those of the others take all values, each equally often.
 
     No k is at most z here, so that no hash thins and the mean over all indices is the FDR itself, without noise.
@@ -253,9 +239,8 @@ def preferring(n: int = 60, k: int = 6, columns: int = 4, seed: int = 6) -> tupl
     rng = np.random.default_rng(seed)
     forms = rng.integers(3, size=(n * k, columns))
     noise = rng.normal(size=n * k)
-    scores = of(
-        (10 * forms @ rng.normal(size=columns) + noise).reshape(n, k).tolist(), rng.integers(k, size=n).tolist()
-    )
+    values = 10 * forms @ rng.normal(size=columns) + noise
+    scores = of(values.reshape(n, k).tolist(), rng.integers(k, size=n).tolist())
     return replace(scores, forms=forms), noise
 
 
@@ -302,17 +287,14 @@ def test_a_form_that_varies_in_few_documents_is_left_out() -> None:
     assert np.abs(preference_residuals(wider).scores - found).max() > 1e-6
 
 
-def test_bh_on_ranks_of_equal_k_is_the_step_up_procedure() -> None:
+def test_bh_on_ranks_of_equal_k_is_the_step_up_procedure_and_of_unequal_k_by_hand() -> None:
+    """p = 1/20, 1/10, 2/20, 1/2: at q = 2/15 the third is selected, 4/10 <= 3 q, and so are those before it."""
     rng = np.random.default_rng(7)
     for k in (5, 20, 100):
         ranks = np.minimum(rng.integers(1, k + 1, size=200), rng.integers(1, k + 1, size=200) ** 2 // 5 + 1)
         for q in (TENTH, HALF):
             cut = step_up(RankCounts(np.bincount(ranks - 1, minlength=k)), q)
             assert (rank_step_up(ranks, np.full(200, k), q) == (ranks <= cut)).all()
-
-
-def test_bh_on_ranks_of_unequal_k_by_hand() -> None:
-    """p = 1/20, 1/10, 2/20, 1/2: at q = 2/15 the third is selected, 4/10 <= 3 q, and so are those before it."""
     ranks, sizes = np.array([1, 1, 2, 1]), np.array([20, 10, 20, 2])
     assert rank_step_up(ranks, sizes, Fraction(2, 15)).tolist() == [True, True, True, False]
     assert not rank_step_up(ranks, sizes, Fraction(13, 100)).any()

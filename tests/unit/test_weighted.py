@@ -126,15 +126,10 @@ def test_as_few_documents_can_be_selected_as_their_smallest_p_values_allow_and_1
 
 def test_a_draw_takes_from_almost_none_to_all_of_the_documents_with_an_equal_score() -> None:
     calibration = calibrate_weighted(np.array([0.0] * 4 + [1, 1, 2]), np.full(7, 1 << 20, dtype=np.int64))
-    score, weight = np.array([1.0]), np.full(1, 1 << 20, dtype=np.int64)
-
-    def p_value(draw: int | None) -> float:
-        draws = None if draw is None else np.array([draw], dtype=np.uint64)
-        place = ranks_by_weight(score, weight, calibration, "members", draws)[0]
-        return float(calibration.grid.values[place - 1])
-
-    assert p_value(2**32 - 1) == p_value(None) == 1 / 2
-    assert p_value(0) == pytest.approx(1 / 8, rel=1e-3)
+    scores, weights = np.ones(2), np.full(2, 1 << 20, dtype=np.int64)
+    for draws, p in ((None, 1 / 2), (np.array([2**32 - 1, 0], dtype=np.uint64), pytest.approx(1 / 8, rel=1e-3))):
+        places = ranks_by_weight(scores, weights, calibration, "members", draws)
+        assert calibration.grid.values[places - 1].tolist() == [1 / 2, p]
 
 
 def test_weights_repair_a_shift_that_words_show() -> None:
@@ -181,7 +176,10 @@ def test_a_gap_that_nothing_bridges_is_not_called_repaired() -> None:
     assert after.ok is not True
 
 
-def test_a_weighted_test_of_too_few_documents_states_how_many_decide_it_and_no_other_remedy() -> None:
+def test_too_few_documents_to_learn_from_or_to_test_weights_say_how_many_it_takes_and_no_other_remedy() -> None:
+    words, audited, keys = sample(texts(1, 19, 0.2), texts(2, 50, 0.2))
+    with pytest.raises(UserError, match=r"at least 20 calibration and 20 audited documents .*, got 19 and 50"):
+        fit_ratio(words, audited, keys, 0)
     test = weighted_diagnostic(None, "unseen")
     assert (test.outcome, test.n_to_settle) == ("not tested", 80)
     assert unsettled(test) == (
@@ -201,12 +199,6 @@ def test_no_document_is_weighed_by_a_classifier_that_read_it() -> None:
         again = fit_ratio(words, swapped, keys, 3).odds(words, keys)
         assert again[place] == odds[place]
         assert (again != odds).any()
-
-
-def test_too_few_documents_to_learn_from_say_how_many_it_takes() -> None:
-    words, audited, keys = sample(texts(1, 19, 0.2), texts(2, 50, 0.2))
-    with pytest.raises(UserError, match=r"at least 20 calibration and 20 audited documents .*, got 19 and 50"):
-        fit_ratio(words, audited, keys, 0)
 
 
 def test_scores_in_memory_take_known_weights_and_say_that_nothing_is_proved() -> None:
