@@ -195,9 +195,9 @@ Item = TypeVar("Item", bound=Sized)
 
 @dataclass(frozen=True, slots=True)
 class PassSize:
-    """How a step is split into passes."""
+    """The size of the passes of a step."""
 
-    tokens: int | None  # of one pass, including padding; a longer document is a separate pass. None: a step is one pass
+    tokens: int | None  # maximum per pass, with padding; a longer document is a separate pass. None: one pass per step
     recomputes: bool  # whether activations inside of layers are recomputed for gradients
 
 
