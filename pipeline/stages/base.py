@@ -339,7 +339,7 @@ class Wanted:
         if not least.forward:
             size = sum(shape.weights for shape in shapes) / 2**30
             raise UserError(
-                f"model {local[0].shown}: {size:.1f} GiB of weights leave no room for a batch on {gpus:g} GPUs of "
+                f"model {local[0].shown}: {size:.1f} GiB of weights leave no memory for a batch on {gpus:g} GPUs of "
                 f"{memory / 2**30:.0f} GiB an actor; raise resources.gpus_per_actor, or quantise the model"
             )
         return Budget(least.forward, max(1, least.gradient), max(1, least.cache))

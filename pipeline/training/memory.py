@@ -376,7 +376,7 @@ def explained(config: FinetuneConfig, size: PassSize, documents: Sequence[Sized]
         message = " ".join(str(error).split(". ")[0].split())
     kind = UserError if alone else IncompleteError
     longest = max(map(len, documents))
-    raise kind(f"the memory of the device ended in training ({message}); {_advice(config, size, longest)}")
+    raise kind(f"the device ran out of memory in training ({message}); {_advice(config, size, longest)}")
 
 
 def _advice(config: FinetuneConfig, size: PassSize, longest: int) -> str:
