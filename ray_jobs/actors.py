@@ -86,7 +86,7 @@ COUNTERS = {
 ADVANCED = ("seenset_documents", "seenset_tokens", "seenset_working_seconds", "seenset_waiting_seconds")
 
 WORKERS = "seenset_workers"
-WORKERS_SENTENCE = "1 for every actor at work; gone some 20 seconds after its last batch."
+WORKERS_SENTENCE = "1 for every actor at work; absent about 20 seconds after its last batch."
 
 
 class ShardActor:
@@ -214,7 +214,7 @@ class ShardActor:
         self.store.remove(mark)
 
     def _deaths_of(self, shard: Shard) -> Any:
-        """The attempt log of a shard, if it shows that an actor may have died of it; else None."""
+        """The attempt log of a shard, if it shows that the shard may have ended an actor; else None."""
         if (record := shows_death(self.store, self.stage.name, shard.id)) is not None:
             return record
         return "mark" if self.store.exists(self._mark_of(shard)) else None

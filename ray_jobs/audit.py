@@ -134,7 +134,7 @@ def run_plan(
     store, flags = Store(plan.config.run), (texts, fail_if_selected)
     earlier = None if retried else _intact(read_finished(store, plan, flags), plan, store, reporter)
     if earlier is not None:
-        reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
+        reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers are kept")
         return Outcome(earlier.status, earlier.report)
     review = read_review(store, plan.config)
     with keys_withdrawn(plan.config.models), scoring(plan, reporter, retried) as (scored, status, fold, reread):
@@ -421,7 +421,7 @@ def _missing_adapters(store: Store, keys: Iterable[str]) -> dict[str, str]:
     missing = {}
     for key in keys:
         if not store.exists(f"adapters/{key}/{RECORD}"):
-            missing[key] = f"{store.url}/adapters/{key} is gone"
+            missing[key] = f"{store.url}/adapters/{key} is missing"
             continue
         try:
             check_adapter_digests(Path(store.path(f"adapters/{key}")))

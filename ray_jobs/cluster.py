@@ -118,7 +118,7 @@ def connect() -> None:
     import ray
     from ray._private import utils, worker
 
-    # Otherwise reports of a raylet on a dead worker would be mixed with the answer on standard output.
+    # Otherwise reports of a raylet on a lost worker would be mixed with the answer on standard output.
     worker.print_to_stdstream = lambda *lines, **settings: None
     if supervisor.is_listening():  # Ray would handle SIGTERM itself, and exit at any point
         utils.set_sigterm_handler = lambda handler: None

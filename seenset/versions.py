@@ -142,7 +142,7 @@ def audit_versions(
 
     Args:
         model: as in `seenset.score`.
-        versions: from `read_versions`.
+        versions: versions from `read_versions`.
         detector: a detector that reads the model's own passes over a text.
         reference: a model whose scores are subtracted, such as an earlier checkpoint: it has the same natural
             preferences and cannot have learnt the documents.

@@ -115,8 +115,8 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
     part has a near-duplicate of an audited document; all audited documents are read for this.
 
     Args:
-        config: of the audit.
-        shards: of the audit.
+        config: the audit's configuration.
+        shards: the audit's shards.
 
     Raises:
         UserError: too few documents to split, an unknown group, or a bad file of an adapter's own corpus.

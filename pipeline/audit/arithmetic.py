@@ -62,7 +62,7 @@ class Deciding:
     """Facts about the workers that a decision depends on."""
 
     processor: Processor
-    copies: int  # of the weights in the memory of one machine
+    copies: int  # copies of the weights in the memory of one machine
 
 
 def decide_types(
@@ -71,7 +71,7 @@ def decide_types(
     """The types of all models and trainings of a configuration whose dtype is auto.
 
     Args:
-        config: of an audit or a trial.
+        config: configuration of an audit or a trial.
         earlier: the record in the run directory, whose choices are kept.
         ask: returns the workers' processor; called only where a decision or a check needs it.
         say: prints a line.
@@ -149,7 +149,7 @@ def read_arithmetic(store: Store, name: str = ARITHMETIC_FILE) -> Arithmetic | N
 
     Args:
         store: the run directory.
-        name: of the file.
+        name: file name.
 
     Raises:
         UserError: a damaged record, or one of another version.
@@ -163,7 +163,7 @@ def earlier_arithmetic(store: Store, say: Callable[[str], None], name: str = ARI
     Args:
         store: the run directory.
         say: prints a line.
-        name: of the file.
+        name: file name.
 
     Raises:
         UserError: a record of another version.

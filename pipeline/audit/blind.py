@@ -398,13 +398,13 @@ def blind_test(shards: Sequence[Shard], role: str, config: AuditConfig, texts: i
     """The test of a role against the audited documents, in blocks of groups and families of near-duplicates.
 
     Args:
-        shards: of all roles.
+        shards: shards of all roles.
         role: the role whose documents calibrate.
-        config: of the audit.
+        config: the audit's configuration.
         texts: maximum number of texts of each role.
 
     Raises:
-        UserError: a file is gone or damaged, or documents are scores without texts.
+        UserError: a file is missing or damaged, or documents are scores without texts.
     """
     if not config.corpus.has_text:
         raise UserError(ONLY_SCORES)
@@ -430,13 +430,13 @@ def draw_sample(shards: Sequence[Shard], role: str, near_copies: float, texts: i
     """Up to `texts` documents of a role and as many audited ones, with their blocks; memory holds few pictures.
 
     Args:
-        shards: of all roles.
+        shards: shards of all roles.
         role: the role whose documents calibrate.
         near_copies: minimum share of common runs of near-duplicates.
         texts: maximum number of texts of each role.
 
     Raises:
-        UserError: a file is gone or damaged.
+        UserError: a file is missing or damaged.
     """
     shown: list[Shown] = []
     kinds: list[bool] = []
@@ -459,7 +459,7 @@ def dependent_blocks(keys: Keys, audited: np.ndarray, near_copies: float) -> np.
     """`blocks_among` documents by their keys; a document of unknown content is near no other.
 
     Args:
-        keys: of the documents.
+        keys: keys of the documents.
         audited: bool, (documents,).
         near_copies: minimum share of common runs of near-duplicates.
     """
@@ -496,7 +496,7 @@ def sample_documents(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> Ite
     Of pictures a fifth as many, because they must be decoded. One document is in memory at a time.
 
     Raises:
-        UserError: a file is gone or damaged.
+        UserError: a file is missing or damaged.
     """
     if not shards:
         return

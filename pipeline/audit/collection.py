@@ -76,7 +76,7 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
     Known documents that an adapter was trained on, and their audited near-duplicates, are left out.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         scored: its finished score shards.
         each: reads the shards.
         kind: kind of the blocks, which always keep near-duplicates together; by default groups where there are any.
@@ -166,7 +166,7 @@ def count_of(
     Documents are counted by the selection's own bound where few of them depend on each other, and blocks otherwise.
 
     Args:
-        selection: of direction members.
+        selection: a selection of direction members.
         summary: its answer.
         collection: the compared documents.
         blind: whether the blind test of the verdict passed; None where it is inconclusive.
@@ -212,8 +212,8 @@ def bound_of_blocks(selection: SelectionConfig, blocks: DrawnBlocks, seed: int) 
     """The bound of a selection that ranks blocks in place of documents; None where no theorem covers it.
 
     Args:
-        selection: of direction members.
-        blocks: with the columns of the selection, in its order.
+        selection: a selection of direction members.
+        blocks: blocks with the columns of the selection, in its order.
         seed: seed of the selection.
     """
     positions = np.arange(blocks.audited.size)

@@ -38,7 +38,7 @@ def bound_condition(conclusion: Conclusion, checked: bool = True) -> str | None:
     """Whether a bound may be stated, and the condition to state with it. No other function decides this.
 
     Args:
-        conclusion: of the checks.
+        conclusion: conclusion of the checks.
         checked: whether the check that both groups are alike was made; relevant where it is inconclusive.
 
     Returns:

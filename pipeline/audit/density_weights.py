@@ -224,7 +224,7 @@ def learn_weights(known: Sequence[Document], audit: Sequence[Document], config: 
     Args:
         known: documents that calibrate.
         audit: audited documents.
-        config: of the audit.
+        config: the audit's configuration.
 
     Raises:
         UserError: fewer than 20 documents of either kind.
@@ -248,7 +248,7 @@ def weighted_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> Blind
     """The diagnostic that replaces the blind test where calibration documents are weighted.
 
     Args:
-        test: from `blind_after`.
+        test: result of `blind_after`.
         role: the role whose documents calibrate.
         by: `WORDS` or `TOKENS`.
     """
@@ -328,11 +328,11 @@ def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: Each) -> Ru
     Args:
         scored: the score shards.
         role: the role whose documents calibrate.
-        config: of the run.
+        config: configuration of the run.
         each: a function of every shard.
 
     Raises:
-        UserError: fewer than 20 documents of either role, or texts that are gone or changed since they were scored.
+        UserError: fewer than 20 documents of either role, or texts that are missing or changed since they were scored.
     """
     name, seed = weights_record_file(role), config.seed
     try:
@@ -364,7 +364,7 @@ def _weighed(scored: Scored, role: Role) -> list[Receipt]:
 
 
 def _changed_file(scored: Scored, role: Role, weighting: Weighting, each: Each) -> str | None:
-    """A file of weights that is gone or was changed since it was written; None where there is none."""
+    """A file of weights that is missing or was changed since it was written; None where there is none."""
 
     def compare(receipt: Receipt) -> str | None:
         file = _file(role, receipt)

@@ -58,7 +58,7 @@ def near_duplicates_among(
     """Find near-duplicates among documents.
 
     Args:
-        sketches: of the documents.
+        sketches: sketches of the documents.
         threshold: minimum share of common runs of near-duplicates.
         whole: whether these are all documents of the role.
         ids_of: returns the ids of documents at ascending places.
@@ -196,7 +196,7 @@ class Sketched:
     whole: bool  # whether these are all
     rows: RoleRows
     places: np.ndarray  # int64, (documents,), ascending: among all of the role
-    groups: GroupSizes  # of all documents of the role
+    groups: GroupSizes  # group sizes over all documents of the role
 
     def find_near_duplicates(self, near_copies: float) -> NearDuplicates:
         """Find near-duplicates among the documents, and list them in `near_duplicates_file`.

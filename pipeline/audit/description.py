@@ -39,7 +39,7 @@ def load_config(path: str, overrides: Sequence[str] = (), labelled: bool = False
     """Read the configuration of an audit, or of `seenset evaluate` where documents are labelled, from a YAML file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         overrides: settings as `a.b=c`.
         labelled: whether the membership of the documents is known, as for `build_evaluation`.
 
@@ -275,7 +275,7 @@ def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str
         if settings.group is not None and role in settings.roles and not calibration.grouped:
             raise UserError(
                 f"{where}: fsd adapter {name} takes documents of group {settings.group!r} alone out of calibration, "
-                f"which then is of other groups than what it judges: calibration must be by_group, got "
+                f"which then has other groups than the audited documents: calibration must be by_group, got "
                 f"{selection.calibration}"
             )
     other = SOUGHT_ROLE[selection.direction]
@@ -297,7 +297,7 @@ def check_kind(config: AuditConfig, detectors: Sequence[Detector]) -> None:
     """Check that detectors and settings fit the kind of the documents.
 
     Args:
-        config: of the audit.
+        config: the audit's configuration.
         detectors: the detectors that it scores.
 
     Raises:

@@ -92,7 +92,7 @@ def scores_digest(receipts: Iterable[Receipt]) -> str:
     """SHA-256 of the digests of the score and quarantine files that receipts name, hexadecimal.
 
     Args:
-        receipts: of all audited shards, in any order.
+        receipts: receipts of all audited shards, in any order.
     """
     digests = {
         receipt.shard: [receipt.files[name].sha256 for name in (receipt.data, receipt.quarantine) if name is not None]
@@ -177,8 +177,8 @@ def read_listed(store: Store, digests: AnswerDigests, name: str, columns: Sequen
 
     Args:
         store: the run directory.
-        digests: of the answer.
-        name: of the file in the run directory.
+        digests: digests of the answer.
+        name: name of the file in the run directory.
         columns: columns to read; None: all.
 
     Raises:

@@ -114,7 +114,7 @@ def words_alone(scored: Scored, kinds: ByRole, blocks: Numbers, seed: int) -> Wo
     Args:
         scored: score shards of the run.
         kinds: the compared documents.
-        blocks: from `blocks_of_roles`.
+        blocks: result of `blocks_of_roles`.
         seed: seed of the halves.
 
     Returns:
@@ -207,7 +207,7 @@ class Evaluated:
     n_blocks: dict[Role, int]  # blocks of dependent documents
     n_independent: int  # unseen documents that the TPR counts
     shares_groups: bool  # whether a group has documents of both roles
-    n_groups_left_out: int  # of the table
+    n_groups_left_out: int  # groups without rows in the table
     higher: Mapping[str, str] = field(default_factory=dict)  # column of external scores -> role with the higher scores
     has_text: bool = True  # whether texts were read, and not scores alone
     units: str = "words"  # or tokens, of texts
@@ -226,7 +226,7 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
         limit: the most documents of each role that were read; None when all were.
 
     Raises:
-        UserError: no document of a role has a score, a file is gone, or scores are damaged.
+        UserError: no document of a role has a score, a file is missing, or scores are damaged.
     """
     detectors = parse_detectors(config.detectors)
     columns = [detector.column for detector in detectors]

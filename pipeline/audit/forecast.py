@@ -25,7 +25,7 @@ from pipeline.stages.prefixes import prefix_cost, room_for
 from pipeline.stages.registry import forward_passes, questions_of
 
 SAMPLED = 100  # documents with versions or of token ids that are read for the forecast
-TRAINING_COST = 3  # of a document in an epoch, in forward passes
+TRAINING_COST = 3  # cost of a document and epoch, in forward passes
 
 
 def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def documents_to_decide() -> int:
     A test passes if the AUC and 2.58 standard errors are at most 0.55. With n documents of each kind, n / 2 in a half,
     DeLong's standard error of a half is sqrt(1 / (3 n)) where the words are alike. The mean AUC varies by that over
     sqrt(2): the two halves of a halving are different documents, and further halvings of the same documents add almost
-    no information. One of ten such AUCs is above 0.5 by more than 1.28 of its standard deviations. Two digits.
+    no information. One of ten such AUCs is above 0.5 by more than 1.28 of its standard deviations. To two digits.
     """
     errors = Z99 + CERTAINTY / math.sqrt(2)
     needed = (errors / PASSING) ** 2 / 3

@@ -154,7 +154,7 @@ class _Evidence:
 
     test: BlockTest | None
     blind: BlindDiagnostic
-    first: Summary | None  # of the first selection of direction members
+    first: Summary | None  # summary of the first selection of direction members
     counts: list[MemberCount]  # counts that may be stated
     withheld: bool  # whether the count of the first selection is above zero and may not be stated
     ungrouped: bool  # whether the blocks ignore groups
@@ -324,7 +324,7 @@ def version_part(table: pa.Table, config: AuditConfig, wanted: Sequence[str]) ->
     Scores of several detectors are standardised within documents and added.
 
     Args:
-        table: of the shard, with doc_id and the column `VERSIONS`.
+        table: table of the shard, with doc_id and the column `VERSIONS`.
         config: configuration of the run whose detectors made the scores.
         wanted: score columns of detectors.
     """

@@ -147,7 +147,7 @@ def actor_shape(resources: ResourcesConfig, nodes: Sequence[Node]) -> ActorShape
     largest = max(nodes, default=Node(0), key=lambda node: (min(node.gpus, gpus), node.cpus, node.gpus))
     too_large = f"gpus_per_actor is {gpus:g}"
     if gpus <= largest.gpus:
-        too_large = f"cpus_per_actor is {shape.cpus}" + (f" beside {gpus:g} GPUs" if gpus else "")
+        too_large = f"cpus_per_actor is {shape.cpus}" + (f" with {gpus:g} GPUs" if gpus else "")
     where = "this machine" if len(nodes) == 1 else largest_of(len(nodes))
     raise UserError(f"resources.{too_large}, {where} has {largest.gpus:g} GPUs and {largest.cpus:g} CPUs")
 

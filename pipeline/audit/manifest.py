@@ -32,7 +32,7 @@ class InputRecord(Record):
     """One input file, saved dataset, hub dataset or folder of text files."""
 
     role: Role = Field(description="Role of its documents: audit, unseen or seen.")
-    name: str = Field(description="As the configuration names it; ids of documents begin with it.")
+    name: str = Field(description="Its name in the configuration; ids of documents start with it.")
     path: str = Field(description="Where it was opened.")
     format: str = Field(description="How it was read.")
     size: int = Field(description="Size in bytes; 0 where unknown.")

@@ -129,7 +129,7 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
         The words, and readable lines.
 
     Raises:
-        UserError: a file is gone or damaged.
+        UserError: a file is missing or damaged.
     """
     words: Words = {}
     lines: list[str] = []
@@ -202,7 +202,7 @@ def write_matched(plan: Plan, folder: str) -> list[Matched]:
         folder: local folder of the files.
 
     Raises:
-        UserError: fewer than 20 readable documents of a role, a file that is gone or damaged, a folder that cannot be
+        UserError: fewer than 20 readable documents of a role, a missing or damaged file, a folder that cannot be
             written.
     """
     if not plan.config.corpus.has_text:

@@ -99,7 +99,7 @@ def read_review(store: Store, config: AuditConfig) -> Reviewed | None:
     """The documents that the configured review removes; None where the configuration names none.
 
     Raises:
-        UserError: no documents were listed, or the file is missing or not of this run, omits or adds a
+        UserError: no documents were listed, or the file is missing or not of this run, omits or adds
             a document, or holds an unknown answer.
     """
     count, path = config.corpus.review

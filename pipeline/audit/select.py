@@ -172,7 +172,7 @@ def _write_files(
 
     Args:
         scored: the score shards.
-        answers: from `_answer_all`.
+        answers: result of `_answer_all`.
         summaries: summaries of these answers, in their order.
         pictures: by selection, the documents that get thumbnails.
     """

@@ -142,7 +142,7 @@ class NearDuplicatesDiagnostic(Diagnostic):
     calibration: NearDuplicates = Field(description="Near-duplicates among the documents that calibrate.")
     n_selected_by_bh: int | None = Field(
         None,
-        description="Documents that bh selects, where the procedure does not bear the near-duplicates and bh does.",
+        description="Documents that bh selects, where near-duplicates break the guarantee of the procedure only.",
     )
     bh_stands: bool = Field(description="Whether the near-duplicates leave the guarantee of bh as it is.")
 

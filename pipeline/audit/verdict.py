@@ -59,7 +59,7 @@ class BlockTest(Record):
     n_unseen_blocks: int = Field(description="Blocks of these unseen documents.")
     n_mixed: int = Field(description="Documents of blocks that are in both roles; they are left out.")
     differences: dict[str, float] = Field(
-        description="By score column, how far audited blocks lie above unseen ones on average, in standard deviations."
+        description="By score column, how far audited blocks are above unseen ones on average, in standard deviations."
     )
 
 
@@ -67,7 +67,7 @@ class VersionsTest(Record):
     """The test of a collection of documents with versions, by redrawing which version of each was published."""
 
     p_value: float = Field(description="P-value, exact, of the hypothesis that no document was learnt.")
-    redraws: int = Field(description="Times that all published versions were drawn anew.")
+    redraws: int = Field(description="Times that all published versions were drawn again.")
     e_value: float = Field(
         description="E-value of the same hypothesis; its product with the e-value of later documents is one of both."
     )
@@ -101,8 +101,8 @@ class CollectionVerdict(Concluded, VersionedRecord):
     )
     level: float = Field(description="Largest p-value of the test that counts as shown.")
     counts: list[MemberCount] = Field(
-        description="The counts of the selections that seek members, in their order, as far as they may be stated; the "
-        "verdict reads the first alone."
+        description="The counts of the selections of direction members, in their order, as far as they may be stated; "
+        "the verdict reads the first alone."
     )
     test: BlockTest | None = Field(
         description="The permutation test; null where no class of size has blocks of both roles, so that no labels "

@@ -50,7 +50,7 @@ class FinishedRun:
     store: Store
     manifest: Manifest
     shards: dict[str, Shard]
-    receipts: tuple[Receipt, ...]  # of the audited documents
+    receipts: tuple[Receipt, ...]  # receipts of the audited documents
     folder: str  # prefix of the ids of this run, removed for comparison
 
     @property

@@ -113,7 +113,7 @@ def detector_table(rows: Sequence[Row], settings: Sequence[str], title: str, cou
     """The table of the detectors' rows for a terminal.
 
     Args:
-        rows: with the settings, `detector`, the counts, and AUC and TPR with their intervals.
+        rows: rows with the settings, `detector`, the counts, and AUC and TPR with their intervals.
         settings: keys of the rows for the first columns.
         title: title of the table.
         counts: keys of numbers of documents.

@@ -64,7 +64,7 @@ class JointEvidence:
 
     def _level(self, p: float) -> int:
         if p not in self._places:
-            self._places[p] = min(math.ceil(self.m * self.factor * exact_p(p, self.n) / self.alpha), self.m + 1)
+            self._places[p] = math.ceil(self.m * self.factor * exact_p(p, self.n) / self.alpha)
         return self._places[p]
 
     @property

@@ -52,8 +52,6 @@ def hoeffding_limit(mean: float, size: float, tail: float) -> float:
     from scipy.optimize import brentq  # slow import, not needed by `seenset status`
     from scipy.special import xlogy
 
-    if mean <= 0:
-        return 0.0
     least = -math.log(tail) / size
     if mean >= 1:
         return math.exp(-least)

@@ -368,7 +368,7 @@ class Preference:
     @classmethod
     def of(cls, scores: VersionScores) -> Preference:
         """The preference of some versions. Two threads multiply; sums of integer counts are exact."""
-        if scores.forms is None or not scores.sizes.size or not scores.forms.shape[1]:
+        if scores.forms is None:
             return cls()
         from scipy.sparse import csr_array
 
@@ -496,7 +496,7 @@ def uniformity_p_value(ranks: np.ndarray, sizes: np.ndarray) -> float:
     statistic, freedom = 0.0, 0
     for k in np.unique(sizes).tolist():
         same = ranks[sizes == k]
-        cells = min(k, k // math.ceil(LEAST_IN_CELL * k / same.size))
+        cells = k // math.ceil(LEAST_IN_CELL * k / same.size)
         if cells < 2:
             continue
         cell = np.arange(k) * cells // k

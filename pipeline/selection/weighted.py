@@ -80,7 +80,7 @@ def weighted_grid(total: int, n: int) -> Grid:
     Each is rounded up to this grid: it remains valid, and the rank counts of an audit have the same few ten thousand
     entries for any number of documents.
     """
-    octaves = max(1, (total + 1).bit_length())
+    octaves = (total + 1).bit_length()
     mantissas = np.arange(1 << PRECISION, 2 << PRECISION, dtype=np.int64)
     numerators = (mantissas[None, :] << np.arange(octaves, dtype=np.int64)[:, None]).ravel()
     one = np.int64(1) << np.int64(octaves + PRECISION)
@@ -144,7 +144,7 @@ def least_ranks(weights: np.ndarray, calibration: WeightedCalibration) -> np.nda
 
 
 def _places(p: np.ndarray, grid: Grid) -> np.ndarray:
-    return np.searchsorted(grid.values, np.minimum(p, 1.0), side="left").astype(np.int64) + 1
+    return np.searchsorted(grid.values, p, side="left").astype(np.int64) + 1
 
 
 def weighted_resolution(least: RankCounts, alpha: Fraction, factor: Fraction) -> tuple[int, int]:
@@ -177,6 +177,6 @@ def weighted_resolution(least: RankCounts, alpha: Fraction, factor: Fraction) ->
     hundredth = max(1, m // 100)
     p = grid.p(int(occupied[np.searchsorted(reached, hundredth)]) + 1)
     level = alpha * hundredth / (factor * m)
-    if p == 1 or level >= 1:
+    if p == 1:
         return fewest, 1 if level >= 1 else least.n
     return fewest, max(1, math.ceil(least.n * (1 / level - 1) * p / (1 - p)))

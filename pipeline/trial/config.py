@@ -120,7 +120,7 @@ class TrialConfig(Section):
                 "documents.caption is needed: pictures are trained in with their captions, name its column"
             )
         if self.verdict and all(selection.direction != "members" for selection in self.selections):
-            raise ValueError("verdict asks for members: give a selection of direction members, or set verdict: false")
+            raise ValueError("verdict needs a selection of direction members: give one, or set verdict: false")
         return self
 
     @property

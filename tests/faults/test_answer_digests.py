@@ -439,7 +439,7 @@ def test_a_line_of_the_history_that_was_changed_is_left_out_and_logged(
     edit(run, "selection/history.jsonl", '"n_selected": 14', '"n_selected": 24')
     select_again(str(run), ["selections.0.alpha=0.3"])
     assert "history.jsonl, line 1, is damaged" in caplog.text
-    assert "the run may have been asked more" in caplog.text
+    assert "the run may have had more requests" in caplog.text
     assert [entry.questions[0].settings["alpha"] for entry in read_history(Store(str(run)))] == [0.3]
 
 

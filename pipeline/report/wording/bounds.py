@@ -34,7 +34,7 @@ def bound_text(summary: Summary) -> str | None:
         known += f", selected or not{condition(summary)}"
     return (
         f"{known}. "
-        f"Bounds are about the documents at hand and fail in at most {failing} of such audits, if the audited "
+        f"Bounds are about these documents and fail in at most {failing} of such audits, if the audited "
         f"documents that were {null} and the calibration documents are exchangeable, all of them together."
     )
 

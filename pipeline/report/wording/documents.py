@@ -134,12 +134,12 @@ def fine_tuned(count: int, role: str, n_near: int) -> str:
         n_near: number of audited documents that are near-duplicates of one.
     """
     text = (
-        f"{count} {role} documents do not calibrate: they were fine-tuned on or stand in a prefix, or are "
+        f"{count} {role} documents do not calibrate: they were fine-tuned on or are in a prefix, or are "
         "near-duplicates of such a document."
     )
     if n_near:
         text += f" {n_near} audited documents are near-duplicates of one: to fsd they look less like members"
-        text += ", and so they do behind a prefix of unseen documents."
+        text += ", and also after a prefix of unseen documents."
     return text
 
 

@@ -16,7 +16,7 @@ MANIFEST_WRITTEN_AGAIN = (
     "it is written again from the configuration, and the inputs of all finished shards are compared with what was "
     "scored"
 )
-LINE_LEFT_OUT = "the line is left out: the run may have been asked more than its history lists"
+LINE_LEFT_OUT = "the line is left out: the run may have had more requests than its history lists"
 UNKNOWN_VERSION = "of an unknown version"
 """Version of the program that wrote a file."""
 

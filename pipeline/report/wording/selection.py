@@ -303,7 +303,7 @@ def notices(run: RunFacts) -> list[str]:
     if (transform := manifest.config.text_transform) is not None:
         done = "Dates and years are taken out of every text"
         if transform.dates == "replace_year":
-            done = f"The year {transform.year} stands in the place of every year in every text"
+            done = f"The year {transform.year} replaces every year in every text"
         lines.append(f"{done}, before any use. This page shows the changed texts.")
     if run.state in ("failed", "incomplete"):
         lines.append(f"The run ended in the state “{run.state}”: this page may be incomplete.")

@@ -16,8 +16,8 @@ NAMED = 12
 UNVERIFIED = (
     "That the calibration documents of an audit resemble its audited ones. Here both are random parts of the same "
     "documents, so they are alike by construction. The guarantee needs this; only the audit's documents can show it.",
-    "Any other model, other documents, or documents that were met in another way. Here they were trained in last and "
-    "on their own, as the configuration below states; text that was read once in pretraining leaves weaker traces.",
+    "Any other model, other documents, or documents that were seen in another way. Here they were trained in last and "
+    "separately, as the configuration below states; text that was read once in pretraining leaves weaker traces.",
     "That the guarantee holds. Repeats can refute a guarantee, not prove it.",
 )
 SHIFTED = (
@@ -118,7 +118,7 @@ def _extent(rows: Sequence[Row], models: int) -> str:
     splits = f"{' or '.join(f'{n:,}' for n in repeats)} random splits of these documents"
     scored = f"{models:,} contaminated model{'' if models == 1 else 's'}"
     extent = (
-        "A target is contradicted where it lies below the whole 95% interval of the average share of wrong documents. "
+        "A target is contradicted where it is below the whole 95% interval of the average share of wrong documents. "
         f"The average is over {splits}, given the scores of {scored}."
     )
     if models > 1:
