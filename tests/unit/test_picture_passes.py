@@ -136,6 +136,7 @@ def test_a_description_is_what_the_model_writes_in_any_batch(lm: LanguageModel, 
         best = logits.argmax(1).tolist()[len(prompt.ids) - 1 : len(ids) - 1]
         assert description == best
         assert len(description) <= 6
+    assert max(map(len, describe(lm, prompts))) == 32
 
 
 def test_a_description_is_the_likeliest_whatever_the_checkpoint_says_of_writing(tmp_path: Path) -> None:
