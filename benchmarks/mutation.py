@@ -240,6 +240,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "1 -> 2",
     ): "two rows at a time, where a single one has more logits than the limit: memory, and no number",
     (
+        "pipeline/passes/sweep_triton.py",
+        "series = 1.0 / 13 + q * (1.0 / 15)",
+        "13 -> 14",
+    ): "less than half of a rounding of float32",
+    (
+        "pipeline/passes/sweep_triton.py",
+        "series = 1.0 / 13 + q * (1.0 / 15)",
+        "15 -> 16",
+    ): "less than half of a rounding of float32",
+    (
+        "pipeline/passes/sweep_triton.py",
+        "series = 1.0 / 13 + q * (1.0 / 15)",
+        "+ -> -",
+    ): "less than half of a rounding of float32",
+    (
+        "pipeline/passes/sweep_triton.py",
+        "logits, targets, results, rows, columns, logits.stride(0), factor, softcap or 1.0, *flags,",
+        "1.0 -> 1.6",
+    ): "not read where logits are not capped",
+    (
         "pipeline/passes/forward.py",
         'TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}',
         NUMBER,
