@@ -14,7 +14,7 @@ from pipeline.passes.forward import RENYI_ORDERS, TokenStatistics
 from pipeline.passes.statistics import MODIFIED_ORDERS
 
 COUNTS = (12, 1, 7)
-TEXTS = ["A text of some length, of some length.", "é", "the third"]
+TEXTS = [" ".join(f"{i * i % 127:b}" for i in range(100)), "é", "the third"]  # the first is longer at level 7
 
 
 def statistics(seed: int) -> TokenStatistics:
@@ -90,7 +90,7 @@ def test_a_share_of_zero_is_the_single_largest_entropy_and_modified_entropies_of
     assert score({"mod_renyi": {"order": "2"}}, evidence) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("window", [1, 3, 6])
+@pytest.mark.parametrize("window", [1, 2, 3, 6, 7, 12, 13])
 def test_gaps_to_the_likeliest_token_are_averaged_over_neighbours(evidence, window):
     t = evidence[FORWARD]
     expected = []
@@ -116,9 +116,7 @@ def test_a_variance_of_zero_is_clamped():
     assert score("min_k_plus_plus", Evidence([""], {FORWARD: t})) == pytest.approx([-1.0])
 
 
-@pytest.mark.parametrize(
-    "name", ["loss", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus", "gap_k", "renyi"]
-)
+@pytest.mark.parametrize("name", "loss zlib lowercase reference min_k min_k_plus_plus gap_k renyi".split())
 def test_nan_gives_nan_in_its_document_alone(evidence, name):
     broken = {}
     for needed in (FORWARD, LOWERCASE, REFERENCE):
@@ -165,6 +163,7 @@ def test_eight_detectors_cost_three_passes_and_only_the_statistics_they_read():
         ([{"min_k": {"k": []}}], "k is an empty list"),
         ([{"renyi": {"order": 3}}], "order must be one of 0.5, 1, 2, inf, got 3"),
         ([{"renyi": {"order": None}}], "got None"),
+        ([{"renyi": {"k": 1.5}}], "k must be .* got 1.5"),
         (["loss", "loss"], "the column loss appears twice"),
         ([{"min_k": {"k": [0.1, 0.1]}}], r"the column min_k\(k=0.1\) appears twice"),
         ([{"min_k": {"k": 0.1}, "loss": {}}], "one name an entry, got 2: min_k, loss"),
@@ -172,6 +171,9 @@ def test_eight_detectors_cost_three_passes_and_only_the_statistics_they_read():
         ([{"min_k_plus_plus": {"window": 2.5}}], "window .* got 2.5"),
         ([{"camia": {"signal": "median"}}], "signal .* got 'median'"),
         ([{"etd": {"beta": -1}}], "beta .*0.* got -1"),
+        ([{"min_k": 0.1}], r"min_k takes {argument: value}, got 0.1; did you mean {min_k: {k: 0.1}}\?"),
+        ([{"knockoff": {"base": {"min_k": {"k": [0.1, 0.2]}}}}], "base must be one detector of the documents"),
+        ([{"knockoff": {"base": "samia"}}], "base must be one detector of the documents"),
     ],
 )
 def test_a_mistake_in_the_config_is_named(entries, message):

@@ -16,7 +16,7 @@ from torch import Tensor
 from pipeline.audit.description import build_config
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import config_schema
-from pipeline.detectors.base import FORWARD, GRADIENT, Evidence, detector
+from pipeline.detectors.base import FORWARD, GRADIENT, Continued, Evidence, Pass, detector
 from pipeline.detectors.plugins import imported, load_plugins, read_plugins
 from pipeline.detectors.registry import parse_detectors, plugin_code
 from pipeline.errors import UserError
@@ -138,6 +138,8 @@ def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered() -> Non
         (plain_sum, {FORWARD: ["log_probs"]}, "did you mean 'log_prob'"),
         (plain_sum, {GRADIENT: ["log_prob"]}, "a gradient pass measures no 'log_prob'; it measures: norm"),
         (plain_sum, {FORWARD: []}, "leave the pass out"),
+        (plain_sum, {Pass("generate"): "1"}, "must be a number of draws, got '1'"),
+        (plain_sum, {Pass("generate", continued=Continued()): ["0"]}, "must be a number of draws, got '0'"),
         (plain_sum, {FORWARD: 3}, "must be names of statistics, got 3"),
         (plain_sum, {FORWARD}, "needs must be {pass: names of statistics}"),
         (plain_sum, {"forward": ["log_prob"]}, "needs must be {pass: names of statistics}"),
@@ -241,11 +243,11 @@ def test_the_content_of_a_plugin_is_in_the_fingerprint_and_its_place_is_not(tmp_
 def test_an_installed_module_counts_by_all_of_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "their_detectors"
     package.mkdir()
-    write(package, "", "__init__.py")
+    write(package, "from their_detectors import likelihood", "__init__.py")
     write(package, GOOD, "likelihood.py")
     helper = Path(write(package, "x = 1\n", "helper.py"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = build_config(audit("their_detectors.likelihood", detectors=["loss", "lowest"]))
+    config = build_config(audit("their_detectors", detectors=["loss", "lowest"]))
     before = plugin_fingerprint(config.import_, config.detectors)
     assert set(before) == {"their_detectors"}
     helper.write_text("x = 2\n")

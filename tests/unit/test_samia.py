@@ -21,7 +21,7 @@ def test_rouge_and_scores_are_the_recorded_ones_exactly(shared_folder):
         texts, words = [candidate["text"] for candidate in row["candidates"]], row["reference"].split()
         for candidate in row["candidates"]:
             given = candidate["text"].split()
-            assert rouge(given, words, 1, "recall") == candidate["rouge1_recall"]
+            assert rouge(given, words) == candidate["rouge1_recall"]
             assert rouge(given, words, 1, "precision") == candidate["rouge1_precision"]
             assert rouge(given, words, 2, "recall") == candidate["rouge2_recall"]
         assert samia_score(texts, row["reference"]) == row["samia"]
@@ -65,6 +65,7 @@ def test_a_text_is_cut_after_whole_words_and_keeps_its_whitespace():
     assert [cut_words(text, count) for count in (0, 1, 2, 3, 9, None)] == [
         "", "one", "one\ttwo", "one\ttwo \n three", "one\ttwo \n three", "one\ttwo \n three",
     ]  # fmt: skip
+    assert (cut_words("one", 0), prefix_and_reference("one")) == ("", ("", "one"))
     assert prefix_and_reference(text, 0.5) == ("one", "two \n three")
     assert prefix_and_reference(text, 0.1) == ("", "one\ttwo \n three")
     words = " ".join(map(str, range(33)))
