@@ -44,20 +44,19 @@ def test_rouge_counts_each_ngram_as_often_as_it_is_in_both(candidate, n, kind, e
     assert rouge(candidate.split(), REFERENCE.split(), n, kind) == expected
 
 
-def test_a_longer_candidate_gains_nothing_unless_all_its_words_are_asked_for_and_no_ngrams_give_no_score():
+def test_a_longer_candidate_gains_nothing_and_no_bytes_unless_all_its_words_are_asked_for_and_no_ngrams_give_no_score():
     assert math.isnan(rouge(["a"], [], 1))
     assert math.isnan(samia_score(["a b"], "one", n=2))
     candidate = "no no no no no no the cat sat on the mat"
     assert samia_score([candidate], REFERENCE) == 0.0
     assert samia_score([candidate], REFERENCE, candidate_words="all") == 1.0
     assert samia_score([candidate, REFERENCE], REFERENCE) == 0.5
-
-
-def test_the_bytes_are_those_of_what_is_compared():
     candidate = "\n the  cat sat on the mat and more and more"
     size = len(zlib.compress(b"the  cat sat on the mat"))
     assert samia_score([candidate], REFERENCE, compressed=True) == size
     assert samia_score([candidate], REFERENCE, compressed=True, candidate_words="all") > size
+    longer = " ".join(f"{i * i % 127:b}" for i in range(100))  # at level 7 a byte more
+    assert samia_score([longer] * 2, longer, compressed=True) == len(zlib.compress(longer.encode(), 6))
 
 
 def test_a_text_is_cut_after_whole_words_and_keeps_its_whitespace():
