@@ -82,12 +82,15 @@ def test_shares_take_at_least_one_token_and_round_down(evidence, k):
     assert score({"min_k_plus_plus": {"k": k}}, evidence) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_share_of_zero_is_the_single_largest_entropy_and_modified_entropies_of_order_1_are_m_entropy(evidence):
+def test_a_share_of_0_is_the_largest_entropy_order_1_is_m_entropy_and_a_variance_of_0_is_clamped(evidence):
     expected = [-max(row) for row in rows(evidence[FORWARD].renyi["2"])]
     assert score({"renyi": {"order": 2, "k": 0}}, evidence) == pytest.approx(expected)
     assert score({"mod_renyi": {"order": 1}}, evidence) == score("m_entropy", evidence)
     expected = [-mean(row) for row in rows(evidence[FORWARD].mod_renyi["2"])]
     assert score({"mod_renyi": {"order": "2"}}, evidence) == pytest.approx(expected)
+    zero = torch.zeros(1, 1)
+    t = TokenStatistics(zero - 1e-6, torch.ones(1, 1, dtype=torch.bool), zero, zero)
+    assert score("min_k_plus_plus", Evidence([""], {FORWARD: t})) == pytest.approx([-1.0])
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 6, 7, 12, 13])
@@ -110,13 +113,9 @@ def test_a_part_of_a_picture_is_read_from_a_pass_of_its_own():
         assert [(needed.part, needed.caption) for needed in detector.needs] == [("description", "generated")]
 
 
-def test_a_variance_of_zero_is_clamped():
-    zero = torch.zeros(1, 1)
-    t = TokenStatistics(zero - 1e-6, torch.ones(1, 1, dtype=torch.bool), zero, zero)
-    assert score("min_k_plus_plus", Evidence([""], {FORWARD: t})) == pytest.approx([-1.0])
-
-
-@pytest.mark.parametrize("name", "loss zlib lowercase reference min_k min_k_plus_plus gap_k renyi".split())
+@pytest.mark.parametrize(
+    "name", ["loss", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus", "gap_k", "renyi"]
+)
 def test_nan_gives_nan_in_its_document_alone(evidence, name):
     broken = {}
     for needed in (FORWARD, LOWERCASE, REFERENCE):
@@ -128,16 +127,13 @@ def test_nan_gives_nan_in_its_document_alone(evidence, name):
     assert [math.isnan(value) for value in found] == [True, False, False]
 
 
-def test_columns_are_named_as_in_the_config_but_for_the_infinite_order():
+def test_columns_are_named_as_in_the_config_and_eight_detectors_cost_three_passes_and_what_they_read():
     entries = ["min_k", {"min_k": {"k": [0.1, 0.2]}}, {"renyi": {"k": 0.1, "order": [2, "inf"]}}]
     columns = [detector.column for detector in parse_detectors(entries)]
     assert columns == ["min_k", "min_k(k=0.1)", "min_k(k=0.2)", "renyi(order=2, k=0.1)", "renyi(order=inf, k=0.1)"]
     for value in ("inf", ".inf", "INF", math.inf):
         (detector,) = parse_detectors([{"renyi": {"order": value}}])
         assert (detector.column, detector.needs) == ("renyi(order=inf)", {FORWARD: frozenset({"renyi_inf"})})
-
-
-def test_eight_detectors_cost_three_passes_and_only_the_statistics_they_read():
     names = ["loss", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus", "m_entropy", "renyi"]
     assert plan_passes(parse_detectors(names)) == {
         FORWARD: frozenset({"log_prob", "mean", "variance", "m_entropy", "renyi_1"}),

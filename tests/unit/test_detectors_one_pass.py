@@ -79,12 +79,7 @@ def test_each_is_its_formula_and_batches_change_nothing(lm: LanguageModel) -> No
         torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-4, atol=1e-4)
 
 
-def camia_scores(lm: LanguageModel, texts: list[str], mark: list[int]) -> torch.Tensor:
-    ids = [repeated([*mark, *ids], 900, 1) for ids in ids_of(lm, texts)]
-    return camia_of(forward(lm, ids, frozenset({"log_prob"})))
-
-
-def camia_of(read: TokenStatistics) -> torch.Tensor:
+def camia_scores(read: TokenStatistics) -> torch.Tensor:
     detectors = parse_detectors([{"camia": {"signal": list(get_args(Signal)), "of": ["first", "difference"]}}])
     evidence = Evidence([""] * len(read.mask), {REPEATED: read})
     return torch.stack([one.score(evidence) for one in detectors], 1)
@@ -131,8 +126,10 @@ def test_camia_measures_the_first_copy_and_what_the_last_one_adds(lm: LanguageMo
         first = lp[: len(kept) - 1 + len(mark)]
         once, again = signals(first), signals(lp[-len(first) :])
         expected.append([v for a, b in zip(once, again, strict=True) for v in (a, a - b)])
+    copies = [repeated([*mark, *ids], 900, 1) for ids in ids_of(lm, texts)]
     for size in (1, 7, 32):
-        rows = [camia_scores(lm, texts[at : at + size], mark) for at in range(0, len(texts), size)]
+        batches = [copies[at : at + size] for at in range(0, len(texts), size)]
+        rows = [camia_scores(forward(lm, ids, frozenset({"log_prob"}))) for ids in batches]
         torch.testing.assert_close(torch.cat(rows), torch.tensor(expected).double(), rtol=1e-4, atol=1e-4)
 
 
@@ -149,7 +146,7 @@ def test_camia_of_log_probabilities_that_tie_and_of_texts_without_them(marks: in
         measured = [signals(copy) for copy in copies] or [[math.nan] * 11] * 2
         expected.append([v for a, b in zip(*measured, strict=True) for v in (a, a - b)])
     table = torch.tensor([[*row, *[0.0] * (mask.shape[1] - len(row))] for row in rows])
-    np.testing.assert_allclose(camia_of(TokenStatistics(table, mask)), expected, atol=1e-9)
+    np.testing.assert_allclose(camia_scores(TokenStatistics(table, mask)), expected, atol=1e-9)
 
 
 def test_copies_stay_within_the_tokens_that_are_kept_and_the_beginning_is_marked_once() -> None:

@@ -177,7 +177,7 @@ def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
         parse_detectors(["lowest"])
 
 
-def test_a_plugin_that_cannot_be_loaded_is_one_line_with_its_file(tmp_path: Path) -> None:
+def test_an_import_that_is_no_plugin_or_cannot_be_loaded_or_has_a_name_of_another_is_one_line(tmp_path: Path) -> None:
     for text, message in (
         ("x = = 1", "my_detectors.py, line 1: cannot be imported: SyntaxError: invalid syntax"),
         (
@@ -197,9 +197,6 @@ def test_a_plugin_that_cannot_be_loaded_is_one_line_with_its_file(tmp_path: Path
         error = user_error(load, path)
         assert error.startswith(f"import: {path}")
         assert message in error
-
-
-def test_an_import_that_is_no_plugin_or_has_a_name_of_another_is_one_line(tmp_path: Path) -> None:
     neither = "import: no-such module is neither a file that ends in .py nor the name of a module"
     missing = "import: no_such_module: cannot be imported: ModuleNotFoundError: No module named"
     assert "import: cannot read none.py: No such file or directory" in user_error(load, "none.py")
@@ -256,7 +253,7 @@ def test_an_installed_module_counts_by_all_of_its_package(tmp_path: Path, monkey
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_a_configuration_names_a_plugins_detector_and_procedure_as_its_schema_allows(tmp_path: Path) -> None:
+def test_a_configuration_or_trial_names_a_plugins_detector_and_procedure_as_its_schema_allows(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD + PROCEDURE)
     config = build_config(
         audit(path, detectors=["lowest"]), ["selections.0.detectors=[lowest]", "selections.0.procedure=half"]
@@ -269,18 +266,21 @@ def test_a_configuration_names_a_plugins_detector_and_procedure_as_its_schema_al
     procedure = schema["$defs"]["SelectionConfig"]["properties"]["procedure"]
     assert [sorted(option) for option in procedure["anyOf"]] == [["enum", "type"], ["type"]]
     assert "ptdi" in procedure["anyOf"][0]["enum"]
+    selections = [{"name": "members", "detectors": ["lowest"]}]
+    described = audit(path, detectors=["lowest"], selections=selections, documents={"path": "texts.jsonl"})
+    trial, _ = build_trial({key: value for key, value in described.items() if key != "corpus"})
+    files = {"audit": "audit.parquet", "unseen": "unseen.parquet"}
+    assert audit_of(trial, trial.model, files).import_ == [path]
+    assert "import" in trial.model_dump()
 
 
-def test_a_detector_that_workers_would_not_know_is_refused() -> None:
+def test_workers_know_detectors_of_packages_not_of_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @detector(needs={FORWARD: "log_prob"})
     def of_a_notebook(evidence: Evidence) -> Tensor:
         return evidence[FORWARD].log_prob.sum(1)
 
     with pytest.raises(UserError, match=r"of_a_notebook is defined in .*test_plugins, which workers do not load"):
         build_config(audit(detectors=["loss", "of_a_notebook"]))
-
-
-def test_a_detector_of_an_installed_package_needs_no_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, GOOD.replace("lowest", "of_a_package"), "their_package.py")
     information = tmp_path / "their_package-1.0.dist-info"
     information.mkdir()
@@ -291,16 +291,6 @@ def test_a_detector_of_an_installed_package_needs_no_import(tmp_path: Path, monk
     plugin = plugin_fingerprint(config.import_, config.detectors)
     assert set(plugin) == {"their_package"}
     monkeypatch.delitem(sys.modules, "their_package")
-
-
-def test_a_trial_hands_its_plugins_to_its_audits(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD)
-    selections = [{"name": "members", "detectors": ["lowest"]}]
-    described = audit(path, detectors=["lowest"], selections=selections, documents={"path": "texts.jsonl"})
-    trial, _ = build_trial({key: value for key, value in described.items() if key != "corpus"})
-    files = {"audit": "audit.parquet", "unseen": "unseen.parquet"}
-    assert audit_of(trial, trial.model, files).import_ == [path]
-    assert "import" in trial.model_dump()
 
 
 def test_a_procedure_of_a_plugin_decides_and_returns_nothing_but_a_decision(tmp_path: Path) -> None:
