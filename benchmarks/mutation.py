@@ -125,6 +125,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "0 -> 1",
     ): "the token of positions that are masked, of which no score reads the rarity",
     (
+        "pipeline/detectors/likelihood.py",
+        "new = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)",
+        "0 -> 1",
+    ): "a column more than there are positions, which is not read",
+    (
         "pipeline/detectors/pairs.py",
         'return _of_finite(scores, difference + target.renyi["inf"].where(mask, 0.0), mask)',
         "+ -> -",
@@ -194,6 +199,126 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self.window = Window(1024, characters=1 << 20)",
         NUMBER,
     ): "documents that are prepared at a time: the numbers of a document depend on it alone",
+    (
+        "pipeline/selection/versions.py",
+        "return np.asarray(centred / np.repeat(np.where(sd > 0, sd, 1.0), self.sizes))",
+        "1.0 -> 1.6",
+    ): "what is divided by it is 0",
+    (
+        "pipeline/selection/versions.py",
+        "alike = (count > 1)[place.ravel()].tolist()",
+        "> -> >=",
+    ): "documents whose sum stands once are compared too, and none is equal",
+    (
+        "pipeline/selection/versions.py",
+        "stands = np.zeros(256 * number.size, dtype=bool)",
+        "256 -> 257",
+    ): "room for pairs that there are not",
+    (
+        "pipeline/selection/versions.py",
+        "for document in np.flatnonzero(tied > 1).tolist():",
+        "> -> >=",
+    ): "a score without an equal: no hash but its own is compared with its own",
+    (
+        "pipeline/selection/versions.py",
+        "positive = signs[places] > 0",
+        "> -> >=",
+    ): "no sign of these places is 0",
+    (
+        "pipeline/selection/versions.py",
+        "for j in np.flatnonzero(positive & (reach < z)).tolist():",
+        "< -> <=",
+    ): "a hash of 256 bits is always below 2^256",
+    (
+        "pipeline/selection/versions.py",
+        "pooled = math.sqrt(squares.sum() / max(1, int((sizes - 1).sum()))) or 1.0",
+        "1.0 -> 1.6",
+    ): "what is divided by it is 0",
+    (
+        "pipeline/selection/versions.py",
+        "variance = np.where(others > _ROUNDING * squares, others, 0.0) / np.maximum(k - 2, 1)",
+        "1 -> 2",
+    ): "of documents of two and three versions, whose variance is not used",
+    (
+        "pipeline/selection/versions.py",
+        "sd: np.ndarray = field(default_factory=lambda: np.empty(0))  # (columns,)",
+        "0 -> 1",
+    ): "without forms it is not read",
+    (
+        "pipeline/selection/versions.py",
+        "penalised: np.ndarray = field(default_factory=lambda: np.empty(0))  # (columns, columns)",
+        "0 -> 1",
+    ): "without forms it is not read",
+    (
+        "pipeline/selection/versions.py",
+        "if kept.size < varied.size:",
+        "< -> <=",
+    ): "all columns in their order",
+    (
+        "pipeline/selection/versions.py",
+        "with ThreadPoolExecutor(2) as pool:  # products of scipy.sparse release the interpreter",
+        "2 -> 3",
+    ): "threads, which change no product",
+    (
+        "pipeline/selection/versions.py",
+        "middle = rows.shape[0] // 2",
+        "2 -> 3",
+    ): "which rows each thread multiplies",
+    (
+        "pipeline/selection/versions.py",
+        "observed, redrawn, sums, size = 0.0, np.zeros(redraws), np.zeros(1), 0",
+        "0 -> 1",
+    ): "a tolerance for rounding that is larger by 1e-12",
+    (
+        "pipeline/selection/joint.py",
+        "values = [self._level(one) if one <= reach else self.m + 1 for one in places.tolist()]",
+        "<= -> <",
+    ): "the limit lies a billionth above the last p-value that counts",
+    (
+        "pipeline/selection/knockoff.py",
+        "share: float = 0.0  # b",
+        "0.0 -> 0.1",
+    ): "without a median it is not read",
+    (
+        "pipeline/selection/knockoff.py",
+        "moments = yield lambda spread: Moments.of(scale.about_median(spread), 0.0)",
+        "0.0 -> 0.1",
+    ): "the point from which deviations are summed: the variance is the same",
+    (
+        "pipeline/selection/knockoff.py",
+        'parts = np.array_split(w[np.argsort(np.abs(w), kind="stable")] > 0, groups)',
+        "> -> >=",
+    ): "none of these W is 0",
+    (
+        "pipeline/selection/knockoff.py",
+        "positive = int((w > 0).sum())",
+        "> -> >=",
+    ): "none of these W is 0",
+    (
+        "pipeline/selection/shares.py",
+        "return float(brentq(excess, _LEAST_MEAN, mean, xtol=1e-12)) if excess(_LEAST_MEAN) > 0 else 0.0",
+        "> -> >=",
+    ): "the limit is 1e-300 in place of 0",
+    (
+        "pipeline/selection/shares.py",
+        "low, high = (2 * share - 1 for share in share_interval(d[d != 0] > 0, 1 - (1 - _OF_RATE) * error))",
+        "> -> >=",
+    ): "none of these differences is 0",
+    (
+        "pipeline/selection/weighted.py",
+        "MOST = 1 << 30",
+        NUMBER,
+    ): "sums of the weights of twice as many documents are exact too",
+    (
+        "pipeline/selection/calibrations.py",
+        "keys = [(a << 128) // b for a, b in zip(numerators.tolist(), denominators.tolist(), strict=True)]",
+        "128 -> 129",
+    ): "126 bits tell all fractions apart",
+    (
+        "pipeline/selection/collection.py",
+        "return np.asarray(difference / np.where(scale > 0, scale, 1.0))",
+        "1.0 -> 1.6",
+    ): "what is divided by it is 0",
 }
 """(module, line, change) -> why no result can show the change."""
 
