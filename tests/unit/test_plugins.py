@@ -120,7 +120,7 @@ class Thing:
     """Nothing that a configuration could hold."""
 
 
-def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered() -> None:
+def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered_or_scores() -> None:
     def no_default(evidence, k): ...
     def any_number(evidence, *ks): ...
     def bad_default(evidence, k: int = 0.5): ...  # type: ignore[assignment]
@@ -149,16 +149,13 @@ def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered() -> Non
     for function, needs, message in mistakes:
         assert message in user_error(lambda of=function, wanted=needs: detector(needs=wanted)(of))
 
-
-def test_a_detector_that_returns_no_score_a_document_says_so() -> None:
     @detector(needs={FORWARD: "log_prob"})
     def per_token(evidence: Evidence) -> Tensor:
         return evidence[FORWARD].log_prob
 
-    (parsed,) = parse_detectors(["per_token"])
     statistics = TokenStatistics(torch.zeros(2, 5), torch.ones(2, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"per_token must return \(2,\), one score a document, got \(2, 5\)"):
-        parsed.score(Evidence(["a", "b"], {FORWARD: statistics}))
+        parse_detectors(["per_token"])[0].score(Evidence(["a", "b"], {FORWARD: statistics}))
 
 
 def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
