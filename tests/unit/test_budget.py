@@ -208,6 +208,8 @@ def test_one_key_serves_all_heads_and_a_token_passes_the_experts_that_it_chooses
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 256}
     qwen = transformers.Qwen2MoeConfig(**sizes, **experts, moe_intermediate_size=48)
     assert shape_of(qwen, "bfloat16").intermediate == 2 * 48
+    single = transformers.Qwen2MoeConfig(**sizes, **{**experts, "num_experts_per_tok": 1}, moe_intermediate_size=48)
+    assert shape_of(single, "bfloat16").intermediate == 256, "of the layers without experts"
     mixtral = transformers.MixtralConfig(**sizes, num_experts_per_tok=2, intermediate_size=256)
     assert shape_of(mixtral, "bfloat16").intermediate == 2 * 256
 
