@@ -2,6 +2,7 @@
 
 import asyncio
 import email.utils
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import pytest
 from openai_server import openai_server
 
+from pipeline.audit.description import build_config
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint import client
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, check_endpoint
 from pipeline.errors import ExitCode, StopError, UserError
 from pipeline.stages.ask_log_probs import Way, ask_log_probs
+from pipeline.stages.base import Questions
+from pipeline.stages.registry import check_stages, questions_of
 
 KEY = "sk-sesame-1f2e3d"
 
@@ -149,13 +153,28 @@ def test_the_list_of_models_is_asked_with_a_key_of_one_line(monkeypatch: pytest.
     ],
 )
 def test_log_probabilities_are_requested_of_the_tokens_of_the_prompt_alone(way: Way, wanted: dict[str, Any]) -> None:
-    async def main(url: str) -> list[float]:
-        async with Endpoint(config(url), None) as endpoint:
-            return await ask_log_probs(endpoint, config(url), way, "one two", Usage())
+    prompt, audit = "one two three four", {"corpus": {"audit": {"path": "a"}}, "detectors": ["loss"], "run": "run"}
+
+    async def main(url: str, **budget: int) -> list[float]:
+        async with Endpoint(config(url, budget=budget), None) as endpoint:
+            return await ask_log_probs(endpoint, config(url), way, prompt, Usage())
 
     with openai_server(log_probs=lambda text: [-0.5, -2.0], way=way) as server:
+        check_stages(build_config({**audit, "model": config(server.url).model_dump()}))
         assert asyncio.run(main(server.url)) == [-0.5, -2.0]
-        assert server.bodies == [{"model": "stub", "prompt": "one two", "temperature": 0, **wanted}]
+        assert server.bodies[-1] == {"model": "stub", "prompt": prompt, "temperature": 0, **wanted}
+        with pytest.raises(StopError, match=f"has 9 left, and the next request may cost {18 + 64 + 1};"):
+            asyncio.run(main(server.url, tokens=9))
+    with (
+        openai_server(log_probs=lambda text: [-0.5], way=way) as server,
+        pytest.raises(StopError, match="too few values"),
+    ):
+        check_stages(build_config({**audit, "model": config(server.url).model_dump()}))
+    for tokens, expected in ((0, [-0.5, -2.0]), (1, []), (2, [-0.5])) if way == "echo" else ():  # of the prompt
+        choice = {"text": prompt[:16], "logprobs": {"token_logprobs": [None, -0.5, -2.0]}}
+        answer = json.dumps({"choices": [choice], "usage": {"prompt_tokens": tokens}})
+        with openai_server(behave=lambda prompt, attempt, answer=answer: answer) as server:
+            assert asyncio.run(main(server.url)) == expected
     with (
         openai_server(lambda prompt, seed: f"{prompt} and no log-probabilities") as server,
         pytest.raises(Refusal, match="in the answer"),
@@ -173,3 +192,16 @@ def test_log_probabilities_are_requested_of_the_tokens_of_the_prompt_alone(way: 
             pytest.raises(Fault, match="no log-probability"),
         ):
             asyncio.run(main(server.url))
+
+
+@pytest.mark.parametrize(
+    ("api", "words", "prompt", "tokens"), [("completions", "reference", 300, 16 + 700 // 3), ("chat", "all", 340, 1024)]
+)
+def test_what_is_asked_about_a_document_is_counted_before(api: str, words: str, prompt: int, tokens: int) -> None:
+    model = config("http://127.0.0.1:9/v1", api=api, instruction=40 * "i", choices=3)
+    samia = {"samia": {"draws": 7, "prefix_ratio": 0.3, "candidate_words": words}}
+    detectors = [samia, *(["loss"] if api == "completions" else [])]
+    described = {"run": "run", "model": model.model_dump(), "corpus": {"audit": {"path": "a"}}, "detectors": detectors}
+    *others, samples = questions_of(build_config(described), 1000.0)
+    assert samples == Questions(model, 3, 3.0 * prompt, 7 * tokens), "three requests with the prefix"
+    assert others == ([Questions(model, 1, 1000.0, 1)] if api == "completions" else [])

@@ -70,7 +70,7 @@ class Counting:
     def work(self, batch: list[Entry], output: Output) -> None:
         self.batches.append([entry.work for entry in batch])
         if any(self.settings.bad in entry.work for entry in batch):
-            raise ValueError("a bad document")
+            raise ValueError(40 * "a bad document")
         if any("unmendable" in entry.work for entry in batch):
             raise UserError("the model has no template")
         if any("deadly" in entry.work for entry in batch):
@@ -182,7 +182,7 @@ def test_a_failing_batch_is_halved_until_the_culprit_stands_alone(tmp_path: Path
     ]
     rows = read_rows(stage, shard, store)
     assert {number: row["length"] for number, row in rows.items()} == {0: 2, 1: 4, 2: None, 3: 8, 4: 10}
-    assert (rows[2]["reason"], rows[2]["problem"]) == ("model_error", "a bad document")
+    assert (rows[2]["reason"], rows[2]["problem"]) == ("model_error", (40 * "a bad document")[:300])
     assert process(stage, worker, shard, store) == receipt
     assert len(worker.batches) == 6
 
