@@ -34,7 +34,7 @@ from pipeline.stages.events import Advance
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import ANSWER_FOLDERS, endpoint_of, stages_of
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt
+from pipeline.store.receipts import Receipt, read_receipts
 
 KEY = "sk-sesame-1f2e3d"
 STAGE = "sample/ratio0.5_t1_k50_p1_reference/4"
@@ -103,10 +103,10 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
 ) -> None:
     with openai_server(recite, models=["stub"]) as server:
         path = make_audit(AUDIT, UNSEEN, model=model(server.url, choices=2), **SETTINGS)
-        prefix, rest = map(len, prefix_and_reference(AUDIT[0]))
-        cost = prefix + len(EndpointConfig.model_fields["instruction"].default) + 64 + 2 * (16 + rest // 3)
-        with pytest.raises(StopError, match=f"has 9 left, and the next request may cost {cost};"):
-            run(path, "model.budget.tokens=9", "model.concurrency=1")
+        beside = len(EndpointConfig.model_fields["instruction"].default) + 64  # the prompt, and two continuations
+        costs = "|".join(str(beside + len(prefix) + 2 * (16 + len(rest) // 3)) for prefix, rest in REST.items())
+        with pytest.raises(StopError, match=f"has 9 left, and the next request may cost ({costs});"):
+            run(path, "model.budget.tokens=9")
         for limit in (21, 22):
             with pytest.raises(StopError, match=rf"model\.budget\.requests of {limit}") as caught:
                 run(path, f"model.budget.requests={limit}")
@@ -121,7 +121,8 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         assert outcome.status.scored == 40
         assert set(server.answered.values()) == {4}
         assert len(server.bodies) == 80
-        assert spent_before(Store(str(tmp_path / "run")), STAGE, ANSWER_FOLDERS).requests == 80
+        spent = spent_before(store := Store(str(tmp_path / "run")), STAGE, ANSWER_FOLDERS)
+        assert (spent.requests, spent.tokens) == (80, sum(receipt.tokens for receipt in read_receipts(store, STAGE)))
         before = rows(tmp_path / "run", "score")
         # more draws pay for those alone, other n-grams and fewer draws for nothing
         run(path, "detectors=[{samia: {draws: [2, 5], n: 2}}]", "selections=[]")

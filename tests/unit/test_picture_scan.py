@@ -4,6 +4,7 @@ import json
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,22 @@ def test_a_caption_is_cut_at_max_tokens_and_that_is_noted(tmp_path: Path, llava:
     for row in rows:
         given = lm.tokenizer(f" {CAPTIONS[int(row['doc_id'][8:])]}", add_special_tokens=False)["input_ids"]
         assert row["truncated"] == (len(given) > 4)
+
+
+def test_a_picture_leaves_room_for_two_tokens_or_is_refused_and_counts_with_its_words(
+    tmp_path: Path, llava: Path
+) -> None:
+    document = Document(0, "a", CAPTIONS[2], None, picture=encoded(PICTURES[0]))
+    describing, _ = stages_of(audit_of(tmp_path, llava))
+    (stage,) = stages_of(audit_of(tmp_path, llava, detectors=OF_CAPTIONS))
+    scorer = stage.make(stage, Placement())
+    prompt = len(picture_prompt(scorer.lm, PICTURES[0]).ids)
+    (described,) = describing.make(describing, Placement()).prepare([document], None, Output())
+    assert described.tokens == prompt + 32
+    for room, expected in enumerate(("too_large", "too_short", prompt + 2)):
+        scorer.lm, output = replace(scorer.lm, max_tokens=prompt + room), Output()
+        entries = scorer.prepare([document], ("audit", {}), output)
+        assert [*(reason for _, reason, _ in output.refused.values()), *(one.tokens for one in entries)] == [expected]
 
 
 def test_roles_name_their_columns_as_they_like_and_a_scan_has_one_scorer(tmp_path: Path, llava: Path) -> None:

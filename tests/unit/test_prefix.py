@@ -128,6 +128,7 @@ def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_duplicate(
     ids = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, size=200).tolist()
     chosen = shots.places(7, ids, others.sketch)
     assert set(chosen) == set(range(5))
+    assert chosen[:12] == [1, 2, 3, 0, 0, 1, 2, 0, 0, 0, 1, 0], "as earlier versions chose"
     order = np.random.default_rng(1).permutation(200)
     assert shots.places(7, [ids[i] for i in order], others.sketch[order]) == [chosen[i] for i in order]
     assert shots.places(8, ids, others.sketch) != chosen
@@ -142,6 +143,7 @@ def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_duplicate(
 
     several = tuple([i] for i in range(5))
     assert digest(several, 0.8) == digest(several, 0.8)
+    assert list(map(len, digest(several, 0.8).values())) == [16]
     assert digest(several, 0.8) != digest(several, 0.9)
     assert digest(several, 0.8) != digest(several, 0.8, sketches=pool.sketch[::-1])
     assert digest(([1, 2],), 0.8) == digest(([1, 2],), 0.9)  # joined, all documents have the same before them

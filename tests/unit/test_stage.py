@@ -154,6 +154,7 @@ def test_seed_transform_and_what_is_read_are_in_every_fingerprint() -> None:
     scoring = audit(model={"path": "m"}, paraphraser={"path": "p", "temperature": 1.0})[-1]
     assert scoring.fingerprint != plain[-1].fingerprint
     assert {key for key in scoring.fingerprint if scoring.fingerprint[key] != plain[-1].fingerprint[key]} == {"reads"}
+    assert list(map(len, scoring.fingerprint["reads"].values())) == [16, 16]
 
 
 def test_a_shard_of_another_transform_is_not_worked_on(tmp_path: Path) -> None:
@@ -228,6 +229,7 @@ def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(tmp_path: Pa
     (shard,), store = shards_of(tmp_path, ["a", "bb"])
     one = counting(grows="rounds", name="count/1")
     process(one, one.make(one, Placement()), shard, store)
+    store.write_json("receipts/count/no_number", {})
     more = counting(grows="rounds", settings=CountingSettings(2, rounds=5), name="count/5")
     assert [row["length"] for row in earlier_rows(more, shard, store, Output())] == [2, 4]
     for other in (CountingSettings(3), CountingSettings(2, bad="worse")):

@@ -89,6 +89,9 @@ def test_the_score_is_the_mean_log_probability_of_the_differing_tokens(tmp_path:
         with torch.no_grad():
             log_probs = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
         keep = tokens_in(tokenizer, text, spans, ids.shape[1])
+        differing = {place for span in spans for place in range(*span)}
+        offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+        assert keep == [not differing.isdisjoint(range(*of_token)) for of_token in offsets[1:]]
         assert 0 < sum(keep) < len(keep)
         expected.append(float(log_probs[torch.tensor(keep)].mean()))
     first, second = (row["versions"]["scores"] for row in store.read_table(receipt.data).to_pylist())
