@@ -30,14 +30,10 @@ def stages(tiny_model_folder: Path) -> Stages:
     """(device, resources) -> the stages of an audit that samples and takes gradients."""
 
     def make(device: Device = CPU, **resources: Any) -> tuple[Stage, ...]:
-        described = {
-            "run": "run",
-            "model": {"path": str(tiny_model_folder)},
-            "corpus": {"audit": {"path": "a"}, "unseen": {"path": "u"}},
-            "detectors": ["loss", "gradient_norm", {"samia": {"draws": 2}}],
-            "resources": resources,
-        }
-        return stages_of(Wanted(build_config(described), device))
+        described = {"run": "run", "model": {"path": str(tiny_model_folder)}, "corpus": {"audit": {"path": "a"}}}
+        detectors = ["loss", "gradient_norm", {"samia": {"draws": 2}}]
+        config = build_config({**described, "detectors": detectors, "resources": resources})
+        return stages_of(Wanted(config, device))
 
     return make
 
@@ -61,13 +57,7 @@ def test_device_and_budget_are_in_the_fingerprint_the_budget_as_a_number(stages:
 def test_weights_that_leave_nothing_and_a_worker_on_another_device_are_refused(stages: Stages, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"leave no room for a batch on 1 GPUs of 1 GiB an actor; raise resources"):
         stages(Device(1.0, GIB))
-    described = {
-        "run": "run",
-        "model": {"path": str(tmp_path)},
-        "corpus": {"audit": {"path": "a"}},
-        "detectors": ["loss"],
-    }
-    config = build_config(described)
+    config = build_config({"run": "run", "model": {"path": str(tmp_path)}, "corpus": {"audit": {"path": "a"}}})
     LlamaConfig().save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r": 25\.1 GiB of weights leave no room"):
         Wanted(config, Device(1.0, 20 * GIB)).budget(config.model)

@@ -165,40 +165,29 @@ def test_log_probabilities_are_requested_of_the_tokens_of_the_prompt_alone(way: 
         assert server.bodies[-1] == {"model": "stub", "prompt": prompt, "temperature": 0, **wanted}
         with pytest.raises(StopError, match=f"has 9 left, and the next request may cost {18 + 64 + 1};"):
             asyncio.run(main(server.url, tokens=9))
-    with (
-        openai_server(log_probs=lambda text: [-0.5], way=way) as server,
-        pytest.raises(StopError, match="too few values"),
-    ):
+    with openai_server(log_probs=lambda text: [-0.5], way=way) as server, pytest.raises(StopError, match="too few"):
         check_stages(build_config({**audit, "model": config(server.url).model_dump()}))
     for tokens, expected in ((0, [-0.5, -2.0]), (1, []), (2, [-0.5])) if way == "echo" else ():  # of the prompt
         choice = {"text": prompt[:16], "logprobs": {"token_logprobs": [None, -0.5, -2.0]}}
         answer = json.dumps({"choices": [choice], "usage": {"prompt_tokens": tokens}})
-        with openai_server(behave=lambda prompt, attempt, answer=answer: answer) as server:
+        with openai_server(behave=lambda *_, answer=answer: answer) as server:
             assert asyncio.run(main(server.url)) == expected
-    with (
-        openai_server(lambda prompt, seed: f"{prompt} and no log-probabilities") as server,
-        pytest.raises(Refusal, match="in the answer"),
-    ):
-        asyncio.run(main(server.url))
+    refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (Refusal, "in the answer", {"continue_text": lambda prompt, seed: f"{prompt} and no log-probabilities"})
+    ]
     for answer in ('{"choices": []}', '{"choices": {}}', '{"choices": ["x"]}', "{}"):
-        with (
-            openai_server(behave=lambda prompt, attempt, answer=answer: answer) as server,
-            pytest.raises(Fault, match="answer has no choices"),
-        ):
-            asyncio.run(main(server.url))
+        refused.append((Fault, "answer has no choices", {"behave": lambda *_, answer=answer: answer}))
     for wrong in (None, True, "-1"):
-        with (
-            openai_server(log_probs=lambda text, wrong=wrong: [-0.5, wrong], way=way) as server,
-            pytest.raises(Fault, match="no log-probability"),
-        ):
+        refused.append((Fault, "no log-probability", {"log_probs": lambda _, wrong=wrong: [-0.5, wrong], "way": way}))
+    for kind, message, behaviour in refused:
+        with openai_server(**behaviour) as server, pytest.raises(kind, match=message):
             asyncio.run(main(server.url))
 
 
-@pytest.mark.parametrize(("api", "prompt"), [("completions", 300), ("chat", 340)])
-def test_what_is_asked_about_a_document_is_counted_before(api: str, prompt: int) -> None:
+@pytest.mark.parametrize(("api", "prompt", "others"), [("completions", 300, ["loss"]), ("chat", 340, [])])
+def test_what_is_asked_about_a_document_is_counted_before(api: str, prompt: int, others: list[Any]) -> None:
     model = config("http://127.0.0.1:9/v1", api=api, instruction=40 * "i", choices=3)
-    detectors = [{"samia": {"draws": 7, "prefix_ratio": 0.3}}, *(["loss"] if api == "completions" else [])]
+    detectors = [*others, {"samia": {"draws": 7, "prefix_ratio": 0.3}}]
     described = {"run": "run", "model": model.model_dump(), "corpus": {"audit": {"path": "a"}}, "detectors": detectors}
-    *others, samples = questions_of(build_config(described), 1000.0)
-    assert samples == Questions(model, 3, 3.0 * prompt, 7 * (16 + 700 // 3)), "three requests with the prefix"
-    assert others == ([Questions(model, 1, 1000.0, 1)] if api == "completions" else [])
+    drawn = Questions(model, 3, 3.0 * prompt, 7 * (16 + 700 // 3))  # three requests with the prefix
+    assert questions_of(build_config(described), 1000.0) == [*(Questions(model, 1, 1000.0, 1) for _ in others), drawn]

@@ -85,15 +85,12 @@ def test_a_prefix_is_read_once_for_all_batches_and_a_long_one_is_held_alone(tiny
     ids = [[5, 6, 7, 8]] * 20
     read = []
     shared.shares_beginnings(tiny)
-    handle = tiny.model.model.register_forward_pre_hook(
+    with tiny.model.model.register_forward_pre_hook(
         lambda _, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    try:
+    ):
         held = shared.HeldPrefixes()
         for _ in range(2):
             parts_module.behind_in_parts(tiny, [list(range(2, 102))], [0] * 20, ids, 1_040, PassSizes(), held)
-    finally:
-        handle.remove()
     assert read == [100, 40, 40, 40, 40]
     held, tail = shared.HeldPrefixes(), shared.tail_of(tiny.model)
     with torch.inference_mode():

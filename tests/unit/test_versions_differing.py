@@ -31,16 +31,13 @@ def parts_of(text: str, spans: list[tuple[int, int]]) -> list[str]:
 
 def test_spans_are_what_differs_and_where_nothing_stands_what_follows() -> None:
     spans = differing_spans(TEXTS)
-    assert [parts_of(text, one) for text, one in zip(TEXTS, spans, strict=True)] == [
+    assert list(map(parts_of, TEXTS, spans)) == [
         ["color", ",", ","],
         ["colour", " ", " "],
         ["colour", ",", ","],
     ]
     assert differing_spans(["one two", "one two three"])[0] == [(6, 7)]
-    assert [parts_of(*pair) for pair in zip(("b a", "a"), differing_spans(["b a", "a"]), strict=True)] == [
-        ["b "],
-        ["a"],
-    ]
+    assert list(map(parts_of, ("b a", "a"), differing_spans(["b a", "a"]))) == [["b "], ["a"]]
 
 
 def test_every_version_has_a_span_at_every_place_and_the_rest_is_common_to_all() -> None:

@@ -12,17 +12,11 @@ from finished import rows as rows_scored
 from marked_runs import run_here, versions_audit
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
-from pipeline.corpus.documents import read_shard
 from pipeline.models.load import open_model
 from pipeline.passes.forward import forward
 from pipeline.passes.shared import common_beginning, forward_of_versions, shares_beginnings
 from pipeline.passes.statistics import STATISTICS
-from pipeline.stages.base import Output, Placement
-from pipeline.stages.registry import stages_of
-from pipeline.store.files import Store
 from seenset import score
 
 
@@ -54,17 +48,12 @@ def test_statistics_are_those_of_versions_apart(tiny: Any) -> None:
 @pytest.mark.parametrize("k", [5, 20])
 def test_a_common_half_costs_at_most_six_tenths_of_the_tokens(tiny: Any, k: int) -> None:
     ids = versions_of(np.random.default_rng(1), 20, [19] * k)
-    seen = []
-
-    def count(module: Any, args: Any, kwargs: Any) -> None:
-        seen.append(kwargs["input_ids"].numel())
-
+    seen: list[int] = []
     shares_beginnings(tiny)
-    handle = tiny.model.model.register_forward_pre_hook(count, with_kwargs=True)
-    try:
+    with tiny.model.model.register_forward_pre_hook(
+        lambda *given: seen.append(given[2]["input_ids"].numel()), with_kwargs=True
+    ):
         forward_of_versions(tiny, ids, frozenset({"log_prob"}), common_beginning(ids))
-    finally:
-        handle.remove()
     assert sum(seen) <= 0.6 * sum(map(len, ids))
 
 
@@ -79,12 +68,8 @@ def scored(folder: Path, model: Path, rows: list[dict[str, Any]], name: str, **r
     path = folder / "versions.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path)
     source = {"path": str(path), "id": "id", "versions": {}}
-    changed = {
-        "run": str(folder / name),
-        "detectors": ["loss", "min_k"],
-        "resources": {"cluster": "local", **resources},
-    }
-    assert run_here(folder, versions_audit(folder, model, source, **changed)) == 0
+    settings = {"detectors": ["loss", "min_k"], "resources": {"cluster": "local", **resources}}
+    assert run_here(folder, versions_audit(folder, model, source, run=str(folder / name), **settings)) == 0
     held = rows_scored(folder / name)
     return [held[row["id"]]["versions"]["scores"] for row in rows]
 
@@ -105,27 +90,3 @@ def test_runs_give_the_scores_of_versions_apart_and_the_same_bytes_in_any_shards
     expected = np.stack([apart[name].to_numpy() for name in names], axis=1).reshape(12, 12)
     np.testing.assert_allclose(together, expected, atol=1e-4, rtol=0)
     assert together != expected.tolist()  # so that beginnings were shared
-
-
-@pytest.mark.parametrize(("batch_tokens", "together"), [(1, 1), (100, 2)])
-def test_versions_share_a_pass_within_batch_tokens_and_one_without_a_number_refuses_all(
-    tmp_path: Path, tiny_model_folder: Path, batch_tokens: int, together: int
-) -> None:
-    texts = [f"{' '.join(WORDS[:20] * 2)} {word} red" for word in WORDS[20:26]]
-    pq.write_table(pa.Table.from_pylist([{"versions": texts, "index": 0}]), tmp_path / "a.parquet")
-    settings = versions_audit(tmp_path, tiny_model_folder, {"path": str(tmp_path / "a.parquet"), "versions": {}})
-    config = build_config({**settings, "resources": {"batch_tokens": batch_tokens}})
-    (stage,), (shard,), seen = stages_of(config), make_plan(config).shards, set[int]()
-    worker, output = stage.make(stage, Placement()), Output()
-    lm = worker.scorer.models["target"]
-    entries = worker.prepare(list(read_shard(shard)), worker.open(shard, Store(config.run), output), output)
-    assert shares_beginnings(lm)
-    lm.model.model.register_forward_pre_hook(lambda *given: seen.add(len(given[2]["input_ids"])), with_kwargs=True)
-    worker.work(entries, output)
-    assert max(seen) == together
-    first, second = (set(lm.tokenizer(text)["input_ids"]) for text in texts[:2])
-    bad = torch.tensor(sorted(second - first))
-    embeddings = lm.model.get_input_embeddings()
-    embeddings.register_forward_hook(lambda _, ids, out: out.masked_fill(torch.isin(ids[0], bad)[..., None], torch.nan))
-    worker.work(entries, output)
-    assert output.refused[0][1:] == ("non_finite_score", "version 1: not a finite number: loss")

@@ -153,19 +153,13 @@ def test_a_shard_that_was_interrupted_is_isolated_and_alone_in_its_process(finis
     assert [len(read_rows(stage_of(), shard, store)) for shard in shards] == [9, 9, 9]
 
 
-def test_only_the_documents_of_the_batch_at_a_death_are_isolated_where_it_was_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("at", "alone"), [([], []), (["batch 2+2", "work 2", "work 5"], ["a" * 3, "a" * 6])])
+def test_only_what_was_in_flight_at_a_death_is_isolated(at: list[str], alone: list[str], tmp_path: Path) -> None:
     (shard,), store = shards_of(tmp_path, letters("a", 9))
-    store.write_json(f"attempts/turns/{shard.id}.json", died(LOCAL_DRIVER, at=["batch 2+2", "work 2", "work 5"]))
+    store.write_json(f"attempts/turns/{shard.id}.json", died(LOCAL_DRIVER, at))
     in_one_process(stage_of(), [shard], store)
-    assert [text for event, text in made[-1].notes if event == "work"][:2] == ["a" * 3, "a" * 6]
-    assert len([text for event, text in made[-1].notes if event == "prepare"]) == 2 + 3, "two alone, then three windows"
-
-
-def test_a_shard_in_which_nothing_was_in_flight_is_not_isolated(tmp_path: Path) -> None:
-    (shard,), store = shards_of(tmp_path, letters("a", 9))
-    store.write_json(f"attempts/turns/{shard.id}.json", died(LOCAL_DRIVER, at=[]))
-    in_one_process(stage_of(), [shard], store)
-    assert len([text for event, text in made[-1].notes if event == "prepare"]) == 3
+    assert [text for event, text in made[-1].notes if event == "work"][: len(alone)] == alone
+    assert len([text for event, text in made[-1].notes if event == "prepare"]) == len(alone) + 3, "then three windows"
 
 
 @pytest.mark.parametrize(
