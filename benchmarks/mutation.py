@@ -174,6 +174,66 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self.window = Window(1024, characters=1 << 20)",
         NUMBER,
     ): "documents that are prepared at a time: the numbers of a document depend on it alone",
+    (
+        "pipeline/stages/ask_log_probs.py",
+        "return [Entry(each, 0, inputs.get((each.row, text_digest(each.text)))) for each in documents]",
+        "0 -> 1",
+    ): "the same length for all",
+    (
+        "pipeline/stages/sample.py",
+        "entries.append(Entry(document, 0, (task, texts)))",
+        "0 -> 1",
+    ): "the same length for all",
+    (
+        "pipeline/stages/sample.py",
+        "if len(filed) >= self.settings.draws:  # more than is wanted now may be wanted later",
+        ">= -> >",
+    ): "of as many draws as are wanted none is asked for, and the same row is kept",
+    (
+        "pipeline/stages/process.py",
+        "for _, number, receipt in sorted(bases, key=lambda base: base[:2], reverse=True):",
+        "2 -> 3",
+    ): "no two have the same number, so that the receipt never decides",
+    (
+        "pipeline/stages/local.py",
+        "TICK_SECONDS = 0.5",
+        NUMBER,
+    ): "how often a driver hears that nothing is new",
+    (
+        "pipeline/stages/local.py",
+        "ENDPOINT_WORKERS = 2",
+        NUMBER,
+    ): "shards about which an endpoint is asked at a time: an answer depends on the document alone",
+    (
+        "pipeline/stages/local.py",
+        "STOP_SECONDS = 2.0",
+        NUMBER,
+    ): "seconds for which a driver that stops waits for workers, whose shards are begun anew",
+    (
+        "pipeline/stages/local.py",
+        "thread.join(max(0.0, end - time.monotonic()))",
+        "0.0 -> 0.1",
+    ): "a driver that stops waits a tenth of a second longer",
+    (
+        "pipeline/stages/paraphrase.py",
+        "WINDOW_DOCUMENTS = 64",
+        NUMBER,
+    ): "documents that are prepared at a time: the paraphrases of a document depend on it alone",
+    (
+        "pipeline/stages/score_versions.py",
+        "step = max(1, self.batch_size.tokens // longest)",
+        NUMBER,
+    ): "versions of a document that are computed at a time: memory",
+    (
+        "pipeline/stages/score_versions.py",
+        "step = max(1, self.batch_size.tokens // longest)",
+        "// -> *",
+    ): "versions of a document that are computed at a time: memory",
+    (
+        "pipeline/stages/score_versions.py",
+        "for before, after in zip([-1, *common], [*common, len(pieces[0])], strict=True):",
+        "1 -> 2",
+    ): "any negative number stands for the beginning",
 }
 """(module, line, change) -> why no result can show the change."""
 

@@ -229,12 +229,9 @@ def test_roles_name_their_columns_as_they_like_and_a_scan_has_one_scorer(tmp_pat
     unseen = {"path": str(tmp_path / "unseen.parquet"), "image": "photo", "caption": "title"}
     images = [encoded(picture) for picture in PICTURES]
     pq.write_table(pa.table({"photo": images, "title": CAPTIONS}), tmp_path / "unseen.parquet")
-    settings = {
-        "selections": [{"name": "members", "detectors": [GIVEN], "procedure": "bh"}],
-        "limits": {"document_bytes": 100_000, "picture_pixels": 10_000},
-        "detectors": OF_CAPTIONS,
-    }
-    config = audit_of(tmp_path, llava, corpus={"audit": source, "unseen": unseen}, **settings)
+    corpus, limits = {"audit": source, "unseen": unseen}, {"document_bytes": 100_000, "picture_pixels": 10_000}
+    selections = [{"name": "members", "detectors": [GIVEN], "procedure": "bh"}]
+    config = audit_of(tmp_path, llava, corpus=corpus, limits=limits, selections=selections, detectors=OF_CAPTIONS)
     finished(config)
     shards, (scoring,) = make_plan(config).shards, stages_of(config)
     scored = read_scored(Store(config.run), shards)

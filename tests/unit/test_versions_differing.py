@@ -91,6 +91,7 @@ def test_the_score_is_the_mean_log_probability_of_the_differing_tokens(tmp_path:
         assert keep == [not differing.isdisjoint(range(*of_token)) for of_token in offsets[1:]]
         assert 0 < sum(keep) < len(keep)
         expected.append(float(log_probs[torch.tensor(keep)].mean()))
+    assert receipt.tokens == 2 * sum(len(tokenizer(text)["input_ids"]) for text in TEXTS)
     first, second = (row["versions"]["scores"] for row in store.read_table(receipt.data).to_pylist())
     np.testing.assert_allclose(first, expected, rtol=1e-4)
     assert second == pytest.approx(first[::-1]), "the first version only aligns the others"
