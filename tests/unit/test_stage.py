@@ -32,7 +32,7 @@ from pipeline.stages.events import Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
 from pipeline.stages.prefixes import Prefixes, Shots
-from pipeline.stages.process import earlier_rows, new_rows, read_rows
+from pipeline.stages.process import earlier_rows, file_rows, filed_rows, new_rows, read_rows
 from pipeline.stages.registry import stages_of
 from pipeline.stages.sample import SampleSettings
 from pipeline.stages.score import ScoreSettings
@@ -252,10 +252,15 @@ def test_a_batch_holds_documents_of_like_length_within_its_size(
             assert padded > tokens or too_much
 
 
-def test_a_table_holds_the_rows_that_changed_since_those_that_it_goes_on_from() -> None:
-    kept = {"doc_id": "a", "row": 0, "reason": None, "problem": None, "texts": ["x"]}
+def test_a_table_holds_the_rows_that_changed_since_those_that_it_goes_on_from(tmp_path: Path) -> None:
+    kept = {"doc_id": "a", "row": 0, "rest": "r", "texts": ["x"], "reason": None, "problem": None}
     refused = {**kept, "row": 1, "reason": "endpoint", "problem": "no answer", "texts": []}
     earlier = {0: kept, 1: refused, 2: {**kept, "row": 2}}
     rows = {**earlier, 1: {**refused, "reason": None, "problem": None}, 2: {**kept, "row": 2, "texts": ["x", "y"]}}
-    changed = [(row["row"], row["reason"], row["texts"]) for row in new_rows(rows, earlier)]
-    assert changed == [(1, None, []), (2, None, ["y"])]
+    changed = [(row["row"], row["rest"], row["reason"], row["texts"]) for row in new_rows(rows, earlier)]
+    assert changed == [(1, None, None, []), (2, None, None, ["y"])]
+    (shard,), store = shards_of(tmp_path, ["a"])
+    stage = counting(schema=rows_schema(("rest", pa.string()), ("texts", pa.list_(pa.string()))))
+    first = file_rows(stage, shard, store, Output(rows=earlier), 0.0)
+    output = Output(rows=rows, base=first, base_rows=filed_rows(store, first))
+    assert filed_rows(store, file_rows(replace(stage, name="more", digest=_by_name), shard, store, output, 0.0)) == rows
