@@ -186,6 +186,7 @@ def test_an_endpoint_that_tells_log_probabilities_gives_the_scores_of_its_weight
         expected = {detector.column: detector.score(evidence).item() for detector in parse_detectors(detectors)}
         assert {column: row[column] for column in detectors} == pytest.approx(expected, rel=1e-4, abs=1e-6)
         assert 0 <= row["samia(draws=1)"] <= 1
+        assert row["n_tokens"] == 1 + read(text).log_prob.shape[1]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import attempts
 from recorder import SECONDS, Recorder, letters, made, make, shards_of, stage_of
 
 from benchmarks.plain_loop import process
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
+from pipeline.errors import ExitCode, LostDeviceError
 from pipeline.stages.base import Entry, Output, Placement, Stage, Window, model_digests
 from pipeline.stages.events import Failure
 from pipeline.stages.local import finish_shards
@@ -160,6 +163,34 @@ def test_only_what_was_in_flight_at_a_death_is_isolated(at: list[str], alone: li
     in_one_process(stage_of(), [shard], store)
     assert [text for event, text in made[-1].notes if event == "work"][: len(alone)] == alone
     assert len([text for event, text in made[-1].notes if event == "prepare"]) == len(alone) + 3, "then three windows"
+
+
+class OnDevice(Recorder):
+    """Works on a device that a text may break; it then refuses every text, as CUDA does."""
+
+    lost = False
+
+    def work(self, batch: list[Entry], output: Output) -> None:
+        self.lost = self.lost or any("assertion" in entry.work for entry in batch)
+        if self.lost:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`")
+        super().work(batch, output)
+
+
+@pytest.mark.parametrize("delay", [0, 0.5])
+def test_a_lost_device_ends_a_run_in_one_line_and_the_log_names_what_was_in_flight(
+    delay: float, tmp_path: Path
+) -> None:
+    texts = [[f"document {4 * shard + row}" for row in range(4)] for shard in range(5)]
+    texts[1][3] = "an assertion"
+    shards, store = shards_of(tmp_path, *texts)
+    events = finish_shards(replace(stage_of(), make=OnDevice, digest=model_digests()), shards, store, workers=1)
+    line = rf"^shard {shards[1].id} of {shards[1].name}: .*device-side assert triggered.*the same command goes on.*$"
+    with pytest.raises(LostDeviceError, match=line) as raised:  # of a driver that is slow to hear of it
+        deque((time.sleep(delay) for _ in events), maxlen=0)
+    assert raised.value.exit_code == ExitCode.INCOMPLETE
+    assert store.names("attempts/turns", ".json") == [f"{shards[1].id}.json"]
+    assert store.read_json(f"attempts/turns/{shards[1].id}.json")["at"] == ["work 3"]
 
 
 @pytest.mark.parametrize(
