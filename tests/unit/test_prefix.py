@@ -255,7 +255,7 @@ def test_a_run_scores_alike_in_any_shards_and_calibrates_without_shots(tmp_path:
     assert len(manifest["calibration"]["seen"]) == 27
     summary = json.loads((tmp_path / "whole/run/selection/members/summary.json").read_text())
     stated = summary["diagnostics"]["fine_tuned"]["sentence"]
-    assert stated.startswith("5 unseen documents do not calibrate: they were fine-tuned on or stand in a prefix")
+    assert stated.startswith("5 unseen documents do not calibrate: they were fine-tuned on or are in a prefix")
     assert summary["n_calibration"] == 25
 
 
@@ -290,4 +290,4 @@ def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
     assert [forward_passes({"kind": "gradient", "paraphrases": draws}) for draws in (0, 2)] == [3, 9]
     assert forward_passes(continued) == 0.25 + 4 * 0.75, "the prefix once, and the rest once a draw"
     shown = " ".join(here(capsys, "plan", path)[0].split())
-    assert re.search(r"pass forward: target model, plain text behind 4 of unseen \(\d+ tokens\)", shown)
+    assert re.search(r"pass forward: target model, plain text after 4 of unseen \(\d+ tokens\)", shown)

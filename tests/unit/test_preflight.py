@@ -82,7 +82,7 @@ def test_a_bad_fact_is_a_line_of_its_node_and_check() -> None:
             f"{WEIGHTS} of org/model is of another content",
         ),
         (held({WEIGHTS: FILES[WEIGHTS]}), "model", "red", "config.json of org/model is missing there"),
-        (held({CONFIG: FILES[CONFIG]}), "model", "note", "org/model: the hub will send its weights"),
+        (held({CONFIG: FILES[CONFIG]}), "model", "note", "org/model: the hub will send the weights"),
         ({"input": {"marks": {"a.jsonl": "cannot be read: no"}}}, "input", "red", "a.jsonl: cannot be read: no"),
         ({"input": {"marks": {"a.jsonl": [101, "cc"]}}}, "input", "red", "a.jsonl is another file there"),
         ({"run_directory": {"seen": False}}, "run directory", "red", "it does not see what this machine writes there"),
