@@ -28,7 +28,7 @@ from pipeline.detectors.registry import PluginCode
 from pipeline.errors import UserError
 from pipeline.stages.ask_log_probs import LogProbSettings
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Wanted, Window, model_digests, rows_schema
-from pipeline.stages.events import Ready
+from pipeline.stages.events import Advance, Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
 from pipeline.stages.prefixes import Prefixes, Shots
@@ -186,14 +186,15 @@ def test_a_killed_process_suspects_no_document_that_another_thread_worked_on(tmp
 
 
 def test_threads_end_soon_when_nobody_waits_for_them(tmp_path: Path) -> None:
-    (shard,), store = shards_of(tmp_path, ["a"] * 40)
+    (shard,), store = shards_of(tmp_path, ["a"] * 39 + ["a bad one"])
     stage = counting()
     events = finish_shards(stage, [shard], store, workers=2)
     assert isinstance(next(events), Ready)
     events.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("seenset-worker")]
-    list(finish_shards(stage, [shard], store, workers=2))
-    assert [receipt.n_scored for receipt in read_receipts(store, "count")] == [40]
+    done = [event for event in finish_shards(stage, [shard], store, workers=2) if isinstance(event, Advance)]
+    assert done[-1].documents == 40, "with the one that is refused"
+    assert [receipt.n_scored for receipt in read_receipts(store, "count")] == [39]
 
 
 def test_what_is_wrong_with_the_settings_is_no_fault_of_a_document(tmp_path: Path) -> None:

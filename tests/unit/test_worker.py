@@ -68,6 +68,7 @@ def test_a_window_is_read_while_the_one_before_is_worked_on(tmp_path: Path) -> N
     stage = stage_of(together=2)
     in_one_process(stage, shards, store)
     assert len(read_rows(stage, shards[0], store)) == 5
+    assert made[-1].placement.shared is None
 
 
 @pytest.mark.parametrize("finish", WAYS)
@@ -94,6 +95,8 @@ def test_a_worker_prefetches_no_shard_that_another_could_start(tmp_path: Path) -
     stage = stage_that_meets(3)
     list(finish_shards(stage, shards, store, workers=3))
     assert [receipt.n_scored for receipt in read_receipts(store, "turns")] == [4, 4, 4]
+    one, *others = {worker.placement.shared for worker in made[-3:]}
+    assert (one is None, others) == (False, []), "all share one set of weights"
 
 
 @pytest.mark.parametrize("finish", WAYS)
