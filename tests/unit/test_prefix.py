@@ -287,7 +287,8 @@ def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
     assert [entry["prefix"] for entry in passes if entry["prefix_cost"]] == ["one of 5 of unseen"]
     assert [forward_passes(entry) for entry in passes] == [1 + entry["prefix_cost"] for entry in passes]
     continued = {"kind": "generate", "prefix_ratio": 0.25, "draws": 4}
-    assert [forward_passes({"kind": "gradient", "paraphrases": draws}) for draws in (0, 2)] == [3, 9]
+    paraphrased = [{"kind": kind, "paraphrases": draws} for kind in ("forward", "gradient") for draws in (0, 2)]
+    assert list(map(forward_passes, paraphrased)) == [1, 3, 3, 9]
     assert forward_passes(continued) == 0.25 + 4 * 0.75, "the prefix once, and the rest once a draw"
     shown = " ".join(here(capsys, "plan", path)[0].split())
     assert re.search(r"pass forward: target model, plain text after 4 of unseen \(\d+ tokens\)", shown)
