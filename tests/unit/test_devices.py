@@ -15,6 +15,7 @@ from pipeline.audit.machine import LocalMachine
 from pipeline.audit.work import device_on_file, note_device
 from pipeline.errors import UserError
 from pipeline.models.devices import CPU, ENVIRONMENT, Device, compute_as
+from pipeline.passes.budget import Budget
 from pipeline.stages.base import Placement, Stage, Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
@@ -61,6 +62,7 @@ def test_weights_that_leave_nothing_and_a_worker_on_another_device_are_refused(s
     LlamaConfig().save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r": 25\.1 GiB of weights leave no room"):
         Wanted(config, Device(1.0, 20 * GIB)).budget(config.model)
+    assert Wanted(config, Device(1.0, int(31.9 * GIB))).budget(config.model) == Budget(64, 1, 6)
     for stage in stages(H100):
         with pytest.raises(UserError, match="this stage computes on cuda, and its worker has 0 GPUs, which is cpu"):
             stage.make(stage, Placement())
