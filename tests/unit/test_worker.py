@@ -188,7 +188,7 @@ def test_a_lost_device_ends_a_run_in_one_line_and_the_log_names_what_was_in_flig
     texts[1][3] = "an assertion"
     shards, store = shards_of(tmp_path, *texts)
     events = finish_shards(replace(stage_of(), make=OnDevice, digest=model_digests()), shards, store, workers=1)
-    line = rf"^shard {shards[1].id} of {shards[1].name}: .*device-side assert triggered.*the same command goes on.*$"
+    line = rf"^shard {shards[1].id} of {shards[1].name}: .*device-side assert triggered.*rerun the command.*$"
     with pytest.raises(LostDeviceError, match=line) as raised:  # of a driver that is slow to hear of it
         deque((time.sleep(delay) for _ in events), maxlen=0)
     assert raised.value.exit_code == ExitCode.INCOMPLETE
