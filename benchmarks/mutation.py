@@ -86,7 +86,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "the same length for all",
     (
         "pipeline/stages/sample.py",
-        "if len(filed) >= self.settings.draws:  # additional draws may be needed later",
+        "if len(filed) >= self.settings.draws:",
         ">= -> >",
     ): "of as many draws as are wanted none is asked for, and the same row is kept",
     (
