@@ -180,6 +180,31 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "1 -> 2",
     ): "no token has either number, and what is masked is taken out again",
     (
+        "pipeline/detectors/likelihood.py",
+        "rarity = evidence.rarity[_counted(documents)].to(t.mask.device)[t.token.masked_fill(~t.mask, 0)]",
+        "0 -> 1",
+    ): "the token of positions that are masked, of which no score reads the rarity",
+    (
+        "pipeline/detectors/likelihood.py",
+        "new = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)",
+        "0 -> 1",
+    ): "a column more than there are positions, which is not read",
+    (
+        "pipeline/detectors/pairs.py",
+        'return _of_finite(scores, difference + target.renyi["inf"].where(mask, 0.0), mask)',
+        "+ -> -",
+    ): "whether both are finite: so is their sum and their difference, and else neither is",
+    (
+        "pipeline/detectors/pairs.py",
+        'return _of_finite(scores, difference + target.renyi["inf"].where(mask, 0.0), mask)',
+        "0.0 -> 0.1",
+    ): "any finite number, of which only that it is finite counts",
+    (
+        "pipeline/detectors/draws.py",
+        "row = [i] + [most + 1] * len(other)",
+        "1 -> 2",
+    ): "any number of edits above the most that are allowed",
+    (
         "pipeline/passes/gradient.py",
         "group.out_features += output.shape[-1]",
         "+ -> -",

@@ -48,14 +48,14 @@ def tiny(tiny_model_folder: Path) -> LanguageModel:
 
 
 def test_scores_are_their_formulas() -> None:
-    detectors = parse_detectors([{"recall": {"shots": 3}}, {"con_recall": {"shots": 3, "gamma": 0.25}}, "codec"])
+    detectors = parse_detectors([{"recall": {"shots": 3}}, {"con_recall": {"shots": 3}}, "codec"])
     prefixes = Prefix("unseen", 3), Prefix("seen", 3), Prefix("unseen", 10, joined=False)
     rng, mask = np.random.default_rng(0), np.arange(9) < [[9], [5], [1]]
     drawn = -rng.random((4, 3, 9))
     found = dict(zip((FORWARD, *map(behind, prefixes)), drawn, strict=True))
     assert set(plan_passes(detectors)) == set(found)
     alone, unseen, seen, other = (drawn * mask).sum(2) / mask.sum(1)
-    expected = [unseen / alone, (unseen - 0.25 * seen) / alone, alone - other]
+    expected = [unseen / alone, (unseen - 0.5 * seen) / alone, alone - other]
     statistics = {one: TokenStatistics(torch.tensor(values), torch.tensor(mask)) for one, values in found.items()}
     for detector, values in zip(detectors, expected, strict=True):
         np.testing.assert_allclose(detector.score(Evidence([""] * 3, statistics)), values)
