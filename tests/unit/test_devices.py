@@ -63,6 +63,9 @@ def test_weights_that_leave_nothing_and_a_worker_on_another_device_are_refused(s
     with pytest.raises(UserError, match=r": 25\.1 GiB of weights leave no memory"):
         Wanted(config, Device(1.0, 20 * GIB)).budget(config.model)
     assert Wanted(config, Device(1.0, int(31.9 * GIB))).budget(config.model) == Budget(64, 1, 6)
+    LlamaConfig(num_hidden_layers=8).save_pretrained(tmp_path / "small")
+    pair = [config.model, config.model.model_copy(update={"path": str(tmp_path / "small")})]
+    assert len({Wanted(config, Device(1.0, 48 * GIB)).budget(*models) for models in (pair, pair[::-1])}) == 1
     for stage in stages(H100):
         with pytest.raises(UserError, match="this stage computes on cuda, and its worker has 0 GPUs, which is cpu"):
             stage.make(stage, Placement())
