@@ -260,6 +260,91 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         NUMBER,
     ): "documents that are prepared at a time: the numbers of a document depend on it alone",
     (
+        "pipeline/passes/gradient.py",
+        "self.out_features = 0",
+        "0 -> 1",
+    ): "it decides which of two products gives the same norm at less cost",
+    (
+        "pipeline/passes/gradient.py",
+        "self.waiting = 0",
+        "0 -> 1",
+    ): "the group is counted when the pass ends: memory, and no number",
+    (
+        "pipeline/passes/gradient.py",
+        "group.waiting -= 1",
+        "- -> +",
+    ): "the group is counted when the pass ends: memory, and no number",
+    (
+        "pipeline/passes/gradient.py",
+        "if _gram_is_cheaper(out.shape[1], inputs.shape[2], group.out_features):",
+        "1 -> 2",
+    ): "it decides which of two products gives the same norm at less cost",
+    (
+        "pipeline/passes/generate.py",
+        "self.cache = cache_of(self.lm.model, max(map(len, self.ids)) + self.limit)",
+        "+ -> -",
+    ): "the room that is reserved: a cache that is full grows",
+    (
+        "pipeline/passes/generate.py",
+        "self.due = len(self.ids) + missing",
+        "+ -> -",
+    ): "words are counted at every token, and no draw ends sooner",
+    (
+        "pipeline/passes/paraphrase.py",
+        "elif length(sentence.strip()) <= limit:",
+        "<= -> <",
+    ): "a sentence that just fits is cut into one piece",
+    (
+        "pipeline/passes/shared.py",
+        "beginning, held = _begun(model, tail, probe[:1, :4])",
+        "1 -> 2",
+    ): "two rows that are the same, in place of one",
+    (
+        "pipeline/passes/shared.py",
+        "if not self.room or held + new > self.room[0].shape[2]:",
+        "0 -> 1",
+    ): "keys and values have the same room",
+    (
+        "pipeline/passes/parts.py",
+        "renyi={order: table([part.renyi[order] for part in parts]) for order in parts[0].renyi},",
+        "0 -> 1",
+    ): "all parts have the same statistics, and there are two at least",
+    (
+        "pipeline/passes/parts.py",
+        "mod_renyi={order: table([part.mod_renyi[order] for part in parts]) for order in parts[0].mod_renyi},",
+        "0 -> 1",
+    ): "all parts have the same statistics, and there are two at least",
+    (
+        "pipeline/passes/pictures.py",
+        "width = max([1, *map(len, at)])",
+        "1 -> 2",
+    ): "one more column, which is masked",
+    (
+        "pipeline/passes/forward.py",
+        'limit = max(1, elements.get(device.type, elements["cuda"]) // vocabulary)',
+        "1 -> 2",
+    ): "two rows at a time, where a single one has more logits than the limit: memory, and no number",
+    (
+        "pipeline/passes/sweep_triton.py",
+        "series = 1.0 / 13 + q * (1.0 / 15)",
+        "13 -> 14",
+    ): "less than half of a rounding of float32",
+    (
+        "pipeline/passes/sweep_triton.py",
+        "series = 1.0 / 13 + q * (1.0 / 15)",
+        "15 -> 16",
+    ): "less than half of a rounding of float32",
+    (
+        "pipeline/passes/sweep_triton.py",
+        "series = 1.0 / 13 + q * (1.0 / 15)",
+        "+ -> -",
+    ): "less than half of a rounding of float32",
+    (
+        "pipeline/passes/sweep_triton.py",
+        "logits, targets, results, rows, columns, logits.stride(0), factor, softcap or 1.0, *flags,",
+        "1.0 -> 1.6",
+    ): "not read where logits are not capped",
+    (
         "pipeline/passes/forward.py",
         'TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}',
         NUMBER,

@@ -29,7 +29,6 @@ from pipeline.detectors.prefix import behind
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, open_model
-from pipeline.passes import parts as parts_module
 from pipeline.passes import shared
 from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.passes.parts import PassSizes, behind_in_parts
@@ -88,7 +87,7 @@ def test_a_prefix_is_read_once_for_all_batches_and_a_long_one_is_held_alone(tiny
     held = shared.HeldPrefixes()
     with calls_of(tiny.model.model) as calls:
         for _ in range(2):
-            parts_module.behind_in_parts(tiny, [list(range(2, 102))], [0] * 20, ids, 1_040, PassSizes(), held)
+            behind_in_parts(tiny, [list(range(2, 102))], [0] * 20, ids, 1_040, PassSizes(), held)
     assert [call["input_ids"].numel() for call in calls] == [100, 40, 40, 40, 40]
     held, tail = shared.HeldPrefixes(), shared.tail_of(tiny.model)
     with torch.inference_mode():
