@@ -232,7 +232,7 @@ def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(tmp_path: Pa
     tokens=st.integers(1, 2048),
     padding=st.none() | st.integers(0, 200),
 )
-@example(lengths=[2, 4], tokens=8, padding=2)
+@example(lengths=[1, 2, 3, 5], tokens=10, padding=2)
 def test_a_batch_holds_documents_of_like_length_within_its_size(
     lengths: list[int], tokens: int, padding: int | None
 ) -> None:
