@@ -246,6 +246,8 @@ def test_an_installed_module_counts_by_all_of_its_package(tmp_path: Path, monkey
     assert set(before) == {"their_detectors"}
     helper.write_text("x = 2\n")
     assert plugin_fingerprint(config.import_, config.detectors) != before
+    write(package, "\n1 / 0", "broken.py")
+    assert "import: their_detectors.broken (broken.py, line 2): cannot" in user_error(load, "their_detectors.broken")
     for name in ("their_detectors", "their_detectors.likelihood"):
         monkeypatch.delitem(sys.modules, name)
 
