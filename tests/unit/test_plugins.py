@@ -230,7 +230,6 @@ def test_the_content_of_a_plugin_is_in_the_fingerprint_and_its_place_is_not(tmp_
     assert set(before) == set(after) == {"my_detectors.py"}
     assert before != after
     procedures = write(tmp_path, PROCEDURE, "procedures.py")
-    load(procedures)
     assert plugin_fingerprint([procedures], ["loss"]) == plugin_fingerprint([], ["loss"]) == {}, "they change no score"
 
 
