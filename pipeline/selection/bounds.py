@@ -79,7 +79,7 @@ def _limits(k: int, t: np.ndarray, height: float | np.ndarray) -> np.ndarray:
 def _levels(n: int, depth: int) -> np.ndarray:
     """The ranks at which the nulls are counted: close to 0 and to 1 all, between them by factors of STEP."""
     size = n + 1
-    first, last = max(1, math.ceil(size * LOWEST / 2**depth)), math.floor(size * HIGHEST)
+    first, last = math.ceil(size * LOWEST / 2**depth), math.floor(size * HIGHEST)
     levels, j = [], first
     while j <= last:
         levels.append(j)
@@ -180,7 +180,7 @@ def _place(delta: Fraction) -> int:
     """Which of the ordered draws to take, from 1, so that it is below the true quantile with probability UNLUCKY."""
     from scipy.special import bdtrc
 
-    return bisect_left(range(1, DRAWS + 2), -UNLUCKY, key=lambda place: -bdtrc(place - 1, DRAWS, 1 - float(delta))) + 1
+    return bisect_left(range(DRAWS), -UNLUCKY, key=lambda below: -bdtrc(below, DRAWS, 1 - float(delta))) + 1
 
 
 def _grid() -> tuple[int, ...]:

@@ -88,6 +88,22 @@ def test_a_simulated_envelope_is_little_higher_than_the_counted_one(
     assert 1 <= simulated.sum() / counted.sum() <= 1.012
 
 
+def test_an_envelope_has_the_same_levels_and_limits_on_every_machine() -> None:
+    for n, m, levels, sum_of_limits, within in (
+        (3_998, 4_000, [297, 40, 3_959], 608_128, 0),  # one calibration document more adds levels below a hundredth
+        (3_999, 4_000, [317, 20, 3_960], 609_475, 0),
+        (4_000, 500, [295, 41, 3_960], 78_165, 20),  # the most that are counted
+        (4_001, 499, [295, 41, 3_961], 78_113, 0),
+        (3, 666_667, [3, 1, 3], 1_752_763, 0),
+    ):
+        envelope = Envelope.of(n, m, SURE)
+        assert [envelope.levels.size, *envelope.levels[[0, -1]]] == levels
+        assert abs(envelope.most(m).sum() - sum_of_limits) <= within
+    # numbers of nulls above 64 are rounded up to powers of 1.02
+    limits = [tuple(Envelope.of(200, 1_000, SURE).most(k)) for k in (1, 2, 63, 64, 65, 66, 67)]
+    assert (len(set(limits)), limits[4]) == (6, limits[5])
+
+
 @pytest.mark.parametrize("delta", [TENTH, Fraction(1, 20), Fraction(1, 1000)])
 def test_the_draw_that_is_taken_lies_below_the_quantile_as_seldom_as_is_said(delta: Fraction) -> None:
     """It does if at least as many draws as its place lie below the quantile, each with probability 1 - delta."""
@@ -168,6 +184,8 @@ def test_the_longest_list_is_the_last_one_that_keeps_alpha() -> None:
             assert rank == max(holding, default=0)
             lengths.add(rank)
     assert len(lengths) > 5
+    lists = bounds_of_lists(RankCounts.of(np.array([1, 1001, 1001, 1001]), 1_000), SURE)
+    assert (lists.longest(TENTH), lists.wrong_at(0)) == (1_000, 0), "one document ahead of all others is a list"
 
 
 def test_no_list_of_procedure_bound_is_shorter_than_the_fewest() -> None:
@@ -181,6 +199,8 @@ def test_no_list_of_procedure_bound_is_shorter_than_the_fewest() -> None:
         if rank:
             shortest = min(shortest, counts.at_most(rank))
     assert fewest_in_list(60, 240, Fraction(1, 5), SURE) <= shortest < 240
+    assert fewest_in_list(5, 20, Fraction(1, 5), SURE) == 15, "3 of 5 nulls can lie at the first rank"
+    assert fewest_in_list(1_000, 5, Fraction(1, 2), Fraction(1, 100)) == 1
     # and nothing can be selected where the fewest exceed the audited
     assert fewest_in_list(1, 100, TENTH, SURE) > 100
     assert bounds_of_lists(RankCounts.of(np.ones(100, dtype=int), 1), SURE).longest(TENTH) == 0
@@ -192,6 +212,8 @@ def test_a_confidence_that_draws_or_the_precision_of_a_counted_probability_canno
     assert (bound.wrong_at_most, bound.members_at_least) == (5_000, 0)
     exact = Envelope.of(50, 30, 1 - Fraction(1, 10**13))  # 1 - kept is then rounding error alone
     assert (exact.most(30) == 30).all()
+    for n, k, delta in ((3_000, 5_000, Fraction(7, 10_000)), (50, 30, Fraction(bounds.LEAST_DELTA))):
+        assert (Envelope.of(n, k, 1 - delta).most(k) < k).any(), "the largest draw can, and the least probability"
 
 
 RNG = np.random.default_rng(0)

@@ -22,8 +22,6 @@ from pipeline.selection.conformal import Grid, RankCounts, calibrate, p_values, 
 from pipeline.selection.guarantees import adapted
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.estimating import (
-    MAX_BANDWIDTH,
-    MIN_BANDWIDTH,
     bandwidth,
     default_lambda,
     jkbb,
@@ -33,9 +31,9 @@ from pipeline.selection.procedures.estimating import (
     strict,
 )
 from pipeline.selection.procedures.known import known_members, known_scores
-from pipeline.selection.procedures.record import decide
+from pipeline.selection.procedures.record import Rule, decide
 from pipeline.selection.procedures.right_boundary import LAMBDAS, right_boundary
-from pipeline.selection.step_up import EXACT_HARMONIC, dependence_factor, harmonic_bound, minimum_selectable, step_up
+from pipeline.selection.step_up import dependence_factor, harmonic_bound, minimum_selectable, step_up
 from pipeline.selection.thresholds import Moments
 
 TENTH = Fraction(1, 10)
@@ -97,6 +95,7 @@ def test_procedures_equal_their_definitions_on_sorted_p_values(audit: tuple[list
     level = alpha / (1 + alpha)
     first = textbook(p, level)
     two_stages = first if first in (0, m) else textbook(p, level * m / (m - first))
+    assert decide("bky", counts, alpha).null_proportion == max(1, m - first) / m
 
     expected = {
         "bh": textbook(p, alpha),
@@ -121,14 +120,6 @@ def _parts(grid: Grid) -> list[list[Fraction]]:
     """The p-values of each group's size, without those of equal size twice."""
     sizes = {int(d) for d in np.broadcast_to(grid.denominators, grid.size)}
     return [[Fraction(k, d) for k in range(1, d + 1)] for d in sizes]
-
-
-@given(audits())
-def test_kernel_is_its_formula(audit: tuple[list[int], Grid]) -> None:
-    found, grid = audit
-    m = len(found)
-    f = sum(11 * float(grid.p(k)) ** 10 for k in found) / m
-    assert kernel(RankCounts.of(np.array(found), grid)) == pytest.approx(f + 11 * (1 / m + f / (grid.n + 1)), rel=1e-9)
 
 
 def e_value(p: Fraction, grid: Grid, m: int, alpha: Fraction) -> Fraction:
@@ -160,11 +151,18 @@ def test_ebh_pays_less_for_dependence_than_by_in_a_large_audit() -> None:
     factors = {m: float(dependence_factor(Grid.uniform(1_000), m, TENTH)) for m in (10, 100, 10_000, 10**8)}
     assert factors[10] == pytest.approx(sum(1 / j for j in range(1, 11)))  # that of by
     assert factors[100] == factors[10**8] == pytest.approx(sum(1 / j for j in range(1, 27)))  # by: 5.2 and 19
-    total, last = Fraction(1), 1
-    while (last + 1) * total <= Fraction(10**5 + 1, 10):
-        last += 1
-        total = total + Fraction(1, last) if last < 200 else total + Fraction(1 / last)
-    assert total <= dependence_factor(Grid.uniform(10**5), 10**8, TENTH) <= total + Fraction(1, 10**9)
+    assert dependence_factor(Grid.uniform(19), 10**8, TENTH) == Fraction(3, 2), "at a tie of 2/20 and alpha both count"
+    for n, exact in ((6_950, True), (7_050, False), (10**5, False)):  # 128 ranks, 129 and 1,291
+        total, last = Fraction(1), 1
+        while (last + 1) * total <= Fraction(n + 1, 10):
+            last += 1
+            total += Fraction(1, last)
+        factor = dependence_factor(Grid.uniform(n), 10**8, TENTH)
+        assert total <= factor <= total + Fraction(1, 10**9)
+        assert (factor == total) == exact
+    rule = Rule(PROCEDURES["ebh"], TENTH)
+    grids = [rule.procedure.factor.at_one(rule, n, 10**5) for n in (10**6, 10**6 + 1)]
+    assert grids[0] < grids[1] == harmonic_bound(10**5), "no grid of more than a million is counted"
 
 
 def test_known_members_recovers_the_share_of_a_mixture_exactly() -> None:
@@ -183,7 +181,7 @@ def test_known_members_that_tell_nothing_give_a_null_proportion_of_one() -> None
     audit = RankCounts.of(np.array([1, 2, 3, 9]), 9)
     for known in ([1, 9], [10], [5, 6]):  # mean p of one half or more: theta <= 1
         estimate = known_members(audit, RankCounts.of(np.array(known), 9))
-        assert (estimate.theta <= 1, estimate.pi0) == (True, 1.0)
+        assert (estimate.theta <= 1, estimate.unclipped, estimate.pi0) == (True, 1.0, 1.0)
     below = known_members(RankCounts.of(np.array([1, 1, 1]), 9), RankCounts.of(np.array([2]), 9))
     assert below.unclipped < 0
     assert below.pi0 == 1.0
@@ -203,13 +201,14 @@ def test_audited_documents_with_the_mean_p_of_the_known_ones_give_a_null_proport
     assert (answer.summary.null_proportion, answer.summary.n_selected) == (1.0, 0)
 
 
-@pytest.mark.parametrize(("known", "audit"), [([5, 5], [6, 7]), ([1, 1], [3]), ([5, 6], [0, 1]), ([5], [])])
+@pytest.mark.parametrize(("known", "audit"), [([5, 5], [6, 7]), ([1, 1], [3]), ([5, 6], [0, 1]), ([5], []), ([5], [5])])
 def test_known_scores_that_tell_nothing_give_a_null_proportion_of_one(known: list[float], audit: list[float]) -> None:
-    """Audited documents beyond the known ones, no difference to nulls, all like nulls, none audited."""
+    """Audited documents beyond the known ones, no difference to nulls, all like nulls, none audited, all known-like."""
     sides = (np.array(side, dtype=float) for side in ([0, 1, 2], known, audit))
     estimate = known_scores(*(Moments.of(side, 1.0) for side in sides))
     assert estimate.pi0 == 1.0
     assert (estimate.theta == 1.0) == (audit != [0, 1])
+    assert estimate.unclipped == 1.0 or known != [1, 1]
 
 
 def test_known_scores_are_those_of_the_published_equations() -> None:
@@ -337,12 +336,15 @@ def test_it_stops_where_the_estimate_first_does_not_fall() -> None:
     decision = decide("right_boundary", counts, Fraction(1, 4))
     assert (decision.factor, decision.details["lambda"]) == (Fraction(9, 16), 0.2)
     assert decision.rank == step_up(counts, Fraction(1, 4), Fraction(9, 16))
+    assert right_boundary(RankCounts(100 * np.arange(100)[::-1]))[1] == Fraction(19, 20)  # never rises
 
 
 @given(audits())
-def test_it_is_storey_at_one_of_its_lambdas_over_any_grid(audit: tuple[list[int], Grid]) -> None:
+def test_kernel_and_right_boundary_are_their_formulas_over_any_grid(audit: tuple[list[int], Grid]) -> None:
     found, grid = audit
-    counts = RankCounts.of(np.array(found), grid)
+    counts, m = RankCounts.of(np.array(found), grid), len(found)
+    f = sum(11 * float(grid.p(k)) ** 10 for k in found) / m
+    assert kernel(counts) == pytest.approx(f + 11 * (1 / m + f / (grid.n + 1)), rel=1e-9)
     estimates = [storey(counts, lambda_) for lambda_ in LAMBDAS]
     stops = [i for i in range(1, len(LAMBDAS)) if estimates[i] >= estimates[i - 1]]
     place = stops[0] if stops else len(LAMBDAS) - 1
@@ -457,10 +459,10 @@ def test_jkbb_is_the_jackknife_of_its_kernel(n: int, data: st.DataObject) -> Non
 
 
 def test_an_estimate_at_the_edge_of_what_it_can_be_is_clipped_and_divides_by_nothing() -> None:
-    assert bandwidth(1.0, 1000, 2.0) == MAX_BANDWIDTH, "of a flat density"
-    assert bandwidth(math.nextafter(1.0, 2.0), 1000, 2.0) == MAX_BANDWIDTH
+    assert bandwidth(1.0, 1000, 2.0) == 1.0, "of a flat density"
+    assert bandwidth(math.nextafter(1.0, 2.0), 1000, 2.0) == 1.0
     all_at_one = jkbb(RankCounts.of(np.full(20, 10), 9))
-    assert (all_at_one.pi0, all_at_one.bandwidth, all_at_one.c) == (1.0, MIN_BANDWIDTH, math.inf)
+    assert (all_at_one.pi0, all_at_one.bandwidth, all_at_one.c) == (1.0, 0.001, math.inf)
     all_small = jkbb(RankCounts.of(np.full(20, 1), 999))
     assert all_small.unclipped < 1 / 20 == all_small.pi0, "one document at least"
 
@@ -468,6 +470,7 @@ def test_an_estimate_at_the_edge_of_what_it_can_be_is_clipped_and_divides_by_not
 def test_storey_is_reported_at_most_one_but_decides_uncapped() -> None:
     counts = RankCounts.of(np.array([1, 1, 9, 9, 9, 9, 10, 10]), 9)
     assert storey(counts) == Fraction(7 * 10, 8 * 5)
+    assert [default_lambda(Grid.uniform(n)) for n in (199, 200)] == [Fraction(1, 2), Fraction(4, 5)]
     decision = decide("storey", counts, Fraction(2, 5))
     assert decision.null_proportion == 1.0
     assert decision.details["null_proportion_unclipped"] == 1.75
@@ -480,7 +483,7 @@ def test_the_harmonic_bound_is_never_below_the_sum_and_never_far_above(m: int) -
     exact = sum((Fraction(1, j) for j in range(1, m + 1)), Fraction(0))
     bound = harmonic_bound(m)
     assert exact <= bound <= exact * (1 + Fraction(1, 10**14))
-    assert (bound == exact) == (m <= EXACT_HARMONIC)
+    assert (bound == exact) == (m <= 128)
 
 
 def test_strict_is_storey_for_what_holds_only_in_the_limit_and_itself_otherwise() -> None:
