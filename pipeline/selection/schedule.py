@@ -92,7 +92,7 @@ def fewest_in_slot(smallest: Fraction, factor: Fraction, m: int, slot: Slot) -> 
         slot: of any rule.
     """
     if slot.rule == "prds":
-        return max(1, -(-factor * m * smallest // level_of_prds(slot, m)))
+        return -(-factor * m * smallest // level_of_prds(slot, m))
     before = slot.before if slot.rule == "e-lond" else 0
     return max(1, -(-factor * m * smallest // slot.level) - before)
 

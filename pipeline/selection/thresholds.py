@@ -46,7 +46,7 @@ NO_VALUE = Threshold(None, 0)
 
 
 def find_place(
-    places: Places, kinds: int, rule: Callable[[int], Holds]
+    places: Places, rule: Callable[[int], Holds]
 ) -> Generator[Callable[[np.ndarray], Any], Any, tuple[int, list[int]] | None]:
     """The last occupied place up to which a rule holds, of values that are spread over shards.
 
@@ -57,14 +57,14 @@ def find_place(
 
     Args:
         places: of the values of a shard.
-        kinds: of values, at least one.
         rule: from the number of all values to `Holds`.
 
     Returns:
         the place, and how many values of each kind lie up to it; None where the rule holds nowhere.
     """
     high = yield partial(_count_high, places)
-    high = high if high is not None else np.zeros((kinds, BINS), dtype=np.int64)
+    if high is None:
+        return None
     holds, reached, below = rule(int(high.sum())), np.cumsum(high, axis=1), BINS
     while bins := _candidate_bins(high, reached, holds, below):
         low = yield partial(_count_low, places, bins)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.engine import Scores, Verdict, answer_all
-from pipeline.selection.procedures.adadetect import RIDGE, fit_discriminant, fit_score
+from pipeline.selection.procedures.adadetect import fit_discriminant, fit_score
 from pipeline.selection.procedures.known import known_scores
 from pipeline.selection.thresholds import Moments
 
@@ -141,6 +141,8 @@ def made_up(seed: int = 0, shift: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
 def test_a_row_scores_the_same_bits_in_any_shard_and_after_a_journey() -> None:
     calibration, mixture = made_up()
     learnt = fit_score(calibration, mixture)
+    low, middle, high = np.quantile([*calibration, *mixture], [0.16, 0.5, 0.84], axis=0)
+    assert (learnt.center.tolist(), learnt.scale.tolist()) == (middle.tolist(), ((high - low) / 2).tolist())
     whole = learnt.score(mixture)
     travelled = pickle.loads(pickle.dumps(learnt))
     assert np.array_equal(np.concatenate([travelled.score(mixture[i : i + 7]) for i in range(0, 120, 7)]), whole)
@@ -153,8 +155,9 @@ def test_what_is_learnt_does_not_see_the_order_of_documents_and_survives_constan
     known, rows = made_up(seed=1)
     known[:, 2] = rows[:, 2] = 4.0
     rows[0, 0] = 1e200
-    score = fit(known, rows).score(rows)
-    assert np.isfinite(score).all()
+    learnt = fit(known, rows)
+    score = learnt.score(rows)
+    assert (np.isfinite(score).all(), learnt.scale[2]) == (True, 1)
     rng = np.random.default_rng(0)
     assert np.array_equal(fit(rng.permutation(known), rng.permutation(rows)).score(rows), score)
 
@@ -165,9 +168,10 @@ def test_a_discriminant_has_the_pooled_covariance_with_two_means_taken_off(pool:
     learnt = fit_discriminant(known, rows)
     low, high = np.quantile(rows, [0.16, 0.84])
     z = (rows - np.median(rows)) / ((high - low) / 2)
-    covariance = (z**2).sum() / (len(known) + pool - 2) + RIDGE
+    covariance = (z**2).sum() / (len(known) + pool - 2) + 1e-6
     difference = (3.0 - np.median(rows)) / ((high - low) / 2) - z.mean()
     assert learnt.coefficients == pytest.approx([difference / covariance, 0.0])
+    assert learnt.score(np.array([[-1e9], [1e9]])) == pytest.approx(8 * difference / covariance * np.array([-1, 1]))
 
 
 def test_too_few_documents_to_learn_from_are_refused_in_one_line() -> None:

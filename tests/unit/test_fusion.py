@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.selection import run_passes
 from pipeline.errors import UserError
-from pipeline.selection.calibrations import calibrate_by_group, ranks_by_group, simes_grid
+from pipeline.selection.calibrations import calibrate_by_group, ranks_by_group, simes_grid, smallest_simes
 from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, mix, ranks, shuffled, tie_draws
 from pipeline.selection.procedures.td4eval import find_fused_threshold as find_threshold
 from pipeline.selection.procedures.td4eval import fuse, rounded_up, statistic, symmetric_weights
@@ -178,8 +178,11 @@ def test_a_sample_does_not_depend_on_shards(size: int, shards: int) -> None:
     assert len(whole.rows) == min(size, 50)
 
 
-def test_simes_p_values_of_many_calibration_documents_stay_sharp() -> None:
+def test_simes_p_values_of_many_calibration_documents_stay_sharp_and_none_is_above_one() -> None:
     assert float(simes_grid(100_000, TENTH).p(1)) == pytest.approx(-math.expm1(math.log(0.1) / 50_000), rel=1e-12)
+    # 1 - delta is 1 in float64, and the margin for rounding would lift it above
+    assert smallest_simes(1, Fraction(1, 10**18)) == 1
+    assert simes_grid(1, Fraction(1, 10**18)).numerators.tolist() == [1 << 62] * 2
 
 
 @given(st.integers(1, 80), st.fractions(Fraction(1, 1000), Fraction(999, 1000)))

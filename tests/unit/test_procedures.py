@@ -17,19 +17,11 @@ from hypothesis import strategies as st
 
 import seenset
 from benchmarks.selection import count_procedures
-from pipeline.selection.calibrations import pool, simes_grid, smallest_simes
+from pipeline.selection.calibrations import pool, simes_grid
 from pipeline.selection.conformal import Grid, RankCounts, calibrate, p_values, ranks
 from pipeline.selection.guarantees import adapted
 from pipeline.selection.procedures import PROCEDURES
-from pipeline.selection.procedures.estimating import (
-    bandwidth,
-    default_lambda,
-    jkbb,
-    kernel,
-    slope,
-    storey,
-    strict,
-)
+from pipeline.selection.procedures.estimating import bandwidth, default_lambda, jkbb, kernel, slope, storey, strict
 from pipeline.selection.procedures.known import known_members, known_scores
 from pipeline.selection.procedures.record import Rule, decide
 from pipeline.selection.procedures.right_boundary import LAMBDAS, right_boundary
@@ -322,12 +314,6 @@ def test_the_terms_say_what_the_calibration_changes() -> None:
     assert {"known_members", "ptdi_known_members"} <= set(by_ranks)
 
 
-def test_no_conditional_p_value_is_above_one() -> None:
-    """1 - delta is 1 in float64, and the margin for rounding would lift it above."""
-    assert smallest_simes(1, Fraction(1, 10**18)) == 1
-    assert simes_grid(1, Fraction(1, 10**18)).numerators.tolist() == [1 << 62] * 2
-
-
 def test_it_stops_where_the_estimate_first_does_not_fall() -> None:
     """Estimates at .05, .10, .15, .20 are 21/19, 11/18, 9/17 and 9/16; later ones are not looked at."""
     counts = RankCounts(np.array([10, 2, 0, 8, *[0] * 16]))
@@ -340,11 +326,12 @@ def test_it_stops_where_the_estimate_first_does_not_fall() -> None:
 
 
 @given(audits())
-def test_kernel_and_right_boundary_are_their_formulas_over_any_grid(audit: tuple[list[int], Grid]) -> None:
+def test_estimates_are_their_formulas_over_any_grid(audit: tuple[list[int], Grid]) -> None:
     found, grid = audit
     counts, m = RankCounts.of(np.array(found), grid), len(found)
     f = sum(11 * float(grid.p(k)) ** 10 for k in found) / m
     assert kernel(counts) == pytest.approx(f + 11 * (1 / m + f / (grid.n + 1)), rel=1e-9)
+    assert known_members(counts, counts).theta == float(1 / (sum(p_of(found, grid)) / m) - 1)
     estimates = [storey(counts, lambda_) for lambda_ in LAMBDAS]
     stops = [i for i in range(1, len(LAMBDAS)) if estimates[i] >= estimates[i - 1]]
     place = stops[0] if stops else len(LAMBDAS) - 1
@@ -367,10 +354,7 @@ def test_bh_storey_and_jkbb_give_the_golden_values() -> None:
         assert estimate.unclipped == estimate.pi0 == pytest.approx(pi0, rel=1e-12)
 
 
-@given(
-    st.lists(st.integers(-4, 4), min_size=1, max_size=30),
-    st.lists(st.integers(-5, 5), min_size=1, max_size=30),
-)
+@given(st.lists(st.integers(-4, 4), min_size=1, max_size=30), st.lists(st.integers(-5, 5), min_size=1, max_size=30))
 def test_ranks_count_calibration_documents_at_least_as_extreme(unseen: list[int], audit: list[int]) -> None:
     calibration = calibrate(np.array(unseen))
     members = ranks(np.array(audit), calibration, "members")
@@ -430,6 +414,8 @@ def test_ties_and_orders_are_exact_where_floats_cannot_tell() -> None:
     assert a.values[0] == b.values[0] == 0.5
     assert (first[0], second[0], grid.at_most(grid.p(1))) == (2, 1, 1)
     assert grid.p(1) < grid.p(2)
+    many = RankCounts(np.array([1 << 32, 0]), Grid(np.array([(1 << 32) - 1, 1 << 62]), np.array(1 << 62), 1))
+    assert known_members(many, many).theta == float(Fraction(1 << 62, (1 << 32) - 1) - 1)
     m, tie = 10**18, 10**17  # m * 1 = alpha (n + 1) * tie at alpha = 1/10, n = 99, rank 1
     assert float(tie - 1) == float(tie)
     for selected, k in ((tie, 1), (tie - 1, 0)):

@@ -54,9 +54,11 @@ def test_the_parts_of_a_schedule_sum_to_one_and_without_an_end_never_to_more() -
 def test_known_documents_that_a_slot_needs_to_select_a_few() -> None:
     """The fewest n with n + 1 >= factor m / (level k), of m = 1,000 and a level of 1/20."""
     parts = (Fraction(1, 10), Fraction(1, 2))
-    assert known_in_slot(1_000, 5, Slot(1, "spend", *parts, 0)) == 3_999
-    assert known_in_slot(1_000, 5, Slot(1, "spend", *parts, 0), Fraction(2)) == 7_999
-    assert known_in_slot(1_000, 5, Slot(2, "e-lond", *parts, 15)) == 999, "15 earlier ones count"
+    kinds = (("spend", 3), ("e-lond", 3), ("e-lond", 15), ("prds", 15), ("prds", 5_000))
+    slots = [Slot(2, rule, *parts, before) for rule, before in kinds]
+    assert [known_in_slot(1_000, 5, slot) for slot in slots] == [3_999, 2_499, 999, 3_940, 1_999]
+    assert [fewest_in_slot(Fraction(1, 4_000), Fraction(1), 1_000, slot) for slot in slots] == [5, 2, 1, 5, 3]
+    assert known_in_slot(1_000, 5, slots[0], Fraction(2)) == 7_999
     assert known_in_slot(1, 50, Slot(1, "spend", *parts, 0)) == 1
 
 
