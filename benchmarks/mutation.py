@@ -241,22 +241,22 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "the same height is taken again, or one that suffices exactly ends the search",
     (
         "pipeline/selection/bounds.py",
-        "between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a straight line meets the target",
+        "between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a line meets the target",
         "+ -> -",
     ): "the steps of the search, which ends within the same precision",
     (
         "pipeline/selection/bounds.py",
-        "between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a straight line meets the target",
+        "between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a line meets the target",
         "- -> +",
     ): "the steps of the search, which ends within the same precision",
     (
         "pipeline/selection/bounds.py",
-        "between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a straight line meets the target",
+        "between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a line meets the target",
         "* -> /",
     ): "the steps of the search, which ends within the same precision",
     (
         "pipeline/selection/bounds.py",
-        "between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a straight line meets the target",
+        "between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a line meets the target",
         "/ -> *",
     ): "the steps of the search, which ends within the same precision",
     (

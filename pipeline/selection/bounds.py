@@ -134,7 +134,7 @@ def _exact_height(n: int, depth: int, k: int, delta: float) -> float:
                 high, at_high = height, log_p
             if log_p > target and height > low:
                 low, at_low = height, log_p
-        between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a straight line meets the target
+        between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a line meets the target
         near = PRECISION / 2.2 * high
         tries = np.array([between - near, between + near, (low + high) / 2])
     return high

@@ -158,15 +158,13 @@ def test_ebh_pays_less_for_dependence_than_by_in_a_large_audit() -> None:
 
 
 def test_known_members_recovers_the_share_of_a_mixture_exactly() -> None:
-    nulls = np.full(100, 3)  # a null's ranks are uniform
     members = np.array([50] + [1] * 50 + [0] * 49)
-    estimate = known_members(RankCounts(nulls + members), RankCounts(members))
+    audit, known = RankCounts(3 + members), RankCounts(members)  # a null's ranks are uniform
+    estimate = known_members(audit, known)
     assert estimate.pi0 == pytest.approx(0.75, rel=1e-12)
     mean = (50 + sum(range(2, 52))) / 100 / 100
     assert estimate.theta == pytest.approx(1 / mean - 1)
-    assert decide("known_members", RankCounts(nulls + members), TENTH, RankCounts(members)).details[
-        "null_proportion_unclipped"
-    ] == pytest.approx(0.75)
+    assert decide("known_members", audit, TENTH, known).details["null_proportion_unclipped"] == pytest.approx(0.75)
 
 
 def test_known_members_that_tell_nothing_give_a_null_proportion_of_one() -> None:
@@ -175,8 +173,7 @@ def test_known_members_that_tell_nothing_give_a_null_proportion_of_one() -> None
         estimate = known_members(audit, RankCounts.of(np.array(known), 9))
         assert (estimate.theta <= 1, estimate.unclipped, estimate.pi0) == (True, 1.0, 1.0)
     below = known_members(RankCounts.of(np.array([1, 1, 1]), 9), RankCounts.of(np.array([2]), 9))
-    assert below.unclipped < 0
-    assert below.pi0 == 1.0
+    assert below.unclipped < 0 < below.pi0 == 1.0
     at = known_members(RankCounts.of(np.array([2, 2]), 9), RankCounts.of(np.array([2]), 9))
     assert (at.unclipped, at.pi0) == (0.0, 1.0)
     above = known_members(RankCounts.of(np.array([10]), 9), RankCounts.of(np.array([2]), 9))
@@ -347,6 +344,7 @@ def test_bh_storey_and_jkbb_give_the_golden_values() -> None:
     assert (decision.n_selected, decision.rank, decision.threshold) == (6, 8, 0.08), "an exact tie"
     assert decide("bh", GOLDEN, Fraction("0.2") - Fraction(1, 10**30)).n_selected < 6
     assert storey(GOLDEN) == Fraction(14, 15)
+    assert slope(RankCounts.of(np.array([2, 3, 5]), pool([Grid.uniform(3), Grid.uniform(7)])[0])) == 1  # 1/4, 1/4, 1/2
     for gamma, b, pi0 in ((2.0, 0.651295193831284, 0.738858766315621), (3.0, 0.537783599642014, 0.750142983934607)):
         estimate = jkbb(GOLDEN, gamma)
         assert estimate.c == pytest.approx(0.523853633246022, rel=1e-12)

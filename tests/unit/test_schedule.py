@@ -46,9 +46,8 @@ def test_the_parts_of_a_schedule_sum_to_one_and_without_an_end_never_to_more() -
     least_to_come, most_to_come = ((last + step) ** -0.6 / 0.6 / 2.28576566568013 for step in (1, 0))  # integrals
     assert float(spent) + most_to_come > 1 - 1e-4
     assert spent + Fraction(least_to_come) <= 1
-    for number in (1, 2, 7, last):
-        parts = 10**12 / (Decimal("2.2858") * Decimal(number) ** Decimal("1.6"))
-        assert share_of(number, None) == Fraction(int(parts), 10**12)
+    parts = [int(10**12 / Decimal("2.2858") / Decimal(number) ** Decimal("1.6")) for number in (1, 2, 7, last)]
+    assert [share_of(number, None) for number in (1, 2, 7, last)] == [Fraction(part, 10**12) for part in parts]
 
 
 def test_known_documents_that_a_slot_needs_to_select_a_few() -> None:

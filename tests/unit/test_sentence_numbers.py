@@ -377,10 +377,9 @@ def test_no_outcome_selects_fewer_than_is_said(procedure: str, delta: Fraction |
 
 
 def test_the_fewest_at_best_are_those_of_the_smallest_estimates() -> None:
-    """Of 1,000 documents at alpha = .001 and a smallest p-value of 1/20: 50,000 times the least factor."""
     names = "storey right_boundary bky quantile ptdi kernel known_members ptdi_known_members"
     rules = [Rule(PROCEDURES[name], Fraction(1, 1_000)) for name in names.split()]
-    assert [fewest_at_best(rule, 19, 1_000) for rule in rules] == [100, 56, 51, 50, 50, 550, 1, 1]
+    assert [fewest_at_best(rule, 19, 1_000) for rule in rules] == [100, 56, 51, 50, 50, 550, 1, 1]  # ceil(50,000 x)
     assert fewest_selectable(rules[2], 19, 1_000) == 50_050
 
 
