@@ -155,9 +155,8 @@ def test_what_is_learnt_does_not_see_the_order_of_documents_and_survives_constan
     known, rows = made_up(seed=1)
     known[:, 2] = rows[:, 2] = 4.0
     rows[0, 0] = 1e200
-    learnt = fit(known, rows)
-    score = learnt.score(rows)
-    assert (np.isfinite(score).all(), learnt.scale[2]) == (True, 1)
+    score = fit(known, rows).score(rows)
+    assert (np.isfinite(score).all(), fit(known, rows).scale[2]) == (True, 1)
     rng = np.random.default_rng(0)
     assert np.array_equal(fit(rng.permutation(known), rng.permutation(rows)).score(rows), score)
 

@@ -42,7 +42,7 @@ from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.bound import guarantee_of_bound
 from pipeline.selection.procedures.record import Rule, decide
-from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable
+from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.step_up import minimum_selectable
 
 ALPHA = 0.1
@@ -380,7 +380,8 @@ def test_the_fewest_at_best_are_those_of_the_smallest_estimates() -> None:
     names = "storey right_boundary bky quantile ptdi kernel known_members ptdi_known_members"
     rules = [Rule(PROCEDURES[name], Fraction(1, 1_000)) for name in names.split()]
     assert [fewest_at_best(rule, 19, 1_000) for rule in rules] == [100, 56, 51, 50, 50, 550, 1, 1]  # ceil(50,000 x)
-    assert fewest_selectable(rules[2], 19, 1_000) == 50_050
+    assert (fewest_selectable(rules[2], 19, 1_000), fewest_at_best(rules[0], 1, 1_000)) == (50_050, 1_000)
+    assert known_needed(Rule(PROCEDURES["bh"], HALF), 1, 1) == 1
 
 
 @pytest.mark.parametrize(
