@@ -270,10 +270,15 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "/ -> *",
     ): "the steps of the search, which ends within the same precision",
     (
-        "pipeline/selection/bounds.py",
-        "tries = np.array([between - near, between + near, (low + high) / 2])",
-        NUMBER,
-    ): "the steps of the search, which ends within the same precision",
+        "pipeline/selection/step_up.py",
+        "return Fraction(math.fsum(terms) * (1 + 4 * math.ulp(1.0)))",
+        "1.0 -> 1.6",
+    ): "both have the same last digit",
+    (
+        "pipeline/selection/ranked.py",
+        "ROUNDED_UP = 1 + Fraction(1, 1 << 22)",
+        "22 -> 23",
+    ): "half of a margin above what is lost by rounding is above it too",
     (
         "pipeline/selection/bounds.py",
         "tries = np.array([between - near, between + near, (low + high) / 2])",

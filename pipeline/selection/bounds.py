@@ -172,7 +172,7 @@ def _simulated_height(n: int, depth: int, k: int, delta: Fraction) -> float:
         nulls += rng.binomial(k - nulls, chance)
         t = j / (n + 1)
         np.maximum(largest, (nulls - k * t) / math.sqrt(t * (1 - t)), out=largest)
-    return float(np.partition(largest, place - 1)[place - 1])
+    return float(np.sort(largest)[place - 1])
 
 
 @lru_cache(maxsize=64)

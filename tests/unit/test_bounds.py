@@ -41,8 +41,7 @@ def test_of_all_orders_at_most_a_share_delta_exceeds_the_envelope(n: int, k: int
     limits = envelope.most(k)
     share = share_exceeding(envelope, k, limits)
     assert share <= delta
-    counted = 1 - probability_of_keeping(n, k, envelope.levels, limits[None])[0]
-    assert counted == pytest.approx(share, abs=1e-12)
+    assert 1 - probability_of_keeping(n, k, envelope.levels, limits[None])[0] == pytest.approx(share, abs=1e-12)
 
 
 @pytest.mark.parametrize("confidence", [Fraction(8, 10), SURE, Fraction(999, 1000)])
@@ -96,6 +95,7 @@ def test_an_envelope_has_the_same_levels_and_limits_on_every_machine() -> None:
         assert abs(Envelope.of(n, m, SURE).most(m).sum() - total) <= within  # the first one is counted, not simulated
     limits = [tuple(Envelope.of(200, 1_000, SURE).most(k)) for k in (1, 2, 63, 64, 65, 66, 67)]
     assert (len(set(limits)), limits[4]) == (6, limits[5]), "numbers of nulls above 64 are powers of 1.02"
+    assert Envelope.of(4, 3, Fraction(4, 5)).most(3).tolist() == [2, 2, 3, 3], "the least height, a hair above 3.5"
 
 
 @pytest.mark.parametrize("delta", [TENTH, Fraction(1, 20), Fraction(1, 1000)])

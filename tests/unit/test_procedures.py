@@ -374,7 +374,7 @@ def test_scores_are_sorted_aside_and_what_cannot_be_ranked_is_refused_in_one_lin
 
 def test_counts_refuse_what_they_cannot_hold_and_to_be_changed_from_outside() -> None:
     counts = RankCounts.empty(9)
-    assert (counts + RankCounts.empty(Grid.uniform(9))).m == 0
+    assert ((counts + RankCounts.empty(Grid.uniform(9))).m, step_up(counts, TENTH)) == (0, 0)
     for other in (8, simes_grid(9, TENTH), pool([Grid.uniform(4), Grid.uniform(5)])[0]):
         with pytest.raises(ValueError, match="cannot merge counts"):
             counts + RankCounts.empty(other)
