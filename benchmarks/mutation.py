@@ -271,6 +271,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "the steps of the search, which ends within the same precision",
     (
         "pipeline/selection/step_up.py",
+        "beyond = v[1:] * np.cumsum(shares)[:-1] > float(alpha) * (1 + 1e-9)",
+        "> -> >=",
+    ): "at equality the rank is beyond alpha by the margin, and with it or without the e-values are valid",
+    (
+        "pipeline/selection/step_up.py",
         "return Fraction(math.fsum(terms) * (1 + 4 * math.ulp(1.0)))",
         "1.0 -> 1.6",
     ): "both have the same last digit",
