@@ -377,10 +377,10 @@ def test_no_outcome_selects_fewer_than_is_said(procedure: str, delta: Fraction |
 
 
 def test_the_fewest_at_best_are_those_of_the_smallest_estimates() -> None:
-    names = "storey right_boundary bky quantile ptdi kernel known_members ptdi_known_members"
-    rules = [Rule(PROCEDURES[name], Fraction(1, 1_000)) for name in names.split()]
+    names = "storey", "right_boundary", "bky", "quantile", "ptdi", "kernel", "known_members", "ptdi_known_members"
+    rules = [Rule(PROCEDURES[name], Fraction(1, 1_000)) for name in names]
     assert [fewest_at_best(rule, 19, 1_000) for rule in rules] == [100, 56, 51, 50, 50, 550, 1, 1]  # ceil(50,000 x)
-    assert (fewest_selectable(rules[2], 19, 1_000), fewest_at_best(rules[0], 1, 1_000)) == (50_050, 1_000)
+    assert (factor_at(rules[2], 1_000, HALF), fewest_at_best(rules[0], 1, 1_000)) == (Fraction(1_001, 2_000), 1_000)
     assert known_needed(Rule(PROCEDURES["bh"], HALF), 1, 1) == 1
 
 
