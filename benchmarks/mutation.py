@@ -110,6 +110,186 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         NUMBER,
     ): "the largest number of documents, beyond all that a run can hold",
     (
+        "pipeline/selection/bounds.py",
+        "ROUNDS = 200",
+        NUMBER,
+    ): "the most steps of a search that ends after fewer",
+    (
+        "pipeline/selection/bounds.py",
+        "if failing(np.zeros(1))[0] <= target:",
+        "1 -> 2",
+    ): "the same height twice, of which the first is read",
+    (
+        "pipeline/selection/bounds.py",
+        "low, high = 0.0, k * math.sqrt((1 - t[0]) / t[0])",
+        "1 -> 2",
+    ): "where the search begins, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "low, high = 0.0, k * math.sqrt((1 - t[0]) / t[0])",
+        "- -> +",
+    ): "where the search begins, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "tries = min(high, 3 * math.sqrt(k * (n + 1 + k) / (n + 2))) * np.array([0.8, 0.9, 1.0, 1.2])",
+        NUMBER,
+    ): "where the search begins, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "tries = min(high, 3 * math.sqrt(k * (n + 1 + k) / (n + 2))) * np.array([0.8, 0.9, 1.0, 1.2])",
+        "/ -> *",
+    ): "where the search begins, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "at_low, at_high = 0.0, -700.0",
+        NUMBER,
+    ): "where the search begins, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "if high - low <= PRECISION * high:",
+        "<= -> <",
+    ): "at equality the search takes another step: the height is as valid, and closer",
+    (
+        "pipeline/selection/bounds.py",
+        "tries = tries[(tries > low) & (tries < high)]",
+        "> -> >=",
+    ): "a height that was tried before changes nothing",
+    (
+        "pipeline/selection/bounds.py",
+        "tries = tries[(tries > low) & (tries < high)]",
+        "< -> <=",
+    ): "a height that was tried before changes nothing",
+    (
+        "pipeline/selection/bounds.py",
+        "if log_p <= target and height < high:",
+        "<= -> <",
+    ): "at equality the search goes on below a height that suffices",
+    (
+        "pipeline/selection/bounds.py",
+        "if log_p <= target and height < high:",
+        "< -> <=",
+    ): "the same height is taken again",
+    (
+        "pipeline/selection/bounds.py",
+        "if log_p > target and height > low:",
+        "> -> >=",
+    ): "the same height is taken again, or one that suffices exactly ends the search",
+    (
+        "pipeline/selection/bounds.py",
+        "between = low + (high - low) * (at_low - target) / (at_low - at_high)",
+        "+ -> -",
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "between = low + (high - low) * (at_low - target) / (at_low - at_high)",
+        "- -> +",
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "between = low + (high - low) * (at_low - target) / (at_low - at_high)",
+        "* -> /",
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "between = low + (high - low) * (at_low - target) / (at_low - at_high)",
+        "/ -> *",
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "near = PRECISION / 2.2 * high",
+        NUMBER,
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "near = PRECISION / 2.2 * high",
+        "/ -> *",
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/step_up.py",
+        "beyond = v[1:] * np.cumsum(shares)[:-1] > float(alpha) * (1 + 1e-9)",
+        "> -> >=",
+    ): "at equality the rank is beyond alpha by the margin, and with it or without the e-values are valid",
+    (
+        "pipeline/selection/step_up.py",
+        "return Fraction(math.fsum(terms) * (1 + 4 * math.ulp(1.0)))",
+        "1.0 -> 1.6",
+    ): "both have the same last digit",
+    (
+        "pipeline/selection/ranked.py",
+        "ROUNDED_UP = 1 + Fraction(1, 1 << 22)",
+        "22 -> 23",
+    ): "half of a margin above what is lost by rounding is above it too",
+    (
+        "pipeline/selection/bounds.py",
+        "tries = np.array([between - near, between + near, (low + high) / 2])",
+        "- -> +",
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "orders = np.zeros((len(limits), k + 1))",
+        "1 -> 2",
+    ): "one more number of nulls than there are, which is not read",
+    (
+        "pipeline/selection/bounds.py",
+        "if rank % 8 == 0:",
+        NUMBER,
+    ): "how often the numbers are scaled, for which their logarithms make up",
+    (
+        "pipeline/selection/bounds.py",
+        "if rank % 8 == 0:",
+        "== -> !=",
+    ): "how often the numbers are scaled, for which their logarithms make up",
+    (
+        "pipeline/selection/schedule.py",
+        "return (parts * ZETA) ** 5 * number**8 > PARTS**5",
+        "> -> >=",
+    ): "never equal: 11 divides the numerator of ZETA and not PARTS",
+    (
+        "pipeline/selection/step_up.py",
+        "total = Fraction(math.fsum(shares[:last])) + Fraction(last, 2**50)",
+        "50 -> 51",
+    ): "half of a margin above all rounding errors is above them too",
+    (
+        "pipeline/selection/procedures/td4eval.py",
+        "table = 1 / np.tan(np.pi * np.clip(np.arange(n + 2) / (n + 1), half, 1 - half))",
+        "2 -> 3",
+    ): "one more row of a table, of a rank that no document has",
+    (
+        "pipeline/selection/procedures/adadetect.py",
+        "MAX_ITERATIONS = 300",
+        NUMBER,
+    ): "the most steps of a fit that ends after fewer",
+    (
+        "pipeline/selection/procedures/adadetect.py",
+        "labels = np.repeat([0, 1], [len(calibration), len(mixture)])",
+        "1 -> 2",
+    ): "the name of a class, of which only the order counts",
+    (
+        "pipeline/selection/thresholds.py",
+        "BINS = 1 << 16",
+        NUMBER,
+    ): "counters beyond the last high half stay 0",
+    (
+        "pipeline/selection/thresholds.py",
+        "MOST_BINS = 16",
+        NUMBER,
+    ): "how many bins a pass counts: memory against passes",
+    (
+        "pipeline/selection/thresholds.py",
+        "MANTISSA = 53",
+        NUMBER,
+    ): "more bits than a float64 has: the whole number is twice as large, and its unit half",
+    (
+        "pipeline/selection/thresholds.py",
+        "LOW_BITS = 26",
+        NUMBER,
+    ): "where a mantissa is cut in two, whose parts add up to the same",
+    (
+        "pipeline/selection/passes.py",
+        "EMPTY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))",
+        "1 -> 2",
+    ): "no document, of however many detectors",
+    (
         "pipeline/stages/sample.py",
         "WINDOW_DOCUMENTS = 64",
         NUMBER,
@@ -175,187 +355,333 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         NUMBER,
     ): "documents that are prepared at a time: the numbers of a document depend on it alone",
     (
-        "pipeline/selection/bounds.py",
-        "ROUNDS = 200",
+        "pipeline/passes/forward.py",
+        'TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}',
         NUMBER,
-    ): "the most steps of a search that ends after fewer",
+    ): "rows of logits that are swept at a time: the numbers of a row depend on it alone",
     (
-        "pipeline/selection/bounds.py",
-        "if failing(np.zeros(1))[0] <= target:  # no relative precision is ever reached on the way down to 0",
-        "1 -> 2",
-    ): "the same height twice, of which the first is read",
+        "pipeline/passes/forward.py",
+        'HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}',
+        "25 -> 26",
+    ): "logits of a CPU that exist at a time: memory, and no number",
     (
-        "pipeline/selection/bounds.py",
-        "low, high = 0.0, k * math.sqrt((1 - t[0]) / t[0])  # the higher one allows all k nulls at every level",
-        "1 -> 2",
-    ): "where the search begins, which ends within the same precision",
+        "pipeline/passes/forward.py",
+        "FLOOR = -200.0",
+        "200.0 -> 300.1",
+    ): "exp of either is 0 in float32",
     (
-        "pipeline/selection/bounds.py",
-        "low, high = 0.0, k * math.sqrt((1 - t[0]) / t[0])  # the higher one allows all k nulls at every level",
-        "- -> +",
-    ): "where the search begins, which ends within the same precision",
+        "pipeline/passes/forward.py",
+        "probe = torch.arange(min(8, model.config.get_text_config().vocab_size), device=device)[None]",
+        "8 -> 9",
+    ): "the tokens of a trial",
     (
-        "pipeline/selection/bounds.py",
-        "tries = min(high, 3 * math.sqrt(k * (n + 1 + k) / (n + 2))) * np.array([0.8, 0.9, 1.0, 1.2])",
+        "pipeline/passes/forward.py",
+        "ones = torch.ones(16, 16, dtype=dtype, device=device)",
         NUMBER,
-    ): "where the search begins, which ends within the same precision",
+    ): "the size of a trial product",
     (
-        "pipeline/selection/bounds.py",
-        "tries = min(high, 3 * math.sqrt(k * (n + 1 + k) / (n + 2))) * np.array([0.8, 0.9, 1.0, 1.2])",
-        "/ -> *",
-    ): "where the search begins, which ends within the same precision",
+        "pipeline/passes/forward.py",
+        "noise = 3 * torch.randn(3, columns, generator=torch.Generator().manual_seed(0))",
+        "0 -> 1",
+    ): "the random rows of a trial",
     (
-        "pipeline/selection/bounds.py",
-        "at_low, at_high = 0.0, -700.0",
-        NUMBER,
-    ): "where the search begins, which ends within the same precision",
-    (
-        "pipeline/selection/bounds.py",
-        "if high - low <= PRECISION * high:",
-        "<= -> <",
-    ): "at equality the search takes another step: the height is as valid, and closer",
-    (
-        "pipeline/selection/bounds.py",
-        "tries = tries[(tries > low) & (tries < high)]",
-        "> -> >=",
-    ): "a height that was tried before changes nothing",
-    (
-        "pipeline/selection/bounds.py",
-        "tries = tries[(tries > low) & (tries < high)]",
-        "< -> <=",
-    ): "a height that was tried before changes nothing",
-    (
-        "pipeline/selection/bounds.py",
-        "if log_p <= target and height < high:",
-        "<= -> <",
-    ): "at equality the search goes on below a height that suffices",
-    (
-        "pipeline/selection/bounds.py",
-        "if log_p <= target and height < high:",
-        "< -> <=",
-    ): "the same height is taken again",
-    (
-        "pipeline/selection/bounds.py",
-        "if log_p > target and height > low:",
-        "> -> >=",
-    ): "the same height is taken again, or one that suffices exactly ends the search",
-    (
-        "pipeline/selection/bounds.py",
-        "between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a line meets the target",
-        "+ -> -",
-    ): "the steps of the search, which ends within the same precision",
-    (
-        "pipeline/selection/bounds.py",
-        "between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a line meets the target",
-        "- -> +",
-    ): "the steps of the search, which ends within the same precision",
-    (
-        "pipeline/selection/bounds.py",
-        "between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a line meets the target",
+        "pipeline/passes/forward.py",
+        "noise = 3 * torch.randn(3, columns, generator=torch.Generator().manual_seed(0))",
         "* -> /",
-    ): "the steps of the search, which ends within the same precision",
+    ): "the random rows of a trial",
     (
-        "pipeline/selection/bounds.py",
-        "between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a line meets the target",
-        "/ -> *",
-    ): "the steps of the search, which ends within the same precision",
-    (
-        "pipeline/selection/bounds.py",
-        "near = PRECISION / 2.2 * high",
+        "pipeline/passes/forward.py",
+        "noise[1, ::2] = -torch.inf",
         NUMBER,
-    ): "the steps of the search, which ends within the same precision",
+    ): "which tokens are masked in a trial",
     (
-        "pipeline/selection/bounds.py",
-        "near = PRECISION / 2.2 * high",
-        "/ -> *",
-    ): "the steps of the search, which ends within the same precision",
+        "pipeline/passes/forward.py",
+        "sure[:, columns // 2] = 60.0",
+        "60.0 -> 90.1",
+    ): "a token of a trial that is as sure in float32",
     (
-        "pipeline/selection/step_up.py",
-        "beyond = v[1:] * np.cumsum(shares)[:-1] > float(alpha) * (1 + 1e-9)",
-        "> -> >=",
-    ): "at equality the rank is beyond alpha by the margin, and with it or without the e-values are valid",
+        "pipeline/passes/forward.py",
+        "rising = torch.linspace(-20, 20, columns)",
+        NUMBER,
+    ): "the logits of a row of a trial",
     (
-        "pipeline/selection/step_up.py",
-        "return Fraction(math.fsum(terms) * (1 + 4 * math.ulp(1.0)))",
-        "1.0 -> 1.6",
-    ): "both have the same last digit",
+        "pipeline/passes/gradient.py",
+        "return rows * (inputs + outputs) < inputs * outputs",
+        "< -> <=",
+    ): "it decides which of two products gives the same norm at less cost",
     (
-        "pipeline/selection/ranked.py",
-        "ROUNDED_UP = 1 + Fraction(1, 1 << 22)",
-        "22 -> 23",
-    ): "half of a margin above what is lost by rounding is above it too",
+        "pipeline/passes/gradient.py",
+        "return rows * (inputs + outputs) < inputs * outputs",
+        "+ -> -",
+    ): "it decides which of two products gives the same norm at less cost",
     (
-        "pipeline/selection/bounds.py",
-        "tries = np.array([between - near, between + near, (low + high) / 2])",
-        "- -> +",
-    ): "the steps of the search, which ends within the same precision",
+        "pipeline/passes/gradient.py",
+        "return rows * (inputs + outputs) < inputs * outputs",
+        "* -> /",
+    ): "it decides which of two products gives the same norm at less cost",
     (
-        "pipeline/selection/bounds.py",
-        "orders = np.zeros((len(limits), k + 1))  # of the ranks so far, by how many nulls they hold; scaled",
+        "pipeline/passes/gradient.py",
+        "PRODUCT_ELEMENTS = 1 << 26",
+        NUMBER,
+    ): "of a product that are in memory at a time: the norm is a sum over all of them",
+    (
+        "pipeline/passes/gradient.py",
+        "together = max(1, budget // (rows.shape[1] * len(head.weight)))",
+        "// -> *",
+    ): "documents whose logits exist at a time: memory, and no number",
+    (
+        "pipeline/passes/gradient.py",
+        "together = max(1, budget // (rows.shape[1] * len(head.weight)))",
         "1 -> 2",
-    ): "one more number of nulls than there are, which is not read",
+    ): "documents whose logits exist at a time: memory, and no number",
     (
-        "pipeline/selection/bounds.py",
-        "if rank % 8 == 0:  # a rank multiplies by k + 1 at most",
+        "pipeline/passes/gradient.py",
+        "together = max(1, PRODUCT_ELEMENTS // size) if inputs.is_cuda else 1",
         NUMBER,
-    ): "how often the numbers are scaled, for which their logarithms make up",
+    ): "documents whose products exist at a time: memory, and no number",
     (
-        "pipeline/selection/bounds.py",
-        "if rank % 8 == 0:  # a rank multiplies by k + 1 at most",
-        "== -> !=",
-    ): "how often the numbers are scaled, for which their logarithms make up",
+        "pipeline/passes/gradient.py",
+        "together = max(1, PRODUCT_ELEMENTS // size) if inputs.is_cuda else 1",
+        "// -> *",
+    ): "documents whose products exist at a time: memory, and no number",
     (
-        "pipeline/selection/schedule.py",
-        "return (parts * ZETA) ** 5 * number**8 > PARTS**5",
-        "> -> >=",
-    ): "never equal: 11 divides the numerator of ZETA and not PARTS",
+        "pipeline/passes/gradient.py",
+        "if width < vocabulary:",
+        "< -> <=",
+    ): "the normaliser is computed before the probabilities, and is the same",
     (
-        "pipeline/selection/step_up.py",
-        "total = Fraction(math.fsum(shares[:last])) + Fraction(last, 2**50)  # each share is off by less than 2^-51",
-        "50 -> 51",
-    ): "half of a margin above all rounding errors is above them too",
-    (
-        "pipeline/selection/procedures/td4eval.py",
-        "table = 1 / np.tan(np.pi * np.clip(np.arange(n + 2) / (n + 1), half, 1 - half))",
+        "pipeline/passes/gradient.py",
+        "longest = max(2, *map(len, ids))",
         "2 -> 3",
-    ): "one more row of a table, of a rank that no document has",
+    ): "one more position of padding",
     (
-        "pipeline/selection/procedures/adadetect.py",
-        "MAX_ITERATIONS = 300",
+        "pipeline/passes/gradient.py",
+        "ids = [[token % model.config.get_text_config().vocab_size for token in range(*ends)] "
+        "for ends in ((0, 9), (7, 12))]",
         NUMBER,
-    ): "the most steps of a fit that ends after fewer",
+    ): "the tokens of a trial",
     (
-        "pipeline/selection/procedures/adadetect.py",
-        "labels = np.repeat([0, 1], [len(calibration), len(mixture)])",
+        "pipeline/passes/gradient.py",
+        "group.waiting += 1",
+        "+ -> -",
+    ): "the group is counted when the pass ends: memory, and no number",
+    (
+        "pipeline/passes/gradient.py",
+        "sum(_autograd_squares(lm.model, document, lm.device).values()) if len(document) > 1 else torch.nan",
+        "> -> >=",
+    ): "the gradient of the mean over no position is NaN",
+    (
+        "pipeline/passes/generate.py",
+        "padded = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in self.ids], device=self.lm.device)",
+        "0 -> 1",
+    ): "the token of positions that are masked",
+    (
+        "pipeline/passes/generate.py",
+        "padded = torch.tensor([list(ids) + [0] * (longest - len(ids)) for ids in self.ids], device=self.lm.device)",
+        "0 -> 1",
+    ): "the token of positions that are masked",
+    (
+        "pipeline/passes/generate.py",
+        'settings: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self.parameters else {}',
         "1 -> 2",
-    ): "the name of a class, of which only the order counts",
+    ): "logits that the model computes, of which the last are read",
     (
-        "pipeline/selection/thresholds.py",
-        "BINS = 1 << 16",
-        NUMBER,
-    ): "counters beyond the last high half stay 0",
+        "pipeline/passes/generate.py",
+        "if len(live) - len(unfinished) >= COMPACT * len(live):",
+        ">= -> >",
+    ): "when finished draws leave a batch: cost, and no draw",
     (
-        "pipeline/selection/thresholds.py",
-        "MOST_BINS = 16  # bins that one second pass counts; more than two are rare",
-        NUMBER,
-    ): "how many bins a pass counts: memory against passes",
+        "pipeline/passes/generate.py",
+        "if len(live) - len(unfinished) >= COMPACT * len(live):",
+        "* -> /",
+    ): "when finished draws leave a batch: cost, and no draw",
     (
-        "pipeline/selection/thresholds.py",
-        "MANTISSA = 53",
-        NUMBER,
-    ): "more bits than a float64 has: the whole number is twice as large, and its unit half",
+        "pipeline/passes/generate.py",
+        "if len(live) - len(unfinished) >= COMPACT * len(live):",
+        "- -> +",
+    ): "when finished draws leave a batch: cost, and no draw",
     (
-        "pipeline/selection/thresholds.py",
-        "LOW_BITS = 26  # of a mantissa; halves of it add up exactly in int64",
-        NUMBER,
-    ): "where a mantissa is cut in two, whose parts add up to the same",
+        "pipeline/passes/generate.py",
+        "self.due = 0 if prompt.words is None else prompt.words + 1",
+        "0 -> 1",
+    ): "not read where no words are counted",
     (
-        "pipeline/selection/passes.py",
-        "EMPTY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))",
+        "pipeline/passes/generate.py",
+        "self.due = 0 if prompt.words is None else prompt.words + 1",
+        "+ -> -",
+    ): "words are counted two tokens sooner, and no draw ends sooner",
+    (
+        "pipeline/passes/paraphrase.py",
+        "positions = stated_limit if stated_limit < 1 << 20 else 512",
+        "20 -> 21",
+    ): "a tokenizer without a limit states 10^30",
+    (
+        "pipeline/passes/paraphrase.py",
+        "positions = stated_limit if stated_limit < 1 << 20 else 512",
         "1 -> 2",
-    ): "no document, of however many detectors",
+    ): "a tokenizer without a limit states 10^30",
+    (
+        "pipeline/passes/paraphrase.py",
+        "positions = stated_limit if stated_limit < 1 << 20 else 512",
+        "< -> <=",
+    ): "a tokenizer without a limit states 10^30",
+    (
+        "pipeline/passes/paraphrase.py",
+        "fits, fails = 0, 1",
+        "1 -> 2",
+    ): "where a search begins",
+    (
+        "pipeline/passes/shared.py",
+        "probe = torch.arange(min(8, config.vocab_size), device=device)",
+        "8 -> 9",
+    ): "the tokens of a trial",
+    (
+        "pipeline/passes/statistics.py",
+        "HELD = 1024",
+        NUMBER,
+    ): "prefixes that are held: memory and time, and no number",
+    (
+        "pipeline/passes/shared.py",
+        "if sum(map(len, self._held)) + len(key) > HELD:",
+        "> -> >=",
+    ): "prefixes that are held: memory and time, and no number",
+    (
+        "pipeline/passes/pictures.py",
+        "targets = torch.tensor([-1 if one == token else one for one in following], dtype=torch.long)",
+        "1 -> 2",
+    ): "any negative number stands for the likeliest token",
+    (
+        "pipeline/passes/pictures.py",
+        "eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0),",
+        "0 -> 1",
+    ): "what pads a description that has ended, where none can end",
+    (
+        "pipeline/passes/sweep_triton.py",
+        "_FLOOR = tl.constexpr(-200.0)",
+        "200.0 -> 300.1",
+    ): "exp of either, or of half of it, is below the rounding of sums of at least 1",
+    (
+        "pipeline/selection/versions.py",
+        "return np.asarray(centred / np.repeat(np.where(sd > 0, sd, 1.0), self.sizes))",
+        "1.0 -> 1.6",
+    ): "what is divided by it is 0",
+    (
+        "pipeline/selection/versions.py",
+        "alike = (count > 1)[place.ravel()].tolist()",
+        "> -> >=",
+    ): "documents whose sum stands once are compared too, and none is equal",
+    (
+        "pipeline/selection/versions.py",
+        "stands = np.zeros(256 * number.size, dtype=bool)",
+        "256 -> 257",
+    ): "room for pairs that there are not",
+    (
+        "pipeline/selection/versions.py",
+        "for document in np.flatnonzero(tied > 1).tolist():",
+        "> -> >=",
+    ): "a score without an equal: no hash but its own is compared with its own",
+    (
+        "pipeline/selection/versions.py",
+        "positive = signs[places] > 0",
+        "> -> >=",
+    ): "no sign of these places is 0",
+    (
+        "pipeline/selection/versions.py",
+        "for j in np.flatnonzero(positive & (reach < z)).tolist():",
+        "< -> <=",
+    ): "a hash of 256 bits is always below 2^256",
+    (
+        "pipeline/selection/versions.py",
+        "pooled = math.sqrt(squares.sum() / max(1, int((sizes - 1).sum()))) or 1.0",
+        "1.0 -> 1.6",
+    ): "what is divided by it is 0",
+    (
+        "pipeline/selection/versions.py",
+        "variance = np.where(others > _ROUNDING * squares, others, 0.0) / np.maximum(k - 2, 1)",
+        "1 -> 2",
+    ): "of documents of two and three versions, whose variance is not used",
+    (
+        "pipeline/selection/versions.py",
+        "sd: np.ndarray = field(default_factory=lambda: np.empty(0))",
+        "0 -> 1",
+    ): "without forms it is not read",
+    (
+        "pipeline/selection/versions.py",
+        "penalised: np.ndarray = field(default_factory=lambda: np.empty(0))",
+        "0 -> 1",
+    ): "without forms it is not read",
+    (
+        "pipeline/selection/versions.py",
+        "if kept.size < varied.size:",
+        "< -> <=",
+    ): "all columns in their order",
+    (
+        "pipeline/selection/versions.py",
+        "with ThreadPoolExecutor(2) as pool:",
+        "2 -> 3",
+    ): "threads, which change no product",
+    (
+        "pipeline/selection/versions.py",
+        "middle = rows.shape[0] // 2",
+        "2 -> 3",
+    ): "which rows each thread multiplies",
+    (
+        "pipeline/selection/versions.py",
+        "observed, redrawn, sums, size = 0.0, np.zeros(redraws), np.zeros(1), 0",
+        "0 -> 1",
+    ): "a tolerance for rounding that is larger by 1e-12",
+    (
+        "pipeline/selection/joint.py",
+        "values = [self._level(one) if one <= reach else self.m + 1 for one in places.tolist()]",
+        "<= -> <",
+    ): "the limit lies a billionth above the last p-value that counts",
+    (
+        "pipeline/selection/knockoff.py",
+        "share: float = 0.0",
+        "0.0 -> 0.1",
+    ): "without a median it is not read",
+    (
+        "pipeline/selection/knockoff.py",
+        "moments = yield lambda spread: Moments.of(scale.about_median(spread), 0.0)",
+        "0.0 -> 0.1",
+    ): "the point from which deviations are summed: the variance is the same",
+    (
+        "pipeline/selection/knockoff.py",
+        'parts = np.array_split(w[np.argsort(np.abs(w), kind="stable")] > 0, groups)',
+        "> -> >=",
+    ): "none of these W is 0",
+    (
+        "pipeline/selection/knockoff.py",
+        "positive = int((w > 0).sum())",
+        "> -> >=",
+    ): "none of these W is 0",
+    (
+        "pipeline/selection/shares.py",
+        "return float(brentq(excess, _LEAST_MEAN, mean, xtol=1e-12)) if excess(_LEAST_MEAN) > 0 else 0.0",
+        "> -> >=",
+    ): "the limit is 1e-300 in place of 0",
+    (
+        "pipeline/selection/shares.py",
+        "low, high = (2 * share - 1 for share in share_interval(d[d != 0] > 0, 1 - (1 - _OF_RATE) * error))",
+        "> -> >=",
+    ): "none of these differences is 0",
+    (
+        "pipeline/selection/weighted.py",
+        "MOST = 1 << 30",
+        NUMBER,
+    ): "sums of the weights of twice as many documents are exact too",
+    (
+        "pipeline/selection/calibrations.py",
+        "keys = [(a << 128) // b for a, b in zip(numerators.tolist(), denominators.tolist(), strict=True)]",
+        "128 -> 129",
+    ): "126 bits tell all fractions apart",
+    (
+        "pipeline/selection/collection.py",
+        "return np.asarray(difference / np.where(scale > 0, scale, 1.0))",
+        "1.0 -> 1.6",
+    ): "what is divided by it is 0",
 }
-"""(module, line, change) -> why no result can show the change."""
+"""(module, line with or without its comment, change) -> why no result can show the change."""
 
 LIBRARIES = ("numpy", "scipy.stats", "pyarrow.parquet", "pydantic", "torch", "transformers", "sklearn", "hypothesis")
 """Imported once; each mutant is tried in a fork, which has them already."""
@@ -387,9 +713,10 @@ class Mutant:
     @property
     def equivalent(self) -> str | None:
         """Why no result can show it; None where one can."""
-        text = (ROOT / self.path).read_text(encoding="utf-8").splitlines()[self.line - 1].strip()
-        change = EQUIVALENT.get((self.path, text, f"{self.before} -> {self.after}"))
-        return change or (EQUIVALENT.get((self.path, text, NUMBER)) if self.before[0].isdigit() else None)
+        line = (ROOT / self.path).read_text(encoding="utf-8").splitlines()[self.line - 1]
+        changes = [f"{self.before} -> {self.after}", *([NUMBER] if self.before[0].isdigit() else [])]
+        keys = ((self.path, text.strip(), change) for text in (line, line.split("  # ")[0]) for change in changes)
+        return next((EQUIVALENT[key] for key in keys if key in EQUIVALENT), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From what nodes measured of themselves to lines: good, worth a look, or red with what to do."""
+"""Judge the measurements of nodes: lines that are good, a note, or red with a remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_jobs.cluster import NO_ANSWER, version_differences
 State = Literal["good", "note", "red"]
 GIB = 2**30
 RED_SKEW, NOTED_SKEW = 60.0, 2.0
-"""Seconds between two clocks: object stores refuse requests that differ by minutes, and logs cannot be compared."""
+"""Maximum difference of two clocks, in seconds: object stores refuse requests with a larger one, and logs mismatch."""
 
 LEAST_SHARED = 1 << 30
 SLOW_STORAGE = 10e6
@@ -31,42 +31,42 @@ class Finding:
     node: str
     check: str
     state: State
-    value: str  # what was measured, or why it was not
-    remedy: str = ""  # what to do; empty where nothing is to be done
+    value: str  # the measurement, or why there is none
+    remedy: str = ""  # the remedy; empty where none is needed
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What is known of a node."""
+    """The facts about a node."""
 
     name: str
     cpus: float = 0.0
-    gpus: float = 0.0  # that Ray gives out there
-    object_store: float = 0.0  # bytes of Ray's
+    gpus: float = 0.0  # GPUs that Ray assigns there
+    object_store: float = 0.0  # size of Ray's object store, in bytes
     answers: Mapping[str, Answer] = field(default_factory=dict)  # by check
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What the nodes are held to."""
+    """The requirements on the nodes."""
 
-    driver: Mapping[str, Answer]  # what the machine of this command measured: versions, plugins, model, input
-    shape: ActorShape  # of an actor
-    actors: int  # at most
-    shapes: Sequence[Shape]  # of the models that an actor holds
-    length: int  # tokens that documents are cut to
-    trainers: int = 1  # that train an adapter together
-    flags: tuple[str, ...] = ()  # of the CPUs of most nodes
-    holders: Sequence[str] = ()  # a mark of each node that created the file that only one may create
+    driver: Mapping[str, Answer]  # measurements of this machine: versions, plugins, model, input
+    shape: ActorShape  # resources of an actor
+    actors: int  # maximum number of actors
+    shapes: Sequence[Shape]  # shapes of an actor's models
+    length: int  # maximum tokens of a document
+    trainers: int = 1  # training workers per adapter
+    flags: tuple[str, ...] = ()  # CPU flags of most nodes
+    holders: Sequence[str] = ()  # marks of the nodes that created the file that only one can create
 
 
-Verdict = tuple[State, str] | tuple[State, str, str]  # state, value, and what to do where that is not as usual
+Verdict = tuple[State, str] | tuple[State, str, str]  # state, value, and a remedy other than the default
 
-HUNG = "see what hangs there (a file system, a driver, no place for a process), or give it more time with --timeout"
+HUNG = "see what hangs there (a file system, a driver, no resources for a process), or give it more time with --timeout"
 
 
 def judge_nodes(nodes: Sequence[NodeReport], expected: Expectation) -> list[Finding]:
-    """The lines of all nodes, in the order of the nodes and of the checks."""
+    """The lines of all nodes, in the order of the nodes and the checks."""
     flags = Counter(tuple(_facts(node.answers, "processor").get("flags", ())) for node in nodes)
     common = max(flags, key=lambda each: (flags[each], each), default=())
     shared = [_facts(node.answers, "run directory") for node in nodes]
@@ -127,9 +127,9 @@ def _gpus(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -> 
     if expected.shapes and not fits(expected, cards):
         size = sum(shape.weights for shape in expected.shapes) / GIB
         remedy = "raise resources.gpus_per_actor, quantise the model, or leave the node out"
-        return "red", f"{value}: {size:.1f} GiB of weights leave no room for a batch", remedy
+        return "red", f"{value}: {size:.1f} GiB of weights leave no memory for a batch", remedy
     if short := _taken(expected, cards):
-        return "red", f"{value}; {short}", "end what else computes on these GPUs"
+        return "red", f"{value}; {short}", "stop other programs on these GPUs"
     return "good", f"{value}, {min(card['free'] for card in cards) / GIB:.0f} GiB free"
 
 
@@ -140,13 +140,13 @@ def _cards(cards: Sequence[Mapping[str, Any]], cuda: str) -> str:
 
 
 def fits(expected: Expectation, cards: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the weights of an actor's models leave room for a batch on these cards, as a run reckons it."""
+    """Whether the weights of an actor's models leave memory for a batch on these cards, as computed by a run."""
     card = Card(min(nominal_memory(card["total"]) for card in cards), expected.shape.gpus)
     return least_budget(expected.shapes, card, expected.length).forward > 0
 
 
 def _taken(expected: Expectation, cards: Sequence[Mapping[str, Any]]) -> str:
-    """What others have taken of the memory, if the models do not fit into what is left; else empty."""
+    """The memory used by other programs, if the models do not fit into the rest; else empty."""
     need = sum(shape.weights for shape in expected.shapes) / max(1.0, expected.shape.gpus)
     on_card = int(1 / expected.shape.gpus) if expected.shape.gpus < 1 else 1
     least = min(card["free"] for card in cards)
@@ -159,7 +159,7 @@ def _memory(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -
     value = f"{facts['free'] / GIB:.1f} of {facts['total'] / GIB:.1f} GiB free"
     count = min(places_on(Node(node.cpus, node.gpus), expected.shape), expected.actors)
     weights = sum(shape.weights for shape in expected.shapes)
-    need = weights if expected.shape.gpus and count else weights * count  # a loader holds one model at a time
+    need = weights if expected.shape.gpus and count else weights * count  # a loader has one model in memory at a time
     if need > facts["free"]:
         what = "weights pass through it" if expected.shape.gpus else f"weights of {count} actors"
         remedy = "set resources.actors lower or cpus_per_actor higher, or take a larger machine"
@@ -184,7 +184,7 @@ def _model(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Ve
         mine = here.get(name, {})
         weights = [file for file in mine if file.endswith((".safetensors", ".gguf", ".bin", ".pt", ".pth"))]
         if weights and not set(weights) & set(files):
-            missing.append(name)  # of the hub: a model of a folder without weights is refused before
+            missing.append(name)  # from the hub: a folder without weights is refused earlier
             continue
         differing = sorted(file for file in {*mine, *files} if mine.get(file) != files.get(file) and mine)
         problems += [f"{file} of {name} is {_how(mine.get(file), files.get(file))}" for file in differing]
@@ -192,7 +192,7 @@ def _model(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Ve
     if problems:
         return "red", "; ".join(problems[:3])
     if missing:
-        return "note", f"{', '.join(missing)}: the hub will send its weights at the start", "fetch it there before"
+        return "note", f"{', '.join(missing)}: the hub will send the weights at the start", "fetch it there before"
     return "good", f"{total / GIB:.2f} GiB, as here" if facts["models"] else "behind an endpoint"
 
 
@@ -277,6 +277,6 @@ _CHECKS: dict[str, tuple[Callable[[Mapping[str, Any], NodeReport, Expectation], 
     "clock": (_clock, "install the same Seenset there: its checks do not start"),
     "first batch": (_first_batch, "correct the lines above, or try the node alone"),
 }
-"""By check: what judges its facts, and what to do where it is red or could not be made."""
+"""By check: the function that judges its facts, and the default remedy where it is red or could not be made."""
 
 REMEDIES = {check: remedy for check, (_, remedy) in _CHECKS.items()}

@@ -1,4 +1,4 @@
-"""The measurements of a node for `cluster.preflight`, which `cluster.checks` judges."""
+"""The measurements of a node for `cluster.preflight`; `cluster.checks` judges them."""
 
 from __future__ import annotations
 
@@ -48,59 +48,59 @@ from ray_jobs.cluster import NO_ANSWER, reason_of
 SHARED_MEMORY = "/dev/shm"
 EDGE = 1 << 16
 WHOLE_BYTES = 1 << 24
-"""A file of a model that is no larger is read whole; of a larger one parts are."""
+"""Maximum size of a model file that is read whole; of a larger one, parts are read."""
 
 PARTS = 32
 MOST_INPUTS = 64
 RACERS = 8
 ALONE = "storage"
-"""The check that is made when no other is."""
+"""The check that runs alone, after all others."""
 
 PROBE_BYTES = 8 << 20
 DOCUMENTS = 64
 NO_CONTENT = {"model": "unread", "tokenizer": "unread", "dtype": "unread", "quantization": "unread"}
-"""In the place of a fingerprint, which would read all weights: nothing is filed under it."""
+"""Replaces a fingerprint, which would read all weights; no file depends on it."""
 
 DRIVER_FILE = "driver"
-"""What the machine of the command writes for the nodes to see."""
+"""The file that the machine of the command writes for the nodes to see."""
 
 PROGRAM_SECONDS = 60
 _TORCH = "import torch; print(torch.cuda.is_available(), torch.cuda.device_count(), torch.version.cuda)"
 
 
 Answer = dict[str, Any] | str
-"""What a check of a node measured, or in one line why it could not."""
+"""The facts of a check of a node, or in one line why there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What is asked of every node."""
+    """The request to every node."""
 
     config: AuditConfig
     inputs: tuple[InputFile, ...]
-    shard: Shard | None  # of which a first batch is read
+    shard: Shard | None  # shard of the first batch
     plugins: tuple[Plugin, ...]
-    folder: str  # of this preflight alone, in the run directory
-    seconds: float = 120.0  # that a node has for its checks, and for the storage
-    batch_seconds: float = 900.0  # that a first batch has
-    shape: ActorShape | None = None  # of an actor; None: no first batch is scored
-    every: bool = False  # whether every node scores one, and not one of each kind
+    folder: str  # folder of this preflight in the run directory
+    seconds: float = 120.0  # time limit of the checks of a node, and of the storage check
+    batch_seconds: float = 900.0  # time limit of a first batch
+    shape: ActorShape | None = None  # resources of an actor; None: no first batch is scored
+    every: bool = False  # whether every node scores a first batch, not only one of each kind
 
 
 def measured(measure: Callable[[], dict[str, Any]]) -> Answer:
-    """The facts that a function returns, or in one line why it returns none."""
+    """The facts that a function returns, or in one line why it fails."""
     try:
         return measure()
-    except Exception as error:  # the check is what fails, not the preflight
+    except Exception as error:  # only the check fails, not the preflight
         return reason_of(error)
 
 
 def measured_within(measures: Mapping[str, Callable[[], dict[str, Any]]], seconds: float) -> dict[str, Answer]:
-    """The measurements of functions by their names, side by side in threads; one that hangs is left behind.
+    """The measurements of functions by name, in parallel threads; a thread that hangs is abandoned.
 
     Args:
         measures: the functions.
-        seconds: that they may take.
+        seconds: time limit.
     """
     answers: dict[str, Answer] = {}
 
@@ -117,7 +117,7 @@ def measured_within(measures: Mapping[str, Callable[[], dict[str, Any]]], second
 
 
 def inspect_node(inspection: Inspection) -> dict[str, Answer]:
-    """All of `CHECKS` here, by their names: storage when nothing else is measured."""
+    """All of `CHECKS` on this node, by name; the storage check runs when no other is running."""
     measures = {check: partial(measure, inspection) for check, measure in CHECKS.items()}
     alone = {ALONE: measures.pop(ALONE)}
     return {**measured_within(measures, inspection.seconds), **measured_within(alone, inspection.seconds)}
@@ -129,24 +129,24 @@ def remove_traces(inspection: Inspection) -> None:
 
 
 def _plugins(inspection: Inspection) -> dict[str, Any]:
-    """Load the plugins of the configuration, and give the digests of what scores depend on of them."""
+    """Load the plugins of the configuration; returns the digests of the parts that scores depend on."""
     load_plugins(inspection.plugins)
     code = plugin_code(inspection.config.import_, parse_detectors(inspection.config.detectors))
     return {"digests": code.fingerprint() if code is not None else {}, "names": [p.label for p in inspection.plugins]}
 
 
 def _gpus(_: Inspection) -> dict[str, Any]:
-    """The cards by the driver, whatever is visible to this process, and what torch sees of them."""
+    """The cards from the driver, regardless of what is visible to this process, and the devices that torch sees."""
     cards: list[dict[str, Any]] = []
     program = shutil.which("nvidia-smi")
     if program is None:
         if glob.glob("/dev/nvidia[0-9]*"):
-            raise UserError("GPUs are here, and nvidia-smi is not: its package is not installed, or not in the image")
+            raise UserError("this node has GPUs but no nvidia-smi: its package is not installed, or not in the image")
         return {"cards": cards, "torch": 0, "cuda": ""}
     fields = "name,driver_version,memory.total,memory.free"
     text = _output([program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
     for name, driver, total, free in csv.reader(text.splitlines(), skipinitialspace=True):
-        if not (total.isdigit() and free.isdigit()):  # of a card that shares the memory of its machine, or is cut up
+        if not (total.isdigit() and free.isdigit()):  # a card with shared memory, or a partitioned one
             raise UserError(f"nvidia-smi states no memory of {name} (total {total}, free {free})")
         cards.append({"name": name, "driver": driver, "total": int(total) << 20, "free": int(free) << 20})
     sight, count, cuda = _output([sys.executable, "-c", _TORCH]).split()[-3:]
@@ -154,7 +154,7 @@ def _gpus(_: Inspection) -> dict[str, Any]:
 
 
 def _output(command: Sequence[str]) -> str:
-    """What a program prints; all cards are visible to it."""
+    """The output of a program to which all cards are visible."""
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_SECONDS, env=environment)
     if done.returncode:
@@ -174,7 +174,7 @@ def _memory(_: Inspection) -> dict[str, Any]:
 
 
 def _models(inspection: Inspection) -> dict[str, Any]:
-    """Marks of the files that the fingerprint of each model is made of, by the model's path and the file's name."""
+    """Marks of the files behind the fingerprint of each model, by the model's path and the file's name."""
     config = inspection.config
     marks: dict[str, Any] = {}
     for model in (config.model, config.reference_model, config.paraphraser):
@@ -186,9 +186,9 @@ def _models(inspection: Inspection) -> dict[str, Any]:
 
 
 def file_marks(model: ModelConfig) -> dict[str, list[Any]]:
-    """[bytes, digest] of the files that a model's fingerprint is made of; large ones are read in parts.
+    """[bytes, digest] of the files behind a model's fingerprint; large ones are read in parts.
 
-    Weights that the hub has yet to send are left out.
+    Weights that are not yet downloaded from the hub are left out.
 
     Raises:
         UserError: a file is missing.
@@ -202,7 +202,7 @@ def file_marks(model: ModelConfig) -> dict[str, list[Any]]:
 
 
 def _mark(path: Path) -> str:
-    """A digest of a file: of all of it, or of its ends and of parts at equal distances."""
+    """A digest of a file: of all of it, or of its ends and of equally spaced parts."""
     size = path.stat().st_size
     total = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
@@ -216,7 +216,7 @@ def _mark(path: Path) -> str:
 
 
 def _inputs(inspection: Inspection) -> dict[str, Any]:
-    """Marks of the inputs by their names, of at most 64 at equal distances; an input that is not there has none."""
+    """Marks of up to 64 equally spaced inputs by name; a missing input has none."""
     step = max(1, -(-len(inspection.inputs) // MOST_INPUTS))
     marks: dict[str, Any] = {}
     for entry in inspection.inputs[::step]:
@@ -228,7 +228,7 @@ def _inputs(inspection: Inspection) -> dict[str, Any]:
 
 
 def _input_mark(entry: InputFile, inspection: Inspection) -> list[Any]:
-    """Rows of a dataset of the hub; else bytes and a digest of the first of them."""
+    """The number of rows for a dataset of the hub; otherwise bytes and a digest of the first ones."""
     form = format_named(entry.format)
     if not form.has_path:
         source = inspection.config.corpus.source(entry.role)
@@ -244,12 +244,12 @@ def _input_mark(entry: InputFile, inspection: Inspection) -> list[Any]:
 
 
 def _run_directory(inspection: Inspection) -> dict[str, Any]:
-    """Create files in the run directory: one name that all nodes try, and one that threads of this node race for.
+    """Create files in the run directory: one name for all nodes, and one name for all threads of this node.
 
     Returns:
-        "seen": whether the file of the driver is there; "won": whether this node created the shared name; "holder": the
-        mark of the node that did; "winners": of the race, whose only right number is 1; "second": whether the name
-        could be created once more.
+        "seen": whether the file of the driver exists; "won": whether this node created the shared name; "holder": the
+        mark of the node that did; "winners": threads that created the second name, where only 1 is correct; "second":
+        whether the name could be created again.
     """
     store = Store(inspection.config.run)
     seen = store.exists(f"{inspection.folder}/{DRIVER_FILE}")
@@ -271,7 +271,7 @@ def _run_directory(inspection: Inspection) -> dict[str, Any]:
 
 
 def _storage(inspection: Inspection) -> dict[str, Any]:
-    """Bytes a second of writing a file to the run directory, and of reading it back."""
+    """Bytes per second for writing a file to the run directory, and for reading it back."""
     store = Store(inspection.config.run)
     name, data = f"{inspection.folder}/{uuid.uuid4().hex}", os.urandom(PROBE_BYTES)
     begin = time.perf_counter()
@@ -294,15 +294,15 @@ CHECKS: dict[str, Callable[[Inspection], dict[str, Any]]] = {
     "run directory": _run_directory,
     "storage": _storage,
 }
-"""What is measured on every node, beside versions, its clock and a first batch."""
+"""The measurements of every node, in addition to versions, its clock and a first batch."""
 
 
 def first_batch(inspection: Inspection) -> dict[str, Any]:
-    """Load the models as an actor does and score the fullest batch of the first documents; nothing is written.
+    """Load the models as an actor does and score the fullest batch of the first documents, without writing anything.
 
     Raises:
         UserError: no document can be scored.
-        Exception: of many kinds, of a model's code or a device.
+        Exception: various errors of a model's code or a device.
     """
     assert inspection.shape is not None
     gpus = inspection.shape.gpus
@@ -338,7 +338,7 @@ def first_batch(inspection: Inspection) -> dict[str, Any]:
 
 
 def scored_alone(config: AuditConfig) -> list[DetectorEntry]:
-    """The detectors that read nothing but passes of the models as they are; where there is none, one that does."""
+    """The detectors that need only plain passes of the models; where there is none, a default one."""
     any_of_kind: DetectorEntry = (
         {"renyi": {"part": "image", "caption": "given"}} if config.corpus.has_pictures else "loss"
     )

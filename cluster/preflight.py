@@ -1,6 +1,6 @@
-"""`python -m cluster.preflight audit.yaml`: every node of the cluster, side by side, before a run begins.
+"""`python -m cluster.preflight audit.yaml`: check every node of the cluster, in parallel, before a run.
 
-Without RAY_ADDRESS it looks at this machine. Exit 0 where nothing is red, 2 where something is.
+Without RAY_ADDRESS it checks this machine. Exit 0 where nothing is red, 2 where something is.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from ray_jobs.cluster import alive_nodes, ask_nodes, cluster_nodes, cluster_warn
 from ray_jobs.commands import AsJson, ConfigPath, Overrides
 
 CLUSTER = "cluster"
-"""In the place of a node, where a check is of all of them."""
+"""Replaces a node in checks of all nodes."""
 
 DRIVER = "this machine"
 COLOURS = {"good": "green", "note": "yellow", "red": "red"}
 MOST_COLUMNS = 4
-"""Nodes whose lines stand beside each other in full; of more the table shows states alone."""
+"""Maximum number of nodes whose lines are shown side by side in full; with more, the table shows states only."""
 
 SHOWN = ("plugins", "model", "input")
-"""What this machine measures too, as the nodes are held to it."""
+"""Checks that this machine also runs, as the reference for the nodes."""
 
 ROUNDS = 5
-"""Of asking a node for its time: the quickest counts."""
+"""Number of clock requests to a node; the fastest one counts."""
 
 Nodes = Mapping[str, Mapping[str, Any]]
-"""From `alive_nodes`."""
+"""Nodes as returned by `alive_nodes`."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -81,7 +81,7 @@ def preflight(
         float, typer.Option("--batch-timeout", min=1, help="Seconds that a first batch has, with loading the model.")
     ] = 900.0,
 ) -> None:
-    """Check every node of a cluster for an audit: a table of nodes and checks, and what to do about each red line."""
+    """Check every node of a cluster for an audit: a table of nodes and checks, and the remedy for each red line."""
     audit = load_config(config, set_ or ())
     planned = make_plan(audit)
     check_model_files(audit)
@@ -99,10 +99,10 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
     """All lines: of the cluster, of this machine where it fails, and of every node.
 
     Args:
-        plan: of the audit.
-        seconds: that a node has for its checks.
-        batch_seconds: that a first batch has.
-        every: whether every node scores a first batch, and not one of each kind.
+        plan: plan of the audit.
+        seconds: time limit of the checks of a node.
+        batch_seconds: time limit of a first batch.
+        every: whether every node scores a first batch, not only one of each kind.
 
     Raises:
         UserError: no cluster answers at RAY_ADDRESS.
@@ -122,7 +122,7 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
     on_cluster = os.environ.get("RAY_ADDRESS", "") not in ("", "local") and config.resources.cluster != "local"
     with _without_traces(config.run, inspection.folder):
         written = measured(lambda: {"": Store(config.run).write(f"{inspection.folder}/{DRIVER_FILE}", b"")})
-        if isinstance(written, str):  # the nodes go on and say what they see
+        if isinstance(written, str):  # the nodes continue and report what they see
             lines.append(Finding(DRIVER, "run directory", "red", written, REMEDIES["run directory"]))
         if on_cluster:
             connect()
@@ -141,7 +141,7 @@ def inspect_cluster(plan: Plan, seconds: float, batch_seconds: float, every: boo
 
 
 def _answers_of_cluster(inspection: Inspection) -> list[NodeReport]:
-    """What the nodes of the cluster that this process is connected to answer."""
+    """The answers of the nodes of the connected cluster."""
     nodes, seconds = alive_nodes(), inspection.seconds
     versions = ask_nodes(versions_here, nodes, seconds)
     answers: dict[str, dict[str, Answer]] = {name: {"versions": versions[name]} for name in nodes}
@@ -149,7 +149,7 @@ def _answers_of_cluster(inspection: Inspection) -> list[NodeReport]:
     for name, there in ask_nodes(time.time, awake, seconds).items():
         answers[name]["clock"] = there if isinstance(there, str) else _clock(name, awake, seconds)
     awake = {name: node for name, node in awake.items() if not isinstance(answers[name]["clock"], str)}
-    # The checks have their time, the storage has it after them, and to answer takes some more.
+    # The checks have one time limit, the storage check another one after them, and the answer takes some more time.
     for name, given in ask_nodes(partial(inspect_node, inspection), awake, 2 * seconds + 10).items():
         answers[name] |= dict.fromkeys(CHECKS, given) if isinstance(given, str) else given
     if inspection.shape is not None:
@@ -164,12 +164,12 @@ def _answers_of_cluster(inspection: Inspection) -> list[NodeReport]:
 
 
 def _clock(name: str, nodes: Nodes, seconds: float) -> Answer:
-    """How far the clock of a node is before that of this machine, and within what, by the quickest round trip."""
+    """The offset of a node's clock from that of this machine, and its uncertainty, by the fastest round trip."""
     rounds = []
     for _ in range(ROUNDS):
         before, begin = time.time(), time.perf_counter()
         there = ask_nodes(time.time, {name: nodes[name]}, seconds)[name]
-        if isinstance(there, str):  # it has answered before
+        if isinstance(there, str):  # it has answered an earlier request
             return there
         trip = time.perf_counter() - begin
         rounds.append((trip, there - before - trip / 2))
@@ -180,7 +180,7 @@ def _clock(name: str, nodes: Nodes, seconds: float) -> Answer:
 def _first_batches(
     inspection: Inspection, shape: ActorShape, nodes: Nodes, answers: Mapping[str, Mapping[str, Answer]]
 ) -> dict[str, Answer]:
-    """A first batch on every node that holds an actor, or on one of each kind, whose name the others then give."""
+    """A first batch on every node with an actor, or on one of each kind, whose name the others report."""
     first: dict[Any, str] = {}
     like: dict[str, str] = {}
     for name, node in nodes.items():
@@ -199,7 +199,7 @@ def _first_batches(
 
 
 def answers_of_machine(inspection: Inspection) -> NodeReport:
-    """What this machine answers."""
+    """The answers of this machine."""
     answers: dict[str, Answer] = {"versions": dict(versions_here()), **inspect_node(inspection)}
     if inspection.shape is not None:
         answers |= measured_within({"first batch": partial(first_batch, inspection)}, inspection.batch_seconds)
@@ -207,23 +207,23 @@ def answers_of_machine(inspection: Inspection) -> NodeReport:
 
 
 def _run_line(config: AuditConfig) -> list[Finding]:
-    """Whether what stands in the run directory can be gone on with."""
+    """Whether the state of the run directory can be resumed."""
     remedy = "start a new run directory, or use that version on all nodes"
     try:
         manifest = read_manifest(Store(config.run))
-    except Exception as error:  # of what is there, or of a store; the nodes say so too
+    except Exception as error:  # an error of the files or the store; the nodes report it as well
         remedy = remedy if isinstance(error, UserError) else "see the reason"
         return [Finding(CLUSTER, "manifest", "red", reason_of(error), remedy)]
     if manifest is None:
         return []
     before, here = manifest.versions.get("seenset"), versions_here().get("seenset")
     if before != here:
-        return [Finding(CLUSTER, "manifest", "red", f"the run was begun by seenset {before}, here is {here}", remedy)]
-    return [Finding(CLUSTER, "manifest", "good", f"the run was begun by seenset {before}")]
+        return [Finding(CLUSTER, "manifest", "red", f"the run was started by seenset {before}, here is {here}", remedy)]
+    return [Finding(CLUSTER, "manifest", "good", f"the run was started by seenset {before}")]
 
 
 def _endpoint_lines(config: AuditConfig) -> list[Finding]:
-    """Whether the endpoints answer, which this machine alone asks."""
+    """Whether the endpoints answer; only this machine sends requests."""
     lines = []
     for model in config.models:
         if isinstance(model, EndpointConfig):
@@ -238,20 +238,20 @@ def _endpoint_lines(config: AuditConfig) -> list[Finding]:
 
 
 def _token_line(config: AuditConfig) -> Finding:
-    """Whether the cluster lets in who has no token."""
+    """Whether the cluster accepts connections without a token."""
     address = os.environ["RAY_ADDRESS"]
     if address.startswith("ray://"):
         return Finding(CLUSTER, "token", "note", f"{address} is a Ray client's: it cannot be tried from here", "")
     if cluster_warning(config.resources) is None:
-        return Finding(CLUSTER, "token", "good", "it asks for a token")
-    value = "it asks for no token: whoever reaches its ports runs code as its user"
+        return Finding(CLUSTER, "token", "good", "it requires a token")
+    value = "it requires no token: any client of its ports can run code as its user"
     return Finding(
         CLUSTER, "token", "red", value, "start it with RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH on all nodes"
     )
 
 
 def _places(config: AuditConfig, on_cluster: bool) -> tuple[ActorShape, int, list[Finding]]:
-    """What an actor takes, how many the cluster holds, and a line on that; of this machine, only why it holds none."""
+    """The resources of an actor, the number of actors on the cluster, and a line; for this machine only if none fit."""
     nodes = cluster_nodes() if on_cluster else [machine_node(torch.cuda.device_count())]
     try:
         shape = actor_shape(config.resources, nodes)
@@ -268,7 +268,7 @@ def _places(config: AuditConfig, on_cluster: bool) -> tuple[ActorShape, int, lis
 
 @contextlib.contextmanager
 def _without_traces(run: str, folder: str) -> Any:
-    """Remove what the checks leave: their folder, and the folders that were made for it."""
+    """Remove the files of the checks: their folder, and the folders that were made for it."""
     store = Store(run)
     made = []
     if store.local:
@@ -279,7 +279,7 @@ def _without_traces(run: str, folder: str) -> Any:
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):  # of a store that cannot be written to, which is said in a line
+        with contextlib.suppress(Exception):  # a store that cannot be written to is reported in a line
             store.remove_folder(folder)
         for path in made:
             with contextlib.suppress(OSError):
@@ -287,12 +287,12 @@ def _without_traces(run: str, folder: str) -> Any:
 
 
 def _published(line: Finding) -> dict[str, str]:
-    """A line as `--json` has it, where its remedy is `mend`, the name of 0.9.0."""
+    """A line for `--json`, where its remedy is `mend`, the name of 0.9.0."""
     return {("mend" if name == "remedy" else name): value for name, value in asdict(line).items()}
 
 
 def _print(lines: Sequence[Finding]) -> None:
-    """The table, and below it each line that asks for something."""
+    """Print the table, and below it each line with a remedy."""
     screen = terminal.console()
     names = list(dict.fromkeys(line.node for line in lines))
     checks = list(dict.fromkeys(line.check for line in lines))
@@ -315,7 +315,7 @@ def _print(lines: Sequence[Finding]) -> None:
 
 
 def _cell(line: Finding | None, whole: bool) -> Text:
-    """A line in the table: what was measured, or only its state."""
+    """A line in the table: the measurement, or only its state."""
     if line is None:
         return Text("")
     mark = "" if line.state == "good" else line.state.upper()

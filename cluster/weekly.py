@@ -1,8 +1,8 @@
-"""`python -m cluster.weekly RAYJOB.yaml`: start the RayJob of this week on Kubernetes, and follow it to its end.
+"""`python -m cluster.weekly RAYJOB.yaml`: start the RayJob of this week on Kubernetes, and wait for its end.
 
 The CronJob of cluster/kuberay/cronjob runs it in a pod. Its exit status is that of the scan: 0 done, 1 failed; 2 is
-a user error, 75 an API that stays away. The RayJob is named after the ISO week, so a pod that is started again
-finds what the one before began.
+a user error, 75 an API that does not answer. The RayJob is named after the ISO week, so a restarted pod
+finds the RayJob of its predecessor.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ import yaml
 from pipeline.errors import ExitCode, UserError, one_line
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where a pod finds the token, the namespace and the certificate of its service account."""
+"""Folder with the token, the namespace and the certificate of a pod's service account."""
 
 LOOK_SECONDS = 15.0
 PATIENCE_SECONDS = 1800.0
-"""For so long the API may be away: control planes are upgraded."""
+"""Maximum time without an answer of the API, because control planes are upgraded."""
 
 FAILED = ("Failed", "ValidationFailed")
-"""States of a RayJob that it does not leave, retries included."""
+"""Final states of a RayJob, retries included."""
 
 
 class AwayError(Exception):
-    """The API does not answer, or says that it cannot now."""
+    """The API does not answer, or reports that it is unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayJobs:
-    """The RayJobs of one namespace, over the API of Kubernetes."""
+    """The RayJobs of one namespace, through the API of Kubernetes."""
 
     url: str
     account: Path = ACCOUNT
     patience: float = PATIENCE_SECONDS  # seconds
-    pause: float = LOOK_SECONDS  # seconds between two looks
+    pause: float = LOOK_SECONDS  # seconds between two requests
 
     def get(self, name: str) -> dict[str, Any] | None:
         """The RayJob of this name, or None."""
@@ -53,7 +53,7 @@ class RayJobs:
         return None if answer.status_code == 404 else _checked(answer)
 
     def create(self, job: dict[str, Any]) -> dict[str, Any] | None:
-        """A new RayJob; None if its name is taken."""
+        """Create a RayJob; None if its name is taken."""
         answer = self._send("POST", "", job)
         return None if answer.status_code == 409 else _checked(answer)
 
@@ -85,7 +85,7 @@ class RayJobs:
 
 
 def week_of(now: datetime) -> str:
-    """The ISO week of a moment in UTC, as scan.sh names it, in small letters: 2026-w48."""
+    """The ISO week of a time in UTC, as in scan.sh but in lower case: 2026-w48."""
     return now.astimezone(UTC).strftime("%G-w%V")
 
 
@@ -94,9 +94,9 @@ def week_job(template: dict[str, Any], week: str, number: int, owner: tuple[str,
 
     Args:
         template: a RayJob.
-        week: what its name is completed with.
-        number: of the week's RayJobs, from 1: another follows one that failed.
-        owner: name and uid of the Job that starts it, with which it is removed.
+        week: suffix of the name.
+        number: number of the week's RayJob, from 1; another one follows a failed one.
+        owner: name and uid of the Job that starts it, and whose removal removes it.
     """
     about = template["metadata"]
     name = "-".join([about["name"], week, *([str(number)] if number > 1 else [])])
@@ -108,16 +108,16 @@ def week_job(template: dict[str, Any], week: str, number: int, owner: tuple[str,
 
 
 def begin(jobs: RayJobs, template: dict[str, Any], week: str, owner: tuple[str, str] | None) -> dict[str, Any]:
-    """The RayJob of this week: one that is at work or done, or a new one.
+    """The RayJob of this week: a running or finished one, or a new one.
 
-    One that failed is followed by another, which resumes its run, unless the same Job started it: then that is its end.
+    A failed RayJob is followed by another one, which resumes its run, unless the same Job started it.
     """
     number = 1
     while True:
         wanted = week_job(template, week, number, owner)
         job = jobs.get(wanted["metadata"]["name"]) or jobs.create(wanted)
         if job is None:
-            continue  # another pod was quicker: its RayJob is there now
+            continue  # another pod has created its RayJob in the meantime
         owners = {reference["uid"] for reference in job["metadata"].get("ownerReferences", [])}
         if _state(job) not in FAILED or (owner is not None and owner[1] in owners):
             return job
@@ -125,10 +125,10 @@ def begin(jobs: RayJobs, template: dict[str, Any], week: str, owner: tuple[str, 
 
 
 def follow(jobs: RayJobs, job: dict[str, Any], say: Callable[[str], None]) -> bool:
-    """Wait for the end of a RayJob, and tell each state that it comes into. True if it is complete.
+    """Wait for the end of a RayJob, and report each new state. True if it is complete.
 
     Raises:
-        UserError: somebody deleted it.
+        UserError: the RayJob was deleted.
     """
     name, last = job["metadata"]["name"], None
     while True:
@@ -150,10 +150,10 @@ def follow(jobs: RayJobs, job: dict[str, Any], say: Callable[[str], None]) -> bo
 
 
 def read_template(path: str) -> dict[str, Any]:
-    """The only RayJob of a file of manifests.
+    """The only RayJob in a file of manifests.
 
     Raises:
-        UserError: the file cannot be read, or holds none, or several, or one without a name or a spec.
+        UserError: the file cannot be read, has none or several, or one without a name or a spec.
     """
     try:
         documents = [document for document in yaml.safe_load_all(Path(path).read_text(encoding="utf-8")) if document]
@@ -173,7 +173,7 @@ def read_template(path: str) -> dict[str, Any]:
 
 
 def start_week(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Run the command; returns its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if len(given) != 1:
@@ -188,7 +188,7 @@ def start_week(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
         return 2
-    except OSError as error:  # what lies in a pod for its account; a certificate that is none, too
+    except OSError as error:  # files of the service account, also an invalid certificate
         why = (
             f"{ACCOUNT} cannot be used: {one_line(str(error))}; the pod needs a service account with its token mounted"
         )

@@ -11,7 +11,7 @@ from enum import IntEnum
 _READABLE_FORMATS = {"\u200c", "\u200d"}  # joiners: many scripts and emoji cannot be written without them
 
 _EXTRAS = {"s3fs": "s3", "gcsfs": "gs", "num2words": "pictures"}
-"""By the package that other packages ask for: the extra of Seenset that installs it."""
+"""Optional package -> the extra of Seenset that installs it."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL_WORDS = ("No space left on device", "Disk quota exceeded", "os error 28")
@@ -20,23 +20,23 @@ _STORAGE_PACKAGES = frozenset(
 )
 
 LINE_BREAK = "⟨U+000A⟩"
-"""What stands for a line break of a name in a message of one line."""
+"""Replaces a line break of a name in a message of one line."""
 
 
 class ExitCode(IntEnum):
-    """What the process says when it ends; docs/commands.md has a sentence for each."""
+    """Exit codes of the process; docs/commands.md documents each."""
 
     DONE = 0
     USER_ERROR = 2
     INCOMPLETE = 3
-    SELECTED = 4  # and nothing contradicts the guarantee of what was
-    UNSUPPORTED = 5  # selected, with a guarantee that a check contradicts
+    SELECTED = 4  # documents were selected, and no check contradicts their guarantee
+    UNSUPPORTED = 5  # documents were selected, and a check contradicts their guarantee
     BUSY = 75
     INTERRUPTED = 130
 
 
 class UserError(Exception):
-    """An error that the user can correct, stated in one line: the value, the limit and the near miss."""
+    """An error that the user can correct, stated in one line: the value, the limit and the nearest valid value."""
 
     exit_code = ExitCode.USER_ERROR
 
@@ -54,19 +54,19 @@ class IncompleteError(UserError):
 
 
 class DamagedError(UserError):
-    """A file of a run directory is gone or is not what its receipt says; the run makes it again."""
+    """A file of a run directory is missing or differs from its receipt; the run writes it again."""
 
 
 class FullError(IncompleteError):
-    """There is no space left to write to: the same command goes on when there is."""
+    """No space is left on the device: the same command resumes the run once space is free."""
 
 
 class LostDeviceError(IncompleteError):
-    """A GPU refuses all further work of this process: another process goes on where this one was."""
+    """A GPU refuses all further work of this process: another process resumes its work."""
 
 
 class StopError(UserError):
-    """A fault that would meet every further document: the run ends at once, with an exit code that names the remedy."""
+    """A fault that would affect every further document: the run ends at once; the exit code indicates the remedy."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.USER_ERROR) -> None:
         super().__init__(message)
@@ -74,10 +74,10 @@ class StopError(UserError):
 
 
 def instead_of_exit(error: BaseException) -> BaseException:
-    """The error itself, or what stands for a SystemExit: code that a run calls must not end the process.
+    """The error itself, or an IncompleteError for a SystemExit: code that a run calls must not end the process.
 
-    A SystemExit that another thread or process passed on would end the command with the exit code of that code, which
-    is 0 where it called `sys.exit()`.
+    A SystemExit raised again from another thread or process would end the command with its own exit code, which is 0
+    after `sys.exit()`.
     """
     if not isinstance(error, SystemExit):
         return error
@@ -88,7 +88,7 @@ def instead_of_exit(error: BaseException) -> BaseException:
 
 
 def nearest(value: str, known: Iterable[str], what: str = "known") -> str:
-    """A tail for an error message: the nearest known name if one is near, and all of them."""
+    """The end of an error message: the nearest known name, if one is similar, and all known names."""
     names = list(known)
     folded = {name.casefold(): name for name in names[::-1]}
     near = difflib.get_close_matches(value.casefold(), folded, n=1, cutoff=0.5)
@@ -97,19 +97,19 @@ def nearest(value: str, known: Iterable[str], what: str = "known") -> str:
 
 
 def visible(text: str) -> str:
-    """Text in which nothing hides: controls, bidirectional overrides and the like appear as their code points."""
+    """A text without invisible characters: controls, bidirectional overrides and the like appear as code points."""
     if text.isprintable():
         return text
     return "".join(character if _shows(character) else f"⟨U+{ord(character):04X}⟩" for character in text)
 
 
 def one_line(text: str) -> str:
-    """A message as one line in which nothing hides: names of files and columns stand in it, and may hold anything."""
+    """A message as one line without invisible characters, which the file and column names in it may contain."""
     return visible(" ".join(text.split()))
 
 
 def not_opened(error: Exception) -> str:
-    """Why something could not be opened, in one line; where a package of an extra is missing, it names the extra."""
+    """Why something could not be opened, in one line; names the extra if a package of an extra is missing."""
     text = one_line(str(error))
     if isinstance(error, ImportError):
         for package, extra in _EXTRAS.items():
@@ -125,26 +125,26 @@ def _shows(character: str) -> bool:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that there was no space left."""
+    """Whether an error reports that no space was left."""
     if isinstance(error, FullError) or (isinstance(error, OSError) and error.errno in _FULL):
         return True
     return any(words in str(error) for words in _FULL_WORDS)
 
 
 def is_of_storage(error: Exception) -> bool:
-    """Whether an error is of a disk, a network or an object store, whose libraries have classes of their own."""
+    """Whether an error comes from a disk, a network or an object store, whose libraries define their own classes."""
     return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _STORAGE_PACKAGES
 
 
 def write_error(error: OSError, where: str) -> UserError:
-    """The error of a place that cannot be written to: it is a file, it is full, or it may not be changed."""
+    """The error for a path that cannot be written to: it is a file, its device is full, or it is read-only."""
     if is_full(error):
-        return FullError(f"no space left for {where}: make room, and the same command goes on")
+        return FullError(f"no space left for {where}: free some space and rerun the command")
     return UserError(f"cannot write to {where}: {error.strerror}: {error.filename}")
 
 
 def message_of_storage(error: Exception) -> str:
-    """What an error of storage states, with the path that it is about."""
+    """The message of a storage error, with the path that it concerns."""
     path = getattr(error, "filename", None)
     reason = (path and getattr(error, "strerror", None)) or str(error) or type(error).__name__
     return f"storage: {reason}{f': {path}' if path else ''}"

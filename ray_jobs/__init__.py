@@ -1,1 +1,1 @@
-"""Where work runs: ray is imported here, and nowhere in `pipeline`. Each file is one job."""
+"""The execution of work. Only this package imports ray, never `pipeline`. Each file is one job."""

@@ -1,4 +1,4 @@
-"""The Ray executor: Ray Data hands bundles of shards to a pool of actors; receipts come back, texts never move."""
+"""The Ray executor: Ray Data dispatches bundles of shards to a pool of actors; they return receipts, never texts."""
 
 from __future__ import annotations
 
@@ -37,64 +37,64 @@ from ray_jobs.cluster import check_versions, cluster_nodes, connect, is_private,
 NO_PROGRESS_SECONDS = 6 * 3600
 TICK_SECONDS = 1.0
 END_SECONDS = 10.0
-"""Waited for actors to end when all shards have ended."""
+"""Time limit for actors to end after all shards have ended."""
 
 WATCHDOG_SECONDS = 1800.0
-"""After which an actor that computes one batch ends itself; Ray starts another one and repeats the bundle."""
+"""Time after which an actor in one batch ends itself; Ray then starts another one and repeats the bundle."""
 
 IN_FLIGHT = 1
-"""Rows at an actor. Of two, Ray may call the second one first; a tail row before the bundle prefetches no shard."""
+"""Rows at an actor. Of two, Ray may call the second first; a tail row before the bundle would prefetch no shard."""
 
 MOST_ROWS = 4_000
-"""Bundles that are dispatched together; Ray Data takes 1.2 ms and 8 KB of the driver for each row."""
+"""Maximum number of bundles dispatched together; Ray Data takes 1.2 ms and 8 KB of the driver for each row."""
 
 BUNDLE_TOKENS = {"cpu": 3e4, "cuda": 1.2e6}
-"""About a minute of work, at 500 tokens a second on a CPU and 20,000 on a GPU."""
+"""Tokens of about a minute of work, at 500 tokens per second on a CPU and 20,000 on a GPU."""
 
 RESULTS = 60
-"""Parts of a bundle, of equally many shards, whose results are delivered together: Ray takes 20 ms for each."""
+"""Parts of a bundle, with equally many shards, whose results are delivered together: Ray takes 20 ms for each."""
 
 BUNDLES_AN_ACTOR = 4
-"""At least, so that actors of different speed end together."""
+"""Minimum number of bundles per actor, so that actors of different speed end together."""
 
 LISTING_SECONDS = 10.0
-"""Between two listings of the receipts by an actor that looks for missing shards."""
+"""Interval between listings of the receipts by an actor that searches for missing shards."""
 
 OVERTAKEN_SECONDS = 2.0
 STALE_SECONDS = 20.0
-"""An attempt log that shows a death and has not changed for so long is abandoned."""
+"""Time without a change after which an attempt log that shows a death is abandoned."""
 
 GIVING_BACK = 8
-"""Shards after which an actor gives back memory: otherwise the C library keeps 150 MB that are not used."""
+"""Shards after which an actor returns memory; otherwise the C library keeps 150 MB of unused memory."""
 
 GROWTH = 2
-"""Times the actors that a run began with: how many `auto` may grow to, in all its stages."""
+"""Factor by which `auto` may increase the initial number of actors of a run, over all its stages."""
 
 
 _first_nodes: dict[str, list[Node]] = {}  # by driver
 
 LABELS = ("run", "stage")
 COUNTERS = {
-    "seenset_documents": "Documents that actors are done with.",
+    "seenset_documents": "Documents that actors have finished.",
     "seenset_tokens": "Tokens of these documents.",
     "seenset_quarantined": "Documents of finished shards that are in quarantine.",
     "seenset_working_seconds": "Seconds in which an actor worked on documents.",
-    "seenset_waiting_seconds": "Seconds in which it had nothing to work on, for want of documents that are read.",
+    "seenset_waiting_seconds": "Seconds in which it waited for documents to be read.",
 }
-"""Ray exports them as ray_NAME_total."""
+"""Counters; Ray exports them as ray_NAME_total."""
 
 ADVANCED = ("seenset_documents", "seenset_tokens", "seenset_working_seconds", "seenset_waiting_seconds")
 
 WORKERS = "seenset_workers"
-WORKERS_SENTENCE = "1 for every actor at work; gone some 20 seconds after its last batch."
+WORKERS_SENTENCE = "1 for every actor at work; absent about 20 seconds after its last batch."
 
 
 class ShardActor:
     """One actor. A call finishes a bundle of shards, or without one (a tail row) shards that have no receipt yet.
 
-    Ray repeats the row of an actor that died, and of the repeated one drops as many results as the dead one had
-    delivered, by count. So every call for a bundle yields the same sequence: that it is ready, then the results of each
-    part of the bundle in its order, also of shards that have a receipt already.
+    Ray repeats the row of a lost actor, and drops as many results of the repetition as the lost actor had
+    delivered. So every call for a bundle yields the same sequence: that it is ready, then the results of each
+    part of the bundle in order, including shards that have a receipt already.
     """
 
     def __init__(
@@ -103,22 +103,22 @@ class ShardActor:
         placement: Placement,
         store: Store,
         driver: str,
-        versions: Mapping[str, str],  # of the driver's programs
-        flags: Sequence[str] | None,  # of the CPU that decided the types of the run
+        versions: Mapping[str, str],  # versions of the driver's programs
+        flags: Sequence[str] | None,  # CPU flags on which the types of the run were decided
     ) -> None:
         collect_rarely()
         keep_memory()
         self.stage = stage
         self.store = store
         self.driver = driver
-        self.finished = 0  # shards
+        self.finished = 0  # number of shards
         self.metrics = Metrics(store.url, stage.name)
         self.beginning: list[Ready | Remark | IncompleteError] = [Ready()]
         try:
             check_versions(versions)
             cap_memory(placement.gpus)
             self.worker = stage.make(stage, placement)
-        except (UserError, SystemExit) as error:  # one line, not the trace of an actor
+        except (UserError, SystemExit) as error:  # reported in one line, without a traceback of an actor
             reason = f"{_node_here()}: {instead_of_exit(error)}; completed shards are kept"
             self.beginning = [
                 IncompleteError(
@@ -131,7 +131,7 @@ class ShardActor:
                 self.beginning.append(Remark(f"warning: {_node_here()}: {line}"))
 
     def __call__(self, batch: Mapping[str, Any]) -> Iterator[dict[str, list[bytes]]]:
-        """Finish shards; pickled lists of events."""
+        """Finish shards; returns pickled lists of events."""
         (bundle,), (tail,), (tails,) = batch["bundle"], batch["tail"], batch["tails"]
         yield _block(self.beginning)
         if isinstance(self.beginning[0], IncompleteError):
@@ -145,13 +145,13 @@ class ShardActor:
                 results, part = self._finish(shards), -(-len(shards) // RESULTS)
                 for _ in range(0, len(shards), part):
                     yield _block(list(itertools.islice(results, part)))
-        except LostDeviceError:  # an exit that Ray was not told of: it starts another actor and repeats the row
+        except LostDeviceError:  # an unexpected exit: Ray starts another actor and repeats the row
             os._exit(1)
         finally:
             faulthandler.cancel_dump_traceback_later()
 
     def _finish(self, shards: Sequence[Shard], beside: bool = False) -> Iterator[Receipt | Failure]:
-        """Finish shards; `beside` an attempt of another actor that may still end, nothing but a receipt counts."""
+        """Finish shards; if `beside`, another actor may also finish them, and only receipts count."""
         looked = time.monotonic()
 
         def on_batch(shard: Shard, documents: int, tokens: int) -> None:
@@ -181,11 +181,11 @@ class ShardActor:
     def _finish_missing(self, tail: int, tails: int) -> Iterator[Receipt | Failure]:
         """Finish shards that other actors have not finished, until none is missing, each at most once.
 
-        They are taken from the end of the order in which they were dispatched, where no other actor may be for long.
+        They are taken from the end of the dispatch order, which other actors reach last.
         """
         shards = shards_in(self.store.read(_todo_file(self.stage)))[::-1]
         tried: set[str] = set()
-        seen: dict[str, tuple[Any, float]] = {}  # attempt logs that show a death, and since when they are as they are
+        seen: dict[str, tuple[Any, float]] = {}  # attempt logs that show a death, and the time of their last change
         while True:
             filed = {name.removesuffix(".json") for name in self.store.names(f"receipts/{self.stage.name}", ".json")}
             shards = [shard for shard in shards if shard.id not in filed]
@@ -201,20 +201,20 @@ class ShardActor:
                 if state is None:
                     tried.add(shard.id)
                     yield from self._finish_beside(shard)
-                elif time.monotonic() - seen[shard.id][1] > STALE_SECONDS:  # its actor finds no place to start again
+                elif time.monotonic() - seen[shard.id][1] > STALE_SECONDS:  # its actor has no resources to restart
                     yield from self._finish([shard])
             _watch()
             time.sleep(LISTING_SECONDS)
 
     def _finish_beside(self, shard: Shard) -> Iterator[Receipt | Failure]:
-        """Finish a shard that another actor may be at; a mark says so, in case that its documents end actors."""
+        """Finish a shard that another actor may be working on, with a mark in case its documents end actors."""
         mark = self._mark_of(shard)
         self.store.write(mark, b"")
         yield from self._finish([shard], beside=True)
         self.store.remove(mark)
 
     def _deaths_of(self, shard: Shard) -> Any:
-        """What the attempts at a shard left, where that shows that an actor may have died of it; else None."""
+        """The attempt log of a shard, if it shows that the shard may have ended an actor; else None."""
         if (record := shows_death(self.store, self.stage.name, shard.id)) is not None:
             return record
         return "mark" if self.store.exists(self._mark_of(shard)) else None
@@ -224,7 +224,7 @@ class ShardActor:
 
 
 def _todo_file(stage: Stage) -> str:
-    """Where the shards of a wave stand for tail rows, which may run anywhere."""
+    """Path of the list of shards of a wave for tail rows, which may run on any node."""
     return f"attempts/{stage.name}/shards"
 
 
@@ -233,8 +233,8 @@ def _block(events: Sequence[Event | IncompleteError]) -> dict[str, list[bytes]]:
 
 
 def _watch() -> None:
-    """End this process if nothing is heard of it for long, even if it holds the interpreter lock."""
-    with contextlib.suppress(Exception):  # no file of standard error
+    """End this process after a long time without a sign of progress, even if it holds the interpreter lock."""
+    with contextlib.suppress(Exception):  # standard error may have no file
         faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True)
 
 
@@ -245,7 +245,7 @@ def _node_here() -> str:
 
 
 def packed(shards: Iterable[Shard]) -> bytes:
-    """Shards in few bytes: those of one input differ in a number or two."""
+    """Shards in a compact form: shards of one input differ in a few numbers only."""
     data = io.BytesIO()
     with gzip.GzipFile(fileobj=data, mode="wb", compresslevel=1, mtime=0) as file:
         for shard in shards:
@@ -260,12 +260,12 @@ def shards_in(data: bytes) -> list[Shard]:
 
 
 def bundles(shards: Sequence[Shard], sizes: Mapping[str, float], most: float) -> list[list[Shard]]:
-    """Shards in their order, together as many as make up a size; at least one.
+    """Group shards in order into bundles of at most a given size, with at least one shard each.
 
     Args:
-        shards: the longest first.
-        sizes: by id.
-        most: size of a bundle of several.
+        shards: shards, the longest first.
+        sizes: sizes by id.
+        most: maximum size of a bundle of several shards.
     """
     made: list[list[Shard]] = []
     size = most
@@ -281,16 +281,16 @@ def bundles(shards: Sequence[Shard], sizes: Mapping[str, float], most: float) ->
 def actors(
     resources: ResourcesConfig, nodes: Sequence[Node], shards: int, first: Sequence[Node] = ()
 ) -> tuple[int, int, ActorShape]:
-    """How many actors a run begins with, at most one a shard, how many it may grow to, and what each takes.
+    """The initial number of actors (at most one per shard), the maximum number, and the resources of each.
 
-    It begins with what the cluster holds. With `auto` it grows with the cluster, to `GROWTH` times of that, if that is
-    not this process's own; with a number, to that number.
+    The initial number is what the cluster holds. With `auto` it grows with the cluster, up to `GROWTH` times, unless
+    this process owns the cluster; with a number, up to that number.
 
     Args:
-        resources: of the audit.
-        nodes: of the cluster.
-        shards: to be finished.
-        first: nodes of the cluster when the run began; none: it begins now.
+        resources: resources of the audit.
+        nodes: nodes of the cluster.
+        shards: number of unfinished shards.
+        first: nodes of the cluster at the start of the run; empty: the run starts now.
 
     Raises:
         UserError: an actor is larger than any node.
@@ -310,15 +310,15 @@ def map_shards(
     driver: str,
     sizes: Mapping[str, float] | None = None,
 ) -> Generator[Event]:
-    """Let a pool of actors finish shards; receipts and failures come in the order in which shards end.
+    """Finish shards with a pool of actors; receipts and failures come in the order in which shards end.
 
     Args:
-        stage: whose models are at hand.
-        resources: of the audit.
-        shards: without a receipt of the stage.
+        stage: the stage to run.
+        resources: resources of the audit.
+        shards: shards without a receipt of the stage.
         store: the run directory.
-        driver: who asks, for the attempt logs.
-        sizes: about how many tokens each shard has, by id; None: all alike. The largest are begun first.
+        driver: id of the driver, for the attempt logs.
+        sizes: approximate tokens of each shard, by id; None: all equal. The largest shards start first.
 
     Raises:
         UserError: the cluster cannot hold one actor.
@@ -328,7 +328,7 @@ def map_shards(
     import ray.data  # noqa: F401  # it sets the level of its logger
 
     nodes = cluster_nodes()
-    # What the cluster has grown to since the run's first stage is not doubled again.
+    # Growth of the cluster since the run's first stage is not doubled again.
     first = _first_nodes.setdefault(driver, nodes)
     least, most, shape = actors(resources, nodes, len(shards), first)
     sizes = {shard.id: max(1.0, (sizes or {}).get(shard.id, 1.0)) for shard in shards}
@@ -340,7 +340,7 @@ def map_shards(
         wave = made[start : start + MOST_ROWS]
         yield from _Wave(stage, store, resources, shape, least, most).run(wave, driver)
     store.remove(_todo_file(stage))
-    for name in store.names(f"attempts/{stage.name}"):  # of actors that ended beside another one
+    for name in store.names(f"attempts/{stage.name}"):  # logs of actors that ended next to another one
         shard = name.rpartition(".")[0]
         if read_receipt(store, stage.name, shard):
             store.remove(f"attempts/{stage.name}/{name}")
@@ -348,7 +348,7 @@ def map_shards(
 
 @dataclass(slots=True)
 class _Wave:
-    """One dataset: bundles of shards and tail rows through a pool of actors."""
+    """One dataset: bundles of shards and tail rows for a pool of actors."""
 
     stage: Stage
     store: Store
@@ -360,7 +360,7 @@ class _Wave:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self, made: Sequence[Sequence[Shard]], driver: str) -> Iterator[Event]:
-        """What becomes of the shards of bundles, until all have ended."""
+        """The events of the shards of bundles, until all have ended."""
         missing = {shard.id for bundle in made for shard in bundle}
         remarked: set[str] = set()
         last = time.monotonic()
@@ -380,7 +380,7 @@ class _Wave:
                     yield from self._filed(missing)
                     return
                 if isinstance(event, Remark):
-                    if event.text in remarked:  # several actors of a node
+                    if event.text in remarked:  # from several actors of a node
                         continue
                     remarked.add(event.text)
                 elif isinstance(event, (Receipt, Failure)):
@@ -394,7 +394,7 @@ class _Wave:
         """The receipts whose results were lost with an actor.
 
         Raises:
-            IncompleteError: shards have none.
+            IncompleteError: shards have no receipt.
         """
         for shard in sorted(missing):
             if receipt := read_receipt(self.store, self.stage.name, shard):
@@ -404,15 +404,15 @@ class _Wave:
             raise IncompleteError("all actors ended before all shards did: run the same command again")
 
     def _dataset(self, made: Sequence[Sequence[Shard]], driver: str) -> Any:
-        """The calls of actors."""
+        """The dataset of the calls of actors."""
         import ray
         from ray.data import ActorPoolStrategy, DataContext
 
         context = DataContext.get_current().copy()
-        context.target_max_block_size = 1  # each result is a block of its own, which is seen as soon as it is there
+        context.target_max_block_size = 1  # each result is a separate block, which is visible immediately
         context.enable_progress_bars = False
         context.execution_options.preserve_order = False
-        context.execution_no_progress_timeout_s = -1  # what is no progress is decided here
+        context.execution_no_progress_timeout_s = -1  # this module decides what counts as no progress
         types = read_arithmetic(self.store)
         tails = IN_FLIGHT * self.most
         rows = [{"bundle": packed(bundle), "tail": 0, "tails": 0} for bundle in made]
@@ -434,7 +434,7 @@ class _Wave:
                 compute=ActorPoolStrategy(
                     min_size=self.least,
                     max_size=self.most,
-                    initial_size=self.most,  # those that find no place wait for one, and begin where a node is added
+                    initial_size=self.most,  # actors without resources wait, and start when a node is added
                     max_tasks_in_flight_per_actor=IN_FLIGHT,
                 ),
                 num_cpus=self.shape.cpus,
@@ -472,23 +472,23 @@ class _Wave:
 
 
 def end_execution(dataset: Any, thread: threading.Thread) -> None:
-    """End the actors of a dataset whose results a thread waits for: it cannot be closed by another one."""
+    """End the actors of a dataset whose results a thread is waiting for: another thread cannot close it."""
     end = time.monotonic() + END_SECONDS
     while dataset._current_executor is None and thread.is_alive() and time.monotonic() < end:
-        time.sleep(0.2)  # it is there with the first row
+        time.sleep(0.2)  # it exists with the first row
     if dataset._current_executor is not None and thread.is_alive():
         dataset._current_executor.shutdown(force=True)
 
 
 def task_environment(resources: ResourcesConfig, gpus: float) -> dict[str, Any]:
-    """What the process of an actor or a task must have before it begins with CUDA, as an option of Ray."""
+    """Settings that the process of an actor or a task needs before its first use of CUDA, as an option of Ray."""
     if not (gpus and resources.deterministic):
         return {}
     return {"runtime_env": {"env_vars": ENVIRONMENT}}
 
 
 def run_label(url: str) -> str:
-    """The name of a run among the metrics: the last two parts of its directory's path, in ASCII, as Ray wants it."""
+    """The label of a run in metrics: the last two parts of its directory's path, in ASCII as Ray requires."""
     parts = [part for part in url.split("/") if part]
     return one_line("/".join(parts[-2:])).encode("ascii", "backslashreplace").decode("ascii")
 
@@ -497,11 +497,11 @@ class Metrics:
     """The metrics of one actor."""
 
     def __init__(self, url: str, stage: str) -> None:
-        """Make them.
+        """Create the metrics.
 
         Args:
-            url: of the run directory.
-            stage: of the actor.
+            url: address of the run directory.
+            stage: name of the actor's stage.
         """
         from ray.util.metrics import Counter, Gauge
 
@@ -510,16 +510,16 @@ class Metrics:
         self._counters = {
             name: Counter(name, sentence, LABELS).set_default_tags(labels) for name, sentence in COUNTERS.items()
         }
-        self._counted: dict[str, tuple[object, float]] = {}  # by counter: of which shard or stream, and how much
+        self._counted: dict[str, tuple[object, float]] = {}  # by counter: the shard or stream, and its count
 
     def advance(self, shard: str, documents: int, tokens: int, stream: ShardStream) -> None:
-        """Bring the counters up to what a shard has come to, and note that this actor is at work.
+        """Update the counters to the progress of a shard, and mark this actor as working.
 
         Args:
             shard: its id.
-            documents: of it that are finished.
-            tokens: of these documents.
-            stream: of the shards of this call of the actor.
+            documents: number of its finished documents.
+            tokens: tokens of these documents.
+            stream: stream of the shards of this call of the actor.
         """
         self._workers.set(1)  # Ray forgets it unless it is set again
         totals = [(shard, documents), (shard, tokens), (stream, stream.worked), (stream, stream.waited)]
@@ -531,7 +531,7 @@ class Metrics:
             self._counted[name] = of, max(total, counted)
 
     def finish(self, receipt: Receipt, stream: ShardStream) -> None:
-        """Bring the counters up to the receipt of a shard."""
+        """Update the counters to the receipt of a shard."""
         self.advance(receipt.shard, receipt.n_new, receipt.tokens, stream)
         if receipt.n_quarantined:
             self._counters["seenset_quarantined"].inc(receipt.n_quarantined)

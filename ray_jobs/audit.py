@@ -1,4 +1,4 @@
-"""The driver of an audit: phases in order, one run directory, one exit status."""
+"""The driver of an audit: its phases in order, with one run directory and one exit status."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ FINETUNE_STAGE = "finetune"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended, and the address of its report."""
+    """The final status of a run, and the address of its report."""
 
     status: Status
     report: str
 
     @property
     def exit_code(self) -> ExitCode:
-        """Of the command."""
+        """The exit code of the command."""
         if self.status.state != "complete":
             return ExitCode.INCOMPLETE
         return ExitCode(self.status.exit_code or ExitCode.DONE)
@@ -91,18 +91,18 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Driver:
-    """What the phases of a run share."""
+    """State that the phases of a run share."""
 
     store: Store
     lock: RunLock
     status: StatusFile
     reporter: Reporter
-    machine: LocalMachine | None  # None: the work is done on a cluster
-    models: SharedModels | None  # of local scoring, which stay open for the reading of token attributions
-    checks: Checks  # of the documents
+    machine: LocalMachine | None  # None: a cluster does the work
+    models: SharedModels | None  # models of local scoring, kept open for token attributions
+    checks: Checks  # checks of the documents
 
     def check(self) -> None:
-        """Stop a driver whose lock was taken over, that was interrupted, whose cluster is lost or documents no good."""
+        """Stop the driver if its lock was taken over, it was interrupted, its cluster is lost or a check failed."""
         self.lock.check()
         supervisor.check()
         self.checks.look()
@@ -115,7 +115,7 @@ def run_audit(
     texts: bool = True,
     fail_if_selected: bool = False,
 ) -> Outcome:
-    """Do what is not done yet of an audit: score, select, report. The same call again resumes.
+    """Carry out the unfinished parts of an audit: score, select, report. The same call resumes it.
 
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
@@ -130,11 +130,11 @@ def run_plan(
     fail_if_selected: bool = False,
     retried: Collection[str] = (),
 ) -> Outcome:
-    """As `run_audit`, of a plan; documents that are in quarantine for one of the reasons `retried` are tried again."""
+    """As `run_audit`, for a plan; documents in quarantine for one of the reasons `retried` are tried again."""
     store, flags = Store(plan.config.run), (texts, fail_if_selected)
     earlier = None if retried else _intact(read_finished(store, plan, flags), plan, store, reporter)
     if earlier is not None:
-        reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers stand")
+        reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers are kept")
         return Outcome(earlier.status, earlier.report)
     review = read_review(store, plan.config)
     with keys_withdrawn(plan.config.models), scoring(plan, reporter, retried) as (scored, status, fold, reread):
@@ -157,7 +157,7 @@ def run_plan(
 
 
 def _intact(finished: FinishedRecord | None, plan: Plan, store: Store, reporter: Reporter) -> FinishedRecord | None:
-    """The record of a finished run, where its scores would be made as they were and its answers are as written."""
+    """The record of a finished run, if rescoring would give the same scores and its answers are unchanged."""
     if finished is None:
         return None
     config, device = with_types(plan.config, finished.types), CPU
@@ -176,7 +176,7 @@ def _intact(finished: FinishedRecord | None, plan: Plan, store: Store, reporter:
 
 
 def _damages(store: Store, finished: FinishedRecord) -> list[str]:
-    """The files of a finished run that are not as they were written, a line for each."""
+    """The changed files of a finished run, one line each."""
     problems = damaged_answers(store, [summary.name for summary in finished.status.selections], whole=True)
     try:
         read_status(store)
@@ -186,19 +186,19 @@ def _damages(store: Store, finished: FinishedRecord) -> list[str]:
 
 
 def retry_run(run: str, reasons: Sequence[str], reporter: Reporter, texts: bool = True) -> Outcome | None:
-    """Try documents in quarantine again, of any stage, and answer the run's questions anew.
+    """Try documents in quarantine again, in any stage, and answer the run's selections again.
 
     Args:
         run: the run directory.
-        reasons: why they are there; none for all that another attempt may not meet.
+        reasons: reasons of the quarantine; none: all that another attempt may not meet.
         reporter: shows progress.
         texts: whether the report shows texts.
 
     Returns:
-        How the run ended; None where it is complete and has no such documents.
+        The final status of the run; None where it is complete and has no such documents.
 
     Raises:
-        UserError: not a run directory, a reason that no attempt changes, or as `run_audit`.
+        UserError: not a run directory, a reason that no attempt changes, or the errors of `run_audit`.
     """
     tried = check_reasons(reasons)
     store = Store(run)
@@ -212,10 +212,10 @@ def retry_run(run: str, reasons: Sequence[str], reporter: Reporter, texts: bool 
 
 
 def run_evaluation(plan: Plan, reporter: Reporter) -> tuple[Evaluation, str]:
-    """Score what is not scored yet and compare seen with unseen documents. The same call again resumes.
+    """Score the missing documents and compare seen with unseen ones. The same call resumes it.
 
     Args:
-        plan: of a config from `pipeline.audit.description.load_config`, of labelled documents.
+        plan: plan of a configuration from `pipeline.audit.description.load_config`, with labelled documents.
         reporter: shows progress.
 
     Returns:
@@ -235,17 +235,17 @@ def run_evaluation(plan: Plan, reporter: Reporter) -> tuple[Evaluation, str]:
 def scoring(
     plan: Plan, reporter: Reporter, retried: Collection[str] = ()
 ) -> Iterator[tuple[Scored, StatusFile, Each, Reread]]:
-    """Score what is not scored yet of every role; the run is held until the block ends.
+    """Score the missing documents of every role; the run is locked until the block ends.
 
-    What the block raises is noted in status.json, as what scoring raises is. That the run is complete, the block says.
+    Errors of the block are recorded in status.json, like those of scoring. The block itself records completion.
 
     Args:
-        plan: of the audit.
+        plan: plan of the audit.
         reporter: shows progress.
-        retried: why documents are in quarantine that are tried again.
+        retried: reasons of quarantine for which documents are tried again.
 
     Returns:
-        All scores, the status, how to read every score shard, and what reads single documents once more.
+        All scores, the status, a reader of all score shards, and a function that reads single documents again.
 
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
@@ -296,7 +296,7 @@ def scoring(
 
 
 def _announced(plan: Plan, reporter: Reporter) -> LocalMachine | None:
-    """Say what is to be done, and where: this machine's part in it, None on a cluster."""
+    """Print the extent and the place of the work; returns this machine's resources, None on a cluster."""
     inputs = f"{len(plan.inputs)} input{'s' * (len(plan.inputs) != 1)}"
     reporter.say(f"{inputs}, {len(plan.shards)} shards; run directory {plan.config.run}")
     machine = machine_of(plan)
@@ -307,7 +307,7 @@ def _announced(plan: Plan, reporter: Reporter) -> LocalMachine | None:
 
 @contextmanager
 def _faults_noted(status: StatusFile) -> Iterator[None]:
-    """Note in status.json what the block raises."""
+    """Record errors of the block in status.json."""
     try:
         yield
     except SystemExit as error:
@@ -323,19 +323,19 @@ def _scored(driver: _Driver, config: AuditConfig, work: Work, plan: Plan, fold: 
     """Run all stages and read the scores.
 
     Args:
-        driver: of the run.
-        config: of the audit.
+        driver: driver of the run.
+        config: the audit's configuration.
         work: its stages and trainings.
         plan: its shards.
-        fold: by which inputs are checked that were read in this run; None: no shard was scored.
+        fold: reads the inputs of this run for their check; None: no shard was scored.
 
     Raises:
-        UserError: as a stage, `check_inputs_since` and `check_budget`.
+        UserError: the errors of a stage, `check_inputs_since` and `check_budget`.
     """
     *before, scoring = work.stages
     jobs = _finetuning(driver, config, work)
     if jobs or before:
-        driver.checks.wait()  # before what takes hours; scoring starts while they run
+        driver.checks.wait()  # before trainings; scoring starts while they run
     _prepare(driver, jobs, before, plan)
     _finish(driver, scoring, plan)
     driver.checks.wait()
@@ -349,10 +349,10 @@ def _scored(driver: _Driver, config: AuditConfig, work: Work, plan: Plan, fold: 
 
 
 def _finetuning(driver: _Driver, config: AuditConfig, work: Work) -> list[AdapterJob]:
-    """The trainings that the detectors need, if one is missing."""
+    """The trainings of the detectors, if an adapter is missing."""
     store, parts, keys, machine = driver.store, work.parts, work.keys, driver.machine
     if not parts.taken():
-        store.remove(KEYS_FILE)  # of detectors that are no longer asked for
+        store.remove(KEYS_FILE)  # from detectors that are no longer configured
         return []
     write_document_keys(parts, store)
     missing = _missing_adapters(store, keys.values())
@@ -376,7 +376,7 @@ def _train(
     """Train the missing adapters, until `stop` is set.
 
     Raises:
-        UserError: as `train_adapters`.
+        UserError: the errors of `train_adapters`.
         IncompleteError: the workers of one adapter were lost too often.
     """
     reporter = driver.reporter
@@ -404,7 +404,7 @@ def _trained_beside(driver: _Driver, jobs: Sequence[AdapterJob], at_once: int) -
     """Train while the block runs, and wait for the end after it; if the block raises, the trainings stop.
 
     Raises:
-        UserError: as `_train`, at the end of the block.
+        UserError: the errors of `_train`, at the end of the block.
     """
     stop = threading.Event()
     with ThreadPoolExecutor(1, "seenset-finetune") as pool:
@@ -417,11 +417,11 @@ def _trained_beside(driver: _Driver, jobs: Sequence[AdapterJob], at_once: int) -
 
 
 def _missing_adapters(store: Store, keys: Iterable[str]) -> dict[str, str]:
-    """The adapters that are not there as they were trained, and what is wrong with each."""
+    """The adapters that are missing or changed, with the fault of each."""
     missing = {}
     for key in keys:
         if not store.exists(f"adapters/{key}/{RECORD}"):
-            missing[key] = f"{store.url}/adapters/{key} is gone"
+            missing[key] = f"{store.url}/adapters/{key} is missing"
             continue
         try:
             check_adapter_digests(Path(store.path(f"adapters/{key}")))
@@ -431,10 +431,10 @@ def _missing_adapters(store: Store, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _prepare(driver: _Driver, jobs: Sequence[AdapterJob], stages: Sequence[Stage], plan: Plan) -> None:
-    """Finish what comes before scoring: adapters, and beside them on other resources the other stages.
+    """Finish the work before scoring: adapters, and on other resources at the same time the other stages.
 
     Raises:
-        UserError: as `train_adapters`.
+        UserError: the errors of `train_adapters`.
         IncompleteError: a shard could not be finished, or the workers of an adapter were lost too often.
     """
     waiting = any(pending(plan, stage.name, driver.store) for stage in stages)
@@ -457,7 +457,7 @@ def _prepare(driver: _Driver, jobs: Sequence[AdapterJob], stages: Sequence[Stage
 
 
 def _with_actors(plan: Plan, most: int) -> Plan:
-    """The same work on no more actors."""
+    """The plan with a limited number of actors."""
     resources = plan.config.resources
     actors = min(most, resources.actors_between(most, most)[1])
     config = plan.config.model_copy(update={"resources": resources.model_copy(update={"actors": actors})})
@@ -465,7 +465,7 @@ def _with_actors(plan: Plan, most: int) -> Plan:
 
 
 def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
-    """Let the workers do what is missing of a stage.
+    """Finish the missing shards of a stage with the workers.
 
     Raises:
         IncompleteError: a shard could not be finished.
@@ -518,7 +518,7 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
 def _events(
     driver: _Driver, stage: Stage, plan: Plan, shards: Sequence[Shard], sizes: Mapping[str, float]
 ) -> Iterator[Event]:
-    """Who finishes the shards of a stage: an endpoint, asked by this process; threads or actors."""
+    """Finish the shards of a stage: by requests to an endpoint, in threads of this process, or with actors."""
     store, reporter, machine = driver.store, driver.reporter, driver.machine
     if stage.endpoint is not None:
         reporter.say(f"{stage.name}: asking {stage.endpoint.endpoint}")

@@ -1,4 +1,4 @@
-"""The command: seenset init | plan | run | evaluate | trial | schema; the others are in `commands`."""
+"""The commands seenset init, plan, run, evaluate, trial and schema; the others are in `commands`."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def schema(
 
 
 def _planned(config: str, overrides: list[str] | None, limit: int | None, labelled: bool = False) -> Plan:
-    """The plan of an audit or an evaluation; what is wrong shows here, before torch is imported for seconds."""
+    """The plan of an audit or an evaluation; errors appear before torch is imported, which takes seconds."""
     from pipeline.audit.description import load_config
     from pipeline.audit.machine import may_need_cluster
     from pipeline.audit.plan import check_model_files, make_plan
@@ -251,7 +251,7 @@ def _planned(config: str, overrides: list[str] | None, limit: int | None, labell
 
 
 def _runs_foreign_code(audit: AuditConfig) -> bool:
-    """Whether a run calls code of plugins or of checkpoints, which may end its process by os._exit."""
+    """Whether a run executes code of plugins or checkpoints, which may end its process with os._exit."""
     from pipeline.config.models import ModelConfig
     from pipeline.detectors.plugins import GROUP
 
@@ -262,13 +262,13 @@ def _runs_foreign_code(audit: AuditConfig) -> bool:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; every user error is one line and an exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # its usual one keeps what sorted tables leave
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # its default pool keeps the memory of sorted tables
     collect_rarely()
     supervisor.begin_command(whole_process=arguments is None)
     terminal.show_all_characters()
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = next((argument for argument in given if not argument.startswith("-")), "seenset")
-    if name != "status":  # whose lines are watched
+    if name != "status":  # a user watches its lines
         heartbeat.begin(sys.stderr if "--json" in given else sys.stdout, name)
     try:
         try:
@@ -276,17 +276,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 code = app(args=given, standalone_mode=False)
         finally:
             heartbeat.stop()
-            if keys := sys.modules.get("pipeline.endpoint.keys"):  # else no command has needed one
+            if keys := sys.modules.get("pipeline.endpoint.keys"):  # otherwise no command has needed a key
                 keys.give_keys_back()
     except UserError as error:
         supervisor.fail(str(error), int(error.exit_code))
     except TyperException as error:
-        supervisor.give_as_zero(None)  # a misspelt command is never given as done
+        supervisor.give_as_zero(None)  # a misspelt command never ends with 0
         message = str(getattr(error, "format_message", error.__str__)())
         if "extra argument" in message and "=" in message:
             message += "; a setting is changed by --set A.B=C"
         supervisor.fail(message, int(ExitCode.USER_ERROR))
-    except SystemExit as error:  # nothing of this package raises it in a command
+    except SystemExit as error:  # no command of this package raises it
         if isinstance(error.__context__, BrokenPipeError):  # the reader of the output is gone, as with `| head -1`
             supervisor.finish(1)
         supervisor.fail(str(instead_of_exit(error)), int(ExitCode.INCOMPLETE))
@@ -294,15 +294,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = int(ExitCode.INTERRUPTED)
     except Exception as error:
         if is_full(error):
-            supervisor.fail(
-                f"no space left ({error}): make room, and the same command goes on", int(ExitCode.INCOMPLETE)
-            )
+            supervisor.fail(f"no space left ({error}): free some space and rerun the command", int(ExitCode.INCOMPLETE))
         if not is_of_storage(error):
             supervisor.note_fault()
             raise
         code = ExitCode.INCOMPLETE if getattr(error, "errno", None) == errno.EIO else ExitCode.USER_ERROR
         supervisor.fail(message_of_storage(error), int(code))
-    if code == ExitCode.INTERRUPTED:  # typer turns a KeyboardInterrupt into this code itself
+    if code == ExitCode.INTERRUPTED:  # typer converts a KeyboardInterrupt to this code
         supervisor.leave_at_once(supervisor.INTERRUPTED, code)
     supervisor.finish(code or 0)
 

@@ -1,4 +1,4 @@
-"""The Ray cluster of a command: joined at RAY_ADDRESS, or started on this machine and closed to everybody else.
+"""The Ray cluster of a command: joined at RAY_ADDRESS, or started on this machine without access for others.
 
 All private interfaces of Ray that Seenset needs are used here.
 """
@@ -36,22 +36,22 @@ REASON_CHARACTERS = 200
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # else a thread that lost the cluster would start another
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # otherwise a thread that lost the cluster would start another
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Settings of Ray, unless the user states others."""
+"""Default settings of Ray."""
 
 HEAD_VARIABLE, HEAD_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
 HEAD_MARGIN = 20.0
-"""Seconds before Ray gives up a head node at which it counts as lost."""
+"""Time before Ray abandons a silent head node at which it counts as lost."""
 
 NODE_SECONDS = 2.0
-"""Of silence after which the node of this process counts as lost."""
+"""Time without an answer after which the node of this process counts as lost."""
 
 PREFIX = "seenset-ray-"
 INNER = "ray"
 LONGEST_FOLDER = 107 - len(f"/{INNER}/session_2026-11-22_11-32-39_446239_4194304/sockets/plasma_store")
-"""Bytes of a folder in which the path of a Unix socket of Ray still fits its 107 bytes."""
+"""Maximum length of a folder, in bytes, such that the path of a Unix socket of Ray fits its 107 bytes."""
 
 PROBE_SECONDS = 30.0
 _PROBE = """
@@ -69,30 +69,30 @@ else:
 
 PROGRAMS = ("ray", "torch", "transformers", "tokenizers", "peft", "bitsandbytes")
 PLUGINS = "seenset.detectors"
-"""Entry points of packages whose code makes scores."""
+"""Entry points of packages that compute scores."""
 
 VERSIONS_SECONDS = 30.0
-"""In which a node states its versions."""
+"""Time limit for the versions of a node."""
 
 PROCESSOR_SECONDS = 120.0
-"""In which a node states its GPUs or its processor; a worker process has to start and import torch."""
+"""Time limit for the GPUs or the processor of a node, where a worker process has to start and import torch."""
 
 NAMED_NODES = 3
 NO_ANSWER = "no answer"
-"""How the line of a node or a check begins that has had its time."""
+"""Start of the line of a node or a check that exceeded its time limit."""
 
 
-_folder = ""  # of the cluster that this process has started
+_folder = ""  # folder of the cluster that this process has started
 
 
 def shared_address() -> str:
-    """The address of the cluster that RAY_ADDRESS names; empty where one would be started on this machine."""
+    """The address of the cluster in RAY_ADDRESS; empty where a cluster would be started on this machine."""
     address = os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address
 
 
 def is_connected() -> bool:
-    """Whether this process is connected to a cluster; Ray is not imported for it."""
+    """Whether this process is connected to a cluster; does not import Ray."""
     return "ray" in sys.modules and sys.modules["ray"].is_initialized()
 
 
@@ -102,7 +102,7 @@ def cluster_is_named() -> bool:
 
 
 def is_private() -> bool:
-    """Whether this process is connected to a cluster that it started itself, to which no nodes are added."""
+    """Whether this process is connected to a cluster that it started itself, which gets no further nodes."""
     return _folder != ""
 
 
@@ -118,14 +118,14 @@ def connect() -> None:
     import ray
     from ray._private import utils, worker
 
-    # What a raylet reports of a dead worker would stand on the standard output, beside the answer.
+    # Otherwise reports of a raylet on a lost worker would be mixed with the answer on standard output.
     worker.print_to_stdstream = lambda *lines, **settings: None
-    if supervisor.is_listening():  # Ray would take SIGTERM itself, and exit wherever it happens to be
+    if supervisor.is_listening():  # Ray would handle SIGTERM itself, and exit at any point
         utils.set_sigterm_handler = lambda handler: None
     if is_connected():
         _note_cluster()
         return
-    _end_private_cluster()  # of an earlier connection
+    _end_private_cluster()  # from an earlier connection
     check_ray_address()
     address, reason = shared_address(), ""
     for attempt in range(1 if address else STARTS):
@@ -142,7 +142,7 @@ def connect() -> None:
             return
         except UserError:
             raise
-        except Exception as error:  # of many kinds: a port, a time limit, a process that died
+        except Exception as error:  # such as a port, a time limit or a lost process
             ray.shutdown()
             reason = one_line(str(error))[:REASON_CHARACTERS] or type(error).__name__
     if address:
@@ -154,10 +154,10 @@ def connect() -> None:
 
 
 def check_ray_address() -> None:
-    """Check that a process listens where RAY_ADDRESS says: Ray itself would wait for minutes.
+    """Check that a process listens at RAY_ADDRESS; Ray itself would wait for minutes.
 
     Raises:
-        UserError: none does.
+        UserError: no process listens there.
     """
     address = shared_address()
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -178,7 +178,7 @@ def _no_cluster(address: str, reason: str) -> UserError:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what Ray's C++ side writes to standard error while it starts, and show it only if it fails."""
+    """Capture the standard error of Ray's C++ code while it starts, and show it only after a failure."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as messages:
@@ -196,7 +196,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _note_cluster() -> None:
-    """Note the nodes on which this process depends: the head node, and its own, which does not come back."""
+    """Record the nodes that this process depends on: the head node, and its own, which is not replaced."""
     import ray
 
     if ray.util.client.ray.is_connected():
@@ -217,12 +217,12 @@ def _note_cluster() -> None:
 def _start_private_cluster() -> None:
     """Start a cluster on this machine that no other process can join, and that joins no other cluster.
 
-    Its files are in a folder of mode 0700, all that listens does so on the loopback interface, and who connects needs
-    a token that is in that folder (unless RAY_AUTH_MODE says otherwise). The folder is removed when the process ends.
+    Its files are in a folder of mode 0700, it listens on the loopback interface only, and clients need
+    a token in that folder (unless RAY_AUTH_MODE disables it). The folder is removed when the process ends.
 
     Raises:
         UserError: RAY_TMPDIR is too long for the names of sockets.
-        Exception: of many kinds: Ray did not start.
+        Exception: Ray did not start, for one of many reasons.
     """
     global _folder
     folder = private_folder()
@@ -230,22 +230,22 @@ def _start_private_cluster() -> None:
     if "RAY_AUTH_TOKEN" not in os.environ:
         os.environ["RAY_AUTH_TOKEN_PATH"] = os.path.join(folder, "token")
     if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # workers that train together
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # for workers that train together
     import ray
     from ray._private import ray_constants
     from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
-    AuthenticationTokenLoader.instance().reset_cache()  # else the token of a cluster before this one
+    AuthenticationTokenLoader.instance().reset_cache()  # otherwise the token of an earlier cluster is used
     everywhere = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False  # so the node's address is the loopback one, as it always is on a Mac
+    ray_constants.ENABLE_RAY_CLUSTER = False  # makes the node's address the loopback one, as always on a Mac
     try:
         ray.init(
             address="local",
-            num_cpus=usable_cores(),  # Ray counts those of the machine, whatever this process may use
+            num_cpus=usable_cores(),  # by default Ray counts all CPUs of the machine
             log_to_driver=False,
             logging_level=logging.ERROR,
             include_dashboard=False,
-            _temp_dir=os.path.join(folder, INNER),  # which Ray opens to everybody: the folder around it is closed
+            _temp_dir=os.path.join(folder, INNER),  # Ray makes it readable for all users, but not the folder around it
         )
     except BaseException:
         ray.shutdown()
@@ -258,7 +258,7 @@ def _start_private_cluster() -> None:
 
 
 def _end_private_cluster() -> None:
-    """End the cluster that this process has started, and remove its folder."""
+    """End the cluster that this process started, and remove its folder."""
     global _folder
     if not _folder:
         return
@@ -272,7 +272,7 @@ def _end_private_cluster() -> None:
 
 
 def private_folder() -> str:
-    """Make a folder of mode 0700 with a token in it, in RAY_TMPDIR or else in the temporary folder.
+    """Create a folder of mode 0700 with a token in it, in RAY_TMPDIR or else in the temporary folder.
 
     Raises:
         UserError: RAY_TMPDIR is too long for the names of sockets.
@@ -290,12 +290,12 @@ def private_folder() -> str:
 
 
 def cluster_warning(resources: ResourcesConfig) -> str | None:
-    """One line if the cluster that RAY_ADDRESS names lets anybody in; None if it asks for a token, or cannot be asked.
+    """A warning if the cluster at RAY_ADDRESS requires no token; None if it does, or does not answer.
 
-    It is asked by another process, without a token: in this one Ray would send that of the user.
+    Another process tests it without a token, because Ray would send the user's token in this one.
 
     Args:
-        resources: of the audit, which may need no cluster.
+        resources: resources of the audit, which may need no cluster.
     """
     address = shared_address()
     if resources.cluster == "local" or not address or address.startswith("ray://"):
@@ -311,13 +311,13 @@ def cluster_warning(resources: ResourcesConfig) -> str | None:
     if done.stdout.strip() != "open":
         return None
     return (
-        f"warning: the cluster at RAY_ADDRESS {address} asks for no token: whoever reaches its ports runs code as its "
-        "user, and so reads and changes this audit; start it with RAY_AUTH_MODE=token"
+        f"warning: the cluster at RAY_ADDRESS {address} requires no token: any client of its ports can run code as its "
+        "user, and so read and change this audit; start it with RAY_AUTH_MODE=token"
     )
 
 
 def alive_nodes() -> dict[str, Mapping[str, Any]]:
-    """The nodes of the cluster by their names: the address, and where several share one also how their ids begin."""
+    """The nodes of the cluster by name: the address, and the first digits of the id where several share an address."""
     import ray
 
     nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"])
@@ -329,7 +329,7 @@ def alive_nodes() -> dict[str, Mapping[str, Any]]:
 
 
 def cluster_nodes() -> list[Node]:
-    """What the nodes of the cluster offer that this process is connected to."""
+    """The resources of the nodes of the connected cluster."""
     resources = [node["Resources"] for node in alive_nodes().values()]
     return [Node(entry.get("CPU", 0.0), entry.get("GPU", 0.0)) for entry in resources]
 
@@ -340,15 +340,15 @@ def ask_nodes(
     seconds: float,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What a function returns on each node by its name, or in one line why it returns nothing there.
+    """Results of a function on each node, by node name, or in one line why there is none.
 
-    A function of this module reaches a node by value, so that a node without Seenset, or with another one, answers too.
+    A function of this module is sent by value, so that nodes without Seenset, or with another version, answer too.
 
     Args:
-        question: the function.
-        nodes: from `alive_nodes`.
-        seconds: that a node may take.
-        options: of the task, such as what it takes of its node.
+        question: the function to call.
+        nodes: nodes from `alive_nodes`.
+        seconds: time limit per node.
+        options: options of the task, such as its resources.
     """
     if not nodes:
         return {}
@@ -373,7 +373,7 @@ def ask_nodes(
 
 
 def answer_of(reference: Any, seconds: float) -> Any:
-    """What a task returned, or in one line why it returned nothing; it has had its time."""
+    """The result of a task, or in one line why there is none; its time limit has passed."""
     import ray
 
     try:
@@ -381,20 +381,20 @@ def answer_of(reference: Any, seconds: float) -> Any:
     except ray.exceptions.GetTimeoutError:
         ray.cancel(reference, force=False)
         return f"{NO_ANSWER} in {seconds:g} s"
-    except Exception as error:  # of many kinds: Ray's, or what the task raised
+    except Exception as error:  # errors of Ray, or of the task
         return reason_of(getattr(error, "cause", None) or error)
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something failed, in one line; the kind of an error that is not meant for users is named."""
+    """The reason of a failure in one line; the type of an error is named unless it is meant for users."""
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return one_line(f"{kind}{error}")[:300]
 
 
 def versions_here() -> dict[str, str]:
-    """Versions of Python, Seenset, what computes scores and the installed plugins; what is missing is left out."""
+    """Versions of Python, Seenset, libraries behind scores and installed plugins; missing ones are left out."""
     versions = {"python": platform.python_version()}
-    with contextlib.suppress(ImportError):  # the comparison shows that it is missing
+    with contextlib.suppress(ImportError):  # the comparison reports a missing package
         versions["seenset"] = str(importlib.import_module("pipeline").__version__)
     for name in PROGRAMS:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -406,14 +406,14 @@ def versions_here() -> dict[str, str]:
 
 
 def version_differences(here: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """What another place has otherwise, as "transformers 5.1.0 (here 5.2.0)"; empty where all is the same.
+    """The differing versions of another place, as "transformers 5.1.0 (here 5.2.0)"; empty where there are none.
 
-    What a version says of a build (`+cpu`, `+cu128`) is no difference, as nodes with and without GPUs may share a run,
-    nor is the last number of Python's.
+    A build suffix (`+cpu`, `+cu128`) is no difference, because nodes with and without GPUs may share a run,
+    nor is the last number of Python's version.
 
     Args:
         here: versions of the driver.
-        there: of a node.
+        there: versions of a node.
     """
     lines = []
     for name in dict.fromkeys([*here, *there]):
@@ -430,21 +430,21 @@ def _release(name: str, version: str | None) -> str | None:
 
 
 def check_versions(driver: Mapping[str, str]) -> None:
-    """Check in a worker that its programs are of the versions of the driver's.
+    """Check in a worker that its programs have the versions of the driver's.
 
     Raises:
-        UserError: they are not.
+        UserError: the versions differ.
     """
     _compare_versions(driver, {socket.gethostname(): versions_here()})
 
 
 def check_node_versions() -> None:
-    """Check that the other nodes of the cluster that this process is connected to have its versions.
+    """Check that the other nodes of the connected cluster have the versions of this process.
 
-    A node that does not answer in time is not refused: a run does without it, or its actors check themselves.
+    A node that does not answer in time is accepted: a run does without it, or its actors check themselves.
 
     Raises:
-        UserError: some have others.
+        UserError: versions of nodes differ.
     """
     import ray
 
@@ -454,24 +454,24 @@ def check_node_versions() -> None:
 
 
 def _compare_versions(driver: Mapping[str, str], answers: Mapping[str, Any]) -> None:
-    """Raise one line that names the nodes whose versions differ; what is no answer is passed over."""
+    """Raise an error of one line that names the nodes with other versions; missing answers are ignored."""
     lines = {name: version_differences(driver, there) for name, there in answers.items() if isinstance(there, Mapping)}
     others = {name: ", ".join(differing) for name, differing in lines.items() if differing}
     if others:
         listed = "; ".join(f"{name} has {differing}" for name, differing in list(others.items())[:NAMED_NODES])
         more = f"; and {len(others) - NAMED_NODES} more" if len(others) > NAMED_NODES else ""
         raise UserError(
-            f"{len(others)} node{'s have' if len(others) > 1 else ' has'} other versions, and would score otherwise: "
+            f"{len(others)} node{'s have' if len(others) > 1 else ' has'} other versions, and would score differently: "
             f"{listed}{more}; install the same on all nodes (python -m cluster.preflight shows all)"
         )
 
 
 def gpus_of_cluster(gpus: float, same: bool) -> tuple[int, str]:
-    """The least memory of a GPU of the cluster, in nominal bytes, and the model of one: each node is asked.
+    """The smallest memory of a GPU of the cluster, in nominal bytes, and the model of one; every node is queried.
 
     Args:
-        gpus: of an actor.
-        same: whether all must be of one model.
+        gpus: number of GPUs of an actor.
+        same: whether all GPUs must be of one model.
 
     Raises:
         UserError: a node does not answer, sees no GPU, or has another model.
@@ -482,7 +482,7 @@ def gpus_of_cluster(gpus: float, same: bool) -> tuple[int, str]:
     if problems := {name: card for name, card in cards.items() if isinstance(card, str)}:
         name, reason = next(iter(problems.items()))
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-        hint = "; set resources.gpu_memory to start without asking" if reason.startswith(NO_ANSWER) else ""
+        hint = "; set resources.gpu_memory to start without this query" if reason.startswith(NO_ANSWER) else ""
         raise UserError(f"GPUs of the node at {name}{more} cannot be used: {reason}{hint}")
     names = sorted({name for _, name in cards.values()})
     if same and len(names) > 1:
@@ -494,13 +494,13 @@ def gpus_of_cluster(gpus: float, same: bool) -> tuple[int, str]:
 
 
 def processor_of_cluster(shape: ActorShape) -> Processor:
-    """The processor of a node that holds an actor: one task is asked.
+    """The processor of a node for actors, from one task.
 
     Args:
-        shape: of an actor.
+        shape: resources of an actor.
 
     Raises:
-        UserError: the task fails, or finds no place in time.
+        UserError: the task fails, or gets no resources in time.
     """
     import ray
 

@@ -1,4 +1,4 @@
-"""The commands that read what runs have left (only retry asks a model), seenset mark, and seenset verify."""
+"""The commands that read the files of runs (only retry uses a model), seenset mark, and seenset verify."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def status(
             terminal.print_answers(run, status.selections)
     elif not watch:
         terminal.print_json(status.plain())
-    # so that a script need not read the text
+    # scripts can use it without reading the text
     raise typer.Exit(int(ExitCode.INCOMPLETE if status.state in ("incomplete", "failed") else ExitCode.DONE))
 
 
@@ -414,12 +414,12 @@ def _content(path: str) -> bytes:
     folder, name = os.path.split(path)
     data = Store(folder or ".").find(name) if name else None
     if data is None:
-        raise UserError(f"{path} is no file")
+        raise UserError(f"{path} is not a file")
     return data
 
 
 def _check_run(run: str, overrides: list[str] | None = None) -> None:
-    """Show what is wrong with a run directory or with new settings for it, as early as `_planned`."""
+    """Raise errors of a run directory or of new settings for it before slow imports, as `_planned` does."""
     from pipeline.audit.description import build_config
     from pipeline.audit.machine import may_need_cluster
     from pipeline.audit.manifest import read_run
@@ -435,4 +435,4 @@ def _check_run(run: str, overrides: list[str] | None = None) -> None:
 
 
 COMMANDS = (retry, status, select, verdict, review, report, export, compare, joint, rank, series, mark, pack, verify)
-"""In the order of the help."""
+"""Commands, in the order of the help."""

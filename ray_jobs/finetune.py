@@ -1,4 +1,4 @@
-"""The adapters of the `fsd` detectors, each trained only once: in this process, or by Ray Train, several at once."""
+"""Train the adapters of the `fsd` detectors, each once: in this process, or with Ray Train, several at once."""
 
 from __future__ import annotations
 
@@ -36,44 +36,44 @@ TEXT = "text"
 
 PROGRESS_SECONDS = 1.0
 MAX_FAILURES = 3
-"""Times that the workers of one adapter may be lost before the job gives up."""
+"""Maximum number of losses of an adapter's workers before the job fails."""
 
 TRAIN_ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # so that relative paths of models mean what they mean in other jobs
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # so that relative paths of models have the same meaning as in other jobs
 }
 """Settings of Ray Train."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterJob:
-    """One training. The number of workers and DeepSpeed change how it runs, not what comes out."""
+    """One training. The number of workers and DeepSpeed affect its execution, not its result."""
 
-    name: str  # for messages
-    key: str  # digest of all that decides the weights
+    name: str  # name for messages
+    key: str  # digest of all values that determine the weights
     model: ModelConfig
     texts: Sequence[str]
-    config: FinetuneConfig  # of an adapter's method
+    config: FinetuneConfig  # configuration with an adapter's method
     base: Mapping[str, str]  # fingerprint_model(model)
     workers: int = 1
     gpu: bool = False  # whether each worker takes a whole GPU
-    cpus: int = 1  # a worker
+    cpus: int = 1  # per worker
     zero: Mapping[str, Any] | None = None  # DeepSpeed settings
-    checkpoint_seconds: float | None = None  # as of `train`
+    checkpoint_seconds: float | None = None  # as in `train`
 
 
 OnProgress = Callable[[str], None]
-"""Receives a line on how far the training of an adapter is."""
+"""Receives a line on the progress of an adapter's training."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterTraining:
-    """A job and its places."""
+    """A job and its folders."""
 
     job: AdapterJob
-    folder: str  # of the adapter, on storage that all nodes see
-    scratch: str  # of this call alone: an earlier driver that only slept removes nothing of it
+    folder: str  # folder of the adapter, on storage that all nodes see
+    scratch: str  # temporary folder of this call, which a delayed earlier driver cannot remove
 
     @property
     def texts_file(self) -> str:
@@ -85,14 +85,14 @@ class AdapterTraining:
         return Path(self.scratch, "progress")
 
     def note(self, progress: str) -> None:
-        """Note in a worker how far the training is, for the driver."""
+        """Record the progress of the training in a worker, for the driver."""
         new = self._progress_file.with_suffix(f".{uuid.uuid4().hex}")
-        with contextlib.suppress(OSError):  # no space, or the driver has ended: progress is worth no failure
+        with contextlib.suppress(OSError):  # no space, or the driver has ended: progress must not cause a failure
             new.write_text(progress, encoding="utf-8")
             new.replace(self._progress_file)
 
     def new_progress(self) -> str | None:
-        """How far the training is, if a worker has noted that since the last call."""
+        """The progress of the training, if a worker has recorded any since the last call."""
         with contextlib.suppress(OSError):
             noted = self._progress_file.read_text(encoding="utf-8")
             self._progress_file.unlink()
@@ -114,16 +114,16 @@ class Adapter(TrainingResult):
 
 
 def adapter_jobs(config: AuditConfig, work: Work, keys: Collection[str], gpus: float | None = None) -> list[AdapterJob]:
-    """The trainings of a run, which all take the same resources; adapters of equal keys are one training.
+    """The trainings of a run, which all have the same resources; adapters with equal keys are one training.
 
     Args:
-        config: of the audit.
-        work: of the audit.
-        keys: of the adapters that are missing.
-        gpus: a worker; None: as the cluster has them, to which this process is connected then.
+        config: the audit's configuration.
+        work: work of the audit.
+        keys: keys of the missing adapters.
+        gpus: GPUs per worker; None: as available in the cluster, to which this process is then connected.
 
     Raises:
-        UserError: an actor is larger than any node, or DeepSpeed settings that cannot be read, or that exclude the
+        UserError: an actor is larger than any node; DeepSpeed settings cannot be read, or do not fit the
             model or another setting.
     """
     resources, model = config.resources, weights_of(config.model)
@@ -142,7 +142,7 @@ def adapter_jobs(config: AuditConfig, work: Work, keys: Collection[str], gpus: f
                 part.training,
                 {kind: work.base[kind] for kind in ("model", "tokenizer", "quantization")},
                 workers=resources.finetune_workers,
-                gpu=gpus > 0,  # a whole one: what a pass keeps is not meant for a part of it
+                gpu=gpus > 0,  # a whole one: the limits of a pass do not apply to a part of it
                 cpus=resources.cpus_per_actor,
                 zero=zero_for(resources.deepspeed, name, model, part.training),
             )
@@ -150,10 +150,10 @@ def adapter_jobs(config: AuditConfig, work: Work, keys: Collection[str], gpus: f
 
 
 def zero_for(settings: str | None, name: str, model: ModelConfig, training: FinetuneConfig) -> dict[str, Any] | None:
-    """DeepSpeed settings by their name or path, checked for the training of an adapter.
+    """DeepSpeed settings by name or path, checked for the training of an adapter.
 
     Raises:
-        UserError: they cannot be read, or exclude the model or another setting.
+        UserError: they cannot be read, or do not fit the model or another setting.
     """
     zero = None if settings is None else read_zero_settings(settings)
     if zero is not None and zero_stage(zero) == 3:
@@ -172,13 +172,13 @@ def trainings_beside(jobs: Sequence[AdapterJob], shape: ActorShape, nodes: Seque
     """Divide a cluster between trainings and the actors of another stage.
 
     Args:
-        jobs: from `adapter_jobs`.
-        shape: of an actor.
-        nodes: of the cluster.
+        jobs: jobs from `adapter_jobs`.
+        shape: resources of an actor.
+        nodes: nodes of the cluster.
 
     Returns:
-        Trainings at a time (one, then up to half of the cluster) and the actors that fit into the rest; None if not
-        even one fits.
+        Trainings at a time (one, then up to half of the cluster) and the actors that fit into the rest; None if
+        no actor fits.
 
     Raises:
         UserError: a job is larger than the cluster.
@@ -196,22 +196,22 @@ def train_adapters(
     at_once: int | None = None,
     here: bool = False,
 ) -> Iterator[Adapter]:
-    """Train adapters, on a cluster as many at once as it holds, and yield each at its end.
+    """Train adapters, on a cluster as many at once as fit, and yield each when it has ended.
 
-    Each lies in `adapters/<key>/` of the run directory. A training whose workers are lost goes on from its last
+    Each is stored in `adapters/<key>/` of the run directory. A training whose workers are lost resumes from its last
     checkpoint.
 
     Args:
-        jobs: what to train, at least one; names and keys must differ.
+        jobs: jobs, at least one; names and keys must differ.
         store: the run directory, on storage that all nodes see as a local path.
         on_progress: called about once a second for each adapter that is training.
-        check: called about once a second; what it raises stops the trainings.
-        at_once: trainings at a time, at most; by default as many as the cluster holds.
-        here: train in this process, one after the other, without a cluster.
+        check: called about once a second; an error that it raises stops the trainings.
+        at_once: maximum number of trainings at a time; by default as many as the cluster holds.
+        here: whether to train in this process, one after the other, without a cluster.
 
     Raises:
-        UserError: a job that is larger than the cluster, or a loss that is no finite number; the other trainings stop
-            too, and the same call again goes on with them.
+        UserError: a job that is larger than the cluster, or a loss that is not finite; the other trainings also stop,
+            and the same call resumes them.
         IncompleteError: the workers of one adapter were lost too often.
     """
     if not store.local:
@@ -237,10 +237,10 @@ def train_adapters(
 
 
 def _trainings_held(job: AdapterJob, nodes: Sequence[Node]) -> int:
-    """How many trainings like this one a cluster holds at a time, counted node by node.
+    """The number of trainings like this one that a cluster holds at a time, counted node by node.
 
     Raises:
-        UserError: none.
+        UserError: the cluster holds none.
     """
     workers = places(nodes, ActorShape(float(job.gpu), job.cpus))
     if workers < job.workers:
@@ -252,7 +252,7 @@ def _trainings_held(job: AdapterJob, nodes: Sequence[Node]) -> int:
 
 
 def _begin(training: AdapterTraining, store: Store) -> None:
-    """Write the texts into the temporary folder of a training; folders of dead drivers are removed."""
+    """Write the texts into the temporary folder of a training; folders of lost drivers are removed."""
     scratch = Path(training.scratch)
     for left in scratch.parent.glob(f".{training.job.key}{SCRATCH}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -271,7 +271,7 @@ def _run_here(
 
     for training in trainings:
         try:
-            torch.set_num_threads(training.job.cpus)  # as a worker on a cluster: the number may change the last bits
+            torch.set_num_threads(training.job.cpus)  # as in a worker on a cluster: the number affects the last bits
             problem = train_one(training, checked)
         finally:
             torch.set_num_threads(threads)
@@ -285,7 +285,7 @@ def _run(
 ) -> Iterator[AdapterTraining]:
     """Train on the cluster, and yield each training when it has ended.
 
-    Ray repeats a task whose process or node is lost; the training goes on from its checkpoint.
+    Ray repeats a task whose process or node is lost; the training resumes from its checkpoint.
     """
     import ray
 
@@ -317,9 +317,9 @@ def _run(
 
 
 def _lost(error: Exception) -> str:
-    """Why a training ended that Ray does not repeat any more, in one line."""
+    """In one line, why a training ended that Ray does not repeat any more."""
     if is_full(error):
-        return "no space left: make room, and the same command goes on"
+        return "no space left: free some space and rerun the command"
     cause = getattr(error, "cause", None) or error
     failures = list(getattr(cause, "worker_failures", {}).values())
     lines = [line.strip() for line in str(failures[0] if failures else cause).splitlines() if line.strip()]
@@ -328,10 +328,10 @@ def _lost(error: Exception) -> str:
 
 
 def _fit(training: AdapterTraining) -> str | None:
-    """Run one training with Ray Train, which waits until the cluster has the resources of its workers.
+    """Run one training with Ray Train, which waits for the resources of its workers.
 
     Returns:
-        An error that the user can fix; None if the training ended well.
+        An error that the user can fix; None after success.
 
     Raises:
         ray.train.TrainingFailedError: its workers were lost too often.
@@ -346,11 +346,11 @@ def _fit(training: AdapterTraining) -> str | None:
         train_loop_config={"training": training},
         scaling_config=ScalingConfig(
             num_workers=job.workers,
-            use_gpu=job.gpu,  # a whole one for each worker
+            use_gpu=job.gpu,  # one whole GPU per worker
             resources_per_worker={"CPU": job.cpus},
         ),
         run_config=RunConfig(
-            name=f"train-{uuid.uuid4().hex[:8]}",  # a new one each time that Ray repeats this task
+            name=f"train-{uuid.uuid4().hex[:8]}",  # a new name for each repetition by Ray
             storage_path=f"{training.scratch}/ray",
             failure_config=FailureConfig(max_failures=MAX_FAILURES),
         ),
@@ -360,22 +360,22 @@ def _fit(training: AdapterTraining) -> str | None:
 
 
 def train_one(training: AdapterTraining, on_progress: OnProgress) -> str | None:
-    """One worker: the plain training loop.
+    """The training loop of one worker.
 
     Args:
-        training: what to train.
+        training: the training.
         on_progress: called about once a second by the first worker.
 
     Returns:
-        An error that the user can fix, because a new attempt would not.
+        An error that the user can fix and that a new attempt would repeat.
     """
     if Path(training.folder).exists():
-        return None  # the attempt before this one was lost after its last step
+        return None  # the previous attempt was lost after its last step
     job, gpus = training.job, int(training.job.gpu)
     os.environ["DS_ACCELERATOR"] = "cuda" if job.gpu else "cpu"
     processes = ProcessGroup.joined()
     problem = None
-    # Where transformers finds these settings, it takes the weights apart while it reads them.
+    # With these settings transformers partitions the weights while it reads them.
     partitioned = _partition_at_load(job.zero)
     try:
         model = job.model.model_copy(update={"dtype": job.config.dtype})
@@ -394,7 +394,7 @@ def train_one(training: AdapterTraining, on_progress: OnProgress) -> str | None:
     if problem is not None:
         return problem
     config = job.config
-    if opened.max_tokens is not None:  # what scoring will not read either
+    if opened.max_tokens is not None:  # scoring has the same limit
         config = config.model_copy(update={"max_tokens": min(config.max_tokens, opened.max_tokens)})
     try:
         train(
@@ -427,7 +427,7 @@ def _partition_at_load(zero: Mapping[str, Any] | None) -> object | None:
 
 
 def _paced(name: str, on_progress: OnProgress) -> Callable[[TrainingStep], None]:
-    """What is called after every step and passes on the progress about once a second."""
+    """A callback for every step that reports the progress about once a second."""
     last, first = 0.0, None
 
     def count(step: TrainingStep) -> None:

@@ -1,4 +1,4 @@
-"""Show the progress of a run: from its driver, or from storage alone (seenset status RUN --watch)."""
+"""Show the progress of a run, from its driver or from storage alone (seenset status RUN --watch)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIRST_LINE_SECONDS = 3.0
 REDRAW_SECONDS = 0.5
 EVERY_SECONDS = 2.0
 PATIENCE_SECONDS = 300.0
-"""For so long a store may fail that has answered before."""
+"""Maximum time that a store may fail after it has answered."""
 
 BAR_WIDTH = 40
 
@@ -38,7 +38,7 @@ class Reporter:
     """Prints messages and progress: a bar on a terminal and in a notebook, otherwise a line every ten seconds."""
 
     def __init__(self, console: Console, quiet: bool = False) -> None:
-        """`quiet` prints nothing at all."""
+        """With `quiet`, nothing is printed."""
         self.console = console
         self.quiet = quiet
         self._bar: Progress | None = None
@@ -61,7 +61,7 @@ class Reporter:
             self.say(text)
 
     def __enter__(self) -> Reporter:
-        """Begin a stage."""
+        """Start a stage."""
         self._next = time.monotonic() + FIRST_LINE_SECONDS
         if self.quiet:
             return self
@@ -94,12 +94,12 @@ class Reporter:
                 self._notebook.draw(counts.share, progress_line(counts))
         elif last:
             self.say(progress_line(counts))
-        elif self._bar is None and time.monotonic() >= self._next:  # a line is not made in vain
+        elif self._bar is None and time.monotonic() >= self._next:  # no line is made without being printed
             self.pace(progress_line(counts))
 
 
 def progress_line(counts: Counts) -> str:
-    """How far a stage is, in one line."""
+    """The progress of a stage, in one line."""
     status = counts.status()
     eta = "-" if status.eta_s is None else duration(status.eta_s)
     answers = f"answers {counts.answers:,}  " if counts.answers else ""
@@ -113,31 +113,31 @@ def progress_line(counts: Counts) -> str:
 
 
 def is_notebook() -> bool:
-    """Whether this process is the kernel of a notebook; IPython on a terminal is none."""
+    """Whether this process is the kernel of a notebook; IPython on a terminal is not."""
     ipython = sys.modules.get("IPython")  # a notebook has imported it
     return getattr(None if ipython is None else ipython.get_ipython(), "kernel", None) is not None
 
 
 class NotebookBar:
-    """A bar and a line below the cell, an output that the kernel writes anew; it needs no package but the kernel's."""
+    """A bar and a line below the cell, in an output that is updated; it needs no further package than the kernel's."""
 
     def __init__(self) -> None:
-        """Show nothing yet."""
-        self._handle: Any = None  # of the output, once it is shown
+        """Start without an output."""
+        self._handle: Any = None  # handle of the output, once it is shown
         self._next = 0.0
         self._last: tuple[float | None, str] = (None, "")
 
     @property
     def is_due(self) -> bool:
-        """Whether the last drawing is so old that another one is worth it."""
+        """Whether enough time has passed since the last drawing."""
         return time.monotonic() >= self._next
 
     def draw(self, share: float | None, line: str) -> None:
         """Draw the bar.
 
         Args:
-            share: done, in [0, 1]; None where it is not known.
-            line: what the bar is of.
+            share: finished share, in [0, 1]; None where it is not known.
+            line: description of the bar.
         """
         from IPython.display import display
 
@@ -149,47 +149,47 @@ class NotebookBar:
         bar = f'<progress max="1"{value} style="width:16em" aria-label="progress"></progress>'
         text = f'<span style="white-space:pre-wrap;font-family:monospace">{html.escape(percent + line)}</span>'
         data = {"text/plain": percent + line, "text/html": f"<div>{bar} {text}</div>"}
-        with contextlib.suppress(Exception):  # of a connection to the browser: progress is worth no failure
+        with contextlib.suppress(Exception):  # an error of the browser connection must not cause a failure
             if self._handle is None:
                 self._handle = display(data, raw=True, display_id=True)
             else:
                 self._handle.update(data, raw=True)
 
     def stop(self, ended: bool) -> None:
-        """Say of a bar that is not full that nothing moves it any more."""
+        """Mark a bar that is not full as stopped."""
         share, line = self._last
         if self._handle is not None and not ended:
             self.draw(0.0 if share is None else share, f"stopped: {line}")
 
 
 def read_progress(run: str) -> Status | TrialStatus:
-    """How far a run or a trial is.
+    """The progress of a run or a trial.
 
     Args:
         run: a run directory, or the folder of a trial.
 
     Raises:
-        UserError: it is neither, or a file in it is damaged.
+        UserError: it is neither, or one of its files is damaged.
     """
     of_trial = trial_status(run)
     return run_status(run) if of_trial is None else of_trial
 
 
 def watch_progress(run: str, as_json: bool, every: float | None = None) -> Status | TrialStatus:
-    """Show how far a run or a trial is, until it ends: redrawn on a terminal, otherwise a line whenever it is further.
+    """Show the progress of a run or a trial until it ends: redrawn on a terminal, otherwise one line per change.
 
-    Ctrl-C ends this process at once, and so does a reader of its output that is gone; the run is not touched.
+    Ctrl-C, or a closed output, ends this process at once; the run is not affected.
 
     Args:
         run: a run directory, or the folder of a trial.
-        as_json: print JSON objects, one a line, the last one too.
-        every: seconds between two looks; more where a look takes longer.
+        as_json: print JSON objects, one per line, including the last one.
+        every: seconds between two reads; more where a read takes longer.
 
     Returns:
-        How it ended. It has been printed only if `as_json`.
+        The final status. It has been printed only if `as_json`.
 
     Raises:
-        UserError: it is not there yet, or a file in it is damaged and stays so.
+        UserError: it does not exist yet, or one of its files is and stays damaged.
         Exception: the store fails for longer than `PATIENCE_SECONDS`.
     """
     live, last = None, None
@@ -201,7 +201,7 @@ def watch_progress(run: str, as_json: bool, every: float | None = None) -> Statu
                 runs, before, last = status.state == "running", last, _progress(status)
                 if live is not None and runs:
                     live.update(_drawn(status), refresh=True)
-                elif last != before and (runs or as_json):  # it is further than the last time
+                elif last != before and (runs or as_json):  # the status has changed
                     if as_json:
                         terminal.print_json(status.plain(), in_one_line=True)
                     else:
@@ -217,9 +217,9 @@ def watch_progress(run: str, as_json: bool, every: float | None = None) -> Statu
 
 
 def _looks(run: str, every: float) -> Iterator[Status | TrialStatus]:
-    """What storage says, again and again; a store that has answered before may fail for a while."""
+    """The status in storage, repeatedly; a store that has answered may fail for a while."""
     answered, trouble = None, ""
-    pool = ThreadPoolExecutor(1)  # Ctrl-C does not wait for a store that hangs
+    pool = ThreadPoolExecutor(1)  # so that Ctrl-C does not wait for a store that hangs
     while True:
         began = time.monotonic()
         try:
@@ -240,7 +240,7 @@ def _looks(run: str, every: float) -> Iterator[Status | TrialStatus]:
 
 
 def _progress(status: Status | TrialStatus) -> tuple[Any, ...]:
-    """What has changed if a run is further; rates and the remaining time change by themselves."""
+    """The values that change with progress; rates and the remaining time change by themselves."""
     if isinstance(status, Status):
         counts = status.shards_done, status.documents, status.under_way, status.quarantined, len(status.failures)
         return status.state, status.message, status.stage, counts

@@ -1,4 +1,4 @@
-"""What the scores of a finished run give without a model: its selections anew, a verdict, a bundle of evidence."""
+"""Results of a finished run's scores without a model: repeated selections, a verdict, a bundle of evidence."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MANY_SHARDS = 512
 SIDE_BY_SIDE = 8
 ITEMS_A_TASK = 64
 TASKS_A_CPU = 4
-"""Tasks under way at a time, so that results do not pile up in the object store."""
+"""Maximum number of tasks at a time, so that results do not accumulate in the object store."""
 
 TICK_SECONDS = 0.5
 
@@ -50,12 +50,12 @@ TICK_SECONDS = 0.5
 def select_again(
     run: str, overrides: Sequence[str], texts: bool = True, say: Callable[[str], None] = lambda line: None
 ) -> list[Summary]:
-    """Answer a finished run's selections anew, with overrides; never touches a model.
+    """Answer a finished run's selections again, with overrides; never uses a model.
 
-    Each call starts from the configuration of the run, whatever an earlier call asked. `say` prints a line.
+    Each call starts from the configuration of the run, regardless of earlier calls. `say` prints a line.
 
     Raises:
-        UserError: not a run directory, an unfinished run, or settings that only scoring could follow.
+        UserError: not a run directory, an unfinished run, or settings that require scoring.
     """
     store = Store(run)
     manifest, shards = read_run(store)
@@ -97,11 +97,11 @@ def select_again(
 
 
 def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict:
-    """Was the collection of a finished run trained on? Written to verdict.json, and into the report if there is one.
+    """Judge whether the collection of a finished run was trained on; writes verdict.json, and updates a report.
 
     Args:
         run: the run directory, a local path or an fsspec URL.
-        blocks: what moves whole; by default groups where documents have one, else families of near-duplicates.
+        blocks: units that are permuted; by default groups where documents have one, else families of near-duplicates.
 
     Raises:
         UserError: not a run directory, an unfinished run (exit 3), a damaged answer, no unseen documents, or too few of
@@ -124,18 +124,18 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
 
 
 def write_bundle(run: str, out: str | None, texts: bool) -> dict[str, Any]:
-    """Write one file with the evidence for the answers of a finished run; a file that is there is not overwritten.
+    """Write one file with the evidence for the answers of a finished run; an existing file is not overwritten.
 
     Args:
         run: the run directory, a local path or an fsspec URL.
         out: the file; by default the name of the run with `.bundle`.
-        texts: whether it holds the texts of the scored documents.
+        texts: whether it includes the texts of the scored documents.
 
     Returns:
         bundle, sha256 and bytes of the file.
 
     Raises:
-        UserError: as `give_verdict` for the run, a file that is there, or an answer that no bundle can hold.
+        UserError: the errors of `give_verdict` for the run, an existing file, or an answer that no bundle can hold.
     """
     with _new_file(run, out, ".bundle", "bundle") as (name, write), _answered(run) as (config, scored, _):
         data = pack_run(config, scored, fold_of(scored.store, True), texts)
@@ -149,14 +149,14 @@ def write_review_file(run: str, out: str | None, texts: bool) -> dict[str, Any]:
     Args:
         run: the run directory, a local path or an fsspec URL.
         out: the file; by default the name of the run with `-review.csv`.
-        texts: whether it shows how the documents start.
+        texts: whether it shows the beginning of the documents.
 
     Returns:
-        file, count of documents and detector of the list.
+        file, number of documents and detector of the list.
 
     Raises:
-        UserError: not a finished run, no review_count, too few documents, another list than before, or a file that is
-            there.
+        UserError: not a finished run, no review_count, too few documents, another list than before, or an existing
+            file.
     """
     with _new_file(run, out, "-review.csv", "review") as (name, write), _answered(run) as (config, scored, _):
         listed, rows = list_for_review(config, scored, fold_of(scored.store, True), texts)
@@ -166,13 +166,13 @@ def write_review_file(run: str, out: str | None, texts: bool) -> dict[str, Any]:
 
 @contextmanager
 def _new_file(run: str, out: str | None, suffix: str, kind: str) -> Iterator[tuple[str, Callable[[bytes], None]]]:
-    """The name of a file that is not there, and what writes it."""
+    """The name of a new file, and a function that writes it."""
     name = out or f"{os.path.basename(Store(run).root) or 'run'}{suffix}"
     folder, base = os.path.split(name)
     if not base:
         raise UserError(f"{name} is a folder: name the file of the {kind}")
     place = Store(folder or ".")
-    taken = f"{name} is there already, and a {kind} overwrites nothing: name another file"
+    taken = f"{name} exists already, and a {kind} overwrites nothing: name another file"
     if place.exists(base):
         raise UserError(taken)
 
@@ -196,7 +196,7 @@ def _answered(run: str) -> Iterator[tuple[AuditConfig, Scored, int | None]]:
 
 
 def map_in_threads(items: Sequence[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
-    """The function of every item, in order, by threads of this process that wait for an object store together."""
+    """Apply a function to every item, in order, in threads of this process that wait for an object store."""
     following = iter(items)
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         under_way = deque(pool.submit(function, item) for item in islice(following, SIDE_BY_SIDE))
@@ -207,14 +207,14 @@ def map_in_threads(items: Sequence[Any], function: Callable[[Any], Any]) -> Iter
 
 
 def map_on_cluster(items: Sequence[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
-    """The function of every item, in any order, by tasks of the cluster at RAY_ADDRESS, or of one started here.
+    """Apply a function to every item, in any order, in tasks of the cluster at RAY_ADDRESS or of a new one.
 
     Args:
-        items: few enough to be held in memory.
-        function: may hold an index of all calibration documents: it is sent once.
+        items: items, few enough for memory.
+        function: sent once, because it may hold an index of all calibration documents.
 
     Raises:
-        UserError: as the function, or no cluster answers.
+        UserError: the errors of the function, or no cluster answers.
     """
     import ray
 
@@ -236,7 +236,7 @@ def map_on_cluster(items: Sequence[Any], function: Callable[[Any], Any]) -> Iter
 
 
 def fold_of(store: Store, cluster: bool) -> Each:
-    """How the score shards of a run are read, in any order: many of them on the cluster, if that is at hand."""
+    """The reader of the score shards of a run, in any order: many shards are read on the cluster, if `cluster`."""
     few = each_in_turn if store.local else map_in_threads
 
     def fold(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:

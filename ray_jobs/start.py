@@ -44,14 +44,14 @@ from ray_jobs.cluster import (
 from ray_jobs.progress import Reporter
 
 WAITING_TOKENS = 1 << 21
-"""Of all documents: no more are checked before scoring begins with them, whatever the checks take."""
+"""Maximum number of documents for which scoring waits for the checks."""
 
 
 def machine_of(plan: Plan) -> LocalMachine | None:
-    """What this process may use of its machine; None where a cluster does the work.
+    """The resources of this machine for this process; None where a cluster does the work.
 
     Raises:
-        UserError: as `runs_locally` and `local_machine`, or no cluster answers.
+        UserError: the errors of `runs_locally` and `local_machine`, or no cluster answers.
     """
     gpus = torch.cuda.device_count()
     if not runs_locally(plan, cluster_is_named(), gpus):
@@ -62,28 +62,28 @@ def machine_of(plan: Plan) -> LocalMachine | None:
 
 @dataclass(slots=True)
 class Checks:
-    """The checks of the documents of a run, made in a thread or where this waits for them."""
+    """The checks of the documents of a run, made in a thread or when `wait` is called."""
 
     plan: Plan
     store: Store
     reporter: Reporter
-    begun: Future[PreflightChecks] | None  # None: they are made where this waits for them
+    begun: Future[PreflightChecks] | None  # None: they are made in `wait`
     waiting: bool = True
 
     def look(self) -> None:
-        """Stop the run if the checks have ended and found a reason.
+        """Stop the run if the checks have ended with an error.
 
         Raises:
-            UserError: as `check_before_scoring`.
+            UserError: the errors of `check_before_scoring`.
         """
         if self.begun is None or self.begun.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the checks, and print what they found.
+        """Wait for the checks, and print their results.
 
         Raises:
-            UserError: as `check_before_scoring`.
+            UserError: the errors of `check_before_scoring`.
         """
         if self.waiting:
             self.waiting = False
@@ -93,19 +93,19 @@ class Checks:
 def start_checks(
     plan: Plan, store: Store, reporter: Reporter, machine: LocalMachine | None, early: SharedModels | None
 ) -> Checks:
-    """Check the documents of a run, beside a cluster that starts or a model that is opened early.
+    """Check the documents of a run while a cluster starts or a model is opened early.
 
-    Of a large corpus the checks go on while shards are scored; otherwise this waits for them.
+    For a large corpus the checks continue while shards are scored; otherwise this waits for them.
 
     Args:
-        plan: of the run.
-        store: the run directory, held.
+        plan: plan of the run.
+        store: the run directory, locked.
         reporter: prints lines.
         machine: where the work is done in this process; None: on a cluster.
         early: the model that is being opened, from `begin_model`.
 
     Raises:
-        UserError: as `check_before_scoring`, `connect` and `check_node_versions`, or an actor is larger than any node.
+        UserError: the errors of `check_before_scoring`, `connect` and `check_node_versions`, or an actor is too large.
     """
     beside = bool(pending(plan, SCORING, store)) and (machine is None or early is not None)
     separate = beside and stored_preflight(store, plan.shards, plan.config.seed) is None
@@ -120,10 +120,10 @@ def start_checks(
 
 
 def begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> SharedModels | None:
-    """Open the audited model while the documents are checked, where nothing but scoring in this process needs it."""
+    """Open the audited model while the documents are checked, if only scoring in this process needs it."""
     if machine is None or machine.workers == 1 or not isinstance(plan.config.model, ModelConfig):
         return None
-    # A training beside it would compute in the dtype that torch has by default while a model is built.
+    # A simultaneous training would use the default dtype that torch has while a model is built.
     training = adapters_of(parse_detectors(plan.config.detectors))
     if training or plan.config.paraphraser is not None or not pending(plan, SCORING, store):
         return None
@@ -136,16 +136,16 @@ def begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> Share
 def types_of_run(
     config: AuditConfig, store: Store, machine: LocalMachine | None, say: Callable[[str], None]
 ) -> Arithmetic:
-    """The types of the models and trainings of a run: those that its directory records, else decided now.
+    """The types of the models and trainings of a run: the recorded ones, otherwise decided now.
 
     Args:
-        config: of the audit.
+        config: the audit's configuration.
         store: the run directory.
-        machine: where the work is done in this process; None: on a cluster, of which one worker node is asked.
+        machine: where the work is done in this process; None: on a cluster, where one worker node is queried.
         say: prints a line.
 
     Raises:
-        UserError: as `decide_types`, or the cluster does not answer.
+        UserError: the errors of `decide_types`, or the cluster does not answer.
     """
 
     def ask() -> Deciding:
@@ -162,7 +162,7 @@ def types_of_run(
 
 
 def _nodes_of_run() -> list[Node]:
-    """The nodes of the cluster that is named or connected; else this machine, where one would be started."""
+    """The nodes of the named or connected cluster; otherwise this machine, where a cluster would be started."""
     if not cluster_is_named():
         return [machine_node(torch.cuda.device_count())]
     connect()
@@ -170,15 +170,15 @@ def _nodes_of_run() -> list[Node]:
 
 
 def planned_types(plan: Plan, say: Callable[[str], None]) -> Arithmetic:
-    """The types that a run of this plan would decide; what does its work is checked, and no cluster is started.
+    """The types that a run of this plan would decide; existing resources are checked, and no cluster is started.
 
     Args:
-        plan: of the audit.
+        plan: plan of the audit.
         say: prints a line.
 
     Raises:
-        UserError: as `types_of_run`; an actor is larger than any node or than this machine; nodes have programs of
-            other versions.
+        UserError: the errors of `types_of_run`; an actor is larger than any node or than this machine; nodes have other
+            versions of programs.
     """
     config, machine = plan.config, machine_of(plan)
     if machine is None:
@@ -189,18 +189,18 @@ def planned_types(plan: Plan, say: Callable[[str], None]) -> Arithmetic:
 
 
 def device_of_run(resources: ResourcesConfig, store: Store, machine: LocalMachine | None, waiting: bool) -> Device:
-    """The device that the budgets and the fingerprint of a run follow from.
+    """The device for the budgets and the fingerprint of a run.
 
-    The memory that a run began with stays its own, so that it may go on with other cards or more actors a GPU.
+    A run keeps the memory that it started with, so that it may resume with other cards or more actors per GPU.
 
     Args:
-        resources: of the audit.
+        resources: resources of the audit.
         store: the run directory.
         machine: where the work is done in this process; None: on a cluster.
-        waiting: whether there is work; if not, no node is asked.
+        waiting: whether there is work; if not, no node is queried.
 
     Raises:
-        UserError: the cluster's GPUs do not answer, or are of several models where one is needed.
+        UserError: the cluster's GPUs do not answer, or are of several models where one is required.
     """
     earlier = device_on_file(store, resources)
     if earlier is not None and not waiting:

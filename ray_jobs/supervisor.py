@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, its last line, signals, and a parent process where Ray is used.
+"""The end of a command: its exit code, its last line, signals, and a parent process where Ray is used.
 
 Ray ends the process that is connected to a cluster without a message: at once when the node of the process is gone,
 after a minute without a head node, and by `abort` where one of its own checks fails. So a command that may use Ray runs
@@ -28,17 +28,17 @@ from pipeline.errors import ExitCode, IncompleteError, UserError, one_line
 from ray_jobs.terminal import heartbeat
 
 LONGEST_LINE = 2000
-"""Characters of an error that are printed."""
+"""Maximum number of printed characters of an error."""
 
 INTERRUPTED = "interrupted; the same command goes on from here"
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 ONCE_SECONDS = 1.0
-"""In which signals count as one: Ctrl-C reaches the child from the terminal and from its parent."""
+"""Time in which signals count as one: Ctrl-C reaches the child from the terminal and from its parent."""
 
 PROBE_SECONDS = 1.0
-"""Between two probes of a node, and the time in which it has to answer."""
+"""Interval between two probes of a node, and their time limit."""
 
 _DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
 _CODES = {code.value for code in ExitCode} - {ExitCode.DONE, ExitCode.INTERRUPTED}
@@ -46,19 +46,19 @@ _CODES = {code.value for code in ExitCode} - {ExitCode.DONE, ExitCode.INTERRUPTE
 
 @dataclass(slots=True)
 class _Facts:
-    """What a child has noted for its parent."""
+    """Facts that a child has recorded for its parent."""
 
     nodes: dict[str, float] = field(default_factory=dict)  # address -> seconds of silence after which it is lost
     cluster: str = ""  # address of the head node; empty while no cluster is connected
     folder: str = ""  # files of a cluster that the child started
-    code: int | None = None  # with which it is about to end
-    lines: str = ""  # that it has not printed yet
+    code: int | None = None  # its exit code, when it is about to end
+    lines: str = ""  # lines that it has not printed yet
 
 
 _facts = _Facts()
-_silent: dict[str, float] = {}  # node that does not answer -> since when
+_silent: dict[str, float] = {}  # node that does not answer -> time of its first silence
 _probed = -PROBE_SECONDS
-_to_parent: int | None = None  # descriptor
+_to_parent: int | None = None  # file descriptor
 _may_supervise = False
 _decided: int | None = None
 _as_zero: frozenset[int] = frozenset()
@@ -68,10 +68,10 @@ _last_signal = -ONCE_SECONDS
 
 
 def begin_command(whole_process: bool) -> None:
-    """Begin a command of this process, in which SIGINT and SIGTERM raise KeyboardInterrupt.
+    """Start a command in this process, in which SIGINT and SIGTERM raise KeyboardInterrupt.
 
     Args:
-        whole_process: whether the command is all that the process does: only then may it run in a child.
+        whole_process: whether the process runs only this command, which may then run in a child.
     """
     global _decided, _may_supervise, _listening, _stop_requested, _hurried
     _decided, _may_supervise = None, whole_process and sys.platform == "linux"
@@ -81,20 +81,20 @@ def begin_command(whole_process: bool) -> None:
 
 
 def handle_signals() -> None:
-    """Handle SIGINT and SIGTERM where this process is a command: Ray's C++ code installs a handler of its own."""
+    """Handle SIGINT and SIGTERM again where this process is a command: Ray's C++ code installs its own handler."""
     if _listening and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
 
 
 def give_as_zero(codes: str | None) -> None:
-    """Give these exit codes as 0 from now on: Ray Jobs, KubeRay and other schedulers fail a job on any other.
+    """Return these exit codes as 0 from now on: Ray Jobs, KubeRay and other schedulers fail a job on any other.
 
     Args:
-        codes: such as `3,4`; None: all are given as they are.
+        codes: such as `3,4`; None: all are returned unchanged.
 
     Raises:
-        UserError: one of them is no exit code of the command, or is 0.
+        UserError: one of them is not an exit code of the command, or is 0.
     """
     global _as_zero
     _as_zero = frozenset() if codes is None else frozenset(_known_code(part.strip()) for part in codes.split(","))
@@ -118,7 +118,7 @@ def fail(message: str, code: int) -> NoReturn:
     """End with one line on standard error and an exit code."""
     line = one_line(message)
     code = _decide(code, line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}...")
-    if _hurried:  # what cleans up would wait for a cluster that is lost
+    if _hurried:  # cleanup would wait for the lost cluster
         os._exit(code)
     sys.exit(code)
 
@@ -129,7 +129,7 @@ def finish(code: int) -> NoReturn:
 
 
 def leave_at_once(message: str, code: int) -> NoReturn:
-    """End without waiting for threads in the midst of a batch, and with no message of libraries that clean up."""
+    """End without waiting for threads that compute a batch, and without messages of libraries during cleanup."""
     os._exit(_decide(code, message))
 
 
@@ -139,13 +139,13 @@ def note_fault() -> None:
 
 
 def _decide(code: int, message: str = "") -> int:
-    """The exit code as it is given; that of the first thread that ends the command stands, with its line."""
+    """The exit code to return; the code and line of the first thread that ends the command are kept."""
     global _decided
     with _deciding:
         if _decided is None:
             _decided, lines = _given(code, message)
             _note(code=_decided, lines=lines)
-            with contextlib.suppress(OSError, ValueError):  # closed, or full: Python says so when it ends
+            with contextlib.suppress(OSError, ValueError):  # closed or full: Python reports it at exit
                 print(end=lines, file=sys.stderr)
                 sys.stdout.flush()
                 sys.stderr.flush()
@@ -154,7 +154,7 @@ def _decide(code: int, message: str = "") -> int:
 
 
 def _given(code: int, message: str) -> tuple[int, str]:
-    """An exit code as it is given, and the lines that go with it."""
+    """An exit code after `give_as_zero`, and its lines."""
     lines = f"seenset: {one_line(message)}\n" if message else ""
     if code not in _as_zero:
         return code, lines
@@ -162,7 +162,7 @@ def _given(code: int, message: str) -> tuple[int, str]:
 
 
 def check() -> None:
-    """Raise what a signal asked for once more: Python ignores an exception that is raised inside a callback.
+    """Raise the exception of a signal again: Python ignores an exception that is raised inside a callback.
 
     Raises:
         KeyboardInterrupt: the command was interrupted.
@@ -185,7 +185,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Raise what a first signal asks for when the block ends: raised inside Ray's start it may leave a lock held.
+    """Defer the exception of a first signal to the end of the block: during Ray's start it may leave a lock held.
 
     A second signal, a second later or more, is raised at once.
 
@@ -207,10 +207,10 @@ def is_listening() -> bool:
 
 
 def note_cluster(address: str, nodes: dict[str, float]) -> None:
-    """Note the cluster to which this process is connected.
+    """Record the cluster to which this process is connected.
 
     Args:
-        address: of its head node; empty where it is left.
+        address: address of its head node; empty after disconnecting.
         nodes: address -> seconds of silence after which the cluster counts as lost.
     """
     _silent.clear()
@@ -218,15 +218,15 @@ def note_cluster(address: str, nodes: dict[str, float]) -> None:
 
 
 def note_folder(path: str) -> None:
-    """Note the folder of a cluster that this process starts, which is removed with it."""
+    """Record the folder of a cluster that this process starts, which is removed with it."""
     _note(folder=path)
 
 
 def check_cluster(patient: bool = False) -> None:
-    """Check that the nodes on which this process depends answer, at once or after the patience of each.
+    """Check that the nodes that this process depends on answer, at once or after the patience of each.
 
     Raises:
-        IncompleteError: one does not.
+        IncompleteError: a node does not answer.
     """
     global _probed, _hurried
     for node, patience in _facts.nodes.items() if _facts.cluster else ():
@@ -245,7 +245,7 @@ def check_cluster(patient: bool = False) -> None:
 
 @contextlib.contextmanager
 def cluster_named() -> Iterator[None]:
-    """State of an error that came of the loss of the cluster that it did.
+    """Attribute an error to the loss of the cluster, if that is its cause.
 
     Raises:
         IncompleteError: a node of the cluster does not answer, whatever the block raised.
@@ -284,9 +284,9 @@ def _answers(address: str) -> bool:
 
 
 def supervise(needed: bool = True) -> None:
-    """Go on in a child of this process, at most once, if that is needed; in the parent this does not return.
+    """Continue in a child of this process, at most once, if needed; in the parent this does not return.
 
-    The child dies with its parent and receives the signals that its parent receives.
+    The child ends with its parent and receives the signals that its parent receives.
     """
     global _may_supervise, _to_parent
     if not (needed and _may_supervise):
@@ -304,21 +304,21 @@ def supervise(needed: bool = True) -> None:
     os.close(read)
     _to_parent = write
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before that
+    if os.getppid() != parent:  # the parent ended before this
         os._exit(ExitCode.INCOMPLETE)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     heartbeat.resume()
 
 
 class _Parent:
-    """Waits for a child and ends as it does."""
+    """Waits for a child and ends with its exit code."""
 
     def __init__(self, child: int, notes: int) -> None:
         self.child = child
         self.notes = notes
         self.facts = _Facts()
         self.unread = b""
-        self.forwarded = 0  # the last signal
+        self.forwarded = 0  # the last forwarded signal
 
     def run(self, mask: Any) -> NoReturn:
         """Wait, and end this process."""
@@ -339,7 +339,7 @@ class _Parent:
             os.kill(self.child, number)
 
     def _read(self) -> bool:
-        """Read notes; False where no more will come."""
+        """Read notes; False at the end of the notes."""
         data = os.read(self.notes, 1 << 16)
         *lines, self.unread = (self.unread + data).split(b"\n")
         for line in lines:
@@ -348,10 +348,10 @@ class _Parent:
         return bool(data)
 
     def _end(self, code: int) -> NoReturn:
-        """End as the child did; where Ray ended it, with exit code 3 and a line.
+        """End as the child did; if Ray ended it, with exit code 3 and a line.
 
         Args:
-            code: of the child; of a signal that ended it, the negative.
+            code: exit code of the child; the negative number of a signal that ended it.
         """
         while select.select([self.notes], [], [], 0)[0] and self._read():
             pass
@@ -364,7 +364,7 @@ class _Parent:
         elif code == 0:
             reason = "code of a plugin, a model or a library ended this process, so the command is not complete"
             code, facts.lines = _given(ExitCode.INCOMPLETE, f"{reason}; finished shards are kept")
-        elif -code == self.forwarded == signal.SIGTERM:  # while Ray started, which takes it by itself
+        elif -code == self.forwarded == signal.SIGTERM:  # during the start of Ray, which handles it by itself
             code, facts.lines = _given(ExitCode.INTERRUPTED, INTERRUPTED)
         if facts.folder:
             _remove_cluster(facts.folder)
@@ -377,7 +377,7 @@ class _Parent:
 
 
 def _remove_cluster(folder: str) -> None:
-    """Kill what is left of a cluster that a child started, which this process has adopted, and remove its files."""
+    """Kill the remaining processes of a cluster of a child, adopted by this process, and remove its files."""
     import psutil
 
     with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""What the command prints: tables and sentences on standard output, or one JSON object."""
+"""The output of the command: tables and sentences on standard output, or one JSON object."""
 
 from __future__ import annotations
 
@@ -35,62 +35,62 @@ if TYPE_CHECKING:
     from pipeline.trial.trial import TrialOutcome
 
 MOST_REPORTS = 8
-"""Of the audits of a trial, whose addresses are printed."""
+"""Maximum number of audits of a trial whose addresses are printed."""
 
 _CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 SILENT_SECONDS = 8.0
-"""After which the next line is due."""
+"""Time after which the next line is due."""
 
 
 class VisibleConsole(Console):
-    """A console that never passes on a control character of what it prints: file names and ids may hold anything."""
+    """A console that escapes all control characters in its input, because file names and ids may contain any."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print, and note for the heartbeat that something was printed."""
+        """Print, and report the output to the heartbeat."""
         heartbeat.hear()
         super().print(*objects, **options)
 
     def lines(self, *lines: str | Text) -> None:
-        """Print lines as they are, whatever names stand in them, and cut none."""
+        """Print lines unchanged, with any names in them, and without cutting."""
         for line in lines:
             self.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Segments of which only those that the console makes itself control the terminal."""
+        """Segments in which only the console's own codes control the terminal."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 def console(errors: bool = False) -> VisibleConsole:
-    """Standard output, or standard error where the output is JSON; wide where it is no terminal: no table is cut.
+    """Standard output, or standard error where the output is JSON; wide where it is not a terminal, to cut no table.
 
-    In a notebook too it prints text: rich would make an output of HTML of every line.
+    In a notebook it prints text as well, where rich would create an HTML output for every line.
     """
     stream = sys.stderr if errors else sys.stdout
     return VisibleConsole(file=stream, width=None if stream.isatty() else 200, force_jupyter=False)
 
 
 def show_all_characters() -> None:
-    """Print a character that the terminal's encoding lacks as its code point: a name is no reason to stop."""
+    """Print a character that the terminal's encoding lacks as its code point, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def print_line(text: str) -> None:
-    """One plain line, whatever names stand in it."""
+    """Print one plain line, with any names in it."""
     heartbeat.hear()
     print(visible(text).replace("\n", LINE_BREAK))
 
 
 def print_json(value: Any, in_one_line: bool = False) -> None:
-    """One JSON object, indented or in one line; what would control a terminal is escaped in it."""
+    """Print one JSON object, indented or on one line, with control characters escaped."""
     text = json.dumps(value, indent=None if in_one_line else 2, ensure_ascii=False)
     print(_CONTROLS.sub(lambda match: f"\\u{ord(match.group()):04x}", text))
 
 
 def show(as_json: bool, facts: Any, print_text: Callable[..., None], *arguments: Any) -> None:
-    """Print an answer: its facts as one JSON object, or for a reader by a function and its arguments."""
+    """Print an answer: its facts as one JSON object, or as text by a function and its arguments."""
     if as_json:
         print_json(facts)
     else:
@@ -98,7 +98,7 @@ def show(as_json: bool, facts: Any, print_text: Callable[..., None], *arguments:
 
 
 def _pass_in_words(entry: dict[str, Any]) -> str:
-    """A pass of the forecast, behind the word pass."""
+    """A pass of the forecast, as text that follows the word pass."""
     if entry["kind"] == "generate":
         share = 100 * entry["prefix_ratio"]
         return f"generate: {entry['draws']} continuations of the first {share:g}% of a text's words"
@@ -107,12 +107,12 @@ def _pass_in_words(entry: dict[str, Any]) -> str:
     read = f"{entry['text']} text" if entry["text"].startswith(("plain", "lowercase", "swapped")) else entry["text"]
     read = entry["prefix"] if entry["kind"] == "count" else read
     if "prefix_tokens" in entry:
-        read += f" behind {entry['prefix']} ({entry['prefix_tokens']:,} tokens)"
+        read += f" after {entry['prefix']} ({entry['prefix_tokens']:,} tokens)"
     return f"{entry['kind']}: {entry['model']} model{on}, {read}{more}"
 
 
 def print_plan(facts: dict[str, Any]) -> None:
-    """The forecast of a run (`pipeline.audit.forecast`)."""
+    """Print the forecast of a run (`pipeline.audit.forecast`)."""
     screen = console()
     model = facts["model"]
     chosen = f", {model['chosen']}" if model.get("chosen") else ""
@@ -171,7 +171,7 @@ def print_plan(facts: dict[str, Any]) -> None:
 
 
 def print_starter(facts: dict[str, Any], command: str) -> None:
-    """What `seenset init` wrote and guessed, and what to do next."""
+    """Print what `seenset init` wrote and guessed, and the next step."""
     from pipeline.config.yaml import printable
 
     path, missing = facts["config"], facts["missing"]
@@ -184,7 +184,7 @@ def print_starter(facts: dict[str, Any], command: str) -> None:
 
 
 def progress_lines(status: Status | TrialStatus) -> list[str]:
-    """How far a run is, without its answers; or a trial, and the audit that it is at."""
+    """The progress of a run, without its answers; or of a trial and its current audit."""
     from pipeline.audit.status import Status
 
     if not isinstance(status, Status):
@@ -209,13 +209,13 @@ def progress_lines(status: Status | TrialStatus) -> list[str]:
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:
-    """A table of the answers, which of them are contradicted, and what each list is worth."""
+    """Print a table of the answers, the contradicted ones, and the guarantee of each list."""
     if not summaries:
         return
     from pipeline.audit.conclusion import STYLES
     from pipeline.report.wording.bounds import bound_sentence
 
-    checks = Column("checks", min_width=len("CONTRADICTED"))  # is read whole, however narrow the terminal
+    checks = Column("checks", min_width=len("CONTRADICTED"))  # always complete, even on a narrow terminal
     table = Table(
         "selection", "procedure", "alpha", "audited", "selected", checks, "threshold p", "guarantee", "strict"
     )
@@ -244,13 +244,13 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
 
 
 def print_outcome(run: str, status: Status, report: str) -> None:
-    """How a run ended: its answers, what its questions do to them, and where the report is."""
+    """Print the final status of a run: its answers, the effect of several questions, and the address of the report."""
     print_answers(run, status.selections)
     print_line(f"report: {report}")
 
 
 def print_verdict(verdict: CollectionVerdict) -> None:
-    """The verdict on a collection: the answer, what contradicts it, and the numbers that it rests on."""
+    """Print the verdict on a collection: the answer, its contradictions, and its numbers."""
     from pipeline.audit.conclusion import STYLES
     from pipeline.report.wording.conclusion import WARNING
 
@@ -258,7 +258,7 @@ def print_verdict(verdict: CollectionVerdict) -> None:
     head, *others = verdict.sentences
     style = STYLES[verdict.conclusion]
     screen.lines(Text(head, style="bold" if verdict.answer == "not shown" else f"bold {style}"))
-    mark = f"{WARNING}: " if verdict.conclusion == "contradicted" else ""  # other reasons state their outcome
+    mark = f"{WARNING}: " if verdict.conclusion == "contradicted" else ""  # other reasons state their result
     screen.lines(*(Text(f"{mark}{reason}", style=style) for reason in verdict.reasons), *others)
     if verdict.blind.ok:
         screen.lines(f"blind test: {verdict.blind.sentence}")
@@ -266,7 +266,7 @@ def print_verdict(verdict: CollectionVerdict) -> None:
 
 
 def print_answers(run: str, summaries: Sequence[Summary]) -> None:
-    """The answers of a run, and what asking it several questions does to their guarantee."""
+    """Print the answers of a run, and the effect of several questions on their guarantee."""
     from pipeline.audit.history import read_history, several_questions
     from pipeline.config.selection import HISTORY
     from pipeline.store.files import Store
@@ -277,7 +277,7 @@ def print_answers(run: str, summaries: Sequence[Summary]) -> None:
 
 
 def print_export(exported: Exported) -> None:
-    """What an export wrote, and what a reader must know of it."""
+    """Print the written files of an export, and notes for readers."""
     screen = console()
     screen.lines(*exported.sentences())
     files = len(exported.files)
@@ -285,7 +285,7 @@ def print_export(exported: Exported) -> None:
 
 
 def print_evaluation(evaluation: Evaluation, page: str) -> None:
-    """The figures of an evaluation, and what a reader of them must know."""
+    """Print the figures of an evaluation, and its cautions."""
     from pipeline.report.tables import evaluation_table
 
     screen = console()
@@ -295,7 +295,7 @@ def print_evaluation(evaluation: Evaluation, page: str) -> None:
 
 
 def print_joint(report: JointReport, folder: str) -> None:
-    """What several runs select together, what it guarantees, and where the lists are."""
+    """Print the joint selection of several runs, its guarantee, and the place of the lists."""
     from pipeline.compare.joint import joint_table
 
     screen = console()
@@ -306,7 +306,7 @@ def print_joint(report: JointReport, folder: str) -> None:
 
 
 def print_comparison(comparison: Comparison, page: str) -> None:
-    """What changed between two runs, and what that does not say."""
+    """Print the changes between two runs, and their limits."""
     from pipeline.compare.comparison import comparison_table, differences_table
 
     screen = console()
@@ -320,7 +320,7 @@ def print_comparison(comparison: Comparison, page: str) -> None:
 
 
 def print_ranking(ranking: RankingReport, folder: str) -> None:
-    """Models on all items and on the clean ones, who changes places, and what the numbers rest on."""
+    """Print models on all and on the clean items, changes of places, and the basis of the numbers."""
     from pipeline.compare.ranking import ranking_table_of
     from pipeline.report.wording.conclusion import WARNING
 
@@ -337,7 +337,7 @@ def print_ranking(ranking: RankingReport, folder: str) -> None:
 
 
 def print_series(summary: SeriesSummary, page: str | None) -> None:
-    """The scans of a schedule, what is guaranteed for all of them and what is not, and what is new."""
+    """Print the scans of a schedule, the guarantee for all of them with its limits, and new documents."""
     from pipeline.series.summary import series_table
 
     screen = console()
@@ -353,7 +353,7 @@ def print_series(summary: SeriesSummary, page: str | None) -> None:
 
 
 def print_marked(marked: Marked) -> None:
-    """What was marked, and a sample of it side by side for a person to check."""
+    """Print the result of marking, and a sample of it side by side for inspection."""
     screen = console()
     screen.lines(*marked.sentences())
     for document in marked.sample:
@@ -366,7 +366,7 @@ def print_marked(marked: Marked) -> None:
 
 
 def print_trial(outcome: TrialOutcome) -> None:
-    """What a trial found, and where its files are."""
+    """Print the results of a trial, and the place of its files."""
     for table in outcome.tables:
         console().print(table)
     print_line(f"trial: {outcome.folder} (tables.txt, *.json, *.parquet, figures/)")
@@ -376,19 +376,19 @@ def print_trial(outcome: TrialOutcome) -> None:
 
 
 def print_bundle(facts: dict[str, Any]) -> None:
-    """The bundle that `seenset pack` wrote, and what to do next."""
+    """Print the bundle that `seenset pack` wrote, and the next step."""
     print_line(f"bundle: {facts['bundle']} ({facts['bytes']:,} bytes, SHA-256 {facts['sha256']})")
     print_line(f"next: seenset verify {facts['bundle']}")
 
 
 def print_review(facts: dict[str, Any]) -> None:
-    """The file that `seenset review` wrote, and what to do next."""
+    """Print the file that `seenset review` wrote, and the next step."""
     print_line(f"review: {facts['file']} ({facts['count']:,} unseen documents with the highest {facts['detector']})")
     print_line("next: fill in trained_on with yes, no or unsure, and name the file in corpus.unseen.review")
 
 
 def print_verification(verification: BundleVerification) -> None:
-    """What came of checking a bundle, a line for each statement."""
+    """Print the results of checking a bundle, one line per statement."""
     for finding in verification.findings:
         print_line(f"{finding.outcome:<8} {finding}")
     end = "nothing is refuted" if verification.holds else "REFUTED"
@@ -396,7 +396,7 @@ def print_verification(verification: BundleVerification) -> None:
 
 
 class Heartbeat:
-    """Prints what a command is doing as long as nothing else is printed; nothing before `begin`."""
+    """Prints the activity of a command while nothing else is printed; nothing before `begin`."""
 
     def __init__(self) -> None:
         self._stream: TextIO = sys.stdout
@@ -407,11 +407,11 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def begin(self, stream: TextIO, phase: str, silent: float | None = None) -> None:
-        """Begin with a first phase.
+        """Start with a first phase.
 
         Args:
-            stream: where lines are printed.
-            phase: what the command is doing.
+            stream: stream for the lines.
+            phase: activity of the command.
             silent: seconds without a line, > 0; None: `SILENT_SECONDS`.
         """
         self._stream, self._silent = stream, silent or SILENT_SECONDS
@@ -420,16 +420,16 @@ class Heartbeat:
         self.resume()
 
     def phase(self, phase: str) -> None:
-        """Begin another phase."""
+        """Start another phase."""
         self._phase = phase
         self._began = time.monotonic()
 
     def hear(self) -> None:
-        """Note that something was printed."""
+        """Record that something was printed."""
         self._heard = time.monotonic()
 
     def resume(self) -> None:
-        """Print lines from now on, if it has begun; a fork takes no threads along."""
+        """Print lines again, if started, because a fork does not copy threads."""
         if not self._phase:
             return
         self.stop()
@@ -438,10 +438,10 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Print nothing more, the line under way included; a process without threads can be forked."""
+        """Stop after the current line; a process without threads can be forked."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(1.0)  # a stream that is not read can hold it up for longer
+            self._thread.join(1.0)  # a stream that is not read can delay it
 
     def _beat(self, ended: threading.Event) -> None:
         while not ended.wait(max(self._heard + self._silent - time.monotonic(), self._silent / 10)):
@@ -450,9 +450,9 @@ class Heartbeat:
                 try:
                     print(f"{one_line(self._phase)}: {time.monotonic() - self._began:.0f} s", file=self._stream)
                     self._stream.flush()
-                except (OSError, ValueError):  # closed, or not read
+                except (OSError, ValueError):  # closed or not read
                     return
 
 
 heartbeat = Heartbeat()
-"""Of the command that this process runs."""
+"""Heartbeat of the command that this process runs."""

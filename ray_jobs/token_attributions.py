@@ -1,6 +1,6 @@
-"""Selected documents through the model once more: by the threads of this process, or by one actor of a cluster.
+"""Read selected documents with the model again: in threads of this process, or with one actor of a cluster.
 
-A fault here costs the token attributions, not the run, and is reported in one line.
+An error here costs the token attributions, not the run, and is reported in one line.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pipeline.store.files import Store
 from ray_jobs.actors import map_shards
 
 FOLDER = "attempts/evidence"
-"""Of a run directory: a folder for each request that has not ended, with its files, receipts and attempt logs."""
+"""Folder in a run directory with a folder for each unfinished request: its files, receipts and attempt logs."""
 
 DOCUMENTS_A_THREAD = 8
-"""At least: each thread has layers of its own, and a proof of what its model's logits are made of."""
+"""Minimum per thread, because each thread has its own layers and verifies the logits of its model."""
 
 MOST_SECONDS = 1800.0
-"""Of a request on a cluster, whose resources may be taken by other jobs."""
+"""Time limit of a request on a cluster, whose resources other jobs may use."""
 
 
 def token_reader(
@@ -46,18 +46,18 @@ def token_reader(
     say: Callable[[str], None],
     check: Callable[[], None],
 ) -> Reread:
-    """Reads documents in this process, or by one actor of the cluster.
+    """A function that reads documents in this process, or with one actor of the cluster.
 
     Args:
-        store: the run directory, held.
-        resources: of the audit.
-        machine: what this process may use; None: the cluster does the work.
-        models: that may be open already.
+        store: the run directory, locked.
+        resources: resources of the audit.
+        machine: resources for this process; None: the cluster does the work.
+        models: models that may be open already.
         say: prints a line.
-        check: raises where the run must stop.
+        check: raises an error if the run must stop.
 
     Returns:
-        What reads the documents of a request; None comes of it where that failed for another reason than that the run
+        The function that reads the documents of a request; it returns None after a failure, unless the run
         must stop.
     """
 
@@ -84,7 +84,7 @@ def token_reader(
             say(f"no token attributions of these: {' '.join(str(error).split()) or type(error).__name__}")
         if problems:
             say(f"token attributions: {len(problems):,} could not be read; the first: {problems[0]}")
-        if KILLED not in problems:  # a deadly document stays known
+        if KILLED not in problems:  # a poison document stays recorded
             store.remove_folder(folder)
         return table
 
@@ -92,7 +92,7 @@ def token_reader(
 
 
 def _failures(events: Generator[Event], check: Callable[[], None], most_seconds: float) -> dict[str, str]:
-    """Wait until all shards have ended; the reasons of those that could not be read, by id.
+    """Wait until all shards have ended; returns the reasons of those that could not be read, by id.
 
     Raises:
         TimeoutError: the cluster did not read them in time.

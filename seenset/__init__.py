@@ -1,14 +1,14 @@
-"""The Python interface. What is named here is stable and documented; all else in the packages is internal.
+"""The Python interface. The names in this module are stable and documented; all others are internal.
 
     import seenset
 
-    run = seenset.audit("audit.yaml")                 # or a dict; resumes where it ended
+    run = seenset.audit("audit.yaml")                 # or a dict; resumes an unfinished run
     run.selections["members"].n_selected
 
     scores = seenset.score("my-model", texts)         # in a notebook: no files, no cluster
     selected = seenset.select(scores, unseen=unseen_scores, alpha=0.1)
 
-`detector` and `procedure` extend both; the names beside them are what their authors need.
+`detector` and `procedure` extend both; the other names are for authors of extensions.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
-# of libraries that are imported on first use: in a notebook without ipywidgets their bars are lines of text
+# from libraries that are imported on first use: without ipywidgets, a notebook shows their bars as text
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: torch and Ray take seconds."""
+    """Import a name on first use, because torch and Ray take seconds to import."""
     if name not in _HOME:
         raise AttributeError(f"module 'seenset' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

@@ -1,4 +1,4 @@
-"""Scores and selections in memory: no files, no cluster. The same numbers as those of a run."""
+"""Scores and selections in memory, without files or a cluster, with the same numbers as those of a run."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from seenset.runs import warn_of_unsupported
 
 @dataclass(frozen=True, slots=True)
 class _Held(Placement):
-    """The device of a model that is open already."""
+    """The device of an opened model."""
 
     model: Any = None
 
     def set_up(self, mark: str, gradients: bool = False) -> None:
-        """Leave the process as it computes."""
+        """Leave the settings of the process unchanged."""
 
     def open(self, opener: Callable[..., Opened], config: ModelConfig) -> Opened:
-        """The model."""
+        """The opened model."""
         held: Opened = self.model
         return held
 
@@ -64,22 +64,22 @@ def score(
     max_tokens: int = 1024,
     batch_tokens: int | None = None,
 ) -> pa.Table:
-    """Score texts with a model at hand, on a GPU where there is one.
+    """Score texts with a local model, on a GPU if there is one.
 
     Args:
-        model: A folder, a file or a name on the hub, a `ModelConfig`, or a model that `pipeline.models.load` opened.
-        texts: The documents. One that cannot be scored never raises: its row says why.
-        detectors: As in a configuration, of those that read the model's own passes over the text.
-        ids: One a text, by default its position.
+        model: A folder, a file or a name on the hub, a `ModelConfig`, or a model opened by `pipeline.models.load`.
+        texts: The documents. One that cannot be scored raises no error: its row states the problem.
+        detectors: As in a configuration; only detectors that read the model's own passes over the text.
+        ids: One per text; by default its position.
         max_tokens: Texts are cut to this many tokens, >= 2.
         batch_tokens: Padded tokens in a batch; by default 2048 on a CPU, and on a GPU what its memory holds.
 
     Returns:
-        One row a text, in order: doc_id, n_tokens, a float64 column a detector (higher = more member-like) and
-        `problem`; of a text without scores these and n_tokens are null, and `problem` says why.
+        One row per text, in order: doc_id, n_tokens, one float64 column per detector (higher = more member-like) and
+        `problem`; for a text without scores these and n_tokens are null, and `problem` states the reason.
 
     Raises:
-        UserError: one text in the place of several, a model that cannot be opened, or a detector that needs more than
+        UserError: one text instead of several, a model that cannot be opened, or a detector that needs more than
             the model's own passes.
 
     Example:
@@ -102,7 +102,7 @@ def score(
     if max_tokens < 2:
         raise UserError(f"max_tokens must be at least 2, got {max_tokens}")
     if ids is not None and len(ids) != len(texts):
-        raise UserError(f"ids must be one a text, got {len(ids)} ids for {len(texts)} texts")
+        raise UserError(f"ids must be one per text, got {len(ids)} ids for {len(texts)} texts")
     if isinstance(model, (str, PathLike)):
         model = ModelConfig(path=str(model))
     lm = model if isinstance(model, LanguageModel) else open_model(model, gpus=int(torch.cuda.is_available()))
@@ -127,7 +127,7 @@ def score(
 
 
 def _check_kinds(model: Any, texts: Any, detectors: Any) -> None:
-    """Refuse a model, texts or detectors of another kind than `score` takes. Raises UserError."""
+    """Refuse a model, texts or detectors of a type that `score` does not accept. Raises UserError."""
     if isinstance(texts, (str, bytes)):
         raise UserError(f"texts must be a sequence of texts, got one {type(texts).__name__}; write [text] to score one")
     if not isinstance(texts, Iterable) or isinstance(texts, Mapping):
@@ -142,7 +142,7 @@ def _check_kinds(model: Any, texts: Any, detectors: Any) -> None:
 def _scorer(
     lm: LanguageModel, detectors: Sequence[Detector], entries: list[Any], max_tokens: int, batch_tokens: int | None
 ) -> Scorer:
-    """The worker of a run that scores texts alone, over a model that is open."""
+    """The worker of a run, restricted to scoring texts, with an opened model."""
     budget, gpus = _budget(lm, max_tokens), int(lm.device.type == "cuda")
     tokens = batch_tokens or max(1, budget.forward)
     settings = ScoreSettings(
@@ -164,7 +164,7 @@ def _scorer(
 
 
 def _budget(lm: LanguageModel, max_tokens: int) -> Budget:
-    """The sizes of batches that the device of a model holds."""
+    """The sizes of batches for the device of a model."""
     if lm.device.type != "cuda":
         return CPU_BUDGET
     model: Any = lm.model
@@ -176,11 +176,11 @@ def _budget(lm: LanguageModel, max_tokens: int) -> Budget:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Selected:
-    """Which documents a selection selects, in their order. Printed, it says what its guarantee is worth."""
+    """The selection of documents, in their order. Its printed form states its guarantee."""
 
     selected: np.ndarray  # bool, (documents,)
     p_values: np.ndarray  # float64 in (0, 1], (documents,)
-    summary: Summary  # what is guaranteed, and on which assumption
+    summary: Summary  # the guarantee and its assumption
 
     def __repr__(self) -> str:
         return f"Selected({self.summary.line()})"
@@ -205,34 +205,34 @@ def select(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Selected:
-    """Select documents by scores that are in memory, as a selection of an audit does.
+    """Select documents by scores in memory, as a selection of an audit does.
 
     Args:
-        scores: Of the documents to judge: a table of `score`, or numbers (documents,), higher = more member-like. A
-            null or NaN is a document that could not be scored: it counts as a hypothesis with p = 1.
-        unseen: The same of documents that the model has not seen.
-        seen: The same of documents that it was trained on; direction clean is calibrated on them.
-        procedure: How the selected are chosen.
+        scores: Scores of the audited documents: a table of `score`, or numbers (documents,), higher = more member-like.
+            A null or NaN is a document that could not be scored: it counts as a hypothesis with p = 1.
+        unseen: Scores of documents that the model has not seen.
+        seen: Scores of documents that it was trained on; direction clean is calibrated on them.
+        procedure: Procedure of the selection.
         alpha: Largest share of the selected that may be wrong, in (0, 1).
-        direction: `members` finds what was trained on, `clean` the reverse.
+        direction: `members` selects documents that were trained on, `clean` the others.
         detectors: Columns of the tables; by default the only one, or all where the procedure fuses them.
-        calibration: Rank among all known documents, those of the column `group`, for the known ones at hand, or
+        calibration: Rank among all known documents, those of the column `group`, for the given known ones, or
             weighted by the column `weight`: how much more often such a document is audited than known, on any scale.
-        delta: Of calibration conditional: share of calibration sets for which the guarantee may fail.
-        lambda_: Where Storey's estimate counts the p-values of nulls, in (0, 1); by default by how many calibrate.
+        delta: For calibration conditional: share of calibration sets for which the guarantee may fail.
+        lambda_: Threshold of Storey's estimate, in (0, 1); by default from the number of calibration documents.
         ties: Equal scores count against selection, or are ordered by a hash of the id.
-        weights: Of procedure td4eval: how the detectors are weighted.
-        step_up: Of procedure adadetect, and of td4eval reconformal: take the share of nulls as 1, or estimate it.
-        reconformal: Of procedure td4eval: rank the fused statistic anew.
-        confidence: With which the bounds of this one list and of all documents hold (`summary.bound`), in (0, 1).
-        seed: Of what is random in ties, splits and weights.
+        weights: For procedure td4eval: weighting of the detectors.
+        step_up: For procedure adadetect, and td4eval reconformal: take the share of nulls as 1, or estimate it.
+        reconformal: For procedure td4eval: rank the fused statistic again.
+        confidence: Confidence of the bounds of this one list and of all documents (`summary.bound`), in (0, 1).
+        seed: Seed of ties, splits and weights.
 
     Returns:
-        The selected, their p-values and the summary. Of scores alone most checks cannot be made; `UnsupportedWarning`
-        where one is made and contradicts the guarantee.
+        The selection, the p-values and the summary. With scores alone most checks cannot be made; `UnsupportedWarning`
+        if a check contradicts the guarantee.
 
     Raises:
-        UserError: an unknown column, procedure or setting, or no documents where some are needed.
+        UserError: an unknown column, procedure or setting, or missing documents.
 
     Example:
         >>> import numpy as np
@@ -270,7 +270,7 @@ def select(
 
 
 def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: int) -> Selected:
-    """The answer over the documents that have all scores; the audited ones without are hypotheses with p = 1."""
+    """The answer for the documents with all scores; audited documents without are hypotheses with p = 1."""
     where = {role: _scored(table, selection.detectors) for role, table in tables.items()}
     kept = {role: _needed(table, selection).filter(pa.array(where[role])) for role, table in tables.items()}
     ends = np.cumsum([len(table) for table in kept.values()])
@@ -300,10 +300,10 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
 
 
 def _table_of(value: Any, role: Role) -> pa.Table:
-    """Scores as a table: doc_id, perhaps group, float64 columns.
+    """Scores as a table: doc_id, optionally group, float64 columns.
 
     Raises:
-        UserError: an array of another shape, or values that are no numbers.
+        UserError: an array of another shape, or values that are not numbers.
     """
     if isinstance(value, pa.Table):
         if "doc_id" in value.column_names:
@@ -314,7 +314,7 @@ def _table_of(value: Any, role: Role) -> pa.Table:
     except (TypeError, ValueError):
         raise UserError(f"{role}: scores must be a table or numbers, got {type(value).__name__}") from None
     if numbers.ndim != 1:
-        raise UserError(f"{role}: scores must be a table or one number a document, got shape {numbers.shape}")
+        raise UserError(f"{role}: scores must be a table or one number per document, got shape {numbers.shape}")
     return pa.table({"doc_id": [f"{role}-{index}" for index in range(numbers.size)], "score": numbers})
 
 
@@ -332,15 +332,15 @@ def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, proce
             if column not in table.column_names:
                 raise UserError(f"{role}: no score column {column!r}; {nearest(column, table.column_names)}")
     if names is None and len(columns) != 1 and not procedure_of(procedure).several:
-        raise UserError(f"the scores have the columns {', '.join(known)}: say which, such as detectors=[{known[0]!r}]")
+        raise UserError(f"the scores have the columns {', '.join(known)}: choose, as in detectors=[{known[0]!r}]")
     return columns
 
 
 def _check_roles(selection: SelectionConfig, tables: Mapping[Role, pa.Table]) -> None:
-    """Make sure that the documents which a selection is calibrated on are there.
+    """Check that a selection has its calibration documents.
 
     Raises:
-        UserError: they are not, or have no groups.
+        UserError: they are missing, or have no groups.
     """
     role, other = NULL_ROLE[selection.direction], SOUGHT_ROLE[selection.direction]
     chosen, calibration = procedure_of(selection.procedure), calibration_of(selection.calibration)
@@ -361,7 +361,7 @@ def _check_roles(selection: SelectionConfig, tables: Mapping[Role, pa.Table]) ->
 
 
 def _needed(table: pa.Table, selection: SelectionConfig) -> pa.Table:
-    """The columns that a selection reads, each of one type in every table."""
+    """The columns that a selection reads, with one type in every table."""
     kinds, calibration = dict.fromkeys(selection.detectors, pa.float64()), calibration_of(selection.calibration)
     if calibration.weighted:
         kinds["weight"] = pa.float64()
@@ -371,5 +371,5 @@ def _needed(table: pa.Table, selection: SelectionConfig) -> pa.Table:
 
 
 def _scored(table: pa.Table, columns: Sequence[str]) -> np.ndarray:
-    """Which documents have all scores, bool (documents,)."""
+    """Whether each document has all scores, bool (documents,)."""
     return np.all([np.isfinite(table[column].to_numpy().astype(np.float64)) for column in columns], axis=0)

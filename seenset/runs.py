@@ -1,4 +1,4 @@
-"""Audits and trials from Python: the same runs as those of the command, and their results as objects."""
+"""Audits and trials from Python: the same runs as those of the command, with their results as objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ray_jobs.select import give_verdict
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RunSelection:
-    """The answer of one selection of a run. Printed, it says what its guarantee is worth."""
+    """The answer of one selection of a run. Its printed form states its guarantee."""
 
     summary: Summary
     store: Store
@@ -40,47 +40,47 @@ class RunSelection:
 
     @property
     def n_selected(self) -> int:
-        """How many documents it selects."""
+        """Number of selected documents."""
         return self.summary.n_selected
 
     def table(self) -> pa.Table:
-        """The selected documents by ascending p-value: doc_id, p_value, a column a detector, source, row, excerpt."""
+        """The selected documents by ascending p-value: doc_id, p_value, a column per detector, source, row, excerpt."""
         return read_selected(self.store, self.summary.name)
 
     def documents(self) -> pa.Table:
-        """All audited documents: doc_id, p_value in (0, 1], selected, scores (null if it has none), source, row."""
+        """All audited documents: doc_id, p_value in (0, 1], selected, scores (null where missing), source, row."""
         tables = VerdictTables.of(self.store, self.summary.name)
         return pa.concat_tables([tables.read(shard) for shard in tables.shards])
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run directory whose selections are answered."""
+    """A run directory with its answers."""
 
     path: str
     state: str  # running, complete, incomplete or failed
     selections: Mapping[str, RunSelection]  # by name, in the order of the configuration
-    report: str | None  # address of the report; None where none is written yet
+    report: str | None  # address of the report; None if there is none yet
 
 
 def audit(
     config: str | PathLike[str] | Mapping[str, Any] | AuditConfig, *, limit: int | None = None, quiet: bool = False
 ) -> Run:
-    """Do what is not done yet of an audit: score, select, report. The same call again resumes.
+    """Carry out the unfinished parts of an audit: score, select, report. The same call resumes it.
 
     It runs on the cluster that RAY_ADDRESS names, or on this machine.
 
     Args:
-        config: A YAML file, the mapping that it would hold, or an `AuditConfig`. Relative paths are relative to the
-            file; of a mapping, to the working directory.
-        limit: Only the first documents of each role, as a trial run.
-        quiet: No progress; otherwise a bar on a terminal and lines elsewhere.
+        config: A YAML file, the equivalent mapping, or an `AuditConfig`. Relative paths are relative to the
+            file, or for a mapping to the working directory.
+        limit: Maximum number of documents of each role, for a test run.
+        quiet: Show no progress; otherwise a bar on a terminal and lines elsewhere.
 
     Returns:
         The finished run. `UnsupportedWarning` for every selection whose guarantee a check contradicts.
 
     Raises:
-        UserError: in one line, what the user can correct.
+        UserError: an error that the user can correct, in one line.
 
     Example:
         >>> run = seenset.audit(config, quiet=True)
@@ -107,7 +107,7 @@ def open_run(path: str | PathLike[str]) -> Run:
         path: A local path or an fsspec URL.
 
     Returns:
-        The run, done or not. `UnsupportedWarning` for every selection whose guarantee a check contradicts.
+        The run, complete or not. `UnsupportedWarning` for every selection whose guarantee a check contradicts.
 
     Raises:
         UserError: not a run directory.
@@ -128,18 +128,18 @@ def _open(path: str) -> Run:
 def trial(
     config: str | PathLike[str] | Mapping[str, Any] | TrialConfig, *, limit: int | None = None, quiet: bool = False
 ) -> TrialOutcome:
-    """Hold the guarantee against the truth: train documents into a model, audit it, and compare. Resumes as `audit`.
+    """Test the guarantee: train documents into a model, audit it, and compare with the truth. Resumes as `audit`.
 
     Args:
-        config: A YAML file, the mapping that it would hold, or a `TrialConfig`; relative paths as in `audit`.
-        limit: Only the first documents.
-        quiet: No progress.
+        config: A YAML file, the equivalent mapping, or a `TrialConfig`; relative paths as in `audit`.
+        limit: Maximum number of documents.
+        quiet: Show no progress.
 
     Returns:
-        `facts` for machines, `tables` (rich) for people, `folder`, `reports` and `page`.
+        `facts` for programs, `tables` (rich) for display, `folder`, `reports` and `page`.
 
     Raises:
-        UserError: in one line, what the user can correct.
+        UserError: an error that the user can correct, in one line.
     """
     source = (
         load_trial(str(config)) if isinstance(config, (str, PathLike)) else build_trial(_mapping(config, TrialConfig))
@@ -149,17 +149,17 @@ def trial(
 
 
 def verdict(run: str | PathLike[str] | Run, *, blocks: str | None = None) -> CollectionVerdict:
-    """Was this collection trained on? A count of its documents, and a permutation test of it as a whole.
+    """Test whether a collection was trained on, by a count of its documents and a permutation test of the whole.
 
-    As `seenset verdict`: no model is touched; verdict.json is written, and the report anew if there is one.
+    As `seenset verdict`: no model is used; verdict.json is written, and an existing report is updated.
 
     Args:
         run: A finished run, or its directory. It needs unseen documents.
-        blocks: What the test moves whole: `group` or `family`; by default groups where documents have one.
+        blocks: Units that the test permutes: `group` or `family`; by default groups where documents have one.
 
     Returns:
-        The verdict. `UnsupportedWarning` where one of both says that the collection was trained on, and a check
-        contradicts it.
+        The verdict. `UnsupportedWarning` where the count or the test shows that the collection was trained on, and a
+        check contradicts it.
 
     Raises:
         UserError: no unseen documents, too few for the test, or not a finished run.
@@ -182,7 +182,7 @@ class UnsupportedWarning(UserWarning):
 
 
 def warn_of_unsupported(summaries: Iterable[Summary]) -> None:
-    """Warn, in the name of the caller of the public function, of every answer that a check contradicts."""
+    """Warn, with the caller of the public function as origin, of every answer that a check contradicts."""
     for summary in summaries:
         if summary.conclusion == "contradicted":
             warnings.warn(summary.line(), UnsupportedWarning, stacklevel=3)

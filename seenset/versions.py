@@ -1,4 +1,4 @@
-"""Documents with versions in memory: which were learnt, without unseen documents. See docs/versions.md."""
+"""Documents with versions in memory: select the learnt ones, without unseen documents. See docs/versions.md."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from seenset.notebook import score
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Versions:
-    """Documents, the versions of each, and which one was published.
+    """Documents, the versions of each, and the index of the published one.
 
     Raises:
-        UserError: an id twice, fewer than two versions, equal versions, or an index outside the versions.
+        UserError: a repeated id, fewer than two versions, equal versions, or an index outside the versions.
     """
 
     ids: tuple[str, ...]
-    texts: tuple[tuple[str, ...], ...]  # of each document's versions
+    texts: tuple[tuple[str, ...], ...]  # texts of each document's versions
     published: tuple[int, ...]  # index among the document's versions, from 0
-    forms: csr_array | None = field(default=None, repr=False)  # (versions, columns): sites at which each form stands
+    forms: csr_array | None = field(default=None, repr=False)  # (versions, columns): number of sites with each form
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.texts) == len(self.published):
             counts = f"{len(self.ids)} ids, {len(self.texts)} documents and {len(self.published)} indices"
-            raise UserError(f"versions: ids, texts and published must be one a document, got {counts}")
+            raise UserError(f"versions: ids, texts and published must be one per document, got {counts}")
         repeated = [name for name, count in Counter(self.ids).items() if count > 1]
         if repeated:
             raise UserError(f"versions: id {repeated[0]!r} occurs twice")
@@ -62,7 +62,7 @@ class Versions:
                 raise UserError(f"versions: document {name!r} has index {index}, outside its {len(texts)} versions")
 
     def kept(self, keep: np.ndarray) -> Versions:
-        """Some of the documents: bool, (documents,)."""
+        """A subset of the documents, by bool (documents,)."""
         rows = np.repeat(keep, [len(texts) for texts in self.texts])
         kept = np.flatnonzero(keep).tolist()
         return Versions(
@@ -75,14 +75,14 @@ class Versions:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class VersionsAnswer:
-    """What the published versions of documents show. Printed, it states what it guarantees."""
+    """The results on published versions of documents. Its printed form states its guarantee."""
 
     documents: pa.Table  # doc_id, rank of the published version (1: the highest score), versions, selected
     selected: np.ndarray  # bool, (documents,)
     alpha: float
-    p_collection: float  # that no document of the collection was learnt; exact
-    p_uniform: float  # that ranks are uniform, chi-squared
-    fewest: int  # documents that a list can have, unless it is empty
+    p_collection: float  # exact p-value that no document of the collection was learnt
+    p_uniform: float  # chi-squared p-value that ranks are uniform
+    fewest: int  # minimum length of a non-empty list
     left_out: Mapping[str, str]  # id of a document without an answer -> why
 
     def __repr__(self) -> str:
@@ -103,11 +103,11 @@ def read_versions(path: str | PathLike[str]) -> Versions:
     """Read the versions of documents from Parquet.
 
     Args:
-        path: a file with the columns id, versions (a list of texts) and index, such as `private/versions.parquet`,
-            which `seenset mark` writes.
+        path: a file with the columns id, versions (a list of texts) and index, such as `private/versions.parquet` of
+            `seenset mark`.
 
     Raises:
-        UserError: not such a file, or as `Versions`.
+        UserError: not such a file, or the errors of `Versions`.
     """
     try:
         table = pq.read_table(path)
@@ -136,22 +136,22 @@ def audit_versions(
     seed: int = 0,
     max_tokens: int = 1024,
 ) -> VersionsAnswer:
-    """Score all versions of documents with a model at hand, and select the documents whose published version it learnt.
+    """Score all versions of documents with a local model, and select the documents whose published version it learnt.
 
-    A document is left out if any version of it has no score or reaches `max_tokens`, whichever was published.
+    A document is left out if any of its versions has no score or reaches `max_tokens`, whichever was published.
 
     Args:
-        model: as for `seenset.score`.
-        versions: from `read_versions`.
-        detector: one that reads the model's own passes over a text.
+        model: as in `seenset.score`.
+        versions: versions from `read_versions`.
+        detector: a detector that reads the model's own passes over a text.
         reference: a model whose scores are subtracted, such as an earlier checkpoint: it has the same natural
             preferences and cannot have learnt the documents.
         alpha: largest share of the selected documents that may be wrong, on average; in (0, 1).
-        seed: of hashes that order equal scores and of redraws, fixed before scores are read.
-        max_tokens: of a version, >= 2.
+        seed: seed of hashes that order equal scores and of redraws, fixed before scores are read.
+        max_tokens: maximum tokens of a version, >= 2.
 
     Raises:
-        UserError: as `seenset.score`, or no document can be scored.
+        UserError: the errors of `seenset.score`, or no document can be scored.
     """
     if not versions.ids:
         raise UserError("versions: there is no document; seenset mark leaves out those with fewer than 5 sites")
@@ -190,22 +190,22 @@ def select_versions(
     z: int = MIRROR,
     left_out: Mapping[str, str] | None = None,
 ) -> VersionsAnswer:
-    """Select documents by scores of their versions that are in memory: `mirrored_list` of their residuals.
+    """Select documents by scores of their versions in memory: `mirrored_list` of their residuals.
 
-    Natural preferences for one form of a site are removed first by a regression that never reads which version was
-    published (`preference_residuals`). FDR <= alpha in finite samples (docs/methods.md, section 7).
+    Natural preferences for one form of a site are removed first by a regression that does not use the index of the
+    published version (`preference_residuals`). FDR <= alpha in finite samples (docs/methods.md, section 7).
 
     Args:
-        versions: of the documents.
+        versions: the versions of the documents.
         scores: float, (versions,): of all versions of the first document, then of the second; higher is more
             member-like. They must not depend on which versions of other documents were published.
-        alpha: as for `audit_versions`.
-        seed: as for `audit_versions`.
+        alpha: as in `audit_versions`.
+        seed: as in `audit_versions`.
         z: negative ranks for one positive rank, fixed before scores are read; >= 1.
         left_out: ids of documents without scores, and why.
 
     Raises:
-        UserError: scores of another number than the versions, or one that is not finite; alpha outside (0, 1).
+        UserError: another number of scores than versions, a score that is not finite, or alpha outside (0, 1).
     """
     try:
         alpha = checked_alpha(alpha)
@@ -214,7 +214,7 @@ def select_versions(
     values = np.asarray(scores, dtype=np.float64)
     offsets = np.concatenate(([0], np.cumsum([len(texts) for texts in versions.texts]))).astype(np.int64)
     if values.shape != (int(offsets[-1]),):
-        raise UserError(f"scores must be one a version, got shape {values.shape} for {int(offsets[-1])} versions")
+        raise UserError(f"scores must be one per version, got shape {values.shape} for {int(offsets[-1])} versions")
     digests = [sha256(text.encode("utf-8", "surrogatepass")).digest() for texts in versions.texts for text in texts]
     scored = VersionScores(
         values,

@@ -1,6 +1,6 @@
-"""The allocation: which known documents adapters are trained on or stand in prefixes, and which calibrate, never both.
+"""The allocation: known documents that train adapters or form prefixes, disjoint from those that calibrate.
 
-The run's seed draws the parts. Near-duplicates stay together: no document that calibrates has one in a part.
+Parts are drawn with the run's seed. Near-duplicates stay together: no calibration document has one in a part.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pipeline.training.adapter import check_targets
 KNOWN: tuple[Role, ...] = tuple(role for role in ROLES if role != "audit")
 
 KEYS_SCHEMA = pa.schema([("adapter", pa.string()), ("text_key", pa.int64()), ("sketch", SKETCH_TYPE)])
-"""Columns of `KEYS_FILE`; `sketch` tells near-duplicates (`pipeline.corpus.near_duplicates`)."""
+"""Columns of `KEYS_FILE`; `sketch` identifies near-duplicates (`pipeline.corpus.near_duplicates`)."""
 
 OWN_CORPUS = "its own corpus"
 
@@ -46,7 +46,7 @@ _PART = 3  # the stream of random numbers that parts are drawn from
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """The documents that one adapter is trained on, and how."""
+    """The training documents and settings of one adapter."""
 
     settings: AdapterConfig
     training: FinetuneConfig
@@ -68,7 +68,7 @@ class Parts:
         return {**adapters, **{prefix.named: keys for prefix, (_, keys) in self.shots.items()}}
 
     def prefixes(self) -> Prefixes | None:
-        """What stands before documents; None where no detector reads that."""
+        """The prefixes of documents; None where no detector reads one."""
         return Prefixes({prefix: shots for prefix, (shots, _) in self.shots.items()}) if self.shots else None
 
     def keys(self) -> pa.Table:
@@ -87,16 +87,16 @@ class _Pool:
     name: str  # corpus.unseen
     shards: tuple[Shard, ...]
     keys: Keys
-    free: np.ndarray  # bool, (documents,), that may be trained on
+    free: np.ndarray  # bool, (documents,): whether a document may be used for training
 
 
 def check_adapters(config: AuditConfig, shards: Sequence[Shard]) -> None:
-    """Check without training that every adapter and prefix which the detectors need can be had.
+    """Check, without training, that every adapter and prefix of the detectors can be made.
 
-    Known documents are read only where an adapter is trained on a group of them, or for a prefix.
+    Known documents are read only for a prefix or for an adapter that is trained on a group.
 
     Raises:
-        UserError: the model does not have the layers that are named, or as `allocate`.
+        UserError: the model lacks a named layer; also the errors of `allocate`.
     """
     detectors = parse_detectors(config.detectors)
     settings = [config.fsd.adapter(name) for name in adapters_of(detectors)]
@@ -111,12 +111,12 @@ def check_adapters(config: AuditConfig, shards: Sequence[Shard]) -> None:
 def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
     """Draw the part of every adapter and prefix that the detectors need.
 
-    The same documents, seed and settings of an adapter or prefix give the same part, whatever others there are. With
-    `overlap: drop` no part has a near-duplicate of an audited document, for which all audited documents are read here.
+    A part depends only on the documents, the seed and the settings of its adapter or prefix. With `overlap: drop`, no
+    part has a near-duplicate of an audited document; all audited documents are read for this.
 
     Args:
-        config: of the audit.
-        shards: of the audit.
+        config: the audit's configuration.
+        shards: the audit's shards.
 
     Raises:
         UserError: too few documents to split, an unknown group, or a bad file of an adapter's own corpus.
@@ -181,7 +181,7 @@ def write_document_keys(parts: Parts, store: Store) -> None:
 
 
 def hashes(keys: np.ndarray) -> list[str]:
-    """Keys of texts as the manifest lists them: 16 hexadecimal digits of BLAKE2b over the normalised text."""
+    """Keys of texts as listed in the manifest: 16 hexadecimal digits of BLAKE2b over the normalised text."""
     return [f"{key:016x}" for key in keys.astype(np.int64).view(np.uint64).tolist()]
 
 
@@ -224,7 +224,7 @@ def _draw(pool: _Pool, settings: AdapterConfig, place: int, name: str, config: A
 
 
 def _drawn(pool: _Pool, allowed: np.ndarray, count: int, name: str, config: AuditConfig) -> np.ndarray:
-    """Positions of so many of the allowed documents of a pool, at random, in whole families; ascending."""
+    """Ascending positions of `count` random allowed documents of a pool, in whole families."""
     family = near_families(pool.keys.sketch, config.near_copies)
     chosen = draw_families(allowed, family, count, np.random.default_rng([config.seed, _PART]))
     if not chosen.any():
@@ -236,7 +236,7 @@ def _drawn(pool: _Pool, allowed: np.ndarray, count: int, name: str, config: Audi
 
 
 def _shots(prefix: Prefix, pool: _Pool, tokenizer: Any, config: AuditConfig) -> tuple[Shots, Keys]:
-    """The documents of a prefix or of a count: drawn as those of adapters are, so that smaller parts lie in larger."""
+    """The shots or counted documents of a prefix, drawn as for adapters: smaller parts are subsets of larger ones."""
     available = int(pool.free.sum())
     if prefix.shots + 1 > available:
         raise too_few_shots(prefix, available)
@@ -255,7 +255,7 @@ def _shots(prefix: Prefix, pool: _Pool, tokenizer: Any, config: AuditConfig) -> 
 
 
 def too_few_shots(prefix: Prefix, available: int) -> UserError:
-    """The error of a prefix for which there are too few documents; one must be left to calibrate."""
+    """The error for a prefix with too few documents; at least one must remain for calibration."""
     argument = "documents" if prefix.counted else "shots"
     return UserError(
         f"{prefix.named}: corpus.{prefix.role} has {available} documents, {prefix.shots} {argument} need "
@@ -264,7 +264,7 @@ def too_few_shots(prefix: Prefix, available: int) -> UserError:
 
 
 def too_few(name: str, source: str, available: int, count: int, reserve: int, restriction: str = "") -> UserError:
-    """The error of an adapter for which there are too few documents; `reserve` documents must be left to calibrate."""
+    """The error for an adapter with too few documents; `reserve` documents must remain for calibration."""
     return UserError(
         f"fsd adapter {name}: {source} has {available} documents{restriction}, "
         f"fine-tuning on {count} needs {count + reserve}{AND_TO_CALIBRATE if reserve else ''}"

@@ -39,7 +39,7 @@ _OF_A_RUN = frozenset(
         *("sketch", AGAINST, _DETECTORS),
     }
 )
-"""Of a fingerprint: what may differ between runs that score alike."""
+"""Fingerprint fields that may differ between runs with equal scores."""
 
 Say = Callable[[str], None]
 
@@ -52,7 +52,7 @@ class AuditedRecord(VersionedRecord):
     against: str = Field(description="The run or the ledger that the configuration names.")
     runs: list[str] = Field(description="The runs that have audited these texts: absolute paths or URLs.")
     detectors: list[str] = Field(description="Score columns by which they were audited.")
-    texts: int = Field(description="How many texts these are.")
+    texts: int = Field(description="Number of these texts.")
     sha256: str = Field(description="SHA-256 of judged.npy, the 64-bit keys of the texts.")
 
 
@@ -60,24 +60,24 @@ class AuditedRecord(VersionedRecord):
 class ScoringBasis:
     """What the answers of a run depend on."""
 
-    parts: Mapping[str, Any]  # of the fingerprint of its scores
+    parts: Mapping[str, Any]  # entries of the fingerprint of its scores
     detectors: tuple[str, ...]  # columns that its selections read
     selections: frozenset[tuple[str, str]]  # direction and column of its selections
 
     @classmethod
     def of(cls, config: AuditConfig, fingerprint: Mapping[str, Any]) -> ScoringBasis:
-        """What an audit asks of runs that it relies on.
+        """What an audit requires of the earlier runs that it relies on.
 
         Args:
-            config: of the audit; without selections, all its detectors count.
-            fingerprint: of its scores.
+            config: the audit's configuration; without selections, all its detectors count.
+            fingerprint: fingerprint of its scores.
         """
         selections = frozenset((one.direction, column) for one in config.selections for column in one.detectors)
         parts = {key: value for key, value in fingerprint.items() if key not in _OF_A_RUN}
         return cls(parts, tuple(sorted({column for _, column in selections}) or fingerprint[_DETECTORS]), selections)
 
     def difference(self, fingerprint: Mapping[str, Any]) -> str | None:
-        """The first field in which another run scored otherwise, with both values; None where it scored alike."""
+        """The first field that makes another run's scores differ, with both values; None where there is none."""
         unscored = [column for column in self.detectors if column not in fingerprint.get(_DETECTORS, ())]
         if unscored:
             return wording.never_scored(unscored[0])
@@ -85,7 +85,7 @@ class ScoringBasis:
             theirs, mine = fingerprint.get(key), self.parts.get(key)
             if mine is None and (key == "plugins" or key.startswith("reference_")):
                 continue
-            if key in ("reads", "adapters") and isinstance(theirs, dict):  # those of other detectors change nothing
+            if key in ("reads", "adapters") and isinstance(theirs, dict):  # entries of other detectors do not matter
                 theirs = {name: value for name, value in theirs.items() if name in (mine or {})} or None
             if theirs != mine:
                 return wording.differs(key, theirs, mine, there=True)
@@ -93,10 +93,10 @@ class ScoringBasis:
 
 
 def recorded_audited_texts(config: AuditConfig, store: Store) -> tuple[AuditedRecord, AuditedTexts] | None:
-    """What a run directory says that its run leaves out; None where it has not begun, or audits all documents.
+    """The record of the texts that a run leaves out; None where it has not started or audits all documents.
 
     Raises:
-        UserError: the run began with another `against`, or a file is damaged.
+        UserError: the run started with another `against`, or a file is damaged.
     """
     record = read_record(store, AUDITED_RECORD, AuditedRecord, wording.NEW_RUN, wording.PUT_BACK)
     if record is None:
@@ -104,7 +104,7 @@ def recorded_audited_texts(config: AuditConfig, store: Store) -> tuple[AuditedRe
     if config.against is None or Store(config.against).url != real_address(record.against):
         now = "none" if config.against is None else config.against
         raise UserError(
-            f"run {store.url} began with against {record.against}, now {now}: state the same, or start a new run "
+            f"run {store.url} started with against {record.against}, now {now}: state the same, or start a new run "
             "directory"
         )
     return record, AuditedTexts(store.url, record.sha256, record.texts)
@@ -113,25 +113,25 @@ def recorded_audited_texts(config: AuditConfig, store: Store) -> tuple[AuditedRe
 def reconcile_audited_texts(
     config: AuditConfig, fingerprint: Mapping[str, Any], store: Store, runs: Iterable[str], strict: bool, say: Say
 ) -> AuditedTexts:
-    """Write down once which texts a run leaves out. The run's lock must be held.
+    """Record once which texts a run leaves out. The run's lock must be held.
 
     Args:
-        config: of the audit, with `against`.
-        fingerprint: of its scores.
+        config: the audit's configuration, with `against`.
+        fingerprint: fingerprint of its scores.
         store: its run directory.
-        runs: that may have audited some.
-        strict: whether one that cannot count is refused; else it is left out, and a line says so.
+        runs: earlier runs that may have audited some of its texts.
+        strict: whether an unusable earlier run is an error; otherwise it is left out with a notice.
         say: prints a line.
 
     Raises:
-        UserError: the run has begun to work without; with `strict`, one that is not there, is damaged or scored
-            otherwise.
-        IncompleteError: with `strict`, one that is not complete.
+        UserError: the run started without `against`; with `strict`, an earlier run is missing, damaged or scored
+            differently.
+        IncompleteError: with `strict`, an earlier run is not complete.
     """
     assert config.against is not None
     if any(store.names(f"receipts/{stage}") for stage in store.names("receipts")):
         raise UserError(
-            f"run {store.url} began without against {config.against}, or has lost its {AUDITED_RECORD}: start a new "
+            f"run {store.url} started without against {config.against}, or has lost its {AUDITED_RECORD}: start a new "
             "run directory"
         )
     basis, counted, keys = ScoringBasis.of(config, fingerprint), [], [np.empty(0, dtype=np.int64)]
@@ -161,8 +161,8 @@ def audited_by(store: Store, basis: ScoringBasis) -> np.ndarray:
     """Keys of the texts that a run has audited or left out as already audited: int64, in no order.
 
     Raises:
-        UserError: it is no run, is damaged, or scored otherwise: names the field.
-        IncompleteError: it is not complete.
+        UserError: not a run, a damaged run, or one scored differently; the message names the field.
+        IncompleteError: the run is not complete.
     """
     _, shards = read_run(store)
     status, by_id = read_status(store), {shard.id: shard for shard in shards}
@@ -171,7 +171,7 @@ def audited_by(store: Store, basis: ScoringBasis) -> np.ndarray:
         raise IncompleteError(f"run {store.url} is not complete: finish it first, with the same command")
     for receipt in receipts:
         if (difference := basis.difference(receipt.fingerprint)) is not None:
-            raise UserError(f"run {store.url} scored otherwise, so its answers are of another kind: {difference}")
+            raise UserError(f"run {store.url} scored differently, so its answers are not comparable: {difference}")
     _check_answered(store, basis)
     keys = [_keys_of(store, receipts, by_id)]
     record = read_record(store, AUDITED_RECORD, AuditedRecord, wording.NEW_RUN, wording.PUT_BACK)
@@ -181,18 +181,18 @@ def audited_by(store: Store, basis: ScoringBasis) -> np.ndarray:
 
 
 def _check_answered(store: Store, basis: ScoringBasis) -> None:
-    """Check that a run has answered what is asked: scores alone are no audit.
+    """Check that a run has answered the selections in question; scores alone are not an audit.
 
     Raises:
-        UserError: it has not, and names the first detector.
+        UserError: it has not; the message names the first detector.
     """
     settings = [question.settings for entry in read_history(store) for question in entry.questions]
     answered = {(one.get("direction"), column) for one in settings for column in cast(list[str], one["detectors"])}
     for direction, column in sorted(basis.selections):
         if (direction, column) not in answered:
             raise UserError(
-                f"run {store.url} has scored, and no selection there asked for {direction} by {column}: it has audited "
-                "nothing of that; ask it with seenset select, or name another run"
+                f"run {store.url} has scores, but no selection of direction {direction} with detector {column}; run "
+                "seenset select on it, or name another run"
             )
 
 

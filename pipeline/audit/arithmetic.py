@@ -44,25 +44,25 @@ class Arithmetic(VersionedRecord):
     sealed = True
     always_sealed = True
 
-    types: dict[str, Decided] = Field(description="By key of the configuration, such as model.")
-    flags: list[str] = Field(description="Flags of the CPU that decided, of those that a choice depends on.")
+    types: dict[str, Decided] = Field(description="Types by key of the configuration, such as model.")
+    flags: list[str] = Field(description="CPU flags that a choice depends on, as detected when the types were chosen.")
 
     def chosen(self, config: Section, key: str) -> Decided | None:
         """The choice for a model or training of a configuration; None where the configuration states its type.
 
         Args:
-            config: of an audit, before its types are filled in.
-            key: such as model.
+            config: an audit's configuration before its types are filled in.
+            key: key of the configuration, such as model.
         """
         return self.types.get(key) if _is_auto(getattr(config, key, None)) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Deciding:
-    """What a decision needs of the workers."""
+    """Facts about the workers that a decision depends on."""
 
     processor: Processor
-    copies: int  # of the weights in the memory of one machine
+    copies: int  # copies of the weights in the memory of one machine
 
 
 def decide_types(
@@ -71,13 +71,13 @@ def decide_types(
     """The types of all models and trainings of a configuration whose dtype is auto.
 
     Args:
-        config: of an audit or a trial.
-        earlier: that the run directory holds; its choices stay.
-        ask: gives the workers' processor; called only if there is something to decide or to check.
+        config: configuration of an audit or a trial.
+        earlier: the record in the run directory, whose choices are kept.
+        ask: returns the workers' processor; called only where a decision or a check needs it.
         say: prints a line.
 
     Raises:
-        UserError: as `choose_model` and `check_explicit`.
+        UserError: the errors of `choose_model` and `check_explicit`.
     """
     types = {} if earlier is None else dict(earlier.types)
     opened = _models(config)
@@ -105,7 +105,7 @@ def decide_types(
 
 
 def with_types(config: Configured, types: Mapping[str, Decided]) -> Configured:
-    """The configuration with the decided type in the place of each dtype auto."""
+    """The configuration with each dtype auto replaced by the decided type."""
     changes: dict[str, Any] = {}
     for key in (*MODELS, *TRAININGS):
         part = getattr(config, key, None)
@@ -115,7 +115,7 @@ def with_types(config: Configured, types: Mapping[str, Decided]) -> Configured:
 
 
 def _typed(part: Section, dtype: str) -> Section:
-    """A model or training in a type, and with it each named adapter that asks for auto."""
+    """A model or training with its type set, also in each named adapter whose dtype is auto."""
     changes: dict[str, Any] = {"dtype": dtype} if getattr(part, "dtype", None) == "auto" else {}
     if isinstance(part, FsdConfig):
         changes["adapters"] = {
@@ -132,38 +132,38 @@ def _models(config: Section) -> dict[str, ModelConfig]:
 
 
 def _trainings(config: Section) -> list[str]:
-    """Keys of the trainings that a configuration asks for."""
+    """Keys of the trainings of a configuration."""
     keys = ["contaminate"] if hasattr(config, "contaminate") else []
     return [*keys, "fsd"] if adapters_of(parse_detectors(config.detectors)) else keys  # type: ignore[attr-defined]
 
 
 def _is_auto(part: object) -> bool:
-    """Whether a model, a training, or one of the named adapters of the `fsd` detector asks for auto."""
+    """Whether a model, a training, or one of the named adapters of the `fsd` detector has dtype auto."""
     if isinstance(part, FsdConfig) and any(settings.get("dtype") == "auto" for settings in part.adapters.values()):
         return True
     return isinstance(part, (ModelConfig, FinetuneConfig)) and part.dtype == "auto"
 
 
 def read_arithmetic(store: Store, name: str = ARITHMETIC_FILE) -> Arithmetic | None:
-    """What a run directory says was decided; None where nothing was.
+    """The recorded types of a run; None where none were decided.
 
     Args:
         store: the run directory.
-        name: of the file.
+        name: file name.
 
     Raises:
-        UserError: in one line, a damaged record, or one of another version.
+        UserError: a damaged record, or one of another version.
     """
     return read_record(store, name, Arithmetic, OTHER_VERSION)
 
 
 def earlier_arithmetic(store: Store, say: Callable[[str], None], name: str = ARITHMETIC_FILE) -> Arithmetic | None:
-    """As `read_arithmetic`; None also for a damaged record, which is stated: the types are then decided again.
+    """As `read_arithmetic`, but None with a notice for a damaged record; the types are then decided again.
 
     Args:
         store: the run directory.
         say: prints a line.
-        name: of the file.
+        name: file name.
 
     Raises:
         UserError: a record of another version.
@@ -176,6 +176,6 @@ def earlier_arithmetic(store: Store, say: Callable[[str], None], name: str = ARI
 
 
 def note_arithmetic(store: Store, arithmetic: Arithmetic, name: str = ARITHMETIC_FILE) -> None:
-    """Write down what was decided. The run's lock must be held."""
+    """Record the decided types. The run's lock must be held."""
     if arithmetic.types and earlier_arithmetic(store, lambda line: None, name) != arithmetic:
         write_record(store, name, arithmetic)

@@ -1,9 +1,9 @@
-"""The blind test: can a classifier that never saw the model tell calibration documents from audited ones?
+"""The blind test: can a classifier that never saw the model distinguish calibration documents from audited ones?
 
-The tail check asks of the same scores whether calibration lacks a kind of which some audited documents are.
+The tail check tests, on the same scores, whether some audited documents are of a kind that calibration lacks.
 
-Facts of the files alone separate the halves of published picture benchmarks (arXiv 2504.18349): the one half was kept
-in another size, format or quality than the other.
+File properties alone separate the halves of published picture benchmarks (arXiv 2504.18349), whose files differ in
+size, format or quality.
 """
 
 from __future__ import annotations
@@ -49,36 +49,36 @@ FEATURES = 1 << 16
 
 
 CAPTION_FEATURES = 256
-"""Counts of hashed words of a caption."""
+"""Number of hashed word counts of a caption."""
 
 SIDE = 16
-"""Pixels of a thumbnail's side."""
+"""Side of a thumbnail, in pixels."""
 
 BINS = 8
-"""Of the histogram of a colour."""
+"""Bins in the histogram of a colour channel."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PictureLooks:
-    """What the classifier knows of a picture."""
+    """The classifier's input for a picture."""
 
     features: np.ndarray  # float64, (features,), from `picture_features`
     caption: str = ""  # empty where the corpus has none
 
 
 def looks_of(data: bytes, caption: str = "") -> PictureLooks:
-    """What the classifier knows of a picture, by the bytes of its file."""
+    """The classifier's input for a picture, from the bytes of its file."""
     return PictureLooks(picture_features([data])[0], caption)
 
 
 def caption_features(captions: Sequence[str]) -> np.ndarray:
-    """What the classifier knows of captions: float64, (captions, features).
+    """The classifier's features of captions: float64, (captions, features).
 
-    Of each hashed counts of its words, and how many characters, words, capitals and full stops it has. Scores of a
-    caption differ where captions were written by another hand, which the picture does not show.
+    Hashed word counts of each caption, and its numbers of characters, words, capitals and full stops. Scores of
+    captions also differ between authors, which the pictures do not show.
 
     Args:
-        captions: of pictures, none of them empty.
+        captions: captions of pictures, none of them empty.
     """
     from sklearn.feature_extraction.text import HashingVectorizer
 
@@ -89,11 +89,11 @@ def caption_features(captions: Sequence[str]) -> np.ndarray:
 
 
 def picture_features(pictures: Sequence[bytes]) -> np.ndarray:
-    """What the classifier knows of pictures: float64, (pictures, features).
+    """The classifier's features of pictures: float64, (pictures, features).
 
-    Of each a grey thumbnail of 16 x 16 pixels, histograms of its three colours, and of its file the format, the size in
-    pixels and in bytes, the quality of a JPEG file (from its tables of quantisation), and what else stands in it. What
-    cannot be decoded has zeros for pixels.
+    A grey thumbnail of 16 x 16 pixels and histograms of the three colours; of the file the format, the size in pixels
+    and in bytes, the quality of a JPEG file (from its quantisation tables), and the numbers of metadata entries and
+    bands. Pixels of a picture that cannot be decoded are zeros.
 
     Args:
         pictures: the bytes of their files.
@@ -131,7 +131,7 @@ def _file_facts(data: bytes) -> list[float]:
 
 
 def picture_model() -> Any:
-    """The classifier of the test, not fitted: both kinds count the same, whatever their numbers."""
+    """The classifier of the test, not fitted; both classes have the same total weight."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     return HistGradientBoostingClassifier(
@@ -140,28 +140,28 @@ def picture_model() -> Any:
 
 
 Shown = str | PictureLooks
-"""What the classifier is given of a document: its text, or what it knows of its picture."""
+"""The classifier's input for a document: its text, or the features of its picture."""
 
 
 def shown_of(document: Document) -> Shown:
-    """What the classifier is given of a document."""
+    """The classifier's input for a document."""
     return document.text if document.picture is None else looks_of(document.picture, document.text)
 
 
 def blind(
     calibration: Sequence[Shown], audit: Sequence[Shown], seed: int, block: np.ndarray | None = None
 ) -> Blind | None:
-    """A classifier that never saw the model tries to tell calibration from audited documents.
+    """Test whether a classifier that never saw the model distinguishes calibration from audited documents.
 
-    Hashed bag of words, logistic regression; AUC of documents that the classifier was not trained on, and its 99%
-    interval, from random halvings (`halvings.held_out`). Members and non-members that differ in words only by chance
-    leave it at 0.5, whatever the share of members. Pictures are distinguished by `picture_features`, and
-    `caption_features` where all have captions, and boosted trees.
+    Logistic regression on a hashed bag of words; AUC of documents that the classifier was not trained on, with its 99%
+    interval, from random halvings (`halvings.held_out`). The AUC is 0.5 where members and non-members differ in words
+    only by chance, whatever the share of members. Pictures take boosted trees on `picture_features`, and on
+    `caption_features` where all have captions.
 
     Args:
-        calibration: texts, or looks of pictures, of the null role.
-        audit: those of the audited documents.
-        seed: of the halvings.
+        calibration: texts, or `PictureLooks`, of the null role.
+        audit: texts, or `PictureLooks`, of the audited documents.
+        seed: seed of the halvings.
         block: int64, (calibration + audit,), from `blocks_among`; None: documents are independent.
 
     Returns:
@@ -176,9 +176,9 @@ def hold_out(documents: Sequence[Shown], compared: Compared, seed: int) -> HeldO
     """Scores of documents by classifiers that were trained on others; None with too few blocks.
 
     Args:
-        documents: texts, or looks of pictures.
+        documents: texts, or `PictureLooks`.
         compared: the role and block of each.
-        seed: of the halvings.
+        seed: seed of the halvings.
     """
     if not compared.enough:
         return None
@@ -196,14 +196,14 @@ def blind_of(held: HeldOut) -> Blind:
 
 
 def blind_scores(first: Sequence[Shown], second: Sequence[Shown], seed: int) -> np.ndarray | None:
-    """How much the words of each text look like those of the second kind, by a classifier that never read that text.
+    """Score how much the words of each text resemble the second kind, by a classifier not trained on that text.
 
-    Of pictures, how much their `picture_features` do.
+    Pictures are scored by their `picture_features`.
 
     Args:
         first: texts, or files of pictures, of one kind.
-        second: those of the other.
-        seed: of the folds.
+        second: texts, or files of pictures, of the other kind.
+        seed: seed of the folds.
 
     Returns:
         float64, (first + second,), larger for the second kind; None with fewer than 20 documents of either.
@@ -220,7 +220,7 @@ def blind_scores(first: Sequence[Shown], second: Sequence[Shown], seed: int) -> 
 
 
 def _known(documents: Sequence[Shown]) -> tuple[Any, Any]:
-    """What the classifier knows of documents, and the classifier, not fitted."""
+    """The features of documents, and the classifier, not fitted."""
     pictures = [document for document in documents if isinstance(document, PictureLooks)]
     if pictures:
         features = np.stack([picture.features for picture in pictures])
@@ -240,10 +240,10 @@ def word_counts(texts: Sequence[str]) -> Any:
 
 
 def word_model(strength: float = 10.0) -> Any:
-    """The classifier of the test, not fitted: both kinds count the same, whatever their numbers.
+    """The classifier of the test, not fitted; both classes have the same total weight.
 
     Args:
-        strength: how far it may follow single words; the inverse of the penalty on their coefficients.
+        strength: inverse of the penalty on the coefficients of words.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -252,16 +252,16 @@ def word_model(strength: float = 10.0) -> Any:
 
 SHARES = (0.005, 0.01, 0.02, 0.05)
 LEAST_TAIL = 5
-"""Blocks of a tail, at least."""
+"""Minimum number of blocks in a tail."""
 
 TAIL_LEVEL = 0.01
 _LEAST_P, _MOST_P = 1e-15, 0.99  # one p-value of .999 would cancel one of .001
 
 
 class TailTest(Record):
-    """The tail check of a role, and where its documents stand: the texts may be gone when an answer is checked."""
+    """The tail check of a role and the places of its documents, whose texts may be gone when an answer is checked."""
 
-    p_value: float = Field(description="Of all tails together; small ones contradict that both groups are alike.")
+    p_value: float = Field(description="P-value of all tails; a small one contradicts that both groups are alike.")
     share: float | None = Field(
         None, description="Share of the compared documents in the tail; null where p is above 0.01."
     )
@@ -276,7 +276,7 @@ class TailTest(Record):
 
     @property
     def significant(self) -> bool:
-        """Whether more of the tail is audited than chance allows."""
+        """Whether the tail has more audited documents than chance allows."""
         return self.p_value <= TAIL_LEVEL
 
 
@@ -355,7 +355,7 @@ def cauchy(p_values: Sequence[float]) -> float:
 
 
 def _ranks(held: HeldOut) -> np.ndarray:
-    """The mean, over the halvings, of the percentile rank of each document in its half; ties have their middle."""
+    """The mean, over the halvings, of the percentile rank of each document in its half; ties get their mid-rank."""
     from scipy.stats import rankdata
 
     total = np.zeros(held.compared.audited.size)
@@ -369,8 +369,8 @@ def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDia
 
     Args:
         test: None where there were too few documents for one.
-        role: whose documents calibrate.
-        by: what the classifier knows of documents, `WORDS`, `TOKENS`, `OF_PICTURES` or `OF_CAPTIONED`.
+        role: the role whose documents calibrate.
+        by: the classifier's input, `WORDS`, `TOKENS`, `OF_PICTURES` or `OF_CAPTIONED`.
     """
     outcome = "inconclusive" if test is None else test.outcome
     return BlindDiagnostic(
@@ -398,13 +398,13 @@ def blind_test(shards: Sequence[Shard], role: str, config: AuditConfig, texts: i
     """The test of a role against the audited documents, in blocks of groups and families of near-duplicates.
 
     Args:
-        shards: of all roles.
-        role: whose documents calibrate.
-        config: of the audit.
-        texts: most texts of each side.
+        shards: shards of all roles.
+        role: the role whose documents calibrate.
+        config: the audit's configuration.
+        texts: maximum number of texts of each role.
 
     Raises:
-        UserError: a file is gone or damaged, or documents are scores without texts.
+        UserError: a file is missing or damaged, or documents are scores without texts.
     """
     if not config.corpus.has_text:
         raise UserError(ONLY_SCORES)
@@ -419,7 +419,7 @@ def blind_test(shards: Sequence[Shard], role: str, config: AuditConfig, texts: i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlindSample:
-    """The documents that the test compares, those that calibrate before the audited ones."""
+    """The documents that the test compares, calibration documents first."""
 
     shown: list[Shown]
     compared: Compared
@@ -430,13 +430,13 @@ def draw_sample(shards: Sequence[Shard], role: str, near_copies: float, texts: i
     """Up to `texts` documents of a role and as many audited ones, with their blocks; memory holds few pictures.
 
     Args:
-        shards: of all roles.
-        role: whose documents calibrate.
-        near_copies: the share of common runs from which documents are near-duplicates.
-        texts: most texts of each role.
+        shards: shards of all roles.
+        role: the role whose documents calibrate.
+        near_copies: minimum share of common runs of near-duplicates.
+        texts: maximum number of texts of each role.
 
     Raises:
-        UserError: a file is gone or damaged.
+        UserError: a file is missing or damaged.
     """
     shown: list[Shown] = []
     kinds: list[bool] = []
@@ -456,12 +456,12 @@ def draw_sample(shards: Sequence[Shard], role: str, near_copies: float, texts: i
 
 
 def dependent_blocks(keys: Keys, audited: np.ndarray, near_copies: float) -> np.ndarray:
-    """`blocks_among` documents by their keys; one whose content is not known is near no other.
+    """`blocks_among` documents by their keys; a document of unknown content is near no other.
 
     Args:
-        keys: of the documents.
+        keys: keys of the documents.
         audited: bool, (documents,).
-        near_copies: the share of common runs from which documents are near-duplicates.
+        near_copies: minimum share of common runs of near-duplicates.
     """
     family = np.arange(len(keys))
     read = np.flatnonzero(keys.length)
@@ -472,18 +472,18 @@ def dependent_blocks(keys: Keys, audited: np.ndarray, near_copies: float) -> np.
 
 
 def blocks_of_documents(documents: Sequence[Document], audited: np.ndarray, near_copies: float) -> np.ndarray:
-    """`dependent_blocks` documents that are all texts or all pictures, by what the classifier reads of them."""
+    """`dependent_blocks` of documents that are all texts or all pictures, by the classifier's input."""
     keys = Keys.joined(part for _, part in keyed(documents, _start_of))
     return dependent_blocks(keys, audited, near_copies)
 
 
 def _start_of(document: Document) -> str:
-    """What the classifier reads of a text."""
+    """The beginning of a text, which the classifier reads."""
     return document.text[:CHARACTERS]
 
 
 def known_of(shards: Sequence[Shard], role: str) -> str:
-    """What the classifier knows of the documents of shards: `WORDS`, `TOKENS`, `OF_PICTURES` or `OF_CAPTIONED`."""
+    """The classifier's input for documents of shards: `WORDS`, `TOKENS`, `OF_PICTURES` or `OF_CAPTIONED`."""
     if not any(shard.pictures for shard in shards):
         return TOKENS if any(shard.token_ids for shard in shards) else WORDS
     compared = [shard for shard in shards if shard.role in ("audit", role)]
@@ -491,12 +491,12 @@ def known_of(shards: Sequence[Shard], role: str) -> str:
 
 
 def sample_documents(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> Iterator[tuple[Shard, Document]]:
-    """Up to `texts` readable documents, about, with their shards: the first of at most SAMPLED_SHARDS shards.
+    """Up to about `texts` readable documents, with their shards: the first of at most SAMPLED_SHARDS shards.
 
-    Of pictures a fifth as many, which tell as much and are decoded. One document is in memory at a time.
+    Of pictures a fifth as many, because they must be decoded. One document is in memory at a time.
 
     Raises:
-        UserError: a file is gone or damaged.
+        UserError: a file is missing or damaged.
     """
     if not shards:
         return

@@ -30,12 +30,12 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
 MOST_DOCUMENTS = 200_000
-"""Audited documents that are read; of more, groups and families are drawn by their keys."""
+"""Approximate maximum of audited documents to read; of more, groups and families are sampled by their keys."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collection:
-    """The documents that are compared, unseen ones after audited ones, in the order of their shards."""
+    """The compared documents: audited, then unseen ones, each in the order of their shards."""
 
     columns: list[str]
     kind: BlockKind
@@ -50,7 +50,7 @@ class Collection:
         return make_blocks(self.scores, self.block, self.audited, seed)
 
     def drawn(self, columns: Sequence[str], seed: int) -> DrawnBlocks:
-        """The blocks by the mean of equally many of their documents, of some of the columns."""
+        """The blocks with the mean scores of equally many of their documents, for the given columns."""
         chosen = self.scores[:, [self.columns.index(column) for column in columns]]
         return draw_blocks(chosen, self.block, self.audited, self.keys, seed)
 
@@ -71,18 +71,18 @@ def block_kind(name: str | None) -> BlockKind | None:
 
 
 def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: BlockKind | None = None) -> Collection:
-    """Read the scores of all detectors and what belongs together.
+    """Read the scores of all detectors and the blocks of dependent documents.
 
-    Known documents that an adapter was trained on, and audited ones that are like these, are left out.
+    Known documents that an adapter was trained on, and their audited near-duplicates, are left out.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         scored: its finished score shards.
         each: reads the shards.
-        kind: what moves whole, in any case with its near-duplicates; by default groups where documents have one.
+        kind: kind of the blocks, which always keep near-duplicates together; by default groups where there are any.
 
     Raises:
-        UserError: no audited or unseen documents, no group where groups are asked for, or damaged scores.
+        UserError: no audited or unseen documents, no group where groups are requested, or damaged scores.
     """
     if not scored.of("unseen"):
         raise UserError(
@@ -116,7 +116,7 @@ def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: Block
 
 
 def depends(block: np.ndarray, audited: np.ndarray) -> bool:
-    """Whether so many documents of a role share a block that counts spread wider than a bound of documents allows.
+    """Whether documents of a role share blocks so often that counts vary more than a bound of documents allows.
 
     Args:
         block: int64, (documents,).
@@ -130,7 +130,7 @@ def depends(block: np.ndarray, audited: np.ndarray) -> bool:
 
 
 def _read(scored: Scored, role: str, columns: Sequence[str], each: Each, near_copies: float) -> list[_Part]:
-    """The documents of a role, of the audited ones at most about MOST_DOCUMENTS."""
+    """The documents of a role; of the audited ones about MOST_DOCUMENTS at most."""
     receipts = scored.of(role)
     total = sum(receipt.n_scored for receipt in receipts)
     share = min(1.0, MOST_DOCUMENTS / total) if role == "audit" and total else 1.0
@@ -140,7 +140,7 @@ def _read(scored: Scored, role: str, columns: Sequence[str], each: Each, near_co
         table = scored.table(receipt, [*KEY_COLUMNS, *columns])
         keys = Keys.of_table(table)
         keep = np.ones(len(keys), dtype=bool) if trained is None else ~trained.near(keys)
-        if share < 1:  # of a group all documents or none, and near-duplicates together as often as they are alike
+        if share < 1:  # whole groups; near-duplicates together with the probability of their similarity
             by_group = keys.group_keys().view(np.uint64) < np.uint64(share * 2**64)
             keep &= np.where(keys.grouped, by_group, keys.sketch[:, SKETCH - 1] < max(1, int(256 * share)))
         matrix = np.stack([scores_of(table, column, receipt.data) for column in columns], axis=1)
@@ -150,7 +150,7 @@ def _read(scored: Scored, role: str, columns: Sequence[str], each: Each, near_co
 
 
 def summaries_of(store: Store, config: AuditConfig) -> list[tuple[SelectionConfig, Summary]]:
-    """The selections of a run that seek members, as they were asked for last, with their answers."""
+    """The selections of direction members of a run, as last requested, with their answers."""
     seeking = [one for one in answered_selections(store, config) if one.direction == "members"]
     answered = [(selection, made_answer(store, selection.name, held=True)) for selection in seeking]
     return [(selection, summary) for selection, summary in answered if summary is not None]
@@ -161,16 +161,16 @@ def count_of(
 ) -> MemberCount | None:
     """The count of one selection, whether it may be stated or not; None where no theorem covers it.
 
-    No theorem covers documents that depend on each other and are not counted by the blocks in which they do.
+    No theorem covers documents that depend on each other and are not counted in blocks.
 
     Documents are counted by the selection's own bound where few of them depend on each other, and blocks otherwise.
 
     Args:
-        selection: of direction members.
+        selection: a selection of direction members.
         summary: its answer.
-        collection: the documents that are compared.
+        collection: the compared documents.
         blind: whether the blind test of the verdict passed; None where it is inconclusive.
-        seed: of the run.
+        seed: seed of the run.
     """
     if (
         collection.ungrouped
@@ -209,12 +209,12 @@ def count_of(
 
 
 def bound_of_blocks(selection: SelectionConfig, blocks: DrawnBlocks, seed: int) -> Bound | None:
-    """The bound of a selection that ranks blocks in the place of documents; None where no theorem covers it.
+    """The bound of a selection that ranks blocks in place of documents; None where no theorem covers it.
 
     Args:
-        selection: of direction members.
-        blocks: with the columns of the selection, in its order.
-        seed: of the selection.
+        selection: a selection of direction members.
+        blocks: blocks with the columns of the selection, in its order.
+        seed: seed of the selection.
     """
     positions = np.arange(blocks.audited.size)
     roles: dict[Role, np.ndarray] = {"audit": positions[blocks.audited], "unseen": positions[~blocks.audited]}
@@ -224,7 +224,7 @@ def bound_of_blocks(selection: SelectionConfig, blocks: DrawnBlocks, seed: int) 
 
 
 def other_failures(summary: Summary) -> list[str]:
-    """The failed checks of a selection that the verdict rests on and does not make itself, a sentence each.
+    """One sentence for each failed check that the verdict relies on and does not make itself.
 
     The verdict has a blind test of its own, and counts and permutes near-duplicates as blocks.
     """

@@ -38,8 +38,8 @@ def bound_condition(conclusion: Conclusion, checked: bool = True) -> str | None:
     """Whether a bound may be stated, and the condition to state with it. No other function decides this.
 
     Args:
-        conclusion: of the checks.
-        checked: whether the check that both groups are alike was made; of interest where it is inconclusive.
+        conclusion: conclusion of the checks.
+        checked: whether the check that both groups are alike was made; relevant where it is inconclusive.
 
     Returns:
         None: no bound may be stated. An empty string: it is stated without a condition. Otherwise the condition, which
@@ -79,7 +79,7 @@ class Concluded(Record):
 
 
 class Bounded(Concluded):
-    """An answer with a bound, which is there only where it may be stated."""
+    """An answer with a bound, present only where it may be stated."""
 
     bound: Bound | None = Field(
         None,
@@ -94,7 +94,7 @@ class Bounded(Concluded):
     @model_validator(mode="before")
     @classmethod
     def _withhold(cls, value: Any) -> Any:
-        """No answer holds a bound that may not be stated, also where version 0.9.0 wrote one."""
+        """Remove a bound that may not be stated; version 0.9.0 wrote such bounds."""
         if not isinstance(value, dict) or value.get("bound") is None:
             return value
         if bound_condition(conclude([value.get("supported")])) is not None:

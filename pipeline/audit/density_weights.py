@@ -1,6 +1,6 @@
-"""Weights of documents by their words: how much more often such words are audited than known.
+"""Density-ratio weights of documents, from their words: odds of audited against calibration documents.
 
-Those of a run are learnt once, from a sample, and then one file a score shard is written.
+A run learns its weights once, from a sample, and then writes one file per score shard.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ PARTS = 5
 INNER = 3
 STRENGTHS = (0.1, 1.0, 10.0)
 CLIP = 0.99
-_WEIGH = 3  # a hash of its own: with that of a split, documents of one half would all be weighed by the same models
+_WEIGH = 3  # differs from the hash of a split, with which the same models would weight all documents of one half
 
 _log = logging.getLogger(__name__)
 
 AT_ONCE = 1_000
-"""Texts that are weighed together; memory holds no more of them."""
+"""Texts that are weighted at a time, which limits memory."""
 
 WEIGHTS_SCHEMA = pa.schema([("row", pa.int64()), ("weight", pa.int64())])
 
@@ -50,23 +50,23 @@ _FORM = 3  # by halvings, with digests of the files
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DensityRatio:
-    """The odds of audited against calibration documents by their words; no document is weighed by what it taught.
+    """Odds of audited against calibration documents, by their words, from classifiers not trained on the document.
 
-    Documents are put into PARTS parts by the hash of their ids, and those of a part are weighed by a classifier that
-    the other parts taught.
+    Documents are put into PARTS parts by the hash of their ids; those of a part are weighted by a classifier that was
+    trained on the other parts.
     """
 
-    coefficients: np.ndarray  # float64, (parts, features): log odds that a word adds
+    coefficients: np.ndarray  # float64, (parts, features): log odds that each word adds
     intercepts: np.ndarray  # float64, (parts,)
-    largest: float  # odds that larger ones are clipped to
+    largest: float  # upper limit of the odds
     seed: int
 
     def odds(self, words: Any, keys: np.ndarray) -> np.ndarray:
-        """The odds of each document before they are clipped.
+        """The odds of each document before clipping.
 
         Args:
             words: sparse, (documents, features), from `blind.word_counts`.
-            keys: int64, (documents,), of their ids.
+            keys: int64, (documents,), hashes of their ids.
 
         Returns:
             float64, (documents,), >= 0.
@@ -92,15 +92,15 @@ def _part_of(keys: np.ndarray, seed: int) -> np.ndarray:
 def fit_ratio(words: Any, audited: np.ndarray, keys: np.ndarray, seed: int) -> DensityRatio:
     """Learn the weights from documents of both kinds.
 
-    The classifier of the blind test; how far it may follow single words, and the slope and level of its log odds,
-    come from decisions on documents that it was not taught with, so that words that tell nothing weigh nothing. Odds
-    are clipped at the 99th percentile of both kinds.
+    The classifier is that of the blind test. Its penalty, and the slope and intercept of its log odds, are chosen on
+    held-out documents, so that uninformative words have no weight. Odds are clipped at the 99th percentile of both
+    kinds.
 
     Args:
         words: sparse, (documents, features), from `blind.word_counts`.
         audited: bool, (documents,); the others calibrate.
-        keys: int64, (documents,), of their ids.
-        seed: of the parts.
+        keys: int64, (documents,), hashes of their ids.
+        seed: seed of the parts.
 
     Raises:
         UserError: fewer than 20 documents of either kind.
@@ -118,7 +118,7 @@ def fit_ratio(words: Any, audited: np.ndarray, keys: np.ndarray, seed: int) -> D
 
 
 def _fit(words: Any, audited: np.ndarray, seed: int) -> tuple[np.ndarray, float]:
-    """The log odds that each word adds, and those of no word, without the log odds of the two numbers of documents."""
+    """The log odds that each word adds, and the intercept, without the log odds of the two numbers of documents."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import log_loss
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -126,7 +126,7 @@ def _fit(words: Any, audited: np.ndarray, seed: int) -> tuple[np.ndarray, float]
     labels = audited.astype(int)
     folds = StratifiedKFold(INNER, shuffle=True, random_state=seed % 2**32)
     balance = np.where(audited, 0.5 / audited.mean(), 0.5 / (1 - audited.mean()))
-    best, loss = (0.0, 0.0, STRENGTHS[0]), math.log(2)  # of words that tell nothing
+    best, loss = (0.0, 0.0, STRENGTHS[0]), math.log(2)  # of uninformative words
     for strength in STRENGTHS:
         model = word_model(strength)
         held_out = cross_val_predict(model, words, labels, cv=folds, method="decision_function")[:, None]
@@ -142,7 +142,7 @@ def _fit(words: Any, audited: np.ndarray, seed: int) -> tuple[np.ndarray, float]
 
 
 def blind_weighted(words: Any, compared: Compared, weights: np.ndarray, seed: int) -> tuple[float, float, int] | None:
-    """The blind test over again, with calibration documents that count by their weights.
+    """The blind test, repeated with weighted calibration documents.
 
     The classifier is trained with the weights, and its AUC, held out, counts pairs by them.
 
@@ -150,7 +150,7 @@ def blind_weighted(words: Any, compared: Compared, weights: np.ndarray, seed: in
         words: sparse, (documents, features).
         compared: roles and blocks of the documents.
         weights: float, (documents,), > 0; those of audited documents are not read.
-        seed: of the halvings.
+        seed: seed of the halvings.
 
     Returns:
         the AUC, its standard error and the effective number of calibration documents; None with too few blocks of a
@@ -164,20 +164,20 @@ def blind_weighted(words: Any, compared: Compared, weights: np.ndarray, seed: in
 
 
 def blind_after(words: Any, compared: Compared, keys: np.ndarray, seed: int) -> Blind | None:
-    """Whether words tell the two kinds apart after weighting, by documents that taught the weights nothing.
+    """Test whether words distinguish the two kinds after weighting, on documents that the weights were not learnt from.
 
-    Each half of the blocks weighs the other, and `blind_weighted` tests that other half; the AUC and its standard error
-    are the means of the two. Tested on what taught them, weights look better than they are: in simulations the AUC then
-    lay below 0.5.
+    Weights learnt on each half of the blocks are tested on the other half with `blind_weighted`; the AUC and its
+    standard error are the means of the two. On their training documents, weights look better than they are: in
+    simulations the AUC was then below 0.5.
 
     Args:
         words: sparse, (documents, features).
         compared: roles and blocks of the documents.
-        keys: int64, (documents,), of their ids.
-        seed: of the halves and halvings.
+        keys: int64, (documents,), hashes of their ids.
+        seed: seed of the halves and halvings.
 
     Returns:
-        the test, with the effective number of calibration documents for their number; None with fewer than 20
+        the test, with the effective number of calibration documents in place of their number; None with fewer than 20
         documents, or fewer than `halvings.LEAST_BLOCKS` blocks, of either kind in a half.
     """
     audited = compared.audited
@@ -205,16 +205,16 @@ class LearntWeights:
     ratio: DensityRatio
     words: Any  # sparse, (documents, features)
     compared: Compared
-    keys: np.ndarray  # int64, (documents,), of their ids
+    keys: np.ndarray  # int64, (documents,), hashes of their ids
     seed: int
     by: str  # "words" or "tokens"
 
     def odds(self) -> np.ndarray:
-        """The odds of each document before they are clipped, float64, (documents,)."""
+        """The odds of each document before clipping, float64, (documents,)."""
         return self.ratio.odds(self.words, self.keys)
 
     def tested(self, role: Role) -> BlindDiagnostic:
-        """The blind test with the weights; `role` is of the documents that calibrate."""
+        """The blind test with the weights; `role` is the role of the calibration documents."""
         return weighted_diagnostic(blind_after(self.words, self.compared, self.keys, self.seed), role, self.by)
 
 
@@ -224,7 +224,7 @@ def learn_weights(known: Sequence[Document], audit: Sequence[Document], config: 
     Args:
         known: documents that calibrate.
         audit: audited documents.
-        config: of the audit.
+        config: the audit's configuration.
 
     Raises:
         UserError: fewer than 20 documents of either kind.
@@ -239,17 +239,17 @@ def learn_weights(known: Sequence[Document], audit: Sequence[Document], config: 
 
 
 def effective_number(weights: np.ndarray) -> float:
-    """(sum w)^2 / sum w^2: as many documents of one weight leave as much chance in a mean; in [1, documents]."""
+    """(sum w)^2 / sum w^2, in [1, documents]: the number of equal weights that gives a mean the same variance."""
     values = np.asarray(weights, dtype=np.float64)
     return float(values.sum() ** 2 / (values**2).sum())
 
 
 def weighted_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDiagnostic:
-    """What stands in the place of the blind test where calibration documents are weighted.
+    """The diagnostic that replaces the blind test where calibration documents are weighted.
 
     Args:
-        test: from `blind_after`.
-        role: whose documents calibrate.
+        test: result of `blind_after`.
+        role: the role whose documents calibrate.
         by: `WORDS` or `TOKENS`.
     """
     if test is None:
@@ -268,12 +268,12 @@ def weighting_diagnostic(
     after: BlindDiagnostic | None = None,
     by: str = WORDS,
 ) -> WeightingDiagnostic:
-    """What the weights leave of the calibration documents, and whether that is enough.
+    """The effective number of calibration documents after weighting, and whether it suffices.
 
     Args:
-        effective: number of calibration documents, by their weights.
-        n: their number.
-        role: whose documents calibrate.
+        effective: effective number of calibration documents.
+        n: number of calibration documents.
+        role: the role whose documents calibrate.
         before: the blind test without weights; None where there were no texts.
         after: the same with weights.
         by: `WORDS` or `TOKENS`.
@@ -289,9 +289,9 @@ def weighting_diagnostic(
 
 
 class Weighting(Record):
-    """That the documents of a run are weighed, and what the weights repair: `diagnostics/weights-<role>.json`."""
+    """The weighting of the documents of a run, with its blind test: `diagnostics/weights-<role>.json`."""
 
-    seed: int = Field(description="Seed of the run when they were weighed.")
+    seed: int = Field(description="Seed of the run when the documents were weighted.")
     blind: BlindDiagnostic = Field(description="The blind test with the weights.")
     form: int = Field(1, description="Form of the test; weights with a test of another form are made again.")
     files: dict[str, str] = Field({}, description="SHA-256 of each file of weights, by its name in the run directory.")
@@ -320,19 +320,19 @@ class RunWeights:
 
 
 def weigh_run(scored: Scored, role: Role, config: AuditConfig, each: Each) -> RunWeights:
-    """Weigh the audited documents of a run and those of a known role, once; a later selection reads the files.
+    """Weight the audited documents of a run and those of a known role, once; a later selection reads the files.
 
-    The classifier is taught here, with the texts of the blind test; every shard is then weighed by it alone. So the
+    The classifier is trained here, on the texts of the blind test; it then weights each shard by itself. So the
     weights do not depend on the number of workers, and memory holds few texts at a time.
 
     Args:
         scored: the score shards.
-        role: whose documents calibrate.
-        config: of the run.
+        role: the role whose documents calibrate.
+        config: configuration of the run.
         each: a function of every shard.
 
     Raises:
-        UserError: fewer than 20 documents of either role, or texts that are gone or changed since they were scored.
+        UserError: fewer than 20 documents of either role, or texts that are missing or changed since they were scored.
     """
     name, seed = weights_record_file(role), config.seed
     try:
@@ -364,7 +364,7 @@ def _weighed(scored: Scored, role: Role) -> list[Receipt]:
 
 
 def _changed_file(scored: Scored, role: Role, weighting: Weighting, each: Each) -> str | None:
-    """A file of weights that is gone or was changed since it was written; None where there is none."""
+    """A file of weights that is missing or was changed since it was written; None where there is none."""
 
     def compare(receipt: Receipt) -> str | None:
         file = _file(role, receipt)
@@ -374,7 +374,7 @@ def _changed_file(scored: Scored, role: Role, weighting: Weighting, each: Each) 
 
 
 def weights_record_file(role: Role) -> str:
-    """Where a run directory says that the documents of a role are weighed."""
+    """Path of the weighting record of a role in a run directory."""
     return f"diagnostics/weights-{role}.json"
 
 

@@ -1,4 +1,4 @@
-"""Near-duplicates and groups among scored documents, and which guarantees they break: those for independent ones."""
+"""Near-duplicates and groups among scored documents, and the guarantees for independent documents that they break."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from pipeline.selection.procedures import procedure_of
 from pipeline.store.receipts import Receipt
 
 DEPENDENCE = 1.05
-"""Documents over the independent ones that near-duplicates or groups leave: the most with which a bound is stated.
+"""Maximum ratio of documents to independent documents, by near-duplicates or groups, for which a bound is stated.
 
-A bound assumes the spread of independent counts; this many more widen it by a fortieth.
+A bound assumes the spread of independent counts; this ratio widens it by 1/40.
 """
 
 NAMED_FAMILIES = 10
 NAMED_DUPLICATES = 5
 LARGE = 5
-"""Documents of a family, at least, for a test of whether it has documents in one role only."""
+"""Minimum size of a family for the test of whether it has documents in one role only."""
 
 MOST_GROUPS = 1_000
-"""Groups whose documents are counted: those with the smallest keys, which are drawn at random by the hash."""
+"""Maximum number of groups to count: those with the smallest keys, a random sample by the hash."""
 
 MOST = 1 << 22
-"""Documents of a role that are compared, about; of more, a sample that keeps near-duplicates together."""
+"""Approximate maximum of compared documents of a role; of more, a sample that keeps near-duplicates together."""
 
 EXCESS = 1 / 240
-"""Of 1 / independent documents over 1 / documents: the most that leaves `storey` within 5% of its error rate.
+"""Maximum of 1 / independent documents - 1 / documents that leaves `storey` within 5% of its error rate.
 
-Simulated: the FDR of `storey` grows by about twelve times this, as a share of alpha
+In simulations the FDR of `storey` grows by about twelve times this difference, as a share of alpha
 (`tests/statistical/test_copies_validity.py`).
 """
 
 INFLATION = 1.1
-"""The most that the p-values may be too small by, as a factor, before the guarantee counts as contradicted."""
+"""Maximum factor by which p-values may be too small before the guarantee counts as contradicted."""
 
 _FAMILIES = PLACES.append(pa.field("family", pa.int64()))
 
@@ -58,10 +58,10 @@ def near_duplicates_among(
     """Find near-duplicates among documents.
 
     Args:
-        sketches: of the documents.
-        threshold: the share of common runs from which documents are near-duplicates.
+        sketches: sketches of the documents.
+        threshold: minimum share of common runs of near-duplicates.
         whole: whether these are all documents of the role.
-        ids_of: ids of documents by their places, ascending.
+        ids_of: returns the ids of documents at ascending places.
 
     Returns:
         The record, and the family of each document: int64, (documents,).
@@ -105,13 +105,13 @@ class GroupSizes:
         return cls(_smallest(sizes), len(keys), int(counts.sum()))
 
     def __add__(self, other: GroupSizes) -> GroupSizes:
-        """The counts of both."""
+        """The sum of both counts."""
         documents, grouped = self.n_documents + other.n_documents, self.n_grouped + other.n_grouped
         return GroupSizes(_smallest(Counter(self.sizes) + Counter(other.sizes)), documents, grouped)
 
     @property
     def breaks_bounds(self) -> bool:
-        """Whether documents of one group could spread counts wider than a bound of independent documents allows."""
+        """Whether groups could spread counts wider than a bound of independent documents allows."""
         counted = sum(self.sizes.values())
         if not counted:
             return False
@@ -120,7 +120,7 @@ class GroupSizes:
 
 
 def _smallest(sizes: dict[int, int]) -> dict[int, int]:
-    """The groups with the smallest keys: one that is among the smallest of all is among those of every part."""
+    """The groups with the smallest keys; the smallest of a union are among the smallest of its parts."""
     return sizes if len(sizes) <= MOST_GROUPS else {key: sizes[key] for key in heapq.nsmallest(MOST_GROUPS, sizes)}
 
 
@@ -130,14 +130,14 @@ NO_GROUPS = GroupSizes({}, 0, 0)
 def group_diagnostic(
     procedure: str, direction: Direction, role: Role, audited: GroupSizes, calibrating: GroupSizes
 ) -> Diagnostic | None:
-    """What groups take from the bounds of a selection; None where they leave them as they are.
+    """The effect of groups on the bounds of a selection; None where there is none.
 
     Args:
-        procedure: of the selection; `bound` guarantees nothing but a bound.
-        direction: what it seeks.
-        role: whose documents calibrate.
+        procedure: the selection's procedure; `bound` guarantees only a bound.
+        direction: the selection's direction.
+        role: the role whose documents calibrate.
         audited: groups of the audited documents.
-        calibrating: groups of those that calibrate.
+        calibrating: groups of the calibration documents.
     """
     sides = {"audited": audited, role: calibrating}
     roles = [name for name, sizes in sides.items() if sizes.breaks_bounds]
@@ -148,7 +148,7 @@ def group_diagnostic(
 
 
 def near_duplicates_file(role: str) -> str:
-    """Where a run directory lists the near-duplicates among the documents of a role."""
+    """Path of the list of near-duplicates among the documents of a role in a run directory."""
     return f"diagnostics/near-copies-{role}.parquet"
 
 
@@ -157,10 +157,10 @@ def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None
 
     Args:
         scored: the score shards.
-        role: whose documents are compared, without those that adapters were trained on.
+        role: the role that is compared, without documents that adapters were trained on.
         each: reads the shards.
         keep: bool, (documents,), those that are compared; None: all.
-        most: documents that are compared, about; of more, a sample is.
+        most: approximate maximum of compared documents; more are sampled.
     """
     receipts = scored.of(role)
     total = sum(receipt.n_scored for receipt in receipts)
@@ -168,7 +168,7 @@ def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None
 
     def of_shard(receipt: Receipt) -> tuple[str, np.ndarray, np.ndarray, GroupSizes]:
         keys = scored.keys(receipt)
-        places = np.flatnonzero(keys.sketch[:, SKETCH - 1] < below)  # equal for two as often as they are alike
+        places = np.flatnonzero(keys.sketch[:, SKETCH - 1] < below)  # keeps near-duplicates together
         return receipt.shard, places, keys.sketch[places], GroupSizes.of(keys)
 
     file = SketchFile()
@@ -177,7 +177,7 @@ def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None
         read[shard] = (some, file.append(sketches))
         groups += sizes
     places, filed, start = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int32)], 0
-    for receipt in receipts:  # in their order, whatever order they were read in
+    for receipt in receipts:  # in the order of the receipts, not of the reading
         inside, begin = read.pop(receipt.shard)
         every = start + inside
         kept = np.ones(inside.size, dtype=bool) if keep is None else keep[every]
@@ -196,13 +196,13 @@ class Sketched:
     whole: bool  # whether these are all
     rows: RoleRows
     places: np.ndarray  # int64, (documents,), ascending: among all of the role
-    groups: GroupSizes  # of all documents of the role
+    groups: GroupSizes  # group sizes over all documents of the role
 
     def find_near_duplicates(self, near_copies: float) -> NearDuplicates:
         """Find near-duplicates among the documents, and list them in `near_duplicates_file`.
 
         Args:
-            near_copies: the share of common runs from which documents are near-duplicates.
+            near_copies: minimum share of common runs of near-duplicates.
         """
         record, family = near_duplicates_among(
             self.sketches, near_copies, self.whole, lambda some: self.rows.ids(self.places[some])
@@ -226,18 +226,18 @@ class Sketched:
 def near_duplicates_diagnostic(
     procedure: str, n_bh: int | None, role: str, audit: NearDuplicates, calibration: NearDuplicates, alone: bool = True
 ) -> NearDuplicatesDiagnostic:
-    """What near-duplicates take from a selection's guarantee.
+    """The effect of near-duplicates on a selection's guarantee.
 
     Clusters of near-duplicates among the audited documents make an estimate of the share of nulls noisier than its
     procedure assumes. Clusters among those that calibrate make p-values too small: n documents of N families give
     P(p <= t) <= t (n + 1) / (N + 1), and near that at t = 1 / (n + 1).
 
     Args:
-        procedure: of the selection.
+        procedure: the selection's procedure.
         n_bh: documents that bh selects; None where the procedure does not estimate the share of nulls.
-        role: whose documents calibrate.
+        role: the role whose documents calibrate.
         audit: near-duplicates among the audited documents.
-        calibration: near-duplicates among those that calibrate.
+        calibration: near-duplicates among the calibration documents.
         alone: whether no other check contradicts the selection; bh is no remedy where one does.
     """
     unsafe = n_bh is not None and is_unsafe(audit)
@@ -272,11 +272,11 @@ def is_unsafe(audit: NearDuplicates) -> bool:
 def breaks_bounds(*roles: NearDuplicates) -> bool:
     """Whether near-duplicates within any of these roles spread counts wider than a bound of independent ones allows.
 
-    Near-duplicates that calibrate do it too: the ranks of all audited documents move with theirs.
+    Those among calibration documents count too, because they shift the ranks of all audited documents.
     """
     return any(duplicates.n_documents > DEPENDENCE * duplicates.effective for duplicates in roles)
 
 
 def inflation(calibration: NearDuplicates) -> float:
-    """The factor by which near-duplicates among the documents that calibrate make p-values too small, at most."""
+    """Upper limit of the factor by which near-duplicates among calibration documents make p-values too small."""
     return (calibration.n_documents + 1) / (calibration.n_distinct + 1)

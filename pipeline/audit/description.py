@@ -1,4 +1,4 @@
-"""An audit's configuration, read and checked as a whole: what its parts need of one another."""
+"""Read an audit's configuration and check it as a whole, with the dependencies between its parts."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class MissingRoleError(UserError):
     """A detector or a selection needs documents of a role that the configuration does not give."""
 
     def __init__(self, need: str, role: Role) -> None:
-        """`need` is who needs them, and what for."""
+        """`need` states what needs the documents, and why."""
         self.problem = not_given(need, role)
         self.role = role
         super().__init__(f"{self.problem}; {add_role(role)}")
 
 
 def load_config(path: str, overrides: Sequence[str] = (), labelled: bool = False) -> AuditConfig:
-    """Read an audit, or what `seenset evaluate` compares where documents are labelled, from a YAML file.
+    """Read the configuration of an audit, or of `seenset evaluate` where documents are labelled, from a YAML file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         overrides: settings as `a.b=c`.
         labelled: whether the membership of the documents is known, as for `build_evaluation`.
 
@@ -56,13 +56,13 @@ def build_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditCo
     """Check a plain mapping (and `a.b=c` overrides), load its plugins and return the audit that it describes.
 
     Raises:
-        UserError: an unknown key, a value outside its limits, no documents to judge, or a plugin that cannot be loaded.
+        UserError: an unknown key, a value outside its limits, no audited documents, or a plugin that cannot be loaded.
     """
     return _built(data, overrides, written=False)
 
 
 def _built(data: dict[str, Any], overrides: Sequence[str], written: bool) -> AuditConfig:
-    """As `build_config`; `written` is whether a person wrote all that stands there, and no default does."""
+    """As `build_config`; `written` states whether every value is from the user and none is a default."""
     config = build(AuditConfig, data, overrides)
     _check_alphas(config, written)
     if config.corpus.audit is None:
@@ -75,9 +75,9 @@ def _built(data: dict[str, Any], overrides: Sequence[str], written: bool) -> Aud
 
 
 def build_evaluation(data: dict[str, Any], overrides: Sequence[str] = ()) -> AuditConfig:
-    """Check a plain mapping (and `a.b=c` overrides) of documents whose membership is known; there need be no others.
+    """Check a plain mapping (and `a.b=c` overrides) of documents of known membership; audited documents are optional.
 
-    Without documents to judge there are no selections: those of the mapping are left out.
+    Without audited documents, the selections of the mapping are left out.
 
     Raises:
         UserError: as `build_config`, or a corpus without seen or without unseen documents.
@@ -110,15 +110,15 @@ def _checked(config: AuditConfig) -> AuditConfig:
 
 
 def _check_alphas(config: AuditConfig, written: bool) -> None:
-    """In a schedule of scans, alpha is of all of them, and the ledger gives each its part.
+    """Check that no selection in a schedule of scans states alpha: the ledger gives each scan its part of alpha.
 
     Raises:
-        UserError: a selection states one, or there is none, or the rule of the schedule does not cover it.
+        UserError: a selection states alpha, there is no selection, or the rule of the schedule does not cover it.
     """
     if config.series is None:
         return
     if not config.selections:
-        raise UserError("series: a scan without selections has nothing to spend its part of alpha on; add selections")
+        raise UserError("series: a scan without selections cannot use its part of alpha; add selections")
     for index, selection in enumerate(config.selections):
         if "alpha" in selection.model_fields_set and (written or selection.alpha != config.series.alpha):
             raise UserError(
@@ -129,7 +129,7 @@ def _check_alphas(config: AuditConfig, written: bool) -> None:
 
 
 def _with_alpha_of_series(config: AuditConfig) -> AuditConfig:
-    """The audit, the selections of a scan with the alpha of their schedule, of which its ledger gives them a part."""
+    """The audit, with the alpha of the schedule in the selections of a scan; the ledger gives each scan its part."""
     if config.series is None:
         return config
     selections = [selection.model_copy(update={"alpha": config.series.alpha}) for selection in config.selections]
@@ -137,7 +137,7 @@ def _with_alpha_of_series(config: AuditConfig) -> AuditConfig:
 
 
 def _check_detector(config: AuditConfig, detector: Detector) -> None:
-    """What a detector needs must be described: models, and documents to fine-tune on."""
+    """Check that the models and training documents that a detector needs are configured."""
     if config.reference_model is None and any(needed.model == "reference" for needed in detector.needs):
         raise UserError(
             f"detector {detector.name} needs reference_model, which is not given; add reference_model: {{path: ...}}"
@@ -187,7 +187,7 @@ FROM_LOG_PROBS = ("loss", "zlib", "lowercase", "reference", "min_k", "pac", "tok
 
 
 def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
-    """What a detector reads of an endpoint must be something that an endpoint can say."""
+    """Check that an endpoint returns what a detector reads of it."""
     for model in (config.model, config.reference_model):
         if detector.same_tokens and isinstance(model, EndpointConfig):
             raise UserError(
@@ -202,7 +202,7 @@ def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
         if needed.kind == "gradient" or other or statistics - {"log_prob"}:
             raise UserError(
                 f"detector {detector.column} needs the weights of a model, and {model.name} is an endpoint: there are "
-                f"{listed(FROM_TEXT)}, and where it tells prompt log-probabilities {listed(FROM_LOG_PROBS)}"
+                f"{listed(FROM_TEXT)}, and where it returns prompt log-probabilities {listed(FROM_LOG_PROBS)}"
             )
         if model.log_probs == "none" or model.api == "chat":
             key, value = ("api", "chat") if model.api == "chat" else ("log_probs", "none")
@@ -213,14 +213,14 @@ def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
 
 
 def check_settings(selection: SelectionConfig, where: str) -> None:
-    """What a selection's procedure needs of the selection's other settings.
+    """Check a selection's settings against its procedure.
 
     Args:
-        selection: one question.
-        where: it stands, for errors.
+        selection: the selection to check.
+        where: its key in the configuration, for errors.
 
     Raises:
-        UserError: an unknown procedure, or settings that it does not take.
+        UserError: an unknown procedure, or settings that it does not support.
     """
     if selection.procedure not in PROCEDURES:
         load_installed()
@@ -251,18 +251,18 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
 
 
 def _check_bound(selection: SelectionConfig, where: str) -> None:
-    """A bound that is asked for must be one that is proved."""
+    """Check that a requested bound has a proof."""
     why = why_unbounded(selection)
     if why is None:
         return
     if procedure_of(selection.procedure).per_list:
-        raise UserError(f"{where}: procedure {selection.procedure} cannot be had, because {why}")
+        raise UserError(f"{where}: procedure {selection.procedure} is not available, because {why}")
     if selection.confidence != SelectionConfig.model_fields["confidence"].default:
-        raise UserError(f"{where}: no bound at confidence {selection.confidence:g} can be had, because {why}")
+        raise UserError(f"{where}: no bound at confidence {selection.confidence:g} is available, because {why}")
 
 
 def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str) -> None:
-    """What a selection's procedure needs of its own settings and of the corpus."""
+    """Check a selection's settings against its procedure and the corpus."""
     check_settings(selection, where)
     chosen, calibration = procedure_of(selection.procedure), calibration_of(selection.calibration)
     if chosen.signed or config.corpus.versions is not None:
@@ -275,7 +275,7 @@ def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str
         if settings.group is not None and role in settings.roles and not calibration.grouped:
             raise UserError(
                 f"{where}: fsd adapter {name} takes documents of group {settings.group!r} alone out of calibration, "
-                f"which then is of other groups than what it judges: calibration must be by_group, got "
+                f"which then has other groups than the audited documents: calibration must be by_group, got "
                 f"{selection.calibration}"
             )
     other = SOUGHT_ROLE[selection.direction]
@@ -294,15 +294,15 @@ PART_DETECTORS = ("renyi", "mod_renyi", "m_entropy", "loss", "min_k", "min_k_plu
 
 
 def check_kind(config: AuditConfig, detectors: Sequence[Detector]) -> None:
-    """Check that detectors and settings are of the kind of the documents.
+    """Check that detectors and settings fit the kind of the documents.
 
     Args:
-        config: of the audit.
-        detectors: that it scores.
+        config: the audit's configuration.
+        detectors: the detectors that it scores.
 
     Raises:
-        UserError: a detector or a setting of texts over pictures, or of pictures over texts; a detector, a setting or
-            a procedure that does not take documents with versions, or takes no others.
+        UserError: a detector or setting for texts with pictures, or for pictures with texts; a detector, setting or
+            procedure that does not support documents with versions, or supports no others.
     """
     _check_versions(config, detectors)
     for detector in detectors:
@@ -323,7 +323,7 @@ def check_kind(config: AuditConfig, detectors: Sequence[Detector]) -> None:
 
 
 def _check_textless(config: AuditConfig) -> None:
-    """Scores without texts take no setting that reads texts."""
+    """Check that scores without texts have no setting that reads texts."""
     weighted = any(calibration_of(selection.calibration).weighted for selection in config.selections)
     given = {"against": config.against, "text_transform": config.text_transform, "calibration weighted": weighted}
     if refused := [key for key, value in given.items() if value]:
@@ -333,7 +333,7 @@ def _check_textless(config: AuditConfig) -> None:
 
 
 def _check_ids(config: AuditConfig, detectors: Sequence[Detector]) -> None:
-    """Models at hand score token ids as they are, in no pass that changes a text or continues it."""
+    """Check that token ids are scored by local models, in no pass that changes or continues a text."""
     _check_plain(config, config.models, "token ids")
     for detector in detectors:
         for needed in detector.needs:
@@ -346,7 +346,7 @@ def _check_ids(config: AuditConfig, detectors: Sequence[Detector]) -> None:
 
 
 def _check_plain(config: AuditConfig, models: Sequence[AnyModel], kind: str) -> None:
-    """Documents that are no texts are read by models at hand, as they are."""
+    """Check that documents other than texts are read by local models, without a text transformation."""
     for model in models:
         if isinstance(model, EndpointConfig):
             raise UserError(f"model {model.name} is an endpoint, and the documents are {kind}: give weights")
@@ -355,7 +355,7 @@ def _check_plain(config: AuditConfig, models: Sequence[AnyModel], kind: str) -> 
 
 
 def _check_reads(config: AuditConfig, detector: Detector) -> None:
-    """What a detector reads must be what the documents are."""
+    """Check that the documents have what a detector reads."""
     parts = {needed.part for needed in detector.needs}
     if not config.corpus.has_pictures:
         if parts - {""}:
@@ -388,7 +388,7 @@ def _check_reads(config: AuditConfig, detector: Detector) -> None:
 
 
 def _check_versions(config: AuditConfig, detectors: Sequence[Detector]) -> None:
-    """An audit of documents with versions asks only what they can answer, and no other has a procedure for them."""
+    """Check that the settings of an audit fit its documents with versions, or their absence."""
     if config.corpus.versions is None:
         for index, selection in enumerate(config.selections):
             if procedure_of(selection.procedure).only_versions:

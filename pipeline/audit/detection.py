@@ -1,4 +1,4 @@
-"""How well a detector tells trained from untrained documents: AUC and TPR at small FPR, with their intervals."""
+"""How well a detector distinguishes trained from untrained documents: AUC and TPR at small FPR, with intervals."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pipeline.audit.halvings import LEAST_BLOCKS, Compared, auc_with_error
 from pipeline.selection.shares import clopper_pearson, hoeffding_limit
 
 CONFIDENCE = 0.95
-LEAST_MODELS = 3  # fewer give no interval over models: two models show little of a third
+LEAST_MODELS = 3  # fewer give no interval over models: the spread of two is too uncertain
 RATES = (0.01, 0.05, 0.10)
 
 _LEAST_PAIRS = 5
-"""Disjoint pairs in the wrong order, in the right one or with different scores below which DeLong's interval fails."""
+"""Minimum of disjoint pairs in the wrong order, in the right one, and with different scores for DeLong's interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number and its interval; None where it is not defined, or has no interval of the confidence."""
+    """An estimate with its 95% interval; None where the value or the interval is not defined."""
 
     value: Annotated[float | None, Field(description="The number; null where it is not defined.")]
     low: Annotated[float | None, Field(description="Lower end of its 95% interval; null where it has none.")]
@@ -32,7 +32,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """One detector over the models of a trial, or over the one model of an evaluation."""
+    """The results of one detector, over the models of a trial or for the one model of an evaluation."""
 
     auc: Estimate
     tpr: dict[float, Estimate]  # by false positive rate
@@ -44,15 +44,15 @@ UNDEFINED = Estimate(None, None, None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DetectorScores:
-    """Scores of the documents of one model, and which of them are independent: all, if there are no blocks."""
+    """Scores of the documents of one model, with their blocks; without blocks, all documents are independent."""
 
     trained: np.ndarray  # float, (documents,)
     untrained: np.ndarray  # float, (documents,)
     blocks: np.ndarray | None = None
-    """int64, of the trained, then of the untrained documents: those of one number depend on one another."""
+    """int64, of the trained, then of the untrained documents; documents with the same number depend on each other."""
 
     keys: np.ndarray | None = None
-    """int64, in the same order, independent of the scores: the document of a block with the least key is drawn."""
+    """int64, in the same order, independent of the scores: the document with the smallest key of a block is drawn."""
 
     @property
     def independent(self) -> tuple[np.ndarray, np.ndarray]:
@@ -71,10 +71,10 @@ def detection(samples: Sequence[DetectorScores]) -> Detection:
     """AUC and TPR at FPR 1, 5 and 10%, means over models, with 95% intervals over documents, given the models.
 
     A false positive is an untrained document at or above a threshold. The TPR at a rate is the largest of any
-    threshold whose FPR does not exceed the rate. How the intervals are made: `area_interval` and `_tpr_interval`.
+    threshold whose FPR does not exceed the rate. Intervals: `area_interval` and `_tpr_interval`.
 
     Args:
-        samples: of each model.
+        samples: scores of each model.
 
     Returns:
         Undefined estimates where a model has no documents of one kind.
@@ -106,17 +106,17 @@ def tpr_at(fpr: np.ndarray, tpr: np.ndarray, rate: float) -> float:
 
 
 def least_untrained(rate: float, models: int = 1) -> int:
-    """The fewest independent untrained documents with which a TPR at this false positive rate has an interval."""
+    """The minimum number of independent untrained documents for an interval of the TPR at this false positive rate."""
     return math.ceil(math.log(_tail(models)) / math.log1p(-rate))
 
 
 def _tail(models: int) -> float:
-    """The probability with which each of the four limits of a model's interval of a TPR may fail."""
+    """The error probability of each of the four limits of a model's interval of a TPR."""
     return (1 - CONFIDENCE) / 4 / models
 
 
 def _tpr_interval(samples: Sequence[DetectorScores], rate: float, value: float) -> tuple[float | None, float | None]:
-    """The interval of a mean over models of the TPR at a false positive rate; distribution-free, for any numbers.
+    """The interval of a mean over models of the TPR at a false positive rate; distribution-free, for any sample size.
 
     The TPR is at least the share of trained documents above the first threshold of `threshold_places`, and at most the
     share at or above the second. Both shares have the limits of Clopper and Pearson, and each of these four may fail
@@ -143,11 +143,11 @@ def _tpr_interval(samples: Sequence[DetectorScores], rate: float, value: float) 
 
 
 def threshold_places(count: int, rate: float, tail: float) -> tuple[int, int]:
-    """Which of so many independent untrained scores, the highest being 1, are surely above and below a FPR.
+    """Ranks among `count` independent untrained scores, 1 the highest, that enclose the threshold of a FPR.
 
-    The share of untrained documents above the k-th highest score is at most, and the share at or above it at least,
-    a Beta(k, count - k + 1) in distribution. Of the first place returned the former exceeds the rate, and of the second
-    the latter falls short of it, with a probability of at most `tail`.
+    The share of untrained documents above the k-th highest score is stochastically at most, and the share at or above
+    it at least, Beta(k, count - k + 1). At the first rank the former exceeds the rate, and at the second the latter is
+    below it, each with a probability of at most `tail`.
 
     Returns:
         the largest k of the first kind, 0 if there is none; the smallest of the second, count + 1 if there is none.
@@ -161,7 +161,7 @@ def threshold_places(count: int, rate: float, tail: float) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """An AUC, and what its interval is made of."""
+    """An AUC and the inputs of its interval."""
 
     value: float
     error: float  # standard error; 0 where it was not estimated
@@ -181,7 +181,7 @@ class Area:
 
 
 def effective_blocks(compared: Compared) -> float:
-    """How many blocks of equal size those of the rarer role are worth: (sum of sizes)^2 / sum of their squares."""
+    """Effective number of blocks of equal size of the rarer role: (sum of sizes)^2 / sum of their squares."""
     sizes = [np.bincount(compared.block[role]).astype(np.float64) for role in (compared.audited, ~compared.audited)]
     return min(float(size.sum() ** 2 / (size @ size)) for size in sizes)
 

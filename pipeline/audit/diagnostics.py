@@ -1,4 +1,4 @@
-"""The diagnostics of a selection: what the run's files say of its assumptions."""
+"""The diagnostics of a selection: checks of its assumptions on the files of the run."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def diagnose(
     """The checks of one selection, without those that `select` adds.
 
     Args:
-        answer: of the selection.
+        answer: the selection's answer.
         scored: the score shards.
-        overlap: of the role with the audited documents.
-        blind_test: of the role, from `run_blind_test`.
+        overlap: overlap of the role with the audited documents.
+        blind_test: blind test of the role, from `run_blind_test`.
         role: the null role, whose documents calibrate.
     """
     return Diagnostics(
@@ -58,10 +58,10 @@ def diagnose(
 
 
 def diagnose_scores(answer: Answer, role: str) -> Diagnostics:
-    """The checks of a selection of which nothing but scores is at hand: no texts, no ids that could be trusted.
+    """The checks of a selection with scores only, without texts or reliable ids.
 
     Args:
-        answer: of the selection.
+        answer: the selection's answer.
         role: the null role, whose documents calibrate.
     """
     return Diagnostics(
@@ -75,7 +75,7 @@ def diagnose_scores(answer: Answer, role: str) -> Diagnostics:
 
 
 def without_texts(diagnostics: Diagnostics, role: str) -> Diagnostics:
-    """The checks of documents that are scores without texts, of which those that compare texts were not made."""
+    """The checks of scores without texts; checks that compare texts are not made."""
     overlap = OverlapDiagnostic(ok=None, sentence=wording.untested_overlap(role), n_calibration=0, n_audit=0)
     near, unchecked = diagnostics.near_copies, {"ok": None, "sentence": wording.UNCHECKED_DUPLICATES}
     near = None if near is None else near.model_copy(update=unchecked)
@@ -83,12 +83,12 @@ def without_texts(diagnostics: Diagnostics, role: str) -> Diagnostics:
 
 
 def blind_file(role: str) -> str:
-    """Where a run directory keeps the blind test of a role."""
+    """Path of the blind test of a role in a run directory."""
     return f"diagnostics/blind-{role}.json"
 
 
 def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest:
-    """The blind test of a role; made once a run, because the texts may be gone when its scores are read again.
+    """The blind test of a role, made once per run because the texts may be gone later.
 
     Raises:
         UserError: the file of an earlier test was written by another version.
@@ -110,7 +110,7 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
 
 
 def _duplicates_diagnostic(scored: Scored) -> CountDiagnostic:
-    """Repeated ids take nothing from the guarantee: they are quarantined, and count as hypotheses with p = 1."""
+    """The check for repeated ids, which leave the guarantee intact: they are quarantined and count with p = 1."""
     count = sum(scored.quarantined(role)["duplicate_id"] for role in ("audit", "unseen", "seen"))
     return CountDiagnostic(ok=None if count else True, sentence=wording.repeated_ids_sentence(count), count=count)
 
@@ -140,7 +140,7 @@ def _resolution_diagnostic(answer: Answer, role: str) -> ResolutionDiagnostic:
 
 
 def _symmetry_diagnostic(symmetry: SignSymmetry | None) -> SymmetryDiagnostic | None:
-    """A test that contradicts nothing has not shown the assumption: it does not pass."""
+    """The check of sign symmetry; it never passes, because a test without contradiction proves no symmetry."""
     if symmetry is None:
         return None
     ok = None if symmetry.ok else False

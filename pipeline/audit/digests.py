@@ -36,17 +36,17 @@ from pipeline.store.files import SIDE_BY_SIDE, Store
 from pipeline.store.receipts import DIGEST, Receipt, json_digest
 
 HISTORY_FILE = f"selection/{HISTORY}"
-"""What a run was asked: a line each time."""
+"""The history of selections: one line per command."""
 
 DOCUMENTS = "documents"
-"""Folder of a selection with the verdicts on all documents: a file is checked when it is read."""
+"""Folder of a selection with the verdicts on all documents; each file is checked when it is read."""
 
 _OF_RUN = {MANIFEST_FILE: REWRITTEN, SHARDS_FILE: REWRITTEN, KEYS_FILE: REWRITTEN, AUDITED_RECORD: PUT_BACK}
-"""Files of which answers are made and that `seenset select` does not write, with what helps."""
+"""Files that answers depend on and `seenset select` does not write, each with its remedy."""
 
 
 _MAY_BE_MISSING = (DUPLICATES, REVIEWED_FILE)
-"""Files of the run that a reader reads only where they are there."""
+"""Files of the run that are read only where they exist."""
 
 
 class AnswerDigests(VersionedRecord):
@@ -66,12 +66,12 @@ class AnswerDigests(VersionedRecord):
 
 
 def digests_file(selection: str) -> str:
-    """Where a run directory keeps the digests of a selection."""
+    """Path of the digests of a selection in a run directory."""
     return f"selection/{selection}/digests.json"
 
 
 def verdicts_file(selection: str, shard: str) -> str:
-    """Where a run directory keeps the verdicts of a selection on the documents of a shard."""
+    """Path of the verdicts of a selection on the documents of a shard in a run directory."""
     return f"selection/{selection}/{DOCUMENTS}/{shard}.parquet"
 
 
@@ -82,7 +82,7 @@ def write_digests(store: Store, selection: str, files: Mapping[str, str], scores
         store: the run directory.
         selection: name of the selection.
         files: SHA-256 by name in the run directory.
-        scores: from `scores_digest`, of the scores that the answer was made from.
+        scores: digest from `scores_digest` of the scores that the answer was made from.
     """
     digests = AnswerDigests(selection=selection, scores=scores, files=dict(sorted(files.items())))
     write_record(store, digests_file(selection), digests)
@@ -92,7 +92,7 @@ def scores_digest(receipts: Iterable[Receipt]) -> str:
     """SHA-256 of the digests of the score and quarantine files that receipts name, hexadecimal.
 
     Args:
-        receipts: of all audited shards, in any order.
+        receipts: receipts of all audited shards, in any order.
     """
     digests = {
         receipt.shard: [receipt.files[name].sha256 for name in (receipt.data, receipt.quarantine) if name is not None]
@@ -102,7 +102,7 @@ def scores_digest(receipts: Iterable[Receipt]) -> str:
 
 
 def digests_of(store: Store, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of those of the files that are there, by name."""
+    """SHA-256 of the files that exist, by name."""
     digests = {name: _digest(store, name) for name in names}
     return {name: digest for name, digest in digests.items() if digest is not None}
 
@@ -117,7 +117,7 @@ def read_digests(store: Store, selection: str) -> AnswerDigests | None:
     """The digests of an answer; None where there is no such file.
 
     Raises:
-        DamagedError: the file is not as it was written, or belongs to another selection.
+        DamagedError: the file was changed, or belongs to another selection.
         UserError: it was written by another version.
     """
     name = digests_file(selection)
@@ -134,14 +134,14 @@ def check_answer(store: Store, selection: str, whole: bool = False, shared: bool
     Args:
         store: the run directory.
         selection: name of the selection.
-        whole: whether the verdicts on all documents are checked too.
-        shared: whether files of the run are checked too; not after a command has written them for a new answer.
+        whole: whether the verdicts on all documents are also checked.
+        shared: whether files of the run are also checked; not after a command has written them for a new answer.
 
     Returns:
         The digests; None where the selection has none.
 
     Raises:
-        DamagedError: a file is gone or was changed, or the digests were; or a file lies there that is no part of it.
+        DamagedError: a file or the digests are missing or changed, or a file is not part of the answer.
     """
     digests = read_digests(store, selection)
     if digests is None:
@@ -159,17 +159,17 @@ def check_answer(store: Store, selection: str, whole: bool = False, shared: bool
 
 
 def _check_unlisted(store: Store, digests: AnswerDigests, shared: bool) -> None:
-    """Check that no file lies where a reader would take it for a part of the answer.
+    """Check that every file that would be read as part of the answer is listed.
 
     Raises:
-        DamagedError: one does.
+        DamagedError: an unlisted file exists.
     """
     folder = f"selection/{digests.selection}"
     names = [f"{folder}/{name}" for name in store.names(folder) if name != DOCUMENTS]
     names += [name for name in _MAY_BE_MISSING if shared and name not in digests.files and store.exists(name)]
     for name in names:
         if name not in digests.files and name != digests_file(digests.selection):
-            raise DamagedError(f"{store.url}/{name} is no part of the answer; {answered_by(store.url)}")
+            raise DamagedError(f"{store.url}/{name} is not part of the answer; {answered_by(store.url)}")
 
 
 def read_listed(store: Store, digests: AnswerDigests, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -177,12 +177,12 @@ def read_listed(store: Store, digests: AnswerDigests, name: str, columns: Sequen
 
     Args:
         store: the run directory.
-        digests: of the answer.
-        name: of the file in the run directory.
-        columns: to be read; None: all.
+        digests: digests of the answer.
+        name: name of the file in the run directory.
+        columns: columns to read; None: all.
 
     Raises:
-        DamagedError: the file is gone, was changed, or is no part of the answer.
+        DamagedError: the file is missing or changed, or is not part of the answer.
     """
     data = store.read_many([name])[0]
     if data is None or hashlib.sha256(data).hexdigest() != digests.files.get(name):
@@ -194,7 +194,7 @@ def read_selected(store: Store, selection: str, columns: Sequence[str] | None = 
     """The selected documents of an answer.
 
     Raises:
-        DamagedError: the file or the digests are gone, or were changed.
+        DamagedError: the file or the digests are missing or changed.
     """
     digests = read_digests(store, selection)
     if digests is None:
@@ -204,22 +204,22 @@ def read_selected(store: Store, selection: str, columns: Sequence[str] | None = 
 
 @dataclass(frozen=True, slots=True)
 class VerdictTables:
-    """The verdicts of an answer on all documents, a table a shard, each checked when it is read."""
+    """The verdicts of an answer on all documents, one table per shard, each checked when it is read."""
 
     store: Store
     digests: AnswerDigests
 
     @classmethod
     def of(cls, store: Store, selection: str, receipts: Iterable[Receipt] | None = None) -> VerdictTables:
-        """Those of a selection.
+        """The verdict tables of a selection.
 
         Args:
             store: the run directory.
             selection: name of the selection.
-            receipts: of all audited shards, to check that the answer is of their scores; None: not checked.
+            receipts: receipts of all audited shards, to check that the answer is of their scores; None: not checked.
 
         Raises:
-            DamagedError: it has no digests, or damaged ones.
+            DamagedError: the digests are missing or damaged.
             UserError: the answer was made from other scores, or by another version.
         """
         digests = read_digests(store, selection)
@@ -243,7 +243,7 @@ class VerdictTables:
         """The verdicts on the documents of a shard.
 
         Raises:
-            DamagedError: the file is gone, or was changed.
+            DamagedError: the file is missing or changed.
         """
         return read_listed(self.store, self.digests, verdicts_file(self.digests.selection, shard))
 
@@ -257,14 +257,14 @@ def no_digests(store: Store, selection: str) -> DamagedError:
 
 
 def changed_file(store: Store, name: str, missing: bool) -> DamagedError:
-    """The error of a file that is gone or is not the one that was written, with the command that writes it again."""
+    """The error for a missing or changed file, with the command that writes it again."""
     place = f"{store.url}/{name}"
     what = not_of_answer(place) if name == MANIFEST_FILE and not missing else not_as_written(place, missing)
     return DamagedError(f"{what}; {_OF_RUN.get(name) or answered_by(store.url)}")
 
 
 def _digest(store: Store, name: str) -> str | None:
-    """SHA-256 of a file; of the history, without what differs when the same is asked at another time."""
+    """SHA-256 of a file; of the history, without the fields that depend on the time of the request."""
     digest = store.digest(name)
     if name != HISTORY_FILE or digest is None:
         return digest

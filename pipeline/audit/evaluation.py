@@ -1,4 +1,4 @@
-"""Documents of known membership: how well each detector tells them apart, and how well their words alone do."""
+"""Documents of known membership: how well each detector, or a classifier on words alone, distinguishes them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BLIND = "blind (words alone)"
 """The row of the classifier that knows only the words; no score column has such a name."""
 
 BLIND_PICTURES = "blind (pictures alone)"
-"""The same of the classifier that knows pictures and their files."""
+"""The row of the classifier that knows only the pictures and their files."""
 
 MOST_GROUPS = 100
 
@@ -52,7 +52,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 class KnownDocuments:
     """The compared documents of one role, in the order of their shards."""
 
-    scores: dict[str, np.ndarray]  # by column; float64, (documents,); NaN where the classifier was not asked
+    scores: dict[str, np.ndarray]  # by column; float64, (documents,); NaN where the classifier was not applied
     groups: np.ndarray  # str or None, (documents,)
     keys: Keys
     row: np.ndarray  # int64, (documents,), ascending within a shard
@@ -65,14 +65,14 @@ class KnownDocuments:
         return place if place < stop and self.row[place] == row else None
 
     def of(self, column: str, group: str | None) -> np.ndarray:
-        """A column's scores of all documents or of one group, of those that have one."""
+        """A column's scores, without NaN, of all documents or of one group."""
         values = self.scores[column] if group is None else self.scores[column][self.groups == group]
         return values[~np.isnan(values)]
 
 
 ByRole = dict[Role, KnownDocuments]
 Numbers = dict[Role, np.ndarray]
-"""Of each role, a number for each document: int64, (documents,)."""
+"""Block number of each document, by role: int64, (documents,)."""
 
 
 def known_documents(scored: Scored, role: Role, columns: Sequence[str]) -> KnownDocuments:
@@ -102,20 +102,20 @@ def known_documents(scored: Scored, role: Role, columns: Sequence[str]) -> Known
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordsAlone:
-    """What the classifier on the words found."""
+    """Results of the classifier on the words."""
 
-    scores: dict[Role, np.ndarray]  # mean percentile of each document in the halves that tested it; NaN: not asked
+    scores: dict[Role, np.ndarray]  # mean percentile of each document in the halves that tested it; NaN: not tested
     auc: Estimate
 
 
 def words_alone(scored: Scored, kinds: ByRole, blocks: Numbers, seed: int) -> WordsAlone | None:
-    """What a classifier on the words finds, trained on one half of the documents and tested on the other, ten times.
+    """Train a classifier on the words of one half of the documents and test it on the other half, ten times.
 
     Args:
         scored: score shards of the run.
         kinds: the compared documents.
-        blocks: from `blocks_of_roles`.
-        seed: of the halves.
+        blocks: result of `blocks_of_roles`.
+        seed: seed of the halves.
 
     Returns:
         None with fewer than `LEAST` documents or `halvings.LEAST_BLOCKS` blocks of a role, or without texts.
@@ -150,14 +150,14 @@ def words_alone(scored: Scored, kinds: ByRole, blocks: Numbers, seed: int) -> Wo
 
 
 def blocks_of_roles(kinds: ByRole, near_copies: float) -> Numbers:
-    """The number of each document's block, of dependent documents: int64, (documents,)."""
+    """The block number of each document, int64, (documents,); documents of one block depend on each other."""
     keys, n_seen = Keys.joined(kinds[role].keys for role in COMPARED), len(kinds["seen"].keys)
     block = dependent_blocks(keys, np.arange(len(keys)) < n_seen, near_copies)
     return dict(zip(COMPARED, np.split(block, [n_seen]), strict=True))
 
 
 class DetectorEvaluation(Record):
-    """How well one detector tells seen from unseen documents."""
+    """How well one detector distinguishes seen from unseen documents."""
 
     detector: str = Field(description=f"Score column, or {BLIND}: a classifier that never saw the model.")
     group: str | None = Field(description="Group of the documents that are compared; null for all documents.")
@@ -182,10 +182,10 @@ class ComparedDocuments(Record):
 
 
 class Evaluation(VersionedRecord):
-    """How well each detector tells documents of known membership apart: `evaluation/evaluation.json`."""
+    """How well each detector distinguishes documents of known membership: `evaluation/evaluation.json`."""
 
     run: str = Field(description="The run directory.")
-    model: str = Field(description="The model that was asked.")
+    model: str = Field(description="The model that scored the documents.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
     seed: int = Field(description="Seed of the halves that the classifier is trained on.")
     confidence: float = Field(description="Confidence of the intervals.")
@@ -200,15 +200,15 @@ class Evaluation(VersionedRecord):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluated:
-    """An evaluation, the ROC curve of each of its detectors over all documents, and what `notices` are made of."""
+    """An evaluation, the ROC curve of each of its detectors over all documents, and the facts behind its `notices`."""
 
     evaluation: Evaluation
     curves: dict[str, Curve]
-    n_blocks: dict[Role, int]  # sets of documents that depend on one another
+    n_blocks: dict[Role, int]  # blocks of dependent documents
     n_independent: int  # unseen documents that the TPR counts
     shares_groups: bool  # whether a group has documents of both roles
-    n_groups_left_out: int  # of the table
-    higher: Mapping[str, str] = field(default_factory=dict)  # column of scores from elsewhere -> whose are higher
+    n_groups_left_out: int  # groups without rows in the table
+    higher: Mapping[str, str] = field(default_factory=dict)  # column of external scores -> role with the higher scores
     has_text: bool = True  # whether texts were read, and not scores alone
     units: str = "words"  # or tokens, of texts
 
@@ -216,17 +216,17 @@ class Evaluated:
 def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> Evaluated:
     """Compare the scores of the seen with those of the unseen documents, for every detector and in every group.
 
-    AUC and TPR with 95% intervals, as `pipeline.audit.detection` says. The first row is of a classifier that knows only
-    the words: whatever it finds is no membership. It is asked about at most 5,000 documents of each role. Documents of
-    one group or family of near-duplicates (`halvings.blocks_among`) count as one unit of an interval.
+    AUC and TPR with 95% intervals, as in `pipeline.audit.detection`. The first row is a classifier that knows only the
+    words: what it finds is not membership. It is tested on at most 5,000 documents of each role. Documents of one
+    group or family of near-duplicates (`halvings.blocks_among`) count as one unit of an interval.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         scored: its finished score shards.
         limit: the most documents of each role that were read; None when all were.
 
     Raises:
-        UserError: no document of a role has a score, a file is gone, or scores are damaged.
+        UserError: no document of a role has a score, a file is missing, or scores are damaged.
     """
     detectors = parse_detectors(config.detectors)
     columns = [detector.column for detector in detectors]

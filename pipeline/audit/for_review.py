@@ -20,20 +20,20 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 
 EXCERPT = 500
-"""Characters of the start of a document, at most."""
+"""Maximum number of characters of the start of a document that are shown."""
 
-_SHARD = "of shard"  # no detector; a column of scores from elsewhere might be called shard
+_SHARD = "of shard"  # not a detector; a column of external scores may be called shard
 
 
 def list_for_review(config: AuditConfig, scored: Scored, each: Each, texts: bool) -> tuple[ListedForReview, bytes]:
-    """List the `review_count` documents that calibrate with the highest scores; a list that was made stays.
+    """List the `review_count` calibration documents with the highest scores; an earlier list is kept.
 
     The score is that of the first detector of the first selection of direction members, or else of the first detector.
     Equal scores are ordered by the key of the id. The rows are in the order of the inputs and show no score, so that
     no score influences the review.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         scored: its finished score shards; the lock of the run must be held.
         each: reads the shards.
         texts: whether the start of each document is shown.
@@ -48,7 +48,7 @@ def list_for_review(config: AuditConfig, scored: Scored, each: Each, texts: bool
     if count is None:
         raise UserError(
             "corpus.unseen.review_count is not set: it is fixed in the configuration before the first score, so a "
-            "review takes a new run"
+            "review requires a new run"
         )
     seeking = [selection.detectors[0] for selection in config.selections if selection.direction == "members"]
     detector = next(iter([*seeking, *(parsed.column for parsed in parse_detectors(config.detectors))]))
@@ -76,7 +76,7 @@ def list_for_review(config: AuditConfig, scored: Scored, each: Each, texts: bool
     if before is not None and before != listed:
         raise UserError(
             f"{scored.store.url} has listed {before.count:,} documents by {before.detector} for a review, and now it "
-            f"is {count:,} by {detector} or other scores: a list stays as it was made"
+            f"is {count:,} by {detector} or other scores: an existing list is not changed"
         )
     write_record(scored.store, LISTED_FILE, listed)
     return listed, _csv(table, scored, listed.review, texts)
@@ -94,6 +94,6 @@ def _csv(table: pa.Table, scored: Scored, review: str, texts: bool) -> bytes:
     writer.writerow(COLUMNS)
     for place, (name, row) in enumerate(zip(table["doc_id"].to_pylist(), table["row"].to_pylist(), strict=True)):
         excerpt = excerpts.get(place)
-        quoted = "" if excerpt is None else f"“{excerpt}”"  # a spreadsheet takes no quoted text for a formula
+        quoted = "" if excerpt is None else f"“{excerpt}”"  # a spreadsheet does not read quoted text as a formula
         writer.writerow([name, scored.shards[shards[place]].name, row, quoted, review, ""])
     return text.getvalue().encode("utf-8", "replace")

@@ -25,14 +25,14 @@ from pipeline.stages.prefixes import prefix_cost, room_for
 from pipeline.stages.registry import forward_passes, questions_of
 
 SAMPLED = 100  # documents with versions or of token ids that are read for the forecast
-TRAINING_COST = 3  # of a document in an epoch, in forward passes
+TRAINING_COST = 3  # cost of a document and epoch, in forward passes
 
 
 def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     """Forecast a run: documents, shards, passes, time, price, and the smallest possible selections.
 
-    The time is a guess for one worker like this machine, from 2 operations a parameter and token, at the
-    speed of a matrix product that is measured here and now.
+    The time is an estimate for one worker like this machine, from 2 operations per parameter and token, at the
+    measured speed of a matrix product on this machine.
     """
     config = plan.config
     roles: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(config.model, ModelConfig) and model.get("parameters"):
         reads = total * texts * sum(forward_passes(entry) for entry in passes)
         reads += TRAINING_COST * sum(entry["documents"] * entry["epochs"] for entry in adapters)
-        speed = measured_flops(model["dtype"]) / 2  # half, for all that is not a matrix product
+        speed = measured_flops(model["dtype"]) / 2  # half, to allow for all other operations
         seconds = 2 * model["parameters"] / speed * length * reads
     return {
         "run": config.run,
@@ -77,9 +77,9 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scored_texts(plan: Plan) -> tuple[float, float] | None:
-    """Texts that are scored of a document, and tokens of a text, on average over the first documents.
+    """Mean number of scored texts per document and of tokens per text, over the first documents.
 
-    None where they are neither versions nor token ids, or none of the first ones can be scored.
+    None where documents have neither versions nor token ids, or none of the first ones can be scored.
     """
     corpus = plan.config.corpus
     if corpus.versions is None and not corpus.has_ids:
@@ -112,9 +112,9 @@ def estimate_price(config: AuditConfig, documents: int, average_bytes: float) ->
     """Estimate requests, tokens and price of an audit; None without an endpoint.
 
     Args:
-        config: of the audit.
-        documents: in all.
-        average_bytes: of a document.
+        config: the audit's configuration.
+        documents: total number of documents.
+        average_bytes: mean size of a document.
 
     Returns:
         "requests", "prompt_tokens" (about), "answer_tokens" (at most), "price" (about; 0 without configured prices)

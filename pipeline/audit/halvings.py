@@ -15,36 +15,36 @@ from pipeline.selection.collection import joined_blocks
 
 HALVINGS = 5
 LEAST_BLOCKS = 4
-"""Of each role: two in each half, the fewest between which a variance can be estimated."""
+"""Minimum number of blocks of each role: two in each half, the fewest that allow a variance estimate."""
 
 Z99 = 2.5758293035489004
 TOLERANCE = 0.03
 PASSING = 0.05
-"""Above chance: the most that the upper limit of the interval may be for documents to pass as alike."""
+"""Maximum excess over 0.5 of the upper limit of the interval for the test to pass."""
 
 CERTAINTY = 1.2815515655446004
-"""Standard errors: nine of ten tests are decided with as many documents as the sentence says."""
+"""Number of standard errors: nine of ten tests are decided with the stated number of documents."""
 
 LEAST = 20
-"""Documents of each role without which no weights are learned, and no scores of single documents are stated."""
-_HALVE = 1  # the stream of random numbers that halves are drawn from
+"""Minimum number of documents of each role for learning weights and for scores of single documents."""
+_HALVE = 1  # random number stream of the halves
 
 
 @dataclass(frozen=True, slots=True)
 class Blind:
-    """How well the words alone tell calibration documents from audited ones."""
+    """How well the words alone distinguish calibration documents from audited ones."""
 
     auc: float  # held out, in [0, 1]: mean over the halves
-    low: float  # of the 99% interval
+    low: float  # lower end of the 99% interval
     high: float
     n_calibration: int  # documents that were compared
     n_audit: int
-    n_calibration_blocks: int | None = None  # sets of dependent documents among these; None: all count singly
+    n_calibration_blocks: int | None = None  # blocks of dependent documents among these; None: all are independent
     n_audit_blocks: int | None = None
 
     @property
     def outcome(self) -> BlindOutcome:
-        """Failed if all of the interval lies above 0.53, passed if none lies above 0.55; below 0.5 is chance."""
+        """Failed if the whole interval is above 0.53, passed if no part is above 0.55; below 0.5 is chance."""
         if self.low > 0.5 + TOLERANCE:
             return "failed"
         return "passed" if self.high <= 0.5 + PASSING else "inconclusive"
@@ -57,12 +57,12 @@ class Blind:
 
 @cache
 def documents_to_decide() -> int:
-    """About how many documents of each kind let nine of ten tests pass where the words are alike.
+    """Approximate number of documents of each kind for which nine of ten tests pass where the words are alike.
 
     A test passes if the AUC and 2.58 standard errors are at most 0.55. With n documents of each kind, n / 2 in a half,
     DeLong's standard error of a half is sqrt(1 / (3 n)) where the words are alike. The mean AUC varies by that over
-    sqrt(2): the two halves of a halving are different documents, and further halvings of the same documents add next
-    to nothing. One of ten such AUCs is above 0.5 by more than 1.28 of its standard deviations. To two digits.
+    sqrt(2): the two halves of a halving are different documents, and further halvings of the same documents add almost
+    no information. One of ten such AUCs is above 0.5 by more than 1.28 of its standard deviations. To two digits.
     """
     errors = Z99 + CERTAINTY / math.sqrt(2)
     needed = (errors / PASSING) ** 2 / 3
@@ -72,7 +72,7 @@ def documents_to_decide() -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compared:
-    """Documents of two roles. A block is a set of dependent documents, which no halving divides."""
+    """Documents of two roles. A block is a set of dependent documents, which halvings keep together."""
 
     audited: np.ndarray  # bool, (documents,); the others calibrate
     block: np.ndarray  # int64, (documents,), in 0..blocks - 1
@@ -80,7 +80,7 @@ class Compared:
 
     @classmethod
     def of(cls, audited: np.ndarray, block: np.ndarray | None = None, weights: np.ndarray | None = None) -> Compared:
-        """Documents that are their own blocks and have equal weights where none are given."""
+        """By default each document is its own block, and all weights are equal."""
         numbers = np.arange(audited.size) if block is None else np.unique(block, return_inverse=True)[1]
         return cls(audited, numbers.astype(np.int64), np.ones(audited.size) if weights is None else weights)
 
@@ -93,18 +93,18 @@ class Compared:
 
     @property
     def enough(self) -> bool:
-        """Whether each role has the blocks that the test requires."""
+        """Whether each role has the minimum number of blocks."""
         kinds = self.kinds
         return all(int(np.count_nonzero(kinds == kind)) >= LEAST_BLOCKS for kind in (1, 2))
 
     def part(self, inside: np.ndarray) -> Compared:
-        """Some of the documents, bool or positions."""
+        """A subset of the documents, by a bool mask or positions."""
         return Compared.of(self.audited[inside], self.block[inside], self.weights[inside])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldOut:
-    """Scores of all documents, in each halving by the classifier that was trained on the other half."""
+    """Scores of all documents in each halving, by the classifier that was trained on the other half."""
 
     compared: Compared
     scores: np.ndarray  # float64, (HALVINGS, documents), larger for audited ones
@@ -131,7 +131,7 @@ def held_out(features: Any, compared: Compared, seed: int, model: Any, weighted:
     Args:
         features: (documents, features), sparse or dense.
         compared: the documents.
-        seed: of the halvings.
+        seed: seed of the halvings.
         model: classifier with `fit` and `decision_function`.
         weighted: whether the classifier is trained with the weights of the documents.
 
@@ -152,7 +152,7 @@ def held_out(features: Any, compared: Compared, seed: int, model: Any, weighted:
 
 
 def _halvings(compared: Compared, seed: int) -> Iterator[np.ndarray]:
-    """Whether each document is in the second half: half of the blocks of each kind."""
+    """The half of each document in each halving, True for the second; each has half of the blocks of each kind."""
     kinds = compared.kinds
     rng = np.random.default_rng([seed, _HALVE])
     for _ in range(HALVINGS):
@@ -166,12 +166,12 @@ def _halvings(compared: Compared, seed: int) -> Iterator[np.ndarray]:
 def auc_with_error(compared: Compared, scores: np.ndarray) -> tuple[float, float]:
     """The AUC of scores and DeLong's standard error, with placement values summed within blocks (Obuchowski 1997).
 
-    The standard error is at least that of an AUC half a pair below 1. Scores that are all equal rank nothing, and have
-    the largest standard error that an AUC can have.
+    The standard error is at least that of an AUC half a pair below 1. Scores that are all equal have the largest
+    standard error that an AUC can have.
 
     Args:
         compared: the documents, at least two blocks of each role.
-        scores: float64, (documents,), of one classifier, larger for audited ones.
+        scores: float64, (documents,), of one classifier, larger for audited documents.
     """
     roles = compared.audited, ~compared.audited
     above, below = (_placed(scores[role], compared.weights[role]) for role in roles)
@@ -193,7 +193,7 @@ def auc_with_error(compared: Compared, scores: np.ndarray) -> tuple[float, float
 
 
 def _placed(scores: np.ndarray, weights: np.ndarray) -> Any:
-    """The weighted share of scores below a value, those equal to it by half, as a function of values."""
+    """A function from values to the weighted share of smaller scores, plus half of the share of equal ones."""
     order = np.argsort(scores, kind="stable")
     ordered, mass = scores[order], np.r_[0.0, np.cumsum(weights[order])]
 
@@ -212,9 +212,9 @@ def _effective_blocks(compared: Compared, role: np.ndarray) -> float:
 
 
 def blocks_among(family: np.ndarray, group: np.ndarray, audited: np.ndarray) -> np.ndarray:
-    """Number the blocks of dependent documents: families of near-duplicates, groups, and what both join.
+    """Number the blocks of dependent documents: families of near-duplicates, groups, and their unions.
 
-    A group with documents of both roles joins none: such groups are strata, as of `calibration: by_group`.
+    A group with documents of both roles joins no documents: such groups are strata, as of `calibration: by_group`.
 
     Args:
         family: int64, (documents,), from `near_families`.
@@ -226,7 +226,7 @@ def blocks_among(family: np.ndarray, group: np.ndarray, audited: np.ndarray) -> 
     """
     count = int(group.max(initial=-1)) + 1
     in_role = [np.bincount(group[role & (group >= 0)], minlength=count) > 0 for role in (audited, ~audited)]
-    shared = np.r_[in_role[0] & in_role[1], False]  # the last: of no group
+    shared = np.r_[in_role[0] & in_role[1], False]  # last entry: no group
     return joined_blocks(family, np.where(shared[group], -1, group))
 
 

@@ -1,4 +1,4 @@
-"""The questions that a run was asked and what came of each: `selection/history.jsonl`, a line each time of asking."""
+"""The selections that a run has answered, with their results: `selection/history.jsonl`, one line per request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class AnsweredQuestion(Concluded):
-    """One selection as it was asked for, and what came of it."""
+    """One selection as requested, with its result."""
 
     name: str = Field(description="Name of the selection.")
     settings: dict[str, JsonValue] = Field(description="Its settings, with every default.")
@@ -35,27 +35,27 @@ class AnsweredQuestion(Concluded):
     n_selected: int = Field(description="Documents selected.")
 
     def key(self) -> str:
-        """The same for the same question, whatever its name."""
+        """Equal for equal questions, whatever their names."""
         return json.dumps({**self.settings, "name": None}, sort_keys=True)
 
 
 class HistoryEntry(VersionedRecord):
-    """What a run was asked at one time: a line of `selection/history.jsonl`."""
+    """The selections of one request to a run: a line of `selection/history.jsonl`."""
 
     sealed = True
 
-    when: str = Field(description="When the answers were there, in UTC.")
-    command: Command = Field(description="What asked: seenset run, or seenset select.")
-    overlap: str = Field(description="What was to become of calibration documents that are audited too.")
-    error_budget: float = Field(description="Share of documents that could be quarantined before any selection.")
+    when: str = Field(description="Time of the answers, in UTC.")
+    command: Command = Field(description="The command: seenset run, or seenset select.")
+    overlap: str = Field(description="Treatment of calibration documents that are also audited.")
+    error_budget: float = Field(description="Largest share of quarantined documents for which selections were made.")
     questions: list[AnsweredQuestion] = Field(description="The questions, in the order of the configuration.")
 
 
 def read_history(store: Store) -> list[HistoryEntry]:
-    """All that a run was asked, first things first; empty where nothing was.
+    """All requests to a run, the first one first; empty where there are none.
 
     Raises:
-        UserError: in one line, a damaged file, or one of another version.
+        UserError: a damaged file, or one of another version.
     """
     return [_entry(store, number, line) for number, line in enumerate(_lines(store), 1)]
 
@@ -64,8 +64,8 @@ def _entry(store: Store, number: int, line: bytes) -> HistoryEntry:
     """A line of the history.
 
     Raises:
-        DamagedError: it is not as it was written.
-        UserError: it is of another version.
+        DamagedError: the line was changed or cut off.
+        UserError: the line is of another version.
     """
     where = f"{store.url}/{HISTORY_FILE}"
     try:
@@ -81,7 +81,7 @@ def _entry(store: Store, number: int, line: bytes) -> HistoryEntry:
 
 
 def answered_by_0_9_0(store: Store) -> bool:
-    """Whether the last line of the history has no digest: version 0.9.0, which wrote no digests, made the answers."""
+    """Whether the last line of the history has no digest, so that version 0.9.0 made the answers."""
     try:
         last = json.loads(_lines(store)[-1])
     except (IndexError, ValueError):
@@ -90,16 +90,16 @@ def answered_by_0_9_0(store: Store) -> bool:
 
 
 def note_answers(store: Store, config: AuditConfig, command: Command, summaries: Sequence[Summary]) -> None:
-    """Add what was asked and what came of it, unless it is what was asked and came of it the last time too.
+    """Append a request and its answers, unless they equal those of the last request.
 
-    A damaged line is left out, and logged.
+    A damaged line is dropped and logged.
 
-    The run's lock must be held: the file is read and written whole, because not every store can append.
+    The run's lock must be held: the file is read and written as a whole, because not every store can append.
 
     Args:
         store: the run directory.
-        config: with the selections that were asked for.
-        command: what asked.
+        config: configuration with the requested selections.
+        command: the requesting command.
         summaries: their answers, in the same order.
 
     Raises:
@@ -136,7 +136,7 @@ def _line(entry: HistoryEntry) -> bytes:
 
 
 def _intact(store: Store) -> tuple[list[bytes], list[HistoryEntry]]:
-    """The lines of the history that are as they were written, and what they hold."""
+    """The undamaged lines of the history, and their entries."""
     lines, entries = [], []
     for number, line in enumerate(_lines(store), 1):
         try:
@@ -149,7 +149,7 @@ def _intact(store: Store) -> tuple[list[bytes], list[HistoryEntry]]:
 
 
 def was_asked(store: Store) -> bool:
-    """Whether a run was asked anything before, as far as its history tells; a damaged one counts as yes."""
+    """Whether a run has an earlier request in its history; True for a damaged history."""
     try:
         return any(entry.questions for entry in read_history(store))
     except DamagedError:
@@ -157,7 +157,7 @@ def was_asked(store: Store) -> bool:
 
 
 def answer_names(store: Store, config: AuditConfig) -> list[str]:
-    """The selections that were asked for last; those of the run's configuration where none was answered yet.
+    """The selections of the last request; those of the run's configuration where none was answered yet.
 
     Raises:
         UserError: a damaged history.
@@ -179,12 +179,12 @@ def answered_selections(store: Store, config: AuditConfig) -> list[SelectionConf
 
 
 def count_questions(history: Sequence[HistoryEntry]) -> int:
-    """How many different questions were asked, whatever their names."""
+    """The number of different questions, whatever their names."""
     return len({question.key() for entry in history for question in entry.questions})
 
 
 def several_questions(history: Sequence[HistoryEntry]) -> str | None:
-    """What asking again does to a guarantee, in one sentence; None where all was asked at once, or only once."""
+    """One sentence on the effect of repeated requests on a guarantee; None where there was one request or question."""
     first = {question.key() for entry in history[:1] for question in entry.questions}
     if not history or len(first) == (number := count_questions(history)):
         return None

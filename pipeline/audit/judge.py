@@ -1,6 +1,6 @@
-"""The verdict on a collection, from the scores of a run: was it trained on, and what that rests on.
+"""The verdict on a collection, from the scores of a run: whether the model was trained on it, and the evidence.
 
-Of documents with versions all published indices are redrawn, which is exact.
+For documents with versions, all published indices are redrawn, which is exact.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ from pipeline.store.receipts import Receipt
 def judge_collection(
     config: AuditConfig, scored: Scored, limit: int | None, each: Each, blocks: BlockKind | None = None
 ) -> CollectionVerdict:
-    """Was the collection of a run's audited documents trained on? By the selections' counts and a permutation test.
+    """Decide whether the collection of audited documents was trained on, by selection counts and a permutation test.
 
-    docs/methods.md, section 3.13, defines both and what is made of them and the blind test.
+    docs/methods.md, section 3.13, defines both, and the verdict from them and the blind test.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         scored: its finished score shards.
         limit: the most documents of each role that were read; None when all were.
         each: reads the shards.
-        blocks: what moves whole; by default groups where documents have one.
+        blocks: kind of the units that are permuted; by default groups where documents have one.
 
     Raises:
         UserError: no unseen documents, too few for a permutation test, or damaged scores.
@@ -82,13 +82,13 @@ def judge_collection(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a verdict states of its run, and what it draws by."""
+    """The facts that a verdict states of its run, and the settings of its random draws."""
 
     run: str
     model: str
     limit: int | None
     seed: int
-    sampled: bool  # whether audited documents were drawn
+    sampled: bool  # whether the audited documents are a sample
     scheduled: bool  # whether the run is a scan of a schedule
 
 
@@ -98,13 +98,13 @@ def judge_scores(
     blind: BlindDiagnostic,
     setting: Setting,
 ) -> CollectionVerdict:
-    """The verdict on documents whose scores and blocks are at hand.
+    """The verdict on documents with given scores and blocks.
 
     Args:
         collection: the documents.
-        answers: the selections of the run that seek members, in order.
+        answers: the selections of the run of direction members, in order.
         blind: the blind test of the unseen documents.
-        setting: of the run.
+        setting: setting of the run.
 
     Raises:
         UserError: too few blocks for a permutation test.
@@ -150,15 +150,15 @@ def judge_scores(
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """What a verdict is made of."""
+    """The parts of a verdict."""
 
     test: BlockTest | None
     blind: BlindDiagnostic
-    first: Summary | None  # of the first selection that seeks members
-    counts: list[MemberCount]  # that may be stated
+    first: Summary | None  # summary of the first selection of direction members
+    counts: list[MemberCount]  # counts that may be stated
     withheld: bool  # whether the count of the first selection is above zero and may not be stated
     ungrouped: bool  # whether the blocks ignore groups
-    direction: Diagnostic  # training raises scores: a difference to lower ones has another cause
+    direction: Diagnostic  # training raises scores, so lower audited scores have another cause
 
     @property
     def by_test(self) -> bool:
@@ -166,7 +166,7 @@ class _Evidence:
 
     @property
     def count(self) -> MemberCount | None:
-        """The count that the verdict reads: that of the first selection, where it may be stated."""
+        """The count of the verdict: that of the first selection, where it may be stated."""
         name = None if self.first is None else self.first.name
         return next((count for count in self.counts if count.selection == name), None)
 
@@ -180,7 +180,7 @@ class _Evidence:
 
     @property
     def condition(self) -> str | None:
-        """The condition under which the verdict is stated, as `bound_condition` gives it; of groups first."""
+        """The condition under which the verdict is stated, from `bound_condition`; that on groups comes first."""
         condition = bound_condition(self.conclude()[0], self.blind.outcome != "not tested")
         if condition is None or not self.ungrouped:
             return condition
@@ -189,8 +189,8 @@ class _Evidence:
     def conclude(self) -> tuple[Conclusion, list[str]]:
         """The conclusion of the checks of the verdict, and the reasons why it is not supported.
 
-        The test is for whole blocks, so near-duplicates take nothing from it; what else contradicts the first selection
-        contradicts the verdict.
+        The test permutes whole blocks, so near-duplicates do not affect it; any other failed check of the first
+        selection contradicts the verdict.
         """
         others = [] if self.first is None else other_failures(self.first)
         if self.blind.ok is False:
@@ -255,14 +255,14 @@ def _sentences(answer: Statement, evidence: _Evidence, setting: Setting) -> list
 
 
 def judge_versions(config: AuditConfig, scored: Scored, limit: int | None, each: Each) -> CollectionVerdict:
-    """Was the collection of a run's documents with versions trained on? By redrawing all indices, which is exact.
+    """Decide whether the collection of documents with versions was trained on; redrawing all indices is exact.
 
-    The statistic is the sum over documents of the published version's standardised score, of all detectors of the run
-    together, which were fixed before any score was read. The e-value multiplies: that of documents which arrive later,
-    with indices of their own, times this one is an e-value of both.
+    The statistic is the sum over documents of the published version's standardised score over all detectors of the run,
+    which were fixed before any score was read. E-values multiply: the product with the e-value of later documents, with
+    indices of their own, is an e-value of both.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         scored: its finished score shards.
         limit: the most documents that were read; None when all were.
         each: reads the shards.
@@ -282,11 +282,11 @@ def judge_versions(config: AuditConfig, scored: Scored, limit: int | None, each:
 
 
 def judge_parts(parts: Sequence[VersionPart], setting: Setting) -> CollectionVerdict:
-    """The verdict on documents the scores of whose versions are at hand.
+    """The verdict on documents with given scores of their versions.
 
     Args:
         parts: scores by all detectors of the run together; at least one document in all.
-        setting: of the run.
+        setting: setting of the run.
     """
     scores = residuals_of(parts)
     log_e = float(log_e_values(version_ranks(scores, setting.seed, "against"), scores.sizes)[-1])
@@ -324,9 +324,9 @@ def version_part(table: pa.Table, config: AuditConfig, wanted: Sequence[str]) ->
     Scores of several detectors are standardised within documents and added.
 
     Args:
-        table: of the shard, with doc_id and the column `VERSIONS`.
-        config: of the run, whose detectors made the scores.
-        wanted: columns of detectors.
+        table: table of the shard, with doc_id and the column `VERSIONS`.
+        config: configuration of the run whose detectors made the scores.
+        wanted: score columns of detectors.
     """
     columns = [detector.column for detector in parse_detectors(config.detectors)]
     held = {name: pc.struct_field(table[VERSIONS].combine_chunks(), name) for name in VERSIONS_TYPE.names}

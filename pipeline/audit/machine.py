@@ -1,4 +1,4 @@
-"""Where an audit runs: in threads of this process or on a cluster, and how many actors the nodes hold."""
+"""The place of an audit, in threads of this process or on a cluster, and the number of actors that nodes hold."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pipeline.errors import UserError
 from pipeline.report.wording.starter import largest_of
 
 LOCAL_TOKENS = {"cpu": 5e6, "cuda": 2e8}
-"""Tokens over all passes that count as small: some hours of a small model on a CPU, of a larger one on a GPU."""
+"""Maximum of tokens over all passes for local work: some hours of a small model on a CPU, of a larger one on a GPU."""
 
 LOCAL_WORKERS = 8
-"""Threads that share one interpreter; more of them gain little, so that large work goes to a cluster."""
+"""Maximum of threads in one interpreter; more of them gain little, so large work uses a cluster."""
 
 GPU_UNITS = 10_000
-"""Parts of a GPU that Ray tells apart: a fraction counts in ten-thousandths."""
+"""Resolution of Ray for a fraction of a GPU: ten-thousandths."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalMachine:
-    """What a command can use of the machine that it runs on."""
+    """The resources that a command can use on its own machine."""
 
-    workers: int  # batches at a time
+    workers: int  # concurrent batches
     gpus: float
-    threads: int  # of the CPU, for a batch
+    threads: int  # CPU threads per batch
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a machine of a cluster offers."""
+    """The resources of a machine of a cluster."""
 
     cpus: float
     gpus: float = 0.0
@@ -41,7 +41,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ActorShape:
-    """What an actor takes of its node."""
+    """The resources of its node that an actor uses."""
 
     gpus: float  # 0, a share of one GPU, or whole GPUs
     cpus: int
@@ -51,12 +51,12 @@ def runs_locally(plan: Plan, ray_address: bool, gpus: int) -> bool:
     """Whether the command does the work on its own machine, without Ray (docs/cluster.md).
 
     Args:
-        plan: of the run.
+        plan: plan of the run.
         ray_address: whether a cluster is named, or one is connected already.
-        gpus: of this machine.
+        gpus: number of GPUs of this machine.
 
     Raises:
-        UserError: `cluster: local` with settings that only a cluster can follow.
+        UserError: `cluster: local` with settings that require a cluster.
     """
     resources = plan.config.resources
     several = resources.finetune_workers > 1 or resources.deepspeed is not None
@@ -65,7 +65,7 @@ def runs_locally(plan: Plan, ray_address: bool, gpus: int) -> bool:
         raise UserError(f"resources.{key} is {getattr(resources, key)}, which needs resources.cluster: ray")
     if resources.cluster != "auto":
         return resources.cluster == "local"
-    if not plan.passes():  # no model is asked
+    if not plan.passes():  # no model is used
         return True
     if ray_address or several or gpus > 1:
         return False
@@ -77,18 +77,18 @@ def runs_locally(plan: Plan, ray_address: bool, gpus: int) -> bool:
 
 
 def may_need_cluster(resources: ResourcesConfig, plan: Plan | None = None) -> bool:
-    """Whether a cluster may do the work, before anything that counts GPUs is imported; True where that is not known.
+    """Whether a cluster may do the work, before the import of anything that counts GPUs; True where that is not known.
 
     Args:
-        resources: of the audit, or of a trial.
-        plan: of the audit, if it has been made.
+        resources: resources of the audit or trial.
+        plan: plan of the audit, if it has been made.
 
     Raises:
-        UserError: as `runs_locally`.
+        UserError: the errors of `runs_locally`.
     """
     if plan is None:
         return resources.cluster != "local"
-    named = bool(os.environ.get("RAY_ADDRESS"))  # a GPU that is there may be of no use
+    named = bool(os.environ.get("RAY_ADDRESS"))  # an existing GPU may be unusable
     return not all(runs_locally(plan, named, gpus) for gpus in {0, min(2, len(_gpu_files()))})
 
 
@@ -97,14 +97,14 @@ def _gpu_files() -> list[str]:
 
 
 def local_machine(resources: ResourcesConfig, gpus: int) -> LocalMachine:
-    """What the stages may use of this machine: one worker with a GPU, otherwise one for every cpus_per_actor cores.
+    """The resources of this machine for stages: one worker with a GPU, otherwise one per cpus_per_actor cores.
 
     Args:
-        resources: of the audit.
-        gpus: of this machine.
+        resources: resources of the audit.
+        gpus: number of GPUs of this machine.
 
     Raises:
-        UserError: more GPUs or CPUs an actor than this machine has.
+        UserError: more GPUs or CPUs per actor than this machine has.
     """
     here = machine_node(gpus)
     shape = actor_shape(resources, [here])
@@ -113,28 +113,28 @@ def local_machine(resources: ResourcesConfig, gpus: int) -> LocalMachine:
 
 
 def machine_node(gpus: int) -> Node:
-    """What this machine offers, as the only node of a cluster."""
+    """The resources of this machine, as the only node of a cluster."""
     return Node(float(usable_cores()), float(gpus))
 
 
 def usable_cores() -> int:
-    """The CPUs that this process may run on, by its affinity and the limits of its container."""
+    """The number of CPUs of this process, by its affinity and the limits of its container."""
     from joblib import cpu_count
 
     return int(cpu_count())
 
 
 def actor_shape(resources: ResourcesConfig, nodes: Sequence[Node]) -> ActorShape:
-    """What an actor takes: GPUs as configured, or one where the cluster has any.
+    """The resources of an actor: GPUs as configured, or one where the cluster has any.
 
-    A share is rounded down to what Ray tells apart, so that six actors at 0.16667 share a GPU.
+    A fraction is rounded down to the resolution of Ray, so that six actors at 0.16667 fit on a GPU.
 
     Args:
-        resources: of the audit.
-        nodes: of the cluster.
+        resources: resources of the audit.
+        nodes: nodes of the cluster.
 
     Raises:
-        UserError: no node holds such an actor; names the setting, and the node that comes nearest.
+        UserError: no node has enough resources for an actor; the message names the setting and the nearest node.
     """
     wanted = resources.gpus_per_actor
     if wanted == "auto":
@@ -147,13 +147,13 @@ def actor_shape(resources: ResourcesConfig, nodes: Sequence[Node]) -> ActorShape
     largest = max(nodes, default=Node(0), key=lambda node: (min(node.gpus, gpus), node.cpus, node.gpus))
     too_large = f"gpus_per_actor is {gpus:g}"
     if gpus <= largest.gpus:
-        too_large = f"cpus_per_actor is {shape.cpus}" + (f" beside {gpus:g} GPUs" if gpus else "")
+        too_large = f"cpus_per_actor is {shape.cpus}" + (f" with {gpus:g} GPUs" if gpus else "")
     where = "this machine" if len(nodes) == 1 else largest_of(len(nodes))
     raise UserError(f"resources.{too_large}, {where} has {largest.gpus:g} GPUs and {largest.cpus:g} CPUs")
 
 
 def places_on(node: Node, shape: ActorShape) -> int:
-    """How many actors fit on a node: a share lies on one GPU, several GPUs on one node."""
+    """The number of actors that fit on a node: a fraction is on one GPU, several GPUs on one node."""
     by_cpus = int(node.cpus // shape.cpus)
     if not shape.gpus:
         return by_cpus
@@ -163,20 +163,20 @@ def places_on(node: Node, shape: ActorShape) -> int:
 
 
 def places(nodes: Sequence[Node], shape: ActorShape) -> int:
-    """How many actors fit on all nodes."""
+    """The number of actors that fit on all nodes."""
     return sum(places_on(node, shape) for node in nodes)
 
 
 def places_beside(nodes: Sequence[Node], shape: ActorShape, trainers: int) -> int:
-    """How many actors fit beside the workers of trainings, each with a whole GPU, if actors have any.
+    """The number of actors that fit next to the training workers, which have a whole GPU each if actors have any.
 
-    The workers are thought to fill one node after the other. Ray may spread them: the actors that then find no place
-    wait until a training ends.
+    Training workers are assumed to fill one node after the other. Ray may spread them: actors that then do not fit wait
+    until a training ends.
 
     Args:
-        nodes: of the cluster.
-        shape: of an actor, with as many CPUs as a worker of a training.
-        trainers: workers that are training.
+        nodes: nodes of the cluster.
+        shape: resources of an actor, with as many CPUs as a training worker.
+        trainers: number of training workers.
     """
     trainer, rest = ActorShape(1.0 if shape.gpus else 0.0, shape.cpus), []
     for node in nodes:
@@ -187,6 +187,6 @@ def places_beside(nodes: Sequence[Node], shape: ActorShape, trainers: int) -> in
 
 
 def copies_on_a_node(resources: ResourcesConfig, nodes: Sequence[Node], shape: ActorShape) -> int:
-    """Copies of the weights in the memory of one node: one an actor on CPUs; a GPU's memory holds an actor's own."""
+    """Copies of the weights in the memory of one node: one per actor on CPUs; on GPUs each actor has its own memory."""
     held = 1 if shape.gpus else max(places_on(node, shape) for node in nodes)
     return min(held, resources.actors_between(held, held)[1])

@@ -1,6 +1,6 @@
-"""The manifest and the shard table of a run directory: what was asked, what its scores are made of, and its shards.
+"""The manifest and the shard table of a run directory: the configuration, the origin of the scores, and the shards.
 
-The table is written and read a shard at a time: there may be hundreds of thousands.
+The table is written and read one shard at a time, because it may have hundreds of thousands.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ PACKAGES = ("torch", "transformers", "peft", "ray", "numpy", "pyarrow")
 class InputRecord(Record):
     """One input file, saved dataset, hub dataset or folder of text files."""
 
-    role: Role = Field(description="What its documents are for: audit, unseen or seen.")
-    name: str = Field(description="As the configuration names it; ids of documents begin with it.")
+    role: Role = Field(description="Role of its documents: audit, unseen or seen.")
+    name: str = Field(description="Its name in the configuration; ids of documents start with it.")
     path: str = Field(description="Where it was opened.")
     format: str = Field(description="How it was read.")
-    size: int = Field(description="Bytes; 0 where unknown.")
-    rows: int | None = Field(description="Rows; null where only reading would tell.")
-    content: str = Field(description="Digest of its size and of both its ends, by which a change shows.")
+    size: int = Field(description="Size in bytes; 0 where unknown.")
+    rows: int | None = Field(description="Rows; null where only reading determines it.")
+    content: str = Field(description="Digest of its size and of both its ends, to detect a change.")
     stamp: str | None = Field(
-        None, description="Digest of when its files were written last; if another one is met, the input is read again."
+        None, description="Digest of the modification times of its files; if it differs, the input is read again."
     )
 
 
 class AuditedModel(Record):
-    """What is known of the audited model without loading its weights."""
+    """The properties of the audited model that are known without loading its weights."""
 
-    architecture: str = Field(description="Class of the model; endpoint where only its answers are seen.")
+    architecture: str = Field(description="Class of the model; endpoint for a model behind an endpoint.")
     dtype: str = Field(description="Type of the weights; unknown behind an endpoint.")
     chosen: str | None = Field(
         None, description="Why dtype auto chose this type; null where the configuration states it."
     )
-    max_tokens: int | None = Field(description="Positions that the model has; null where it does not say.")
-    parameters: int | None = Field(description="Parameters; null where only loading would tell.")
+    max_tokens: int | None = Field(description="Number of positions of the model; null where not stated.")
+    parameters: int | None = Field(description="Number of parameters; null where only loading determines it.")
 
 
 class GradientRecord(Record):
-    """Over what the gradient norm was taken, and how."""
+    """The parameters and the method of the gradient norm."""
 
     method: str = Field(description="batched, or one at a time.")
     reason: str = Field(description="Why one document at a time; empty for a batched model.")
@@ -75,11 +75,11 @@ class AdapterRecord(Record):
 
 
 class Allocation(Record):
-    """Which known documents are trained on or shown before others, and which calibrate, never the same; else empty."""
+    """The known documents for training, for prefixes and for calibration, which are disjoint; may be empty."""
 
     adapters: dict[str, AdapterRecord] = Field({}, description="The adapters, by name.")
     shots: dict[str, list[str]] = Field(
-        {}, description="Hashes of the normalised texts of the known documents that stand before others or are counted."
+        {}, description="Hashes of the normalised texts of the known documents in prefixes and prefix counts."
     )
     calibration: dict[Role, list[str]] = Field(
         {}, description="Hashes of the normalised texts that calibrate, by role; empty without adapters and prefixes."
@@ -87,17 +87,17 @@ class Allocation(Record):
 
 
 class Provenance(Record):
-    """What the scores of a run are made of."""
+    """The origin of the scores of a run."""
 
     config: AuditConfig = Field(
-        description="The configuration of the run, with every default; what seenset select asked is in the history."
+        description="The configuration of the run, with every default; selections of seenset select are in the history."
     )
     limit: int | None = Field(description="The most documents of each role that are read; null when all are.")
-    seed: int = Field(description="Seed of all that is random.")
+    seed: int = Field(description="Seed of all random draws.")
     versions: dict[str, str] = Field(description="Versions of this program and of what computes its scores.")
-    fingerprint: dict[str, JsonValue] = Field(description="All that could change a score.")
+    fingerprint: dict[str, JsonValue] = Field(description="All values that could change a score.")
     inputs: list[InputRecord] = Field(description="The inputs of every role.")
-    passes: list[dict[str, JsonValue]] = Field(description="What the model is asked about each document.")
+    passes: list[dict[str, JsonValue]] = Field(description="The passes of the model over each document.")
     model: AuditedModel = Field(description="The audited model.")
     gradient: GradientRecord | None = Field(
         None, description="How the gradient norm was taken; null where no detector reads it."
@@ -105,7 +105,7 @@ class Provenance(Record):
 
 
 class Manifest(Allocation, Provenance, VersionedRecord):
-    """What a run was asked to do and what its scores are made of: `manifest.json`."""
+    """The configuration of a run and the origin of its scores: `manifest.json`."""
 
     sealed = True
 
@@ -118,8 +118,8 @@ def read_manifest(store: Store) -> Manifest | None:
     """The manifest of a run directory; None where there is none.
 
     Raises:
-        DamagedError: it is not as it was written.
-        UserError: in one line, a damaged manifest, or one of another version.
+        DamagedError: the manifest was changed.
+        UserError: a damaged manifest, or one of another version.
     """
     return read_record(store, MANIFEST_FILE, Manifest, OTHER_VERSION, REWRITTEN)
 
@@ -128,7 +128,7 @@ def read_run(store: Store) -> tuple[Manifest, list[Shard]]:
     """The manifest and the shard table of a run directory.
 
     Raises:
-        UserError: there is none, or one of both files is gone or damaged.
+        UserError: there is none, or one of both files is missing or damaged.
     """
     manifest = read_manifest(store)
     if manifest is not None:
@@ -145,10 +145,10 @@ def read_run(store: Store) -> tuple[Manifest, list[Shard]]:
 
 
 def check_shard_table(store: Store, manifest: Manifest) -> None:
-    """Check that the shard table is the one that the manifest was written with.
+    """Check that the shard table belongs to the manifest.
 
     Raises:
-        DamagedError: it is not.
+        DamagedError: it does not.
     """
     digest = store.digest(SHARDS_FILE)
     if manifest.shard_table is not None and digest != manifest.shard_table:
@@ -167,7 +167,7 @@ def versions() -> dict[str, str]:
 
 
 def write_shards(store: Store, shards: Iterable[Shard]) -> None:
-    """Write the table: a JSON list, a line a shard.
+    """Write the table: a JSON list, one shard per line.
 
     Raises:
         UserError: the run directory cannot be written to.
@@ -193,7 +193,7 @@ def read_shards(store: Store) -> list[Shard] | None:
 
 
 def reconciled_shards(store: Store, planned: Sequence[Shard]) -> tuple[Shard, ...] | None:
-    """The planned shards as the table numbers their rows; None where there is no table, or one of other shards.
+    """The planned shards with the row numbers of the table; None where there is no table, or one of other shards.
 
     Raises:
         DamagedError: a damaged table.
@@ -208,7 +208,7 @@ def reconciled_shards(store: Store, planned: Sequence[Shard]) -> tuple[Shard, ..
                     return None
             else:
                 return None
-            # the numbered one shares what it can with the planned one, which the caller may hold too
+            # the numbered shard shares memory with the planned one, which the caller may also hold
             numbered = shard if shard.first_row == filed.first_row else replace(shard, first_row=filed.first_row)
             if numbered != filed:
                 return None
@@ -219,7 +219,7 @@ def reconciled_shards(store: Store, planned: Sequence[Shard]) -> tuple[Shard, ..
 
 
 def _may_have_no_rows(planned: Sequence[Shard], position: int) -> bool:
-    """Whether counting rows may leave a planned shard out: a range behind the first of a file, before its last."""
+    """Whether counting rows may omit a planned shard: a range after the first of a file and before its last."""
     if position + 1 == len(planned):
         return False
     shard, following = planned[position : position + 2]
@@ -233,7 +233,7 @@ def _shards(store: Store) -> Iterator[Shard]:
             first, second = file.readline(), file.readline()
             if first == b"[\n" and second.startswith(b"{"):
                 yield from _of_lines(file, second)
-            else:  # an empty one, or as earlier versions wrote it
+            else:  # an empty table, or the format of earlier versions
                 yield from map(Shard.from_dict, json.loads(first + second + file.read()))
         except (json.JSONDecodeError, RecursionError):
             raise DamagedError(f"{store.url}/{SHARDS_FILE} is damaged: not JSON") from None
@@ -242,7 +242,7 @@ def _shards(store: Store) -> Iterator[Shard]:
 
 
 def _of_lines(file: Iterable[bytes], line: bytes) -> Iterator[Shard]:
-    """A shard a line, up to the bracket that ends the list. Raises ValueError."""
+    """One shard per line, up to the bracket that ends the list. Raises ValueError."""
     for following in file:
         yield Shard.from_dict(json.loads(line.rstrip(b",\n")))
         line = following

@@ -1,4 +1,4 @@
-"""Help towards calibration documents that resemble the audited: the words that tell them apart, a matched subset."""
+"""Find calibration documents that resemble the audited ones: distinguishing words, and a matched subset."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ from pipeline.store.files import whole
 
 SHOWN_WORDS = 12
 RARE = 3
-"""Documents that a word must stand in to be shown: what fewer share tells documents apart, and not their kinds."""
+"""Minimum number of documents with a word for it to be shown: rarer words distinguish documents, not their kinds."""
 
 KEPT_SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
-"""Quantiles of the calibration documents' odds above which all are kept, the most generous last."""
+"""Quantiles of the calibration documents' odds above which all documents are kept, in descending order."""
 
 SAMPLE = 1_000
-"""Texts of each role that a match is learnt from."""
+"""Number of texts of each role that a match is learnt from."""
 
 AT_ONCE = 1_000
 _Sampled = Sequence[tuple[Shard, Document]]
-_DRAW, _TEST = 4, 5  # hashes of their own, apart from that of the parts of a density ratio
+_DRAW, _TEST = 4, 5  # hashes that differ from that of the parts of a density ratio
 
 MATCHED_SCHEMA = pa.schema(
     [
@@ -71,21 +71,21 @@ MATCHED_SCHEMA = pa.schema(
         ("kept_with", pa.float64()),
     ]
 )
-"""Of token ids there is a column `tokens` behind these, and `text` holds their numbers."""
+"""For token ids there is a further column `tokens`, and `text` holds their numbers."""
 
-MOST_ID = (1 << 63) - 1  # of a column of integers; no model has so many
+MOST_ID = (1 << 63) - 1  # limit of an integer column; no model has so many ids
 
 
 def telling_words(known: Sequence[str], audit: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words that the blind classifier goes by: how much each adds to the mean difference of the two kinds.
+    """The words with the largest effect on the blind classifier, by their share of the mean difference of the kinds.
 
     Args:
         known: texts of the role, at least 20.
         audit: audited texts, at least 20.
 
     Returns:
-        Words that are more frequent among the audited documents, and among the known ones, the largest weight first; of
-        each at most SHOWN_WORDS.
+        Words that are more frequent among the audited documents, and among the known ones, in descending order of
+        weight; at most SHOWN_WORDS of each.
     """
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.preprocessing import normalize
@@ -94,7 +94,7 @@ def telling_words(known: Sequence[str], audit: Sequence[str]) -> tuple[list[str]
     labels = np.r_[np.zeros(len(known), dtype=int), np.ones(len(audit), dtype=int)]
     try:
         words = normalize(vectorizer.fit_transform(text[:CHARACTERS] for text in (*known, *audit)))
-    except ValueError:  # no word stands in so many documents
+    except ValueError:  # no word is in enough documents
         return [], []
     coefficients = word_model().fit(words, labels).coef_[0]
     more = np.asarray(words[labels == 1].mean(axis=0) - words[labels == 0].mean(axis=0)).ravel()
@@ -112,24 +112,24 @@ def calibrating(config: AuditConfig) -> list[Role]:
 
 
 Words = dict[Role, dict[str, list[str]]]
-"""Of a role the words more frequent among the audited documents, and among its own."""
+"""By role: the words more frequent among the audited documents, and those more frequent in the role."""
 
 
 def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) -> tuple[Words, list[str]]:
-    """The words of each known role that the blind test told from the audited documents.
+    """The words by which the blind test distinguished each known role from the audited documents.
 
-    Where a selection weighs a role, the lines also say what the weights leave of it and repair, in a sample.
+    Where a selection weights a role, the lines also state the effective number and the blind test after weighting.
 
     Args:
-        plan: of the audit.
-        blind_tests: of the known roles.
-        texts: most texts of each side.
+        plan: plan of the audit.
+        blind_tests: blind tests of the known roles.
+        texts: maximum number of texts of each role.
 
     Returns:
-        The words, and lines for a person.
+        The words, and readable lines.
 
     Raises:
-        UserError: a file is gone or damaged.
+        UserError: a file is missing or damaged.
     """
     words: Words = {}
     lines: list[str] = []
@@ -149,7 +149,7 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
 
 
 def _weighted_lines(plan: Plan, role: Role, known: _Sampled, audit: _Sampled, test: BlindDiagnostic) -> list[str]:
-    """What weights would leave of the calibration documents and repair, by a sample."""
+    """The effective number of calibration documents after weighting, and their blind test, for a sample."""
     learnt, total = _learnt(known, audit, plan.config), plan.documents(role)[0]
     effective = effective_number(np.minimum(learnt.odds(), learnt.ratio.largest)[~learnt.compared.audited])
     after = learnt.tested(role)
@@ -167,22 +167,22 @@ def _shards(plan: Plan, role: str) -> list[Shard]:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Documents of a known role that were kept because their words resemble those of the audited."""
+    """Documents of a known role that were kept because their words resemble those of the audited ones."""
 
     role: Role
     path: str
     count: int
     total: int  # readable documents of the role
-    before: Blind | None  # the blind test with all
-    after: Blind | None  # with those that were kept; None where they are too few
+    before: Blind | None  # blind test with all documents
+    after: Blind | None  # blind test with the kept documents; None where they are too few
     by: str  # words or tokens
 
     def sentence(self) -> str:
-        """What was kept and what that repairs, for a person."""
+        """One sentence with the number of kept documents and the blind test before and after."""
         return wording.matched(self.path, self.count, self.total, self.role, self.before, self.after, self.by)
 
     def facts(self) -> dict[str, Any]:
-        """The same for machines."""
+        """The same as plain values."""
         tests = {"before": self.before, "after": self.after}
         plain = {name: blind_diagnostic(test, self.role, self.by).plain() for name, test in tests.items()}
         return {"role": self.role, "path": self.path, "documents": self.count, "of": self.total, **plain}
@@ -191,18 +191,18 @@ class Matched:
 def write_matched(plan: Plan, folder: str) -> list[Matched]:
     """Write, for each known role that calibrates, the subset of its documents that resembles the audited ones.
 
-    A document is kept with a probability that grows with its odds of being audited by its words, drawn by a hash of
-    its id; the classifier that says so never read it. Half of the audited documents teach it, the others test what it
-    kept. As many are kept as leave the blind AUC within chance where that
-    can be; scores are not read, so that choosing costs nothing of the guarantee. One Parquet file a role: id, text,
+    A document is kept with a probability that increases with the odds, from its words, of being audited. The draw is a
+    hash of its id; the classifier was not trained on it. Half of the audited documents train the classifier, the other
+    half tests the subset. The subset is the largest whose blind AUC is within chance, if there is one. Scores are not
+    read, so the choice leaves the guarantee intact. One Parquet file per role: id, text,
     group, source, row and the probability. Memory holds few texts at a time.
 
     Args:
-        plan: of the audit.
+        plan: plan of the audit.
         folder: local folder of the files.
 
     Raises:
-        UserError: fewer than 20 readable documents of a role, a file that is gone or damaged, a folder that cannot be
+        UserError: fewer than 20 readable documents of a role, a missing or damaged file, a folder that cannot be
             written.
     """
     if not plan.config.corpus.has_text:
@@ -253,7 +253,7 @@ def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
 
 
 def _tested(known: Sequence[Document], audit: Sequence[Document], config: AuditConfig) -> Blind | None:
-    """The blind test of documents; None with too few to calibrate on."""
+    """The blind test of documents; None with too few calibration documents."""
     if min(len(known), len(audit)) < LEAST:
         return None
     documents = [*known, *audit]
@@ -262,7 +262,7 @@ def _tested(known: Sequence[Document], audit: Sequence[Document], config: AuditC
 
 
 def _certain(learnt: LearntWeights) -> float:
-    """The odds from which on a document is kept for certain: the least with which words tell nothing, or the most."""
+    """The smallest odds from which documents are always kept that leave words uninformative, otherwise the largest."""
     odds, audited = learnt.odds(), learnt.compared.audited
     strictest = float(np.max(odds[~audited]))
     best = strictest

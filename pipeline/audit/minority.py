@@ -1,4 +1,4 @@
-"""The tail check and the family check of a selection: does its list rest on documents that calibration lacks?"""
+"""The tail check and the family check of a selection: does its list depend on documents that calibration lacks?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.report.wording.documents import NAMED, short_id
 from pipeline.store.pieces import SortedRows
 
 LEAST_SELECTED = 2
-"""Selected documents in a tail, at least, before it contradicts a list."""
+"""Minimum number of selected documents in a tail that contradicts a list."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,14 +31,14 @@ class Listed:
     """The selected documents of one selection, and the run that they belong to."""
 
     scored: Scored
-    overlap: Overlap  # of the role that calibrates with the audited documents
-    role: Role  # that calibrates
+    overlap: Overlap  # overlap of the calibration role with the audited documents
+    role: Role  # the calibration role
     selected: SortedRows  # columns doc_id, source and row
     alpha: float
-    near_copies: float  # the share of common runs from which documents are near-duplicates
+    near_copies: float  # minimum share of common runs of near-duplicates
 
     def among(self, places: Collection[tuple[str, int]]) -> list[tuple[str, int, str]]:
-        """Source, row and id of the selected documents at some places, each given by source and row."""
+        """Source, row and id of the selected documents at the given places (source and row)."""
         sources, rows = (pa.array({place[side] for place in places}) for side in (0, 1))
         listed = []
         for piece in self.selected.pieces() if places else ():
@@ -52,8 +52,8 @@ def tail_diagnostic(test: BlindTest, listed: Listed) -> TailDiagnostic | None:
     """The tail check of a selection; None where the blind test was not made.
 
     Args:
-        test: of the role that calibrates.
-        listed: what was selected.
+        test: blind test of the calibration role.
+        listed: the selected documents.
     """
     tail = test.tail
     if tail is None:
@@ -80,7 +80,7 @@ def tail_diagnostic(test: BlindTest, listed: Listed) -> TailDiagnostic | None:
 
 
 def _selected_in(tail: TailTest, listed: Listed) -> tuple[int, list[tuple[float, str]]]:
-    """How many selected documents were compared; rank and id of those in the tail, the highest first."""
+    """The number of selected documents that were compared; rank and id of those in the tail, the highest first."""
     shards = listed.scored.shards
     ranks = {(shards[name].name, shards[name].first_row + row): rank for name, row, rank in tail.documents}
     compared = {
@@ -106,8 +106,8 @@ def families_diagnostic(duplicates: Mapping[Role, NearDuplicates], listed: Liste
     """The family check of a selection: is the largest family of near-duplicates in one role by chance?
 
     Args:
-        duplicates: near-duplicates among the audited documents, and among those that calibrate.
-        listed: what was selected.
+        duplicates: near-duplicates among the audited and among the calibration documents.
+        listed: the selected documents.
 
     Returns:
         None where documents have groups, or adapters took whole families of calibration documents.
@@ -134,9 +134,9 @@ def one_role_p(size: int, n_audit: int, n_calibration: int, families: int) -> fl
 
     Args:
         size: documents of the family.
-        n_audit: documents that were compared.
-        n_calibration: documents that were compared.
-        families: families of at least LARGE documents.
+        n_audit: number of compared audited documents.
+        n_calibration: number of compared calibration documents.
+        families: number of families of at least LARGE documents.
     """
     total = _log_choices(n_audit + n_calibration, size)
     chances = [math.exp(_log_choices(n, size) - total) for n in (n_audit, n_calibration) if n >= size]
@@ -160,7 +160,7 @@ def _largest_of_one_role(listed: Listed) -> tuple[Role, pa.Table] | None:
 
 
 def _is_shared(rows: pa.Table, listed: Listed) -> bool:
-    """Whether a family of audited documents has a near-duplicate among those that were left out of calibration."""
+    """Whether a family of audited documents has a near-duplicate among documents left out of calibration."""
     scored = listed.scored
     if listed.overlap.keep.all():
         return False
@@ -177,7 +177,7 @@ def _is_shared(rows: pa.Table, listed: Listed) -> bool:
 
 
 def _found_family(kind: Role, rows: pa.Table, p_value: float, listed: Listed) -> FamiliesDiagnostic:
-    """What the report states of a family that is in one role only, against chance."""
+    """The diagnostic of a family that is in one role only, contrary to chance."""
     names = [str(name) for name in rows["doc_id"].to_pylist()]
     places = set(zip(rows["source"].to_pylist(), rows["row"].to_pylist(), strict=True))
     n_selected = len(listed.among(places)) if kind == "audit" else 0

@@ -1,4 +1,4 @@
-"""Documents that stand twice: known ones whose texts others have too, found by keys, and ids of an earlier shard."""
+"""Duplicates: known documents with texts of other documents, found by keys, and repeated ids of earlier shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.errors import UserError
 from pipeline.report.wording.documents import named_pairs, shared_sentence
 
 NAMED_PAIRS = 3
-"""Pairs of near-duplicates that are named."""
+"""Maximum number of pairs of near-duplicates that are named."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,25 +30,25 @@ class KnownTexts:
 
     @classmethod
     def of(cls, text: np.ndarray, sketch: np.ndarray, near_copies: float) -> KnownTexts:
-        """The texts of documents.
+        """Build from the keys of documents.
 
         Args:
             text: int64, (documents,), text keys.
             sketch: uint8, (documents, 128).
-            near_copies: the share of common runs from which documents are near-duplicates.
+            near_copies: minimum share of common runs of near-duplicates.
         """
         return cls(text, NearDuplicateIndex.of(sketch, near_copies))
 
     def near(self, keys: Keys) -> np.ndarray:
-        """Which of some documents are near-duplicates of one of these: bool, (documents,)."""
+        """Whether each document is a near-duplicate of one of these: bool, (documents,)."""
         return self.index.matches(keys.sketch)
 
     def equal(self, keys: Keys) -> np.ndarray:
-        """Which of some documents have a text of these: bool, (documents,)."""
+        """Whether each document has the text of one of these: bool, (documents,)."""
         return np.asarray(np.isin(keys.text, self.text))
 
     def shared(self, keys: Keys) -> SharedTexts:
-        """What some documents share with these."""
+        """The texts that documents share with these."""
         given, places = self.index.near(keys.sketch)
         equal = np.isin(self.text, keys.text)
         audited, first = np.unique(given, return_index=True)
@@ -62,34 +62,34 @@ class KnownTexts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedTexts:
-    """What some documents share with known ones."""
+    """The texts that documents share with known ones."""
 
     n_documents: int
     near: np.ndarray  # int64: places of known documents that have a near-duplicate among these, ascending
-    equal: np.ndarray  # int64: of these, those with an equal text
+    equal: np.ndarray  # int64: the subset with an equal text
     n_near: int  # documents that have a near-duplicate among the known ones
     pairs: list[tuple[int, int, float]]  # the first: place, place among the known, share of common runs
 
 
 Ids = Callable[[Sequence[int]], Sequence[str]]
-"""The ids of documents of a role, by their places."""
+"""Returns the ids of documents of a role by their places."""
 
 
 def find_shared(
     parts: Sequence[SharedTexts], n_known: int, audit: Ids, known: Ids, role: str, consequence: str = ""
 ) -> tuple[OverlapDiagnostic, np.ndarray]:
-    """What the audited documents share with a known role.
+    """Find the texts that the audited documents share with a known role.
 
     Args:
-        parts: of the audited documents, in their order.
-        n_known: known documents in all.
+        parts: shared texts of the audited documents, in their order.
+        n_known: total number of known documents.
         audit: ids of audited documents.
         known: ids of known documents.
-        role: of these.
-        consequence: what becomes of documents in two roles, to be read after "and".
+        role: role of the known documents.
+        consequence: the treatment of documents in two roles, a clause that follows "and".
 
     Returns:
-        The check, and which known documents are shared: bool, (n_known,).
+        The check, and whether each known document is shared: bool, (n_known,).
     """
     near, equal = (np.zeros(n_known, dtype=bool) for _ in range(2))
     for part in parts:
@@ -114,12 +114,12 @@ def find_shared(
 
 
 def shared_error(overlap: OverlapDiagnostic, n_known: int, role: str) -> UserError:
-    """The error of calibration documents that are near-duplicates of audited ones.
+    """The error for calibration documents that are near-duplicates of audited ones.
 
     Args:
-        overlap: there are some.
-        n_known: calibration documents in all.
-        role: of these.
+        overlap: an overlap with at least one pair.
+        n_known: total number of calibration documents.
+        role: role of the calibration documents.
     """
     return UserError(
         f"{overlap.n_calibration} of {n_known} {role} documents are near-duplicates of audit documents "
@@ -129,7 +129,7 @@ def shared_error(overlap: OverlapDiagnostic, n_known: int, role: str) -> UserErr
 
 
 def check_calibration_left(overlap: OverlapDiagnostic, n_known: int, role: str) -> None:
-    """Check that `overlap: drop` leaves a document to calibrate on; arguments as those of `shared_error`.
+    """Check that `overlap: drop` leaves a calibration document; arguments as in `shared_error`.
 
     Raises:
         UserError: every document of the role is a near-duplicate of an audited one.
@@ -142,23 +142,23 @@ def check_calibration_left(overlap: OverlapDiagnostic, n_known: int, role: str) 
 
 
 AT_ONCE = 1 << 19
-"""Keys that are compared at a time, about; 40 bytes each."""
+"""Approximate number of keys that are compared at a time; 40 bytes each."""
 
-_MOST_FILES = 512  # open at a time: of more than 2.7e8 keys, more are compared at a time
+_MOST_FILES = 512  # open at a time; with more than 2.7e8 keys, more are compared at a time
 _RECORD = np.dtype([("key", np.int64), ("place", np.int64)])
-_POSITION_BITS = 32  # of a place: the shard's number stands above the position in it
+_POSITION_BITS = 32  # of a place: the shard's number is in the higher bits
 
 
 def repeated_ids(shards: Iterable[tuple[int, np.ndarray]], total: int, at_once: int = AT_ONCE) -> dict[int, np.ndarray]:
-    """Positions, by number of the shard, of keys that stand earlier in the shard or in an earlier one.
+    """Positions, by shard number, of keys that occur earlier in the shard or in an earlier one.
 
     Args:
         shards: number and keys (int64) of each, in any order.
-        total: keys of all shards, about.
-        at_once: keys that are compared at a time, about.
+        total: approximate number of keys of all shards.
+        at_once: approximate number of keys that are compared at a time.
 
     Returns:
-        int64 arrays, ascending, of the shards that have any.
+        int64 arrays, ascending, of the shards that have repeated keys.
 
     Raises:
         UserError: there is no space for temporary files.

@@ -1,4 +1,4 @@
-"""Plan a run from metadata alone: inputs, shards, passes, and the shards that are still to do."""
+"""Plan a run from metadata alone: inputs, shards, passes, and pending shards."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import is_sealed, json_digest
 
 BYTES_PER_TOKEN = 4.0
-"""Of English text, about."""
+"""Approximate value for English text."""
 
 PICTURE_TOKENS = 640
-"""Of a picture with the instruction and a description, about: 576 of them are the picture's in LLaVA-1.5."""
+"""Approximate value of a picture with its instruction and description; the picture has 576 tokens in LLaVA-1.5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Plan:
     finished: dict[str, Any] | None = None  # the record of a finished run, where the plan has read it
 
     def documents(self, role: Role) -> tuple[int, bool]:
-        """Number of documents of a role, and whether it is exact; it is an estimate where only reading would tell."""
+        """Number of documents of a role, and whether it is exact; an estimate where only reading determines it."""
         extents = [extent_of(entry) for entry in self.inputs if entry.role == role]
         source = self.config.corpus.source(role)
         window = max(1, 0 if source is None else source.window)  # rows of a document
@@ -57,7 +57,7 @@ class Plan:
         return count, exact
 
     def passes(self) -> list[dict[str, Any]]:
-        """The passes that the detectors need, each run once a document and once a paraphrase of it."""
+        """The passes that the detectors need; each runs once per document and once per paraphrase of it."""
         planned = plan_passes(parse_detectors(self.config.detectors))
         draws = Counter(replace(p, draw=0) for p in planned if p.draw)
         passes: list[dict[str, Any]] = [
@@ -80,7 +80,7 @@ class Plan:
         return passes
 
     def text_bytes(self) -> int:
-        """Estimated bytes of text of all inputs, decompressed; of pictures, of what a model reads of them."""
+        """Estimated bytes of text of all inputs, decompressed; for pictures, of the equivalent of a model's input."""
         if self.config.corpus.has_pictures:
             return round(sum(extent_of(entry).rows for entry in self.inputs) * PICTURE_TOKENS * BYTES_PER_TOKEN)
         return sum(extent_of(entry).text_bytes for entry in self.inputs)
@@ -91,7 +91,7 @@ class Plan:
         for entry in self.inputs:
             try:
                 extent = extent_of(entry)
-            except UserError:  # a damaged file: its shards fail by name when they are read
+            except UserError:  # a damaged file: its shards fail, with their names, when they are read
                 row_bytes[entry.path] = float(entry.size)
             else:
                 row_bytes[entry.path] = extent.text_bytes / max(1, extent.rows)
@@ -100,7 +100,7 @@ class Plan:
         sizes = {}
         for shard in self.shards:
             by_row = row_bytes[shard.path]
-            if by_bytes(shard) and not shard.pictures:  # of pictures a file of lines holds the paths alone
+            if by_bytes(shard) and not shard.pictures:  # for pictures, a file of lines holds only their paths
                 most = float((shard.stop or 0) - shard.start)
             elif shard.stop is not None:
                 most = (shard.stop - shard.start) * by_row
@@ -113,7 +113,7 @@ class Plan:
 
 
 def _picture_passes(planned: Mapping[Pass, frozenset[str]]) -> list[dict[str, Any]]:
-    """The passes over pictures: one a description, whatever the number of parts that are read."""
+    """The passes over pictures: one per description, whatever the number of parts that are read."""
     passes = []
     for caption in sorted({p.caption for p in planned}):
         parts = {p.part: read for p, read in planned.items() if p.caption == caption}
@@ -158,7 +158,7 @@ def _models(config: AuditConfig) -> list[ModelConfig]:
 
 
 def check_model_files(config: AuditConfig) -> None:
-    """Check that the files of every model are there, before anything that takes seconds to import.
+    """Check that the files of every model exist, before any slow import.
 
     Raises:
         UserError: a file is missing, or the weights are of a kind that is not allowed.
@@ -171,7 +171,7 @@ def describe_model(model: AnyModel, pictures: bool = False) -> dict[str, Any]:
     """Check without loading weights that a model can be used: `check_model` or `check_endpoint`.
 
     Args:
-        model: of the audit.
+        model: a model of the audit.
         pictures: whether the documents are pictures.
     """
     if isinstance(model, ScoredModel):
@@ -195,7 +195,7 @@ def pending(plan: Plan, stage: str, store: Store) -> list[Shard]:
 def _read_finished(config: AuditConfig) -> tuple[dict[str, Any] | None, dict[tuple[str, str], InputFile]]:
     """The record of a finished run, and its inputs by role and path.
 
-    No inputs where its sources were others; neither is read where all inputs are local and cost nothing.
+    No inputs where the run had other sources; neither is read where all inputs are local and free.
     """
     if all("://" not in path for _, source in config.corpus.roles() for path in source.paths):
         return None, {}
@@ -205,12 +205,12 @@ def _read_finished(config: AuditConfig) -> tuple[dict[str, Any] | None, dict[tup
         if not is_sealed(record) or record.get("sources") != digest_of_sources(config):
             return record, {}
         inputs = TypeAdapter(list[InputFile]).validate_python(record["inputs"])
-    except (UserError, OSError, KeyError, TypeError, ValueError):  # damaged, or out of reach: all is opened anew
+    except (UserError, OSError, KeyError, TypeError, ValueError):  # damaged or unreachable: all inputs are opened again
         return record, {}
     return record, {(entry.role, entry.path): entry for entry in inputs}
 
 
 def digest_of_sources(config: AuditConfig) -> str:
-    """A digest of where the documents of an audit come from, and of the limits."""
+    """A digest of the sources of an audit's documents, and of the limits."""
     described = [config.corpus.model_dump(mode="json"), config.limits.model_dump(mode="json")]
     return json_digest(described)

@@ -1,4 +1,4 @@
-"""What the documents themselves say, before any model is loaded: near-duplicates, repeated ids, words that differ."""
+"""Checks of the documents before any model is loaded: near-duplicates, repeated ids, differing words."""
 
 from __future__ import annotations
 
@@ -40,53 +40,53 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import json_digest
 
-_LEAST = 3  # documents that are not of the encoding, before a run stops for it
+_LEAST = 3  # undecodable documents that stop a run
 
 EXAMPLES = 3
-DOCUMENT_COST = 256  # characters that take as long as a document's row does, whatever its length
+DOCUMENT_COST = 256  # fixed cost of a document, in characters
 NOTE, WARNING = "note: ", "warning: "
-"""Before a line of a check that did not pass."""
+"""Prefix of the line of a check that did not pass."""
 
-_FORM = 2  # of the checks: a file of an earlier form is not read
-_ORDER = 5  # the stream of random numbers that the shards of a sample are drawn from
+_FORM = 2  # version of the checks; a file of an earlier one is not read
+_ORDER = 5  # random number stream of the sampled shards
 
 
 class Undecodable(Record):
-    """An input of which documents that were read are not of its encoding, and another encoding is recognised."""
+    """An input with documents that are not in its configured encoding, where another encoding is recognised."""
 
-    name: str = Field(description="The input, as the configuration names it.")
-    documents: int = Field(description="Documents of it that were read.")
-    undecodable: int = Field(description="How many of these are not of the encoding that is set.")
-    unit: str = Field(description="What a document is: a line or a file.")
-    label: str = Field(description="The encoding that is set.")
-    encoding: str = Field(description="The encoding that was recognised.")
+    name: str = Field(description="Name of the input in the configuration.")
+    documents: int = Field(description="Number of its documents that were read.")
+    undecodable: int = Field(description="Number of these that are not in the configured encoding.")
+    unit: str = Field(description="Unit of a document: a line or a file.")
+    label: str = Field(description="The configured encoding.")
+    encoding: str = Field(description="The recognised encoding.")
 
     @property
     def sentence(self) -> str:
-        """What is wrong, and the setting that corrects it."""
+        """States the fault and the setting that corrects it."""
         counts = self.undecodable, self.documents
         return other_encoding(self.name, counts, self.unit, self.label, self.encoding)
 
     @property
     def stops(self) -> bool:
-        """Whether the input as a whole is of another encoding: at least half of its documents are."""
+        """Whether the whole input is in another encoding: at least half of its documents are."""
         return self.undecodable >= max(_LEAST, self.documents / 2)
 
 
 class DecodingTally:
-    """Counts of the documents that were read of every input, and of those that are not of its encoding."""
+    """Counts, per input, of the documents that were read and of those that are not in its encoding."""
 
     def __init__(self) -> None:
         self._counts: dict[str, tuple[Shard, list[int]]] = {}
 
     def readable(self, shard: Shard) -> Iterator[Document]:
-        """The documents of a shard that have no problem; all are counted."""
+        """The documents of a shard without a problem; all are counted."""
         _, counts = self._counts.setdefault(shard.path, (shard, [0, 0]))
         encoded = "encoding" in format_named(shard.format).settings
         for document in read_shard(shard):
             counts[0] += 1
             if document.problem is None:
-                counts[1] += encoded and "\0" in document.text  # as UTF-16 has that is read as UTF-8
+                counts[1] += encoded and "\0" in document.text  # as in UTF-16 that is read as UTF-8
                 yield document
             elif document.problem[0] == "undecodable":
                 counts[1] += 1
@@ -116,63 +116,61 @@ def _described(shard: Shard, documents: int, undecodable: int) -> Undecodable | 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is read. A corpus that is no larger is checked whole; of a larger one shards are drawn at random.
+    """Limits of the reading. A corpus within them is checked as a whole; of a larger one shards are drawn at random.
 
-    Half of it is for the audited documents, at least, and a quarter for each known role, at most. So memory is bounded
-    too: half a kilobyte a document, of which there are at most `characters / DOCUMENT_COST`.
+    The audited documents get at least half of it, each known role at most a quarter. This also limits the memory: half
+    a kilobyte per document, of which there are at most `characters / DOCUMENT_COST`.
     """
 
-    characters: int  # of text, at most, each document counted with DOCUMENT_COST more
-    texts: int  # of each side of the blind test
+    characters: int  # maximum; each document counts as its length plus DOCUMENT_COST
+    texts: int  # maximum for each role of the blind test
 
 
 _log = logging.getLogger(__name__)
 
 RUN = Effort(1 << 25, SAMPLED_TEXTS)
-"""Of `seenset run`: about 30,000 documents of 800 characters, some seconds on one core beside a starting cluster."""
+"""For `seenset run`: about 30,000 documents of 800 characters, some seconds on one core while a cluster starts."""
 
 PLAN = Effort(1 << 24, 1_000)
-"""Of `seenset plan`: a few seconds at most."""
+"""For `seenset plan`: a few seconds at most."""
 
 
 class PreflightChecks(VersionedRecord):
     """The checks that need no model: `diagnostics/documents-<inputs>.json`."""
 
     sealed = True
-    always_sealed = True  # checks of version 0.9.0 are made again
+    always_sealed = True  # the checks of version 0.9.0 are repeated
 
-    documents: dict[Role, int] = Field(description="Documents that were read, by role.")
-    whole: bool = Field(description="Whether these are all; else they are a sample, of shards drawn at random.")
-    overlap: dict[Role, OverlapDiagnostic] = Field(
-        description="What each known role shares with the audited documents."
-    )
+    documents: dict[Role, int] = Field(description="Number of documents that were read, by role.")
+    whole: bool = Field(description="Whether all documents were read; otherwise a sample of shards drawn at random.")
+    overlap: dict[Role, OverlapDiagnostic] = Field(description="Overlap of each known role with the audited documents.")
     copies: dict[Role, NearDuplicates] = Field(description="Near-duplicates among the documents of each role.")
     duplicates: CountDiagnostic = Field(description="Documents that repeat an id of their role.")
     blind: dict[Role, BlindTest] = Field(
-        description="Whether words alone tell a known role from the audited documents; a role whose texts cannot be "
-        "read is missing."
+        description="Whether words alone distinguish a known role from the audited documents; a role with unreadable "
+        "texts is missing."
     )
-    damaged: list[str] = Field(description="The first inputs that could not be read to their end, a line each.")
+    damaged: list[str] = Field(description="The first inputs that could not be read to their end, one line each.")
     undecodable: list[Undecodable] = Field([], description="Inputs with documents of another encoding.")
 
     @property
     def scope(self) -> str:
-        """How many documents were read."""
+        """The number of documents that were read."""
         return wording.documents_read(sum(self.documents.values()), self.whole)
 
 
 def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
-    """Check the documents of an audit: near-duplicates, ids that repeat, and words that tell roles apart.
+    """Check the documents of an audit: near-duplicates, repeated ids, and words that distinguish roles.
 
-    Texts are compared as scoring compares them: after `text_transform`, all of the text, each id once. Texts of one
-    word are left out, because a model may have no score for them. Pure: nothing is written.
+    Texts are compared as in scoring: after `text_transform`, the whole text, each id once. Texts of one
+    word are left out, because a model may have no score for them. Nothing is written.
 
     Args:
-        plan: of the audit.
-        effort: how much to read.
+        plan: plan of the audit.
+        effort: limits of the reading.
 
     Raises:
-        UserError: the inputs of the plan are gone; or as `check_calibration_left`.
+        UserError: the inputs of the plan are missing; also the errors of `check_calibration_left`.
     """
     config = plan.config
     roles = [role for role, _ in config.corpus.roles()]
@@ -210,11 +208,11 @@ def begin_checks(plan: Plan, effort: Effort) -> Future[PreflightChecks]:
     """Start `check_documents` in a thread, which ends with the process at the latest.
 
     Args:
-        plan: of the audit.
-        effort: how much to read.
+        plan: plan of the audit.
+        effort: limits of the reading.
 
     Returns:
-        The checks to come; their result raises what `check_documents` raises.
+        The pending checks; their result raises the errors of `check_documents`.
     """
     checks: Future[PreflightChecks] = Future()
 
@@ -229,12 +227,12 @@ def begin_checks(plan: Plan, effort: Effort) -> Future[PreflightChecks]:
 
 
 def plan_checks(plan: Plan) -> dict[str, Any]:
-    """What `seenset plan` says of the documents: the checks, "scope" (how many were read) and "lines" (one a check).
+    """The document checks of `seenset plan`: the checks, "scope" (documents read) and "lines" (one per check).
 
-    "words" are those that tell a known role from the audited documents, where such a test failed.
+    "words" are those that distinguish a known role from the audited documents, where the blind test failed.
 
     Raises:
-        UserError: as `check_usable`.
+        UserError: the errors of `check_usable`.
     """
     checked = check_documents(plan, PLAN)
     check_usable(checked, plan.config)
@@ -245,12 +243,12 @@ def plan_checks(plan: Plan) -> dict[str, Any]:
 
 
 def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
-    """Stop at documents of which most would go to quarantine, or that selection would refuse after scoring.
+    """Stop where most documents would be quarantined, or where selection would refuse them after scoring.
 
     Raises:
-        UserError: an input is of another encoding as a whole; a role that calibrates a selection has near-duplicates of
-            audited documents, and the config does not say `overlap: drop`; or fewer than 20 documents of either kind
-            to be weighed.
+        UserError: an input is entirely in another encoding; a role that calibrates a selection has near-duplicates of
+            audited documents, and the configuration does not set `overlap: drop`; or fewer than 20 documents of either
+            role for weights.
     """
     for one in checked.undecodable:
         if one.stops:
@@ -272,7 +270,7 @@ def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
 
 
 def _lines(checked: PreflightChecks, config: AuditConfig) -> list[str]:
-    """A line for each check, those that did not pass with the word for it before."""
+    """A line for each check, with a prefix for those that did not pass."""
     checks: list[Diagnostic | None] = [checked.duplicates]
     for role in calibrating(config):
         checks += [checked.overlap.get(role), _before_weights(checked.blind.get(role), role, config)]
@@ -287,7 +285,7 @@ def _lines(checked: PreflightChecks, config: AuditConfig) -> list[str]:
 
 
 def _before_weights(test: BlindDiagnostic | None, role: Role, config: AuditConfig) -> BlindDiagnostic | None:
-    """The blind test; no warning where every selection of the role weighs its documents, which is to repair that."""
+    """The blind test; no warning where every selection of the role has weights, which are meant to correct it."""
     of_role = [calibration_of(s.calibration) for s in config.selections if NULL_ROLE[s.direction] == role]
     if test is None or test.ok is not False or not of_role or not all(one.weighted for one in of_role):
         return test
@@ -295,7 +293,7 @@ def _before_weights(test: BlindDiagnostic | None, role: Role, config: AuditConfi
 
 
 def stored_preflight(store: Store, shards: Sequence[Shard], seed: int) -> PreflightChecks | None:
-    """The checks of these very documents that a run has filed; None where it has not, or they are not as written.
+    """The stored checks of exactly these documents; None where there are none, or they were changed.
 
     Raises:
         UserError: the file is of another version.
@@ -309,7 +307,7 @@ def stored_preflight(store: Store, shards: Sequence[Shard], seed: int) -> Prefli
 
 
 def _file(shards: Sequence[Shard], seed: int) -> str:
-    """The name says what was read and by which form of the checks, so a corpus that was repaired is read again."""
+    """The name identifies the documents and the version of the checks, so a repaired corpus is read again."""
     content = [replace(shard, name="", path="", first_row=0).to_dict() for shard in shards]
     digest = json_digest([_FORM, seed, content])
     return f"diagnostics/documents-{digest[:12]}.json"
@@ -320,9 +318,9 @@ class _RoleKeys:
     """The keys of the documents of one role that were read, in the order of the files."""
 
     shards: list[Shard]
-    ends: np.ndarray  # int64, (shards,): documents up to the end of each
+    ends: np.ndarray  # int64, (shards,): cumulative number of documents at the end of each
     keys: Keys
-    repeats: np.ndarray  # int64: positions of documents whose id stands before
+    repeats: np.ndarray  # int64: positions of documents with an id of an earlier one
     compared: np.ndarray  # int64: positions of the others that have more than one word, or a picture
     whole: bool
 
@@ -337,22 +335,22 @@ class _RoleKeys:
         raise UserError(f"{self.shards[index].name} changed while it was read")
 
     def compared_ids(self, places: Sequence[int]) -> list[str]:
-        """The ids of documents by their places among those that are compared."""
+        """The ids of documents by their places among the compared ones."""
         return [self.doc_id(int(self.compared[place])) for place in places]
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Where documents are drawn from, and what is noted while they are read."""
+    """The source of a sample of documents, and notes taken while reading."""
 
     shards: Sequence[Shard]
     seed: int
-    damaged: list[str]  # a line an input
+    damaged: list[str]  # one line per input
     tally: DecodingTally
 
 
 def _read(sample: _Sample, role: Role, characters: int) -> _RoleKeys:
-    """Read the documents of a role: all, or shards drawn at random until so many characters are read."""
+    """Read the documents of a role: all, or shards drawn at random up to the given number of characters."""
     candidates = [shard for shard in sample.shards if shard.role == role]
     order = np.random.default_rng([sample.seed, _ORDER]).permutation(len(candidates)).tolist()
     parts: dict[int, list[Keys]] = {}
@@ -368,7 +366,7 @@ def _read(sample: _Sample, role: Role, characters: int) -> _RoleKeys:
                 left = int(rest[-1])
                 if left <= 0:
                     break
-        except UserError as error:  # of one file; the run finishes the others, and says so
+        except UserError as error:  # of one file; the run finishes the others and reports it
             sample.damaged.append(str(error))
     read = {index: Keys.joined(parts[index]) for index in sorted(parts)}
     keys = Keys.joined(read.values())
@@ -381,7 +379,7 @@ def _read(sample: _Sample, role: Role, characters: int) -> _RoleKeys:
 
 
 def _distinct(shard: Shard, tally: DecodingTally) -> Iterator[Document]:
-    """The readable documents of a shard, with ids that no document of another shard has by its number alone."""
+    """The readable documents of a shard, with ids that cannot repeat by their row number alone."""
     for document in tally.readable(shard):
         # without a column ids are file#row, which cannot repeat; a plan has not counted the rows yet
         yield document if shard.id_column else replace(document, doc_id=f"{shard.id} {document.doc_id}")
@@ -415,18 +413,18 @@ def check_before_scoring(
     say: Callable[[str], None],
     begun: Future[PreflightChecks] | None = None,
 ) -> None:
-    """Check the documents of a run once, before any model is loaded, and say what is wrong; a resume reads the file.
+    """Check the documents of a run once, before any model is loaded, and print the problems; a resume reads the file.
 
-    Nothing of this replaces what selection checks over all scored documents.
+    This does not replace the checks of a selection over all scored documents.
 
     Args:
-        plan: of the run.
+        plan: plan of the run.
         store: the run directory.
         say: called with each line.
-        begun: the checks, from `begin_checks`; None: they are made here.
+        begun: the checks from `begin_checks`; None: they are made here.
 
     Raises:
-        UserError: as `check_usable`.
+        UserError: the errors of `check_usable`.
     """
     earlier = stored_preflight(store, plan.shards, plan.config.seed)
     checked = earlier or (check_documents(plan, RUN) if begun is None else begun.result())
@@ -445,7 +443,7 @@ def check_before_scoring(
 
 
 def _at_least(count: int, plan: Plan, role: Role) -> int:
-    """The documents of a role as planned; those that were read where a damaged file hides their number."""
+    """The planned number of documents of a role; the number read where a damaged file makes it unknown."""
     try:
         return plan.documents(role)[0]
     except UserError:

@@ -1,4 +1,4 @@
-"""Reconcile a run directory with its configuration: new, to be resumed, or finished and asked the same again."""
+"""Reconcile a run directory with its configuration: a new run, a run to resume, or a finished run."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ def reconcile(
     allocation: Allocation | None = None,
     each: Each = each_in_turn,
 ) -> Plan:
-    """Write the manifest and the shard table, or check that the ones in the run directory still hold.
+    """Write the manifest and the shard table, or check that those in the run directory still apply.
 
-    A missing or damaged one is written again, which is logged; the documents of all finished shards are then checked.
+    A missing or damaged file is written again, which is logged; the documents of all finished shards are then checked.
 
     Args:
-        plan: of the run.
-        fingerprints: stage -> all that could change what it computes; scoring among them.
+        plan: plan of the run.
+        fingerprints: stage -> all values that could change its result; includes scoring.
         store: the run directory.
-        allocation: which known documents are trained on; by default none.
-        each: a function of every shard.
+        allocation: the allocation of known documents; by default none.
+        each: applies a function to every shard.
 
     Returns:
-        The plan with its rows numbered.
+        The plan with numbered rows.
 
     Raises:
-        UserError: the directory holds scores of another model, other inputs or other settings: names the fields.
+        UserError: the directory holds scores of another model, other inputs or other settings; the fields are named.
     """
     before = _manifest_before(store)
     earlier = None if before is None else _shards_before(store, before, plan)
@@ -76,7 +76,7 @@ def reconcile(
         store.remove_folder(f"receipts/{SCORING}")
     for stage, wanted in fingerprints.items():
         _check_receipts(plan, stage, wanted, store)
-    stamps = _stamps([] if before is None else before.inputs)  # without a manifest all that was read is read again
+    stamps = _stamps([] if before is None else before.inputs)  # without a manifest, all inputs are read again
     check_documents_read(stamps, _stamps(plan.inputs), plan.shards, list(fingerprints), store, each)
     if earlier is None:
         write_shards(store, plan.shards)
@@ -92,7 +92,7 @@ def reconcile(
 
 
 def _manifest_before(store: Store) -> Manifest | None:
-    """The manifest of a run that goes on; None for a new run, and where it is gone or damaged, which is then logged."""
+    """The manifest of an existing run; None for a new run, and, with a log entry, where it is missing or damaged."""
     try:
         before = read_manifest(store)
         problem = f"{store.url}/{MANIFEST_FILE} is missing" if before is None and store.exists("receipts") else None
@@ -104,7 +104,7 @@ def _manifest_before(store: Store) -> Manifest | None:
 
 
 def _shards_before(store: Store, before: Manifest, plan: Plan) -> tuple[Shard, ...] | None:
-    """The planned shards as the shard table numbers their rows; None where there is no table, or a damaged one."""
+    """The planned shards with the row numbers of the shard table; None where there is no table, or a damaged one."""
     try:
         check_shard_table(store, before)
         return reconciled_shards(store, plan.shards)
@@ -114,10 +114,10 @@ def _shards_before(store: Store, before: Manifest, plan: Plan) -> tuple[Shard, .
 
 
 def check_inputs_since(plan: Plan, stages: Sequence[Stage], store: Store, each: Each) -> None:
-    """Check that no input was changed while the run read it: its shards would be of two corpora.
+    """Check that no input was changed while the run read it: its shards would come from two corpora.
 
     Raises:
-        UserError: names the input.
+        UserError: an input was changed; the message names it.
     """
     now: Stamps = {(entry.role, entry.path): stamp_of(entry) for entry in plan.inputs}
     check_documents_read(_stamps(plan.inputs), now, plan.shards, [stage.name for stage in stages], store, each)
@@ -128,7 +128,7 @@ def _stamps(inputs: Sequence[InputFile | InputRecord]) -> Stamps:
 
 
 def note_gradient(store: Store, scored: Scored) -> None:
-    """Add to the manifest over what the gradient norm was taken, and how: only the loaded model could tell."""
+    """Add the parameters and the method of the gradient norm to the manifest; only the loaded model determines them."""
     coverage = next((receipt.gradient for receipt in scored.receipts if receipt.gradient is not None), None)
     manifest = read_manifest(store)
     if coverage is None or manifest is None:
@@ -172,18 +172,18 @@ def _check_layout(plan: Plan, before: Manifest, store: Store) -> None:
 
 
 def _free_to_score(plan: Plan, before: Manifest) -> bool:
-    """Whether scores, earlier ones too, are made of stored continuations alone: then they are made anew at no cost."""
+    """Whether all scores, earlier ones too, come from stored continuations only: recomputing them costs nothing."""
     return all(entry["kind"] == "generate" for entry in [*before.passes, *plan.passes()])
 
 
 def _differ_in_detectors(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether two fingerprints differ in their detectors and the stages that these read, and in nothing else."""
+    """Whether two fingerprints differ only in their detectors and the stages that these read."""
     changed = {key for key in {**before, **now} if before.get(key) != now.get(key)}
     return bool(changed) and changed <= {"detectors", "plugins", "reads"}
 
 
 def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], store: Store) -> None:
-    """Finished shards must be what this plan would compute: a mismatch names the differing fields."""
+    """Check that finished shards are those that this plan would compute; the error names the differing fields."""
     shards = sorted(plan.shards, key=BY_ID)
     for receipt in intact_receipts(store, stage):
         place = place_of(receipt.shard, shards)
@@ -212,27 +212,27 @@ def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], stor
 
 
 _READ = (f"receipts/{SCORING}", SCORE_FOLDER, "quarantine")
-"""Folders that the answers are made of."""
+"""Folders that the answers are made from."""
 
 _PASSING = ("lock", FINISHED_FILE)
-"""How files of the run directory begin that are no part of the answer."""
+"""Prefixes of files of the run directory that are not part of the answer."""
 
 
 class FinishedRecord(VersionedRecord):
-    """A run whose questions are answered, what it was asked, and the files that it rests on: `finished.json`."""
+    """A finished run: its configuration, its answers, and the files that they depend on: `finished.json`."""
 
     sealed = True
 
     question: str = Field(
         description="Digest of the configuration, the shards, the flags of the command and the versions."
     )
-    fingerprint: dict[str, JsonValue] = Field(description="All that could change a score.")
+    fingerprint: dict[str, JsonValue] = Field(description="All values that could change a score.")
     types: dict[str, Decided] = Field({}, description="What dtype auto chose, by key of the configuration.")
     files: dict[str, str] = Field(description="Digest of the names, sizes and times of a folder's files, by folder.")
-    sources: str = Field("", description="Digest of where the documents come from, and of the limits.")
+    sources: str = Field("", description="Digest of the sources of the documents, and of the limits.")
     inputs: list[InputFile] = Field([], description="The inputs as they were planned.")
     report: str = Field(description="Address of the report.")
-    status: Status = Field(description="How the run ended, with its answers.")
+    status: Status = Field(description="Final status of the run, with its answers.")
 
 
 def note_finished(
@@ -242,13 +242,13 @@ def note_finished(
     status: Status,
     report: str,
 ) -> None:
-    """Write down of what the answers of a run are made. The run's lock must be held.
+    """Record the files that the answers of a run are made from. The run's lock must be held.
 
     Args:
-        plan: of the run.
-        flags: of the command, whatever changes what it writes.
+        plan: plan of the run.
+        flags: options of the command that change its output.
         scored: its score shards.
-        status: how the run ended, with its answers.
+        status: final status of the run, with its answers.
         report: address of the report.
     """
     store = scored.store
@@ -269,14 +269,14 @@ def note_finished(
 
 
 def read_finished(store: Store, plan: Plan, flags: Sequence[bool]) -> FinishedRecord | None:
-    """What a finished run answered, if it was asked the same and its files are as they were; else None.
+    """The answers of a finished run of the same configuration with unchanged files; None where there is none.
 
-    Whether the models are the same too, its fingerprint says: their weights have to be read for that.
+    The fingerprint of the record states the models, whose weights must be read to compare them.
     """
     try:
         stored = store.read_json(FINISHED_FILE) if plan.finished is None else plan.finished
         record = build(FinishedRecord, opened(stored or {}, FINISHED_FILE))
-    except (UserError, TypeError, ValueError):  # none, damaged or of another version: all is done anew
+    except (UserError, TypeError, ValueError):  # missing, damaged or of another version: all is done again
         return None
     if record.question != _question(plan, flags) or not record.files.keys() >= {*_READ, *_written(record.status)}:
         return None
@@ -285,7 +285,7 @@ def read_finished(store: Store, plan: Plan, flags: Sequence[bool]) -> FinishedRe
 
 
 def _written(status: Status) -> list[str]:
-    """Folders with the answers; of a selection's verdicts on single documents, only that they are there."""
+    """Folders with the answers; for the verdicts on single documents only their existence counts."""
     return ["", "report", *(f"selection/{summary.name}" for summary in status.selections)]
 
 

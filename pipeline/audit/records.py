@@ -1,4 +1,4 @@
-"""JSON files of a run directory as typed records: a version, a sentence under every field, one line when damaged."""
+"""JSON files of a run directory as typed records, with a version, a description of every field, and one-line errors."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ VERDICT_FILE = "verdict.json"
 FINISHED_FILE = "finished.json"
 
 AUDITED_RECORD = "judged.json"
-"""Which runs `against` counted, and the digest of the keys of the texts that they have audited."""
+"""The runs that `against` counted, and the digest of the keys of the texts that they have audited."""
 
 KEYS_FILE = "adapters/documents.parquet"
 """The keys of the documents that adapters were trained on."""
 
 DUPLICATES = "quarantine/duplicate_id.parquet"
-"""Of a run directory: the documents whose id stands in an earlier shard, which only all shards together tell."""
+"""The documents of a run whose id occurs in an earlier shard, which only all shards together determine."""
 
 
 class Record(BaseModel):
-    """A JSON file of a run directory, or a part of one: checked when it is read, never changed."""
+    """A JSON file of a run directory, or a part of one; validated when it is read, and immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def plain(self) -> dict[str, Any]:
-        """Plain values, as the file holds them."""
+        """Plain values, as in the file."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 class VersionedRecord(Record):
-    """A whole file, which says the version of its form."""
+    """A whole file, which states the version of its format."""
 
     sealed: ClassVar[bool] = False
     """Whether the file holds the SHA-256 of its other keys under `digest`."""
@@ -58,24 +58,24 @@ WholeRecord = TypeVar("WholeRecord", bound=VersionedRecord)
 def read_record(
     store: Store, name: str, kind: type[WholeRecord], remedy: str, remade: str | None = None
 ) -> WholeRecord | None:
-    """Read a file that says the version of its form.
+    """Read a file that states the version of its format.
 
-    A file without a version was written before there were any. It is read if it holds all that is needed. So is one
-    without a digest: version 0.9.0 wrote none.
+    A file without a version is older than versions. It is read if it holds all required keys. So is one without a
+    digest, because version 0.9.0 wrote none.
 
     Args:
         store: the run directory.
-        name: of the file.
-        kind: what the file holds.
+        name: file name.
+        kind: type of the record.
         remedy: what the user can do about a file of another version.
-        remade: what makes a damaged file again; None: not said.
+        remade: the command that writes a damaged file again; None: not stated.
 
     Returns:
         The record, or None where there is no such file.
 
     Raises:
-        DamagedError: in one line, a damaged file, and its key where that is known.
-        UserError: in one line, the program that wrote a file of another version.
+        DamagedError: a damaged file; the message names the key where it is known.
+        UserError: a file of another version; the message names the program that wrote it.
     """
     try:
         return _read_record(store, name, kind, remedy)
@@ -109,12 +109,12 @@ def _read_record(store: Store, name: str, kind: type[WholeRecord], remedy: str) 
 
 
 def write_record(store: Store, name: str, record: VersionedRecord) -> str:
-    """Write a file that says the version of its form; the SHA-256 of the file, hexadecimal."""
+    """Write a file that states the version of its format; returns the SHA-256 of the file, hexadecimal."""
     return store.write_json(name, sealed_values(record.plain()) if record.sealed else record.plain())
 
 
 def sealed_values(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values with their digest, as they are read again: a file holds no lone surrogate."""
+    """Plain values with their digest, as read back: a file holds no lone surrogate."""
     return sealed(json.loads(to_json(value)))
 
 
@@ -122,11 +122,11 @@ def opened(value: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The keys of a sealed record without its digest.
 
     Args:
-        value: what the file holds.
-        where: its place, for messages.
+        value: content of the file.
+        where: location, for messages.
 
     Raises:
-        DamagedError: it is not as it was written.
+        DamagedError: the content was changed.
     """
     if not is_sealed(value):
         raise DamagedError(f"{where} is damaged: its content is not what was written")
@@ -134,15 +134,15 @@ def opened(value: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def write_part(store: Store, name: str, part: Record) -> None:
-    """Write a record without a version of its own; the file holds its own name and a digest."""
+    """Write a record without a version of its own; the file holds its name and a digest."""
     store.write_json(name, sealed_values({"file": name, **part.plain()}))
 
 
 def read_part(store: Store, name: str, kind: type[PartRecord]) -> PartRecord | None:
-    """What `write_part` wrote; None where there is no such file.
+    """Read what `write_part` wrote; None where there is no such file.
 
     Raises:
-        DamagedError: it is not as it was written, was written under another name, or by a version that kept no digests.
+        DamagedError: the content was changed, or was written under another name or by a version without digests.
     """
     value = store.read_json(name)
     if value is None:
@@ -156,10 +156,10 @@ def read_part(store: Store, name: str, kind: type[PartRecord]) -> PartRecord | N
 
 
 def parse_part(kind: type[PartRecord], value: Any, where: str) -> PartRecord:
-    """A part of a file, without a version of its own.
+    """Read a part of a file, without a version of its own.
 
     Raises:
-        DamagedError: in one line, where it is damaged.
+        DamagedError: the part is damaged; the message names the key.
     """
     try:
         return build(kind, value)
@@ -168,7 +168,7 @@ def parse_part(kind: type[PartRecord], value: Any, where: str) -> PartRecord:
 
 
 def _writer(store: Store) -> str:
-    """The version of the program that planned the run, as its manifest says."""
+    """The version of the program that planned the run, from its manifest."""
     manifest = store.read_json(MANIFEST_FILE)
     versions = manifest.get("versions") if isinstance(manifest, dict) else None
     version = versions.get("seenset") if isinstance(versions, dict) else None

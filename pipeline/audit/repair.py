@@ -1,4 +1,4 @@
-"""Repair a run directory: what differs from receipts, inputs that have changed, quarantined documents tried again."""
+"""Repair a run directory: files that differ from receipts, changed inputs, and quarantined documents to retry."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from pipeline.store.receipts import Receipt, check_filed, made_again, read_recei
 _log = logging.getLogger(__name__)
 
 AT_ONCE = 2_048
-"""Receipts that are checked together; memory holds no more of them."""
+"""Number of receipts that are checked together, which limits memory."""
 
 Stamps = Mapping[tuple[Role, str], str | None]
 """Role and path of each input -> its stamp."""
 
 
 def withdraw_damaged(stages: Sequence[Stage], shards: Sequence[Shard], store: Store, each: Each) -> Iterator[str]:
-    """Withdraw the receipts whose files are gone or not as they were filed, so that their shards are done again.
+    """Withdraw the receipts whose files are missing or changed, so that their shards are done again.
 
     Files of a stage before the last are needed only where a later stage has not finished the shard.
 
     Args:
-        stages: of the run, the one that scores last.
-        shards: of the run.
+        stages: stages of the run, the scoring stage last.
+        shards: shards of the run.
         store: the run directory.
-        each: a function of every shard.
+        each: applies a function to every shard.
 
     Returns:
-        A line for each.
+        A line for each withdrawn receipt.
 
     Raises:
-        UserError: a file cannot be read now.
+        UserError: a file cannot be read.
     """
     shards = sorted(shards, key=BY_ID)
     needed = bytearray(b"\1") * len(shards)  # by place: 0 once the last stage has finished the shard
     for stage in reversed(stages):
         filed = (
-            (place, replace(receipt, fingerprint={}, reasons={}))  # without what is long and not read here
+            (place, replace(receipt, fingerprint={}, reasons={}))  # without long fields that are not read here
             for receipt in read_receipts(store, stage.name)
             if (place := place_of(receipt.shard, shards)) is not None and needed[place]
         )
@@ -62,7 +62,7 @@ def withdraw_damaged(stages: Sequence[Stage], shards: Sequence[Shard], store: St
                 if (problem := problems[receipt.shard]) is None:
                     needed[place] &= stage is not stages[-1]
                     continue
-                if receipt.spent is not None:  # the budget does not forget it
+                if receipt.spent is not None:  # it still counts in the budget
                     shard = shards[place]
                     answers = Answers(store, stage.folder, stage.name, shard.id, stage.identity(shard))
                     answers.add(Usage(**receipt.spent))
@@ -71,7 +71,7 @@ def withdraw_damaged(stages: Sequence[Stage], shards: Sequence[Shard], store: St
 
 
 def _problem(store: Store, receipt: Receipt) -> tuple[str, str | None]:
-    """A shard, and what is wrong with the files of its receipt."""
+    """A shard, and the fault of the files of its receipt, if any."""
     try:
         for name, record in receipt.files.items():
             check_filed(store, name, record)
@@ -90,20 +90,20 @@ def check_documents_read(
     store: Store,
     each: Each,
 ) -> None:
-    """Check that the finished shards of inputs that were written to since still hold what was read of them.
+    """Check that finished shards of modified inputs still have the documents that were read.
 
-    A stamp that is another costs reading the finished shards of the input again, and no pass of a model.
+    A changed stamp costs reading the finished shards of the input again, and no pass of a model.
 
     Args:
-        before: when the run was planned.
-        now: as they are now.
-        shards: of the run, their rows numbered.
-        stages: names.
+        before: stamps when the run was planned.
+        now: current stamps.
+        shards: shards of the run, with numbered rows.
+        stages: names of stages.
         store: the run directory.
-        each: a function of every shard.
+        each: applies a function to every shard.
 
     Raises:
-        UserError: names the input and the stage that read other documents in it.
+        UserError: an input was changed; the message names it and the stage that read other documents in it.
     """
     touched = {key for key, stamp in now.items() if stamp != before.get(key)}
     by_id = {shard.id: shard for shard in shards if (shard.role, shard.path) in touched}
@@ -128,7 +128,7 @@ def check_documents_read(
 
 
 def _content_of(shards: Mapping[str, Shard], receipt: Receipt) -> tuple[str, str]:
-    """A shard, and the digest of its documents as they are now."""
+    """A shard, and the digest of its current documents."""
     content = ContentDigest()
     for _ in read_shard(shards[receipt.shard], content):
         pass
@@ -136,50 +136,48 @@ def _content_of(shards: Mapping[str, Shard], receipt: Receipt) -> tuple[str, str
 
 
 REASONS = ("model_error", "out_of_memory", "non_finite_score")
-"""Of a refusal that another attempt may not meet. The others are of the document: they would be the same again."""
+"""Reasons that may not recur in another attempt. All others depend on the document and would recur."""
 
 USUAL = ("model_error", "out_of_memory")
-"""Those that are tried again unless others are named."""
+"""Default reasons of a retry."""
 
 
 def check_reasons(reasons: Sequence[str]) -> tuple[str, ...]:
-    """The reasons for which documents are tried again.
+    """The reasons for which documents are retried.
 
     Args:
-        reasons: none for `USUAL`.
+        reasons: reasons to check; none for `USUAL`.
 
     Raises:
-        UserError: one of which no other attempt would be different.
+        UserError: a reason that would recur in another attempt.
     """
     for reason in reasons:
         if reason not in REASONS:
-            raise UserError(
-                f"reason must be one of {', '.join(REASONS)}, got {reason!r}: of any other a document stays out"
-            )
+            raise UserError(f"reason must be one of {', '.join(REASONS)}, got {reason!r}: others would recur")
     return tuple(dict.fromkeys(reasons or USUAL))
 
 
 def count_refused(store: Store, reasons: Collection[str]) -> int:
-    """How many documents have no scores for one of these reasons."""
+    """The number of documents without scores for one of these reasons."""
     return sum(_refused(receipt, reasons) for receipt in read_receipts(store, SCORING))
 
 
 def withdraw_refused(stages: Sequence[Stage], shards: Sequence[Shard], store: Store, reasons: Collection[str]) -> int:
     """Withdraw the receipts of shards with documents that were refused for one of these reasons.
 
-    A shard of a stage that asks an endpoint is then asked for these documents alone: the answers to its others are kept
-    as those of a run that was interrupted are. Where a model of ours works the whole shard is done again, because what
-    shares a batch decides the last bits of a score. A later stage is withdrawn first, so that a run that is killed in
-    the midst of this has documents to try again as before.
+    In a stage that uses an endpoint, only these documents are requested again: the other answers are kept, as those of
+    an interrupted run are. A local model repeats the whole shard, because the composition of a batch affects the last
+    bits of a score. A later stage is withdrawn first, so that a run that is killed in
+    between still has documents to retry.
 
     Args:
-        stages: of the run, the one that scores last.
-        shards: of the run.
-        store: the run directory, held.
-        reasons: of the refusals.
+        stages: stages of the run, the scoring stage last.
+        shards: shards of the run.
+        store: the run directory, locked.
+        reasons: reasons of the refusals.
 
     Returns:
-        Shards that have to be done again.
+        Number of shards that have to be done again.
     """
     filed = {stage.name: {receipt.shard: receipt for receipt in read_receipts(store, stage.name)} for stage in stages}
     refused = {
@@ -204,22 +202,22 @@ def _refused(receipt: Receipt, reasons: Collection[str]) -> int:
 
 
 def _keep_answers(stage: Stage, shard: Shard, receipt: Receipt, store: Store) -> None:
-    """Write down what the shard's rows hold, and what they cost, as answers that no receipt names yet.
+    """Store the rows and costs of a shard as answers that no receipt names yet.
 
     Raises:
-        UserError: the documents are not those that were asked about.
+        UserError: the documents are not those of the requests.
     """
     content = ContentDigest()
     texts = {document.row: text_digest(document.text) for document in read_shard(shard, content)}
     if content.hexdigest() != receipt.documents:
         raise UserError(changed_input(shard, stage.name))
     answers = stage.answers(shard, store)
-    answers.close()  # of what stands there the receipt names all
+    answers.close()  # the receipt names all answers of the file
     answers.add(Usage(**receipt.spent) if receipt.spent is not None else Usage())
     try:
         rows = filed_rows(store, receipt)
     except DamagedError as error:
-        _log.warning("%s", error)  # all of it is asked again
+        _log.warning("%s", error)  # all documents are requested again
         return
     asker = stage.make(stage, Placement())
     for number in sorted(rows):

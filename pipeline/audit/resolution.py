@@ -1,4 +1,4 @@
-"""The shortest list that each selection can have, from the numbers of documents alone."""
+"""The shortest possible list of each selection, from the numbers of documents alone."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectab
 from pipeline.selection.versions import EXPECTED
 
 HALF = Fraction(1, 2)
-Allocated = tuple[list[dict[str, Any]], dict[str, int]]  # adapters, and known documents that calibrate by role
+Allocated = tuple[list[dict[str, Any]], dict[str, int]]  # adapters, and numbers of calibration documents by role
 
 
 def outlooks(config: AuditConfig, roles: Mapping[str, Any], allocated: Allocated | None = None) -> list[dict[str, Any]]:
-    """The smallest possible selection of each question.
+    """The smallest possible selection for each question.
 
     Args:
-        config: of the audit.
-        roles: role -> "documents", their number, and "exact", whether it is no estimate.
-        allocated: from `_adapters`, where the caller has it.
+        config: the audit's configuration.
+        roles: role -> "documents", their number, and "exact", whether the number is exact.
+        allocated: result of `adapters_and_calibration`, if available.
 
     Raises:
-        UserError: an adapter is to be trained on more known documents than there are.
+        UserError: an adapter requires more known documents than there are.
     """
     adapters, calibration = allocated or adapters_and_calibration(config, roles)
     at_most = any(config.fsd.adapter(entry["name"]).group is not None for entry in adapters)
@@ -47,7 +47,7 @@ def outlooks(config: AuditConfig, roles: Mapping[str, Any], allocated: Allocated
 
 
 def _outlook_by_versions(selection: SelectionConfig, m: int) -> dict[str, Any]:
-    """The smallest possible selection of m documents with versions, and what one may expect of it."""
+    """The smallest possible selection of m documents with versions, and its expected size."""
     facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
     by = procedure_of(selection.procedure).versions
     assert by is not None
@@ -57,7 +57,7 @@ def _outlook_by_versions(selection: SelectionConfig, m: int) -> dict[str, Any]:
 
 
 def adapters_and_calibration(config: AuditConfig, roles: Mapping[str, Any]) -> Allocated:
-    """The adapters that would be trained, and the number of known documents of each role that would calibrate."""
+    """The adapters to train, and the number of calibration documents of each known role."""
     entries = []
     taken = Counter[str]()
     for name in adapters_of(parse_detectors(config.detectors)):
@@ -69,7 +69,7 @@ def adapters_and_calibration(config: AuditConfig, roles: Mapping[str, Any]) -> A
             available = roles[role]["documents"]
             if roles[role]["exact"] and count >= available:
                 raise too_few(name, f"corpus.{role}", available, count, 1)
-            taken[role] = max(taken[role], count)  # smaller parts lie in larger ones, but for groups
+            taken[role] = max(taken[role], count)  # smaller parts are subsets of larger ones, except for groups
         facts = {"name": name, "method": settings.method, "epochs": settings.epochs}
         documents = sum(counts.values()) if counts else settings.documents or 0
         entries.append({**facts, "documents": documents, "train_on": [*map(str, counts)] or [OWN_CORPUS]})
@@ -113,7 +113,7 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
 
 
 def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: str, basis: Basis) -> dict[str, Any]:
-    """What is different where the procedure estimates the share of nulls: the figures hold at a share of 1."""
+    """The changes where the procedure estimates the share of nulls: the figures hold at a share of 1."""
     needed, best = figures["minimum_selectable"], fewest_at_best(rule, known, m)
     half = max(best, fewest_selectable(rule, known, m, factor_at(rule, m, HALF)))
     sentence = wording.shortest_list_by_share(
@@ -127,18 +127,18 @@ def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: 
 
 
 def resolution(n: int, m: int, needed: int, enough: int | None, role: str, basis: Basis) -> dict[str, Any]:
-    """Whether n calibration documents let anything be selected out of m (docs/methods.md, section 3.11).
+    """Whether n calibration documents suffice to select some of m documents (docs/methods.md, section 3.11).
 
-    `ok` is False where nothing can be selected, True where as few as 1% can, and None between the two, where most
-    audits are: a number to know, and nothing that is wrong.
+    `ok` is False where nothing can be selected, True where as few as 1% can, and None in between, as in most
+    audits, where the number is a fact and not a fault.
 
     Args:
-        n: documents that calibrate.
-        m: audited documents.
-        needed: the fewest that can be selected.
-        enough: documents of the role that it takes to select 1%; None where their number does not matter.
-        role: of the documents that calibrate.
-        basis: what the numbers refer to.
+        n: number of calibration documents.
+        m: number of audited documents.
+        needed: minimum number that can be selected.
+        enough: number of documents of the role for a selection of 1%; None where it does not matter.
+        role: role of the calibration documents.
+        basis: the basis of the numbers.
     """
     fewest = max(1, m // 100)
     ok = False if needed > m else True if needed <= fewest else None

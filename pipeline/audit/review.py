@@ -1,4 +1,4 @@
-"""A review of unseen documents: which were listed for it, and which of them its file confirms as trained on."""
+"""A review of unseen documents: those that were listed for it, and those that its file confirms as trained on."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pipeline.selection.guarantees import GuaranteeKind
 from pipeline.store.files import Store
 
 LISTED_FILE = "review.json"
-"""Which documents of a run were listed for a review: written once."""
+"""The documents of a run that were listed for a review; written once."""
 
 REVIEWED_FILE = "reviewed.json"
-"""Which documents the review removed from the calibration of the answers."""
+"""The documents that the review removed from the calibration of the answers."""
 
 COLUMNS = ("doc_id", "source", "row", "excerpt", "review", "trained_on")
 ANSWERS = ("yes", "no", "unsure", "")
-"""In `trained_on`: only yes removes a document; an empty value is of a document that was not reviewed."""
+"""In `trained_on`: only yes removes a document; an empty value states that a document was not reviewed."""
 
 _READ = ("doc_id", "review", "trained_on")
 _WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # of .xlsx and .ods, and of .xls
@@ -43,13 +43,13 @@ class ListedForReview(VersionedRecord):
     always_sealed = True
 
     review: str = Field(description="Digest of the unseen documents' scores, of the count and of the detector.")
-    count: int = Field(description="Documents that are listed: corpus.unseen.review_count.")
+    count: int = Field(description="Number of listed documents: corpus.unseen.review_count.")
     detector: str = Field(description="Score column that orders the documents.")
     documents: list[str] = Field(description="Their ids, in the order of the inputs.")
 
 
 class Review(Record):
-    """What an answer states of a review of its calibration documents."""
+    """The review of calibration documents, as an answer states it."""
 
     n_listed: int = Field(description="Calibration documents with the highest scores that were listed for a review.")
     n_reviewed: int = Field(description="Of these, those with yes, no or unsure.")
@@ -67,27 +67,27 @@ class Review(Record):
 
 
 class Reviewed(VersionedRecord):
-    """What a review removed from calibration: `reviewed.json`."""
+    """The documents that a review removed from calibration: `reviewed.json`."""
 
     sealed = True
     always_sealed = True
 
     file: str = Field(description="SHA-256 of the file of the review.")
     documents: list[str] = Field(description="Ids of the documents that were confirmed as trained on.")
-    review: Review = Field(description="How many documents were listed, reviewed and removed.")
+    review: Review = Field(description="Numbers of documents that were listed, reviewed and removed.")
 
 
 def read_listed_for_review(store: Store) -> ListedForReview | None:
-    """Which documents of a run were listed; None where none were.
+    """The documents of a run that were listed; None where none were.
 
     Raises:
-        DamagedError: the file is not as it was written.
+        DamagedError: the file was changed.
     """
     return read_record(store, LISTED_FILE, ListedForReview, answered_by(store.url))
 
 
 def content_of_review(config: AuditConfig) -> bytes | None:
-    """The bytes of the file of the review; None where the configuration names none, or it is not there."""
+    """The content of the review file; None where the configuration names none, or it does not exist."""
     _, path = config.corpus.review
     if path is None:
         return None
@@ -96,10 +96,10 @@ def content_of_review(config: AuditConfig) -> bytes | None:
 
 
 def read_review(store: Store, config: AuditConfig) -> Reviewed | None:
-    """What the review removes that the configuration names; None where it names none.
+    """The documents that the configured review removes; None where the configuration names none.
 
     Raises:
-        UserError: in one line, no documents were listed, or the file is missing or not that of this run, lacks or adds
+        UserError: no documents were listed, or the file is missing or not of this run, omits or adds
             a document, or holds an unknown answer.
     """
     count, path = config.corpus.review
@@ -107,7 +107,7 @@ def read_review(store: Store, config: AuditConfig) -> Reviewed | None:
         return None
     where, data = f"corpus.unseen.review: {written(path)}", content_of_review(config)
     if data is None:
-        raise UserError(f"{where} is no file")
+        raise UserError(f"{where} is not a file")
     listed = read_listed_for_review(store)
     if listed is None:
         raise UserError(f"{where}: {store.url} has listed no documents: seenset review writes the file to fill in")
@@ -122,7 +122,7 @@ def read_review(store: Store, config: AuditConfig) -> Reviewed | None:
     known, times = set(listed.documents), Counter(row["doc_id"] for row in rows)
     for name, number in times.items():
         if name not in known:
-            raise UserError(f"{where}: document {name!r} is none of the {len(known)} that were listed{CHANGED}")
+            raise UserError(f"{where}: document {name!r} is not one of the {len(known)} listed documents{CHANGED}")
         if number > 1:
             raise UserError(f"{where}: document {name!r} has {number} rows")
     for name in listed.documents:
@@ -144,13 +144,13 @@ def read_review(store: Store, config: AuditConfig) -> Reviewed | None:
 
 
 def _rows(data: bytes, where: str) -> list[dict[str, str]]:
-    """The rows of a file of a review, as `seenset review` or a spreadsheet program writes it; empty rows are left out.
+    """The rows of a review file, as written by `seenset review` or a spreadsheet program; empty rows are left out.
 
     Raises:
-        UserError: no CSV file with its columns.
+        UserError: not a CSV file with the required columns.
     """
     if data.startswith(_WORKBOOKS):
-        raise UserError(f"{where} is a workbook and no CSV file; {AS_CSV}")
+        raise UserError(f"{where} is a workbook, not a CSV file; {AS_CSV}")
     try:
         text = data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8-sig")
         lines = list(io.StringIO(text, newline=""))
@@ -158,7 +158,7 @@ def _rows(data: bytes, where: str) -> list[dict[str, str]]:
         mark = next((mark for mark in ",;\t" if set(_READ) <= set(_header(lines, mark))), ",")
         names, rows = _header(lines, mark), list(csv.reader(lines[1:], strict=True, delimiter=mark))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{where} is no CSV file in UTF-8; {AS_CSV} ({error})") from None
+        raise UserError(f"{where} is not a CSV file in UTF-8; {AS_CSV} ({error})") from None
     for name in _READ:
         if names.count(name) > 1:
             raise UserError(f"{where} has {names.count(name)} columns {name}")
@@ -172,6 +172,6 @@ def _rows(data: bytes, where: str) -> list[dict[str, str]]:
 
 
 def _header(lines: Sequence[str], mark: str) -> list[str]:
-    """The names of the columns with a delimiter, up to the last column that has one."""
+    """The column names for a delimiter, up to the last non-empty one."""
     names = [name.strip().lower() for name in next(csv.reader(lines[:1], strict=True, delimiter=mark), [])]
     return names[: max((place for place, name in enumerate(names, 1) if name), default=0)]

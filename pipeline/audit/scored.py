@@ -1,4 +1,4 @@
-"""The finished score shards of a run: which rows count, which repeat an id, which are shared by two roles."""
+"""The finished score shards of a run: the rows that count, repeated ids, and texts shared by two roles."""
 
 from __future__ import annotations
 
@@ -41,46 +41,46 @@ def check_budget(config: AuditConfig, scored: Scored) -> None:
     """Check that not too many documents were quarantined.
 
     Raises:
-        IncompleteError: they were; the run ends before any selection, and its scores are kept.
+        IncompleteError: too many were; the run ends before any selection, and its scores are kept.
     """
     total = sum(receipt.n_new for receipt in scored.receipts)
     reasons = Counter[str]()
     for role in ROLES:
         reasons.update(scored.quarantined(role))
-    for reason in OPTIONS_LEFT_OUT:  # by rule, of items that are as they must be
+    for reason in OPTIONS_LEFT_OUT:  # left out by rule from valid items
         del reasons[reason]
     if reasons.total() > config.error_budget * total:
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
         raise IncompleteError(
             f"{reasons.total()} of {total} documents were quarantined ({counts}), more than error_budget "
-            f"{config.error_budget:g} allows; see quarantine/ or raise it and run again"
+            f"{config.error_budget:g} allows; see quarantine/ or raise it and run the command again"
         )
 
 
 Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
-"""A function of every score shard, in any order: in this process or on a cluster."""
+"""Applies a function to every score shard, in any order: in this process or on a cluster."""
 
 
 def each_in_turn(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:
-    """The function of every shard, in this process, in order."""
+    """The results of a function for every shard, computed in this process, in order."""
     return map(function, receipts)
 
 
 def in_order(each: Each, receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> list[Any]:
-    """The results of the function of every shard, in the order of the shards."""
+    """The results of a function for every shard, in the order of the shards."""
     results = dict(each(receipts, lambda receipt: (receipt.shard, function(receipt))))
     return [results[receipt.shard] for receipt in receipts]
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The finished score shards of a run: receipts, what each reads, and the rows that are left out."""
+    """The finished score shards of a run: receipts, the shard of each, and the rows that are left out."""
 
     store: Store
     receipts: tuple[Receipt, ...]
     shards: dict[str, Shard]
     duplicates: dict[str, np.ndarray]  # shard -> positions in its score file of rows that repeat an id
-    finetuned: dict[str, np.ndarray]  # shard of a known role -> positions of what adapters were trained on
+    finetuned: dict[str, np.ndarray]  # shard of a known role -> positions of documents that adapters were trained on
     review: Reviewed | None = None
     reviewed: dict[str, np.ndarray] = field(default_factory=dict)
     """Shard of unseen documents -> positions of those that the review confirmed as trained on."""
@@ -90,12 +90,12 @@ class Scored:
         return [receipt for receipt in self.receipts if receipt.role == role]
 
     def table(self, receipt: Receipt, columns: Sequence[str], finetuned: bool = False) -> pa.Table:
-        """A score shard without rows that repeat an id or that a review removed, nor fine-tuning's unless asked for."""
+        """A score shard without repeated ids and reviewed documents; with training documents only if `finetuned`."""
         table, dropped = read_filed(self.store, receipt, columns), self._dropped(receipt, finetuned)
         return table if not dropped.size else table.filter(pa.array(~np.isin(np.arange(len(table)), dropped)))
 
     def count(self, receipt: Receipt, finetuned: bool = False) -> int:
-        """How many documents `table` has."""
+        """The number of documents of `table`."""
         return receipt.n_scored - self._dropped(receipt, finetuned).size
 
     def _dropped(self, receipt: Receipt, finetuned: bool) -> np.ndarray:
@@ -108,7 +108,7 @@ class Scored:
         return Keys.of_table(self.table(receipt, KEY_COLUMNS, finetuned))
 
     def n_judged(self) -> int:
-        """Audit documents that are left out, because an earlier run has already audited them."""
+        """The number of audit documents that are left out because an earlier run has already audited them."""
         return sum(receipt.n_judged for receipt in self.of("audit"))
 
     def has_news(self) -> bool:
@@ -116,11 +116,11 @@ class Scored:
         return not self.n_judged() or any(receipt.n_new for receipt in self.of("audit"))
 
     def n_finetuned(self, role: str) -> int:
-        """Scored documents of a role that adapters were trained on, or that are near-duplicates of one of them."""
+        """The number of scored documents of a role that adapters were trained on, and near-duplicates of these."""
         return sum(self.finetuned[receipt.shard].size for receipt in self.of(role) if receipt.shard in self.finetuned)
 
     def batches(self, role: str, columns: Sequence[str], groups: bool) -> Batch:
-        """The scores of a whole role; empty when there is none."""
+        """The scores of a whole role; empty where there are none."""
         wanted = [*columns, "id_key", *(["group"] if groups else [])]
         parts = [batch_of(self.table(r, wanted), columns, groups, r.data) for r in self.of(role)]
         matrix = np.concatenate([np.empty((0, len(columns))), *(part.matrix for part in parts)])
@@ -132,7 +132,7 @@ class Scored:
         """Check the documents of a shard that have no scores.
 
         Raises:
-            DamagedError: their file is gone, or is not the one that was filed.
+            DamagedError: their file is missing or changed.
         """
         read_filed(self.store, receipt, ["doc_id"], receipt.quarantine)
 
@@ -147,23 +147,23 @@ class Scored:
 
 
 PLACES = pa.schema([("doc_id", pa.string()), ("source", pa.string()), ("row", pa.int64())])
-"""Where documents stand in the inputs."""
+"""The places of documents in the inputs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoleRows:
-    """The scored documents of a role by place, in the order of its shards."""
+    """The scored documents of a role by position, in the order of its shards."""
 
     scored: Scored
     role: str
-    finetuned: bool = False  # whether those of fine-tuning are among them
+    finetuned: bool = False  # whether training documents are included
 
     def ids(self, places: Sequence[int] | np.ndarray) -> list[str]:
-        """The ids of documents, by their places, ascending."""
+        """The ids of documents at ascending positions."""
         return [str(doc_id) for doc_id in self.of(np.asarray(places, dtype=np.int64))["doc_id"].to_pylist()]
 
     def of(self, places: np.ndarray) -> pa.Table:
-        """Columns of `PLACES` of documents, by their places, ascending."""
+        """The columns of `PLACES` of documents at ascending positions."""
         receipts = self.scored.of(self.role)
         ends = np.cumsum([0, *(self.scored.count(receipt, self.finetuned) for receipt in receipts)])
         shard = np.searchsorted(ends, places, side="right") - 1
@@ -177,22 +177,22 @@ class RoleRows:
 
 
 def batch_of(table: pa.Table, columns: Sequence[str], groups: bool, name: str) -> Batch:
-    """A score shard's scores (and groups, if wanted) for a selection.
+    """A score shard's scores, and its groups where `groups`, for a selection.
 
     Raises:
-        UserError: a detector was never scored, or a score is no finite number.
+        UserError: a detector was never scored, or a score is not a finite number.
     """
     matrix = np.stack([scores_of(table, column, name) for column in columns], axis=1)
     return Batch(matrix, table["group"] if groups else None, table["id_key"].to_numpy())
 
 
 def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR_SHARE) -> Scored:
-    """Gather the finished shards and find ids that repeat across them; those go to quarantine.
+    """Collect the finished shards and find ids that repeat across them; repeated ones go to quarantine.
 
     Args:
         store: the run directory.
-        shards: of the run.
-        near_copies: the share of common runs from which known documents are near-duplicates of what adapters learned.
+        shards: shards of the run.
+        near_copies: minimum share of common runs of near-duplicates of training documents.
 
     Raises:
         IncompleteError: a shard has no receipt.
@@ -204,7 +204,7 @@ def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR
     if missing:
         raise IncompleteError(
             f"run {store.url}: {len(missing)} of {len(by_id)} shards are not scored "
-            f"(first: {missing[0]}, {by_id[missing[0]].name}); run it again"
+            f"(first: {missing[0]}, {by_id[missing[0]].name}); run the command again"
         )
     _one_fingerprint(receipts)
     store.fetch({receipt.data: receipt.files[receipt.data].size for receipt in receipts})
@@ -218,7 +218,7 @@ def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR
 
 
 def without_reviewed(scored: Scored, review: Reviewed | None) -> Scored:
-    """The same score shards without the unseen documents that a review removes, and no others."""
+    """The same score shards without the unseen documents that a review removes; earlier removals are discarded."""
     positions = {}
     if review is not None and review.documents:
         removed = pa.array(review.documents, pa.string())
@@ -229,7 +229,7 @@ def without_reviewed(scored: Scored, review: Reviewed | None) -> Scored:
 
 
 def note_review(scored: Scored, review: Reviewed | None) -> Scored:
-    """Note in the run directory what a review removes from calibration; the score shards without these documents."""
+    """Record the documents that a review removes from calibration; returns the score shards without them."""
     if review is None:
         scored.store.remove(REVIEWED_FILE)
     else:
@@ -251,18 +251,18 @@ def _finetuned(store: Store, receipts: Sequence[Receipt], near_copies: float) ->
 
 
 def trained_texts(store: Store, near_copies: float, needed: bool = False) -> KnownTexts:
-    """The texts that the adapters of a run were trained on; none where it has no adapter.
+    """The texts that the adapters of a run were trained on; empty where it has no adapter.
 
-    What calibrates must not be like what was trained on: training lowers the deviation of a text, and with it that of
-    an edited version; null documents would then stand out from a calibration that is too low.
+    Calibration documents must not resemble training documents: training lowers the deviation of a text and of its
+    edited versions, so the calibration would be too low and null documents would exceed it.
 
     Args:
         store: the run directory.
-        near_copies: the share of common runs from which documents are near-duplicates.
+        near_copies: minimum share of common runs of near-duplicates.
         needed: whether the run has adapters.
 
     Raises:
-        UserError: the file of these keys is missing where it is needed, or damaged.
+        UserError: the file of their keys is damaged, or missing where it is needed.
     """
     table = store.read_table(KEYS_FILE) if needed or store.exists(KEYS_FILE) else KEYS_SCHEMA.empty_table()
     return KnownTexts.of(table["text_key"].to_numpy(), stack_sketches(table["sketch"].to_pylist()), near_copies)
@@ -278,7 +278,7 @@ def _one_fingerprint(receipts: Sequence[Receipt]) -> None:
 
 
 def _duplicates(store: Store, receipts: Sequence[Receipt]) -> dict[str, np.ndarray]:
-    """Positions, by shard, of documents whose id stands in an earlier shard of the role."""
+    """Positions, by shard, of documents whose id occurs in an earlier shard of the role."""
     numbered = enumerate(read_filed(store, receipt, ["id_key"])["id_key"].to_numpy() for receipt in receipts)
     repeats = repeated_ids(numbered, sum(receipt.n_scored for receipt in receipts))
     return {receipts[number].shard: positions for number, positions in sorted(repeats.items())}
@@ -313,24 +313,24 @@ class Overlap:
 
     diagnostic: OverlapDiagnostic
     n_trained: int  # audited documents that are near-duplicates of one that an adapter was trained on
-    keep: np.ndarray  # bool over the calibration documents, without those of fine-tuning
+    keep: np.ndarray  # bool over the calibration documents, without training documents
 
 
 def find_overlaps(
     scored: Scored, roles: Sequence[Role], config: AuditConfig, each: Each = each_in_turn
 ) -> dict[Role, Overlap]:
-    """Find calibration documents of some roles that are near-duplicates of audited ones, and audited ones trained on.
+    """Find calibration documents of some roles that are near-duplicates of audited ones, and audited ones in training.
 
     Audited documents are read once for all roles.
 
     Args:
         scored: the score shards.
-        roles: whose documents calibrate.
-        config: of the audit.
+        roles: the roles whose documents calibrate.
+        config: the audit's configuration.
         each: reads the shards.
 
     Raises:
-        UserError: there are some, and the config does not say `overlap: drop`; or as `_check_trained`.
+        UserError: there are some, and the configuration does not set `overlap: drop`; also errors of `_check_trained`.
     """
     detectors = parse_detectors(config.detectors)
     needing = [one.column for one in detectors if adapters_of([one]) or prefixes_of([one])]
@@ -362,21 +362,21 @@ def find_overlaps(
 
 
 def _check_trained(config: AuditConfig, concerned: Sequence[SelectionConfig], n_equal: int, n_alike: int) -> None:
-    """Check that no adapter or prefix which a selection reads holds documents that it judges.
+    """Check that no adapter or prefix of a selection contains documents that it judges.
 
-    An equal text stops every selection. Another near-duplicate stops those where a low deviation is evidence: direction
-    clean, and adadetect, which may learn so. Where members are sought, training on a like text lowers a document's
-    deviation and makes it look less like a member, so it costs power and not the guarantee; the diagnostic `fine_tuned`
-    counts them. So too unseen documents in a prefix, but not seen ones, whose near-duplicates look like members.
+    An equal text stops every selection. Another near-duplicate stops those in which a low deviation is evidence: those
+    of direction clean, and adadetect, which may learn it. In direction members, training on a similar text lowers a
+    document's deviation, which makes it look less like a member: it costs power but not the guarantee, and `fine_tuned`
+    counts these. The same holds for unseen prefix documents; near-duplicates of seen ones look like members.
 
     Args:
-        config: of the audit.
+        config: the audit's configuration.
         concerned: the selections that read an adapter or a prefix.
-        n_equal: audited documents whose text an adapter was trained on, or that stand in a prefix.
-        n_alike: others that are near-duplicates of such a text.
+        n_equal: audited documents whose text an adapter was trained on or a prefix contains.
+        n_alike: other audited documents that are near-duplicates of such a text.
 
     Raises:
-        UserError: one was; then the audited documents differ from those that calibrate, which none was trained on.
+        UserError: there are some, so that the audited documents differ from the calibration documents.
     """
     if n_equal and concerned:
         raise UserError(
@@ -393,7 +393,7 @@ def _check_trained(config: AuditConfig, concerned: Sequence[SelectionConfig], n_
 
 
 def _lenient(config: AuditConfig, selection: SelectionConfig) -> bool:
-    """Whether likeness to what was trained on or shown can only keep a document from being selected."""
+    """Whether similarity to a training or prefix document can only keep a document from being selected."""
     read = [d for d in parse_detectors(config.detectors) if d.column in selection.detectors]
     if any(prefix.role == "seen" for prefix in prefixes_of(read)):
         return False
@@ -415,13 +415,13 @@ def find_span(scored: Scored, roles: Iterable[str], columns: Sequence[str], each
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Smallest and largest score of each detector column seen so far; empty columns are absent. Spans add up."""
+    """Smallest and largest score of each detector column; empty columns are absent. Spans can be added."""
 
     low: dict[str, float]
     high: dict[str, float]
 
     def __add__(self, other: Span) -> Span:
-        """The span of both."""
+        """The union of both spans."""
         low = {c: min(self.low.get(c, np.inf), other.low.get(c, np.inf)) for c in {*self.low, *other.low}}
         high = {c: max(self.high.get(c, -np.inf), other.high.get(c, -np.inf)) for c in {*self.high, *other.high}}
         return Span(low, high)
@@ -438,12 +438,12 @@ def scores_of(table: pa.Table, column: str, name: str) -> np.ndarray:
     """One detector's scores, float64, (documents,).
 
     Raises:
-        UserError: the column holds something that is not a finite number.
+        UserError: the column has a value that is not a finite number.
     """
     values = table[column].to_numpy()
     if values.size and not np.isfinite(values).all():
         raise UserError(
-            f"{name}: column {column!r} holds {np.count_nonzero(~np.isfinite(values))} scores that are no number"
+            f"{name}: column {column!r} holds {np.count_nonzero(~np.isfinite(values))} scores that are not finite"
         )
     return np.asarray(values, dtype=np.float64)
 

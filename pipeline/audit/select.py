@@ -78,8 +78,8 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_filed
 
 Claiming = Callable[[Mapping[str, np.ndarray]], Mapping[str, Slot]]
-"""Takes the place of a scan in its schedule: from keys of the texts that calibrate each selection, int64, (documents,),
-by its name, to what it may spend."""
+"""Takes the place of a scan in its schedule: maps the keys of the texts that calibrate each selection, int64,
+(documents,), by its name, to the place."""
 
 _OF_RUN = (
     MANIFEST_FILE,
@@ -92,31 +92,31 @@ _OF_RUN = (
     *(blind_file(role) for role in ROLES if role != "audit"),
     *(weights_record_file(role) for role in ROLES if role != "audit"),
 )
-"""Files of the whole run that state a part of every answer, where they are there."""
+"""Files of the run that state a part of every answer, where they exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
     """What a command does with the answers of a run."""
 
-    command: Command = "run"  # for the history
-    texts: bool = True  # whether answers show how the selected documents begin, and their tokens are written
-    reread: Reread | None = None  # puts selected documents through the model once more; None: no model is asked
+    command: Command = "run"  # command that is recorded in the history
+    texts: bool = True  # whether answers show the beginning of selected documents, and tokens are written
+    reread: Reread | None = None  # reads selected documents with the model again; None: no model is used
     say: Callable[[str], None] = lambda line: None  # prints a line
-    claim: Claiming | None = None  # of a scan of a schedule; called once, before anything of an answer is there
+    claim: Claiming | None = None  # for a scan of a schedule; called once, before any file of an answer exists
 
 
 def select_all(
     config: AuditConfig, scored: Scored, limit: int | None, each: Each, how: Answering | None = None
 ) -> list[Summary]:
-    """Answer every configured selection and write it; the summaries, in order.
+    """Answer every configured selection and write the answers; returns the summaries, in order.
 
     Args:
-        config: of the audit.
+        config: the audit's configuration.
         scored: its finished score shards.
         limit: the most documents of each role that were read; None when all were.
         each: reads the shards.
-        how: what is done with the answers; None: `Answering()`.
+        how: treatment of the answers; None: `Answering()`.
 
     Raises:
         UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
@@ -126,7 +126,7 @@ def select_all(
         how.say(line)
     if scored.n_judged():
         how.say(already_audited_note(scored.n_judged(), config.against, scored.has_news()))
-    scored.store.remove(VERDICT_FILE)  # it may be of other scores, and counts by other selections
+    scored.store.remove(VERDICT_FILE)  # it may be of other scores or other selections
     if not scored.has_news():
         config = config.model_copy(update={"selections": []})
     if not config.selections:
@@ -136,14 +136,14 @@ def select_all(
     pictured = how.texts and config.corpus.has_pictures
     rereads = how.texts and isinstance(config.model, ModelConfig) and not (pictured or config.corpus.has_ids)
     shown = config.evidence if rereads else 0
-    kept = kept_tokens(scored) if shown else None  # of the answers that go
+    kept = kept_tokens(scored) if shown else None  # from the answers that are replaced
     with ThreadPoolExecutor(1, "seenset-copies") as beside:
         tasks, duplicates = _tasks(config, scored, limit, how.texts, each, beside)
         if how.claim is not None:
             tasks = _claimed(tasks, how.claim)
             config = config.model_copy(update={"selections": [task.selection for task in tasks]})
         answers = _answer_all(tasks, each)
-    give_back()  # what threads sorted, before selected rows are merged
+    give_back()  # memory of the sorting threads, before selected rows are merged
     tops = [
         top_documents_of(one.selection, made, total.selected.first(shown), one.overlap) for one, made, total in answers
     ]
@@ -151,14 +151,14 @@ def select_all(
     pictures = {one.selection.name: total.selected.first(most) for one, _, total in answers}
     near = {role: future.result() for role, future in duplicates.items()}
     summaries = [task.summarise(answer, total, near) for task, answer, total in answers]
-    note_answers(scored.store, config, how.command, summaries)  # before anyone can read an answer
+    note_answers(scored.store, config, how.command, summaries)  # before an answer can be read
     files = _write_files(scored, answers, summaries, pictures)
     _remove_others(config, scored)
     attributions = {} if kept is None else write_attributions(scored, config, tops, kept, how.reread, how.say)
     scores = scores_digest(scored.of("audit"))
     for summary in summaries:
         write_answer(scored.store, summary, {**files[summary.name], **attributions.get(summary.name, {})}, scores)
-    give_back()  # what was merged, before figures are drawn
+    give_back()  # memory of the merge, before figures are drawn
     return summaries
 
 
@@ -168,13 +168,13 @@ def _write_files(
     summaries: Sequence[Summary],
     pictures: Mapping[str, pa.Table],
 ) -> dict[str, dict[str, str]]:
-    """Write the files of all answers but token attributions and summaries; SHA-256 by name, those of the run included.
+    """Write the files of all answers except token attributions and summaries; SHA-256 by name, with those of the run.
 
     Args:
         scored: the score shards.
-        answers: from `_answer_all`.
-        summaries: of these answers, in their order.
-        pictures: by selection, the documents to write thumbnails of.
+        answers: result of `_answer_all`.
+        summaries: summaries of these answers, in their order.
+        pictures: by selection, the documents that get thumbnails.
     """
     shared = run_digests(scored.store)
     files = {
@@ -186,8 +186,8 @@ def _write_files(
 
 
 def _claimed(tasks: Sequence[_SelectionTask], claim: Claiming) -> list[_SelectionTask]:
-    """The tasks of a scan at what its place in a schedule may spend."""
-    for task in tasks:  # what its known documents refuse is to cost no place
+    """The tasks of a scan at the level of its place in a schedule."""
+    for task in tasks:  # a refusal by the known documents must not use a place
         next(task.ask(), None)
     slots = claim({task.selection.name: task.calibration_keys() for task in tasks})
     return [task.placed(slots[task.selection.name]) for task in tasks]
@@ -196,7 +196,7 @@ def _claimed(tasks: Sequence[_SelectionTask], claim: Claiming) -> list[_Selectio
 def _tasks(
     config: AuditConfig, scored: Scored, limit: int | None, texts: bool, each: Each, beside: Executor
 ) -> tuple[list[_SelectionTask], dict[Role, Future[NearDuplicates]]]:
-    """The configured selections, with what they share: the spans of scores, the checks, weights, near-duplicates."""
+    """The configured selections, with shared data: spans of scores, checks, weights and near-duplicates."""
     columns = _columns(config.selections)
     if config.corpus.versions is not None:
         span, checked = find_span(scored, ["audit"], columns, each), (NO_OVERLAP, NO_BLIND_TEST, None)
@@ -225,15 +225,15 @@ def _tasks(
     return tasks, duplicates
 
 
-def _columns(selections: Sequence[SelectionConfig]) -> list[str]:  # of scores
+def _columns(selections: Sequence[SelectionConfig]) -> list[str]:  # score columns
     return sorted({column for selection in selections for column in selection.detectors})
 
 
 def _answer_all(tasks: Sequence[_SelectionTask], each: Each) -> list[tuple[_SelectionTask, Answer, Total]]:
-    """Decide all selections in shared passes over the audit shards, then judge every document in one more.
+    """Decide all selections in shared passes over the audit shards, then judge every document in one further pass.
 
     Args:
-        tasks: at least one, of one run.
+        tasks: at least one task, all of one run.
         each: reads the shards.
 
     Raises:
@@ -257,7 +257,7 @@ def _answer_all(tasks: Sequence[_SelectionTask], each: Each) -> list[tuple[_Sele
 
     answers = together([task.ask() for task in tasks], run_pass)
     for _ in each([receipt for receipt in scored.of("audit") if receipt.quarantine], scored.check_quarantine):
-        pass  # before an earlier answer goes
+        pass  # before an earlier answer is removed
     for task in tasks:
         task.clear()
 
@@ -277,7 +277,7 @@ def _answer_all(tasks: Sequence[_SelectionTask], each: Each) -> list[tuple[_Sele
 
 
 def _remove_others(config: AuditConfig, scored: Scored) -> None:
-    """Remove the answers of selections that are no longer configured: they may be of other scores."""
+    """Remove the answers of selections that are no longer configured, because they may be of other scores."""
     configured = {selection.name for selection in config.selections}
     for name in scored.store.names("selection"):
         if name not in configured and name != HISTORY:
@@ -291,14 +291,14 @@ class _SelectionTask:
     config: AuditConfig
     selection: SelectionConfig
     scored: Scored
-    overlap: Overlap  # of the null role
-    blind_test: BlindTest  # of the null role
-    weights: RunWeights | None  # of calibration weighted
-    span: Span  # of all scores
+    overlap: Overlap  # overlap of the null role
+    blind_test: BlindTest  # blind test of the null role
+    weights: RunWeights | None  # for calibration weighted
+    span: Span  # span of all scores
     limit: int | None
-    texts: bool  # whether the selected are shown by how they begin
+    texts: bool  # whether the beginning of selected documents is shown
     groups: Mapping[Role, GroupSizes]
-    slot: Slot | None = None  # of a scan of a schedule
+    slot: Slot | None = None  # for a scan of a schedule
 
     @property
     def folder(self) -> str:
@@ -325,14 +325,14 @@ class _SelectionTask:
         return sum(self.scored.quarantined("audit").values())
 
     def batch(self, table: pa.Table, receipt: Receipt) -> Batch:
-        """A shard of audit documents as this selection sees it."""
+        """A shard of audit documents in the form that this selection reads."""
         batch = batch_of(table, self.selection.detectors, self.grouped, receipt.data)
         if self.config.corpus.versions is not None:
             return replace(batch, versions=version_part(table, self.config, self.selection.detectors))
         return batch if self.weights is None else replace(batch, weights=self.weights.of(table, receipt))
 
     def known(self) -> Batch:
-        """The null role's documents that calibrate."""
+        """The calibration documents of the null role."""
         batch = self.scored.batches(self.null_role, self.selection.detectors, self.grouped)
         groups = batch.groups.filter(pa.array(self.overlap.keep)) if batch.groups is not None else None
         weights = self.weights.of_role()[self.overlap.keep] if self.weights is not None else None
@@ -346,7 +346,7 @@ class _SelectionTask:
         return pa.concat_tables(tables)["text_key"].to_numpy()[self.overlap.keep]
 
     def placed(self, slot: Slot) -> _SelectionTask:
-        """The same task at what a place in a schedule may spend."""
+        """The same task at the level of a place in a schedule."""
         selection = self.selection.model_copy(update={"alpha": float(slot.level)})
         return replace(self, selection=selection, slot=slot)
 
@@ -365,7 +365,7 @@ class _SelectionTask:
         return self.span.edges(self.selection.detectors[0])
 
     def clear(self) -> None:
-        """Remove an earlier answer, its digests first."""
+        """Remove an earlier answer; its digests are removed first."""
         self.scored.store.remove(digests_file(self.selection.name))
         self.scored.store.remove_folder(self.folder)
 
@@ -380,7 +380,7 @@ class _SelectionTask:
         name = verdicts_file(self.selection.name, receipt.shard)
         files = {name: self.scored.store.write_table(name, documents)}
         size = answer.places
-        # p-values off the uniform grid (by group, conditional, fused) are drawn at the next place on it
+        # p-values off the uniform grid (by group, conditional, fused) are plotted at the next point of it
         places = np.clip(np.ceil(p * size - 1e-6).astype(np.int64), 1, size)
         counts = np.bincount(places - 1, minlength=size)
         part = with_strength(table.filter(pa.array(selected)), self.selection, answer, batch, selected)
@@ -388,7 +388,7 @@ class _SelectionTask:
         return ShardAnswer(part, counts, histogram(batch.first, self.edges), groups, files)
 
     def ordered(self, part: ShardAnswer) -> ShardAnswer:
-        """The verdicts on a shard with the columns of `selected.parquet`, in their order, and those that sort it."""
+        """The verdicts on a shard with the columns of `selected.parquet`, in their order, and the sort columns."""
         shown = ["excerpt"] if self.texts else []
         order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", "text_key", *shown, *STRENGTH]
         return replace(part, selected=part.selected.select(order))
@@ -430,7 +430,7 @@ class _SelectionTask:
         return (made.without_bound(GROUPED) if dependent else made).after_review(review)
 
     def write(self, summary: Summary, answer: Answer, total: Total) -> dict[str, str]:
-        """Write the selected and what the report draws; SHA-256 of all files but the summary, by name."""
+        """Write the selected documents and the data of the report; SHA-256 of all files except the summary, by name."""
         store = self.scored.store
         files = {
             **total.files,
@@ -445,7 +445,7 @@ class _SelectionTask:
         roles = {self.null_role: histogram(self.known().first, self.edges).tolist(), "audit": total.histogram.tolist()}
         scores = ScoreHistogram(column=self.selection.detectors[0], edges=self.edges.tolist(), roles=roles)
         answer = answer if summary.bound is not None else replace(answer, bound=None)
-        curve = None  # of a scan, whose level is not for the user to choose
+        curve = None  # for a scan, whose level the user cannot choose
         if self.slot is None:
             curve = alpha_curve(self.selection, answer, summary.n_selected, self.quarantined)
         for name, record in (("scores", scores), ("alphas", curve), ("groups", total.groups.record())):
@@ -478,13 +478,13 @@ def run_digests(store: Store) -> dict[str, str]:
 
 
 def write_answer(store: Store, summary: Summary, files: Mapping[str, str], scores: str) -> None:
-    """Write the summary of a selection and the digests of its answer, by which it counts as answered.
+    """Write the summary of a selection and the digests of its answer, which mark it as answered.
 
     Args:
         store: the run directory.
-        summary: of the selection.
+        summary: summary of the selection.
         files: SHA-256 of all other files of the answer, by name in the run directory, with `run_digests`.
-        scores: from `scores_digest`, of the scores that the answer was made from.
+        scores: digest from `scores_digest` of the scores that the answer was made from.
     """
     name = summary_file(summary.name)
     write_digests(store, summary.name, {**files, name: write_record(store, name, summary)}, scores)
@@ -494,7 +494,7 @@ def check_training_keys(store: Store) -> None:
     """Check that the keys of the documents that adapters were trained on are those of the earlier answers.
 
     Raises:
-        DamagedError: they are not: these documents would calibrate.
+        DamagedError: they differ, so that these documents would calibrate.
     """
     now = store.digest(KEYS_FILE)
     for selection in (name for name in store.names("selection") if name != HISTORY):
@@ -507,13 +507,13 @@ def check_training_keys(store: Store) -> None:
 
 
 def damaged_answers(store: Store, selections: Sequence[str], whole: bool = False, shared: bool = True) -> list[str]:
-    """What is wrong with the answers of a run, a line for each that is not as this version writes it.
+    """The faults of a run's answers, one line for each that is not as this version writes it.
 
     Args:
         store: the run directory.
-        selections: their names; one that was never answered is passed over.
-        whole: whether the verdicts on all documents are checked too.
-        shared: whether files of the run are checked too, as in `check_answer`.
+        selections: names of selections; those without an answer are ignored.
+        whole: whether the verdicts on all documents are also checked.
+        shared: whether files of the run are also checked, as in `check_answer`.
     """
     problems = []
     for selection in selections:

@@ -1,4 +1,4 @@
-"""The selected documents of a selection, sorted and written in pieces, and what a report draws of them."""
+"""The selected documents of a selection, sorted and written in pieces, and the data of its figures."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from pipeline.store.pieces import SortedRows, write_pieces
 
 ALPHAS = tuple(Fraction(k, 100) for k in (*range(1, 51), *range(55, 100, 5)))
 MOST_GROUPS = 1000
-"""More groups than this are no longer counted: no figure could show them."""
+"""Maximum number of groups that are counted, since no figure can show more."""
 
 STRENGTH = ("_fused", "_score")
-"""Columns of sorting alone, which `with_strength` appends; no file holds them."""
+"""Sort columns that `with_strength` appends; they are not written to files."""
 
 ORDER = ("p_value", *STRENGTH, "source", "row")
-"""Columns by which selected documents ascend, the smallest p-value first; no two documents share source and row."""
+"""Columns by which selected documents are sorted, the smallest p-value first; source and row identify a document."""
 
 
 class AlphaCurve(Record):
-    """What the same p-values give for other values of alpha: `selection/<name>/alphas.json`."""
+    """Results of the same p-values for other values of alpha: `selection/<name>/alphas.json`."""
 
-    alphas: list[float] = Field(description="Values of alpha, ascending; the one that was asked for is among them.")
+    alphas: list[float] = Field(description="Values of alpha, ascending; includes the requested one.")
     n_selected: list[int] = Field(description="Documents selected at each, by the procedure of the selection.")
     right_at_least: list[int] | None = Field(
         description="Of these, the members (with direction clean, non-members), at least; true of all of them at once "
@@ -48,7 +48,7 @@ class AlphaCurve(Record):
 
 
 class GroupCounts(Record):
-    """How the selected are spread over the groups: `selection/<name>/groups.json`."""
+    """Counts of scored and selected documents by group: `selection/<name>/groups.json`."""
 
     n_scored: dict[str, int] = Field(description="Audited documents with a score, by group.")
     n_selected: dict[str, int] = Field(description="Selected documents, by group.")
@@ -59,9 +59,9 @@ def alpha_curve(selection: SelectionConfig, answer: Answer, n_selected: int, qua
 
     Args:
         selection: the question.
-        answer: its answer; its bound is None where no bound is to be drawn.
-        n_selected: documents selected at the alpha that was asked for.
-        quarantined: audited documents without a score, which are never selected.
+        answer: its answer; its bound is None where no bound is drawn.
+        n_selected: number of documents selected at the requested alpha.
+        quarantined: number of audited documents without a score, which are never selected.
     """
     counts = answer.counts
     if counts is None:
@@ -93,7 +93,7 @@ def histogram(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 class ScoreHistogram(Record):
-    """How the scores of each role are spread: `selection/<name>/scores.json`."""
+    """The distribution of the scores of each role: `selection/<name>/scores.json`."""
 
     column: str = Field(description="The detector column.")
     edges: list[float] = Field(description="Edges of the bins, ascending; one more than there are bins.")
@@ -102,19 +102,19 @@ class ScoreHistogram(Record):
 
 @dataclass(frozen=True, slots=True)
 class GroupTally:
-    """Documents by group of the shards so far; of more than MOST_GROUPS groups so many are known, and not all."""
+    """Counts of documents by group; where there are more than MOST_GROUPS groups, only so many are kept."""
 
     scored: Counter[str] = field(default_factory=Counter)
     selected: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, groups: pa.ChunkedArray, selected: np.ndarray) -> GroupTally:
-        """Count one shard: the groups of its documents, null for none, and bool (documents,)."""
+        """Count one shard from the groups of its documents, null for none, and bool (documents,)."""
         kinds = (groups, groups.filter(pa.array(selected)))
         return cls(*(Counter(some.drop_null().to_pylist()) for some in kinds))
 
     def __add__(self, other: GroupTally) -> GroupTally:
-        """The counts of both."""
+        """The sum of both counts."""
         if len(self.scored) > MOST_GROUPS:
             return self
         return GroupTally(self.scored + other.scored, self.selected + other.selected)
@@ -130,19 +130,19 @@ class GroupTally:
 def with_strength(
     rows: pa.Table, selection: SelectionConfig, answer: Answer, batch: Batch, selected: np.ndarray
 ) -> pa.Table:
-    """Rows with the columns `STRENGTH`: what orders documents of equal p-values, ascending from the most member-like.
+    """Append the columns `STRENGTH`: the ascending order of documents with equal p-values, most member-like first.
 
-    `_fused` is the one score of all detectors where the procedure makes one (td4eval: its fused statistic; adadetect:
-    its discriminant), otherwise 0. `_score` is the score of the detector of the largest weight, the first of equal
-    ones, or of the first detector: the highest first in direction members, the lowest first in direction clean. For
-    ktd that is W.
+    `_fused` is the fused score of all detectors where the procedure has one (td4eval: its fused statistic; adadetect:
+    its discriminant), otherwise 0. `_score` is the score of the detector with the largest weight (the first of equal
+    ones), or of the first detector: descending in direction members, ascending in direction clean. For
+    ktd it is W.
 
     Args:
-        rows: of the selected documents of a shard.
+        rows: rows of the selected documents of a shard.
         selection: its configuration.
-        answer: to it.
+        answer: the selection's answer.
         batch: the documents of the shard.
-        selected: bool, which of these are selected.
+        selected: bool, (documents,), whether each is selected.
     """
     batch = Batch(batch.matrix[selected], None, batch.keys[selected])
     column = int(np.argmax(answer.weights)) if answer.weights else 0
@@ -158,9 +158,9 @@ def write_selected(store: Store, folder: str, selected: SortedRows, clean: bool)
 
     Args:
         store: the run directory.
-        folder: of the selection.
+        folder: folder of the selection.
         selected: their rows.
-        clean: whether the list of clean documents is written too, as Parquet and as indices for a harness.
+        clean: whether the list of clean documents is also written, as Parquet and as indices for a harness.
 
     Returns:
         The SHA-256 of each file, by name.
@@ -180,9 +180,9 @@ def write_selected(store: Store, folder: str, selected: SortedRows, clean: bool)
 
 
 def _write_clean_ids(store: Store, name: str, selected: SortedRows) -> str:
-    """Write the selected as `{"task": [indices]}`, which lm-evaluation-harness takes for --samples.
+    """Write the selected documents as `{"task": [indices]}`, the format of --samples of lm-evaluation-harness.
 
-    A task is an input file, by its name without endings; an index is a row of it.
+    A task is an input file, by its name without suffixes; an index is a row of it.
     """
     rows: dict[str, list[np.ndarray]] = {}
     for piece in selected.pieces():
@@ -194,7 +194,7 @@ def _write_clean_ids(store: Store, name: str, selected: SortedRows) -> str:
         for place, task in enumerate(sorted(rows)):
             indices = pa.array(np.sort(np.concatenate(rows[task]))).cast(pa.string())
             together = pa.ListArray.from_arrays(pa.array([0, len(indices)], pa.int32()), indices)
-            lines = pc.binary_join(together, ",\n    ")[0].as_py()  # a Python object an index takes ten times the room
+            lines = pc.binary_join(together, ",\n    ")[0].as_py()  # Python objects take ten times the memory
             key = json.dumps(task, ensure_ascii=False)
             file.write(f"{',' if place else ''}\n  {key}: [\n    {lines}\n  ]".encode("utf-8", "replace"))
         file.write(b"\n}\n" if rows else b"}\n")
@@ -202,11 +202,11 @@ def _write_clean_ids(store: Store, name: str, selected: SortedRows) -> str:
 
 
 EXCERPT = 200
-"""Characters of a selected document's beginning, at most."""
+"""Maximum number of characters of the shown beginning of a selected document."""
 
 
 def with_excerpts(answers: Sequence[ShardAnswer], shard: Shard) -> list[ShardAnswer]:
-    """The verdicts on a shard with how their selected documents begin; its texts are read once for all selections."""
+    """The verdicts on a shard with the beginning of selected documents; texts are read once for all selections."""
     keys: dict[int, int] = {}
     for one in answers:
         keys.update(zip(one.selected["row"].to_pylist(), one.selected["text_key"].to_pylist(), strict=True))
@@ -220,9 +220,9 @@ def with_excerpts(answers: Sequence[ShardAnswer], shard: Shard) -> list[ShardAns
 
 @dataclass(frozen=True, slots=True)
 class ShardAnswer:
-    """The answer for one shard, which goes back to the driver."""
+    """The answer for one shard, which is returned to the driver."""
 
-    selected: pa.Table  # one row a selected document
+    selected: pa.Table  # one row per selected document
     ranks: np.ndarray  # int64 counts of p-values at k / (n_calibration + 1)
     histogram: np.ndarray  # int64 counts of the first detector's scores
     groups: GroupTally
@@ -241,7 +241,7 @@ class Total:
 
     @classmethod
     def like(cls, part: ShardAnswer) -> Total:
-        """Nothing yet, in the shape of a part."""
+        """An empty total in the shape of a part."""
         rows = SortedRows(part.selected.schema, ORDER)
         return cls(rows, np.zeros_like(part.ranks), np.zeros_like(part.histogram), GroupTally(), {})
 

@@ -1,4 +1,4 @@
-"""A commented starter configuration for the files of a folder: what was guessed stands beside it."""
+"""A commented starter configuration for the files of a folder; comments state what was guessed."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ PICTURE_DETECTOR = {"renyi": {"part": "description"}}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The data of one role: what its setting names, and what was guessed."""
+    """The data of one role: the values of its setting, and the guesses."""
 
     files: tuple[DataFiles, ...]  # with the same columns for text and id
-    reason: str  # why they have this role
-    left_out: tuple[DataFiles, ...] = ()  # of the same role, with other columns
+    reason: str  # reason for this role
+    left_out: tuple[DataFiles, ...] = ()  # files of the same role with other columns
 
     @property
     def paths(self) -> list[str]:
-        """What the setting `path` names."""
+        """The value of the setting `path`."""
         return [path for files in self.files for path in files.paths]
 
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """A starter configuration and what a user should know of it."""
+    """A starter configuration and its notes for the user."""
 
-    name: str  # of the file: audit.yaml
+    name: str  # file name without suffix
     kind: type[BaseModel]
     text: str
-    guesses: tuple[str, ...]  # a line each
-    missing: tuple[str, ...]  # what to add before it can run, a line each
+    guesses: tuple[str, ...]  # one line each
+    missing: tuple[str, ...]  # settings to add before a run, one line each
 
 
 def audit_starter(folder: str) -> Starter:
-    """The starter of an audit of the data in a folder.
+    """The starter configuration for an audit of the data in a folder.
 
     Raises:
         UserError: no such folder, or no data in it.
@@ -101,10 +101,10 @@ def audit_starter(folder: str) -> Starter:
 
 
 def write_starter(folder: str, starter: Starter) -> tuple[str, str]:
-    """Write the configuration and, beside it, its JSON schema; the paths of both.
+    """Write the configuration and its JSON schema next to it; returns both paths.
 
     Raises:
-        UserError: there is such a file already, or the folder cannot be written to.
+        UserError: the file exists already, or the folder cannot be written to.
     """
     path, schema = Path(folder, starter.name), Path(folder, SCHEMA_FOLDER, f"{Path(starter.name).stem}.schema.json")
     try:
@@ -114,7 +114,7 @@ def write_starter(folder: str, starter: Starter) -> tuple[str, str]:
             schema.parent.mkdir(exist_ok=True)
             schema.write_bytes(to_json(config_schema(starter.kind, tuple(PROCEDURES))))
     except FileExistsError:
-        raise UserError(f"{path} is there already; remove it, or give another folder") from None
+        raise UserError(f"{path} exists already; remove it, or give another folder") from None
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
     return str(path), str(schema)
@@ -139,7 +139,7 @@ def data_of(folder: str) -> FolderData:
 
 
 def source_settings(source: Source) -> list[Written]:
-    """The settings of a source, with what was guessed of its columns."""
+    """The settings of a source, with guesses about its columns."""
     files, paths = source.files[0], source.paths
     settings = [Written("path", paths[0] if len(paths) == 1 else paths)]
     for name, value in files.dialect.differing().items():
@@ -157,7 +157,7 @@ def source_settings(source: Source) -> list[Written]:
 
 
 def source_notes(source: Source) -> list[str]:
-    """Why documents have their role, and what was left out."""
+    """The reason for the role of documents, and the files that were left out."""
     notes = [source.reason, *([f"Warning: {files.warning}"] if (files := source.files[0]).warning else [])]
     for files in source.left_out:
         notes.append(wording.of_other_columns(files.shown, _columns(files)))
@@ -165,7 +165,7 @@ def source_notes(source: Source) -> list[str]:
 
 
 def joined(files: Sequence[DataFiles], reason: str) -> Source:
-    """One source of files: those that have the columns of the first that are tables, if any is."""
+    """One source of files: those with the columns of the first table, if there is a table."""
     first = next((one for one in files if one.text is not None or one.id is not None), files[0])
     columns = first.text, first.id, first.image, first.caption, first.dialect
     same = tuple(one for one in files if (one.text, one.id, one.image, one.caption, one.dialect) == columns)
@@ -173,7 +173,7 @@ def joined(files: Sequence[DataFiles], reason: str) -> Source:
 
 
 def model_setting(folder: str, pictured: bool) -> tuple[list[Written], str]:
-    """The model: one that lies in the folder, or a hub id that stands in for it; and a line about it."""
+    """The model: one in the folder, or a hub id as a placeholder; and a line about it."""
     models = discover_models(folder)
     if not models:
         name = HUB_PICTURE_MODEL if pictured else HUB_MODEL
@@ -182,12 +182,12 @@ def model_setting(folder: str, pictured: bool) -> tuple[list[Written], str]:
 
 
 def detectors_setting(kind: type[BaseModel], pictured: bool) -> Written:
-    """The detectors that are the default; of pictures, one that reads their descriptions."""
+    """The default detectors; for pictures, one that reads their descriptions."""
     return Written("detectors", [PICTURE_DETECTOR] if pictured else kind.model_fields["detectors"].default)
 
 
 def selection_setting(direction: Direction, pictured: bool) -> list[Written]:
-    """One question, with the procedure and alpha that are the default."""
+    """One selection with the default procedure and alpha."""
     fields = SelectionConfig.model_fields
     (detector,) = parse_detectors([PICTURE_DETECTOR if pictured else DETECTOR])
     return [
@@ -207,7 +207,7 @@ def whole_file(
     settings: Sequence[Written],
     data: FolderData,
 ) -> str:
-    """The YAML file: how editors check it, what it is and what comes next, then the settings."""
+    """The YAML file: a comment for editors, its purpose and the next steps, then the settings."""
     lines = [f"# yaml-language-server: $schema={SCHEMA_FOLDER}/{name}.schema.json", *comment(head), "#"]
     lines += comment(wording.GUESSES_MARKED)
     lines += [f"#   seenset {command} {name}.yaml" for command in commands]
@@ -219,7 +219,7 @@ def whole_file(
 
 
 def _assigned(data: FolderData) -> tuple[dict[Role, Source], list[DataFiles], list[DataFiles]]:
-    """The sources of each role, files that have none, and files of the other kind: all are texts, or all pictures."""
+    """The sources of each role, files without a role, and files of the other kind: all are texts, or all pictures."""
     texts, pictures = one_kind(data.files)
     kept, others = (pictures, texts) if takes_pictures(texts, pictures) else (texts, pictures)
     sources: dict[Role, Source] = {}
@@ -235,12 +235,12 @@ def _assigned(data: FolderData) -> tuple[dict[Role, Source], list[DataFiles], li
 
 
 def one_kind(files: Sequence[DataFiles]) -> tuple[list[DataFiles], list[DataFiles]]:
-    """The files that hold texts, and those that hold pictures."""
+    """The files with texts, and those with pictures."""
     return [one for one in files if one.image is None], [one for one in files if one.image is not None]
 
 
 def takes_pictures(texts: Sequence[DataFiles], pictures: Sequence[DataFiles]) -> bool:
-    """Whether pictures are what is asked about: names give them more roles, or else they are tables or more files."""
+    """Whether pictures are audited: their names give more roles, or else they are in tables or have more files."""
 
     def weight(some: Sequence[DataFiles]) -> tuple[int, bool, int]:
         tables = any(format_named(one.format).unit != "file" for one in some)

@@ -1,4 +1,4 @@
-"""How far a run is: what status.json says, and what storage alone says."""
+"""The progress of a run, from status.json and from storage alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATUS_FILE = "status.json"
 STATUS_SECONDS = 5.0
 ETA_SECONDS = 3.0
 ETA_SHARE = 0.02
-"""Work that must have been done before a remaining time means something."""
+"""Minimum of finished work for an estimate of the remaining time."""
 LISTED_FAILURES = 20
 
 RunState = Literal["running", "complete", "incomplete", "failed"]
@@ -36,37 +36,37 @@ _RATES = {"documents_per_s", "tokens_per_s", "eta_s", "failures", "under_way"}
 
 
 class Status(VersionedRecord):
-    """How far a run is, or how it ended: `status.json`."""
+    """The progress or the end of a run: `status.json`."""
 
     sealed = True
 
     state: RunState = Field(
-        description="running; complete; incomplete: the same command goes on; failed: see the message."
+        description="running; complete; incomplete: the same command resumes it; failed: see the message."
     )
     exit_code: int | None = Field(description="Exit code of the command; null while it runs.")
     message: str | None = Field(description="Why the run is incomplete or failed, in one line.")
-    stage: str = Field(description="The stage that is counted here.")
+    stage: str = Field(description="The stage of these counts.")
     shards: int = Field(description="Shards of the run.")
     shards_done: int = Field(description="Shards that the stage has finished.")
     documents: int = Field(description="Documents of the finished shards.")
-    under_way: int = Field(0, description="Documents that are done in shards that are not finished.")
+    under_way: int = Field(0, description="Finished documents of unfinished shards.")
     scored: int = Field(description="Documents that the stage could read; with stage score, that have scores.")
-    quarantined: int = Field(description="Documents that it could not.")
+    quarantined: int = Field(description="Documents that the stage could not read or score.")
     judged: int = Field(0, description="Documents left out because earlier runs have audited them (`against`).")
     tokens: int = Field(description="Tokens of the finished shards.")
-    documents_per_s: float = Field(description="Documents a second in the last driver's own work.")
-    tokens_per_s: float = Field(description="Tokens a second in the last driver's own work.")
+    documents_per_s: float = Field(description="Documents per second of the last driver.")
+    tokens_per_s: float = Field(description="Tokens per second of the last driver.")
     eta_s: float | None = Field(description="Seconds until the stage is finished; null where not known.")
-    failures: list[str] = Field(description=f"Why shards failed, the first {LISTED_FAILURES}.")
+    failures: list[str] = Field(description=f"Errors of failed shards, the first {LISTED_FAILURES}.")
     selections: list[Summary] = Field(
-        [], description="The answers there are, as seenset status prints them; not kept in status.json."
+        [], description="The existing answers, as printed by seenset status; not kept in status.json."
     )
     unsupported: list[str] = Field(
-        [], description="Those of them whose guarantee a check contradicts: do not act on them. Not in status.json."
+        [], description="Those whose guarantee a check contradicts: do not act on them. Not in status.json."
     )
 
     def answered(self, selections: Sequence[Summary]) -> Status:
-        """The same with the answers there are."""
+        """The same status with the existing answers."""
         return self.model_copy(update={"selections": list(selections), "unsupported": unsupported(selections)})
 
 
@@ -81,7 +81,7 @@ def final_state(error: BaseException) -> tuple[RunState, int, str | None]:
 
 @dataclass(slots=True)
 class Counts:
-    """Documents and shards so far; rates are of this driver's own work, from when its workers were ready."""
+    """Counts of documents and shards; rates cover the work of this driver since its workers were ready."""
 
     shards: int
     stage: str = SCORING
@@ -92,7 +92,7 @@ class Counts:
     quarantined: int = 0
     judged: int = 0
     tokens: int = 0
-    answers: int = 0  # of an endpoint
+    answers: int = 0  # answers of an endpoint
     failures: list[str] = field(default_factory=list)
     under_way: dict[str, Advance] = field(default_factory=dict)  # by shard
     fresh_documents: int = 0
@@ -120,16 +120,16 @@ class Counts:
             self.fresh_tokens += receipt.tokens
 
     def advance(self, advance: Advance) -> None:
-        """Note how far a shard is."""
+        """Record the progress of a shard."""
         self.under_way[advance.shard] = advance
 
     def fail(self, failure: Failure) -> None:
-        """Note a shard that could not be finished."""
+        """Record a failed shard."""
         self.under_way.pop(failure.shard, None)
         self.failures.append(failure.message)
 
     def status(self, state: RunState = "running", exit_code: int | None = None, message: str | None = None) -> Status:
-        """The counts and rates at this moment, in a state."""
+        """The current counts and rates, in a state."""
         seconds = max(time.monotonic() - self.began, 1e-9)
         under_way = sum(advance.documents for advance in self.under_way.values())
         tokens = self.fresh_tokens + sum(advance.tokens for advance in self.under_way.values())
@@ -153,7 +153,7 @@ class Counts:
         )
 
     def _eta(self, seconds: float, tokens: int) -> float | None:
-        """Seconds until the stage is finished; None while too little of it is done to tell."""
+        """Seconds until the stage is finished; None while too little of it is done for an estimate."""
         if not tokens or seconds < ETA_SECONDS:
             return None
         ratio = self.tokens / self.size_done if self.tokens and self.size_done else 1.0
@@ -164,7 +164,7 @@ class Counts:
 
     @property
     def share(self) -> float:
-        """How much of the stage is done, by estimated tokens, in [0, 1]."""
+        """The finished share of the stage, by estimated tokens, in [0, 1]."""
         if not self.size:
             return self.shards_done / self.shards if self.shards else 1.0
         under_way = sum(min(advance.tokens, self.sizes.get(shard, 0.0)) for shard, advance in self.under_way.items())
@@ -178,25 +178,25 @@ def duration(seconds: float) -> str:
 
 
 def read_status(store: Store) -> Status | None:
-    """What status.json says; None where no driver has written one.
+    """Read status.json; None where no driver has written it.
 
     Raises:
-        UserError: in one line, a damaged file, or one of another version.
+        UserError: a damaged file, or one of another version.
     """
     return read_record(store, STATUS_FILE, Status, REWRITTEN, REWRITTEN)
 
 
 def check_receipts(store: Store, status: Status | None, shards: Sequence[Shard], finished: Collection[str]) -> None:
-    """Check of a run that is complete, and that no driver is working on, that every shard has its receipt.
+    """Check that every shard of a complete run without a driver has its receipt.
 
     Args:
         store: the run directory.
-        status: what status.json says.
-        shards: of the run.
-        finished: ids of the shards that have one.
+        status: content of status.json.
+        shards: shards of the run.
+        finished: ids of the shards with a receipt.
 
     Raises:
-        DamagedError: one has none.
+        DamagedError: a receipt is missing.
     """
     if status is None or status.state != "complete":
         return
@@ -206,18 +206,18 @@ def check_receipts(store: Store, status: Status | None, shards: Sequence[Shard],
 
 
 def made_answer(store: Store, name: str, held: bool = False) -> Summary | None:
-    """The answer of a selection of a run, done or not; None where it is still to be made.
+    """The answer of a selection of a run, finished or not; None where it is still to be made.
 
-    An answer of a run that is not complete, or that a live driver holds, may be about to be made again: one that is not
-    as it was written then counts as none.
+    An answer of an incomplete run, or of a run with an active driver, may be about to be made again: there a changed
+    answer counts as missing.
 
     Args:
         store: the run directory.
-        name: of the selection.
-        held: whether this command holds the run.
+        name: name of the selection.
+        held: whether this command holds the run's lock.
 
     Raises:
-        DamagedError: the run is complete, and the answer is missing or is not as it was written.
+        DamagedError: the run is complete, and the answer is missing or changed.
         UserError: the run is complete, and another version made the answer.
     """
     try:
@@ -234,15 +234,15 @@ def made_answer(store: Store, name: str, held: bool = False) -> Summary | None:
 
 
 def forget_finished(store: Store) -> None:
-    """To be called before anything of a finished run is changed."""
+    """Remove the record of a finished run; call this before any change of the run."""
     store.remove(FINISHED_FILE)
 
 
 def run_status(run: str) -> Status:
-    """How far a run is, from storage alone: status.json, the receipts and the summaries.
+    """The progress of a run, from storage alone: status.json, the receipts and the summaries.
 
-    The counts are those of scoring; where a live driver is at another stage, those of that stage, as it wrote them. A
-    run that stopped and is held by a live driver is running again.
+    The counts are those of scoring, or, while an active driver is at another stage, those of that stage, as it wrote
+    them. A stopped run with an active driver is running again.
 
     Raises:
         UserError: not a run directory, a damaged file in it, or one of another version.
@@ -259,7 +259,7 @@ def run_status(run: str) -> Status:
     if written is not None:
         of_driver = written.model_dump(include={"state", "exit_code", "message", *_RATES})
         if is_scoring(written.stage) and written.shards_done < status.shards_done:
-            of_driver["under_way"] = 0  # what was under way then may be among the finished by now
+            of_driver["under_way"] = 0  # documents under way then may be finished by now
         status = status.model_copy(update=of_driver)
     live = status.state != "complete" and lock_is_live(store)
     if live and status.state != "running":
@@ -274,7 +274,7 @@ def run_status(run: str) -> Status:
 
 
 class StatusFile:
-    """Keeps status.json, not more often than every few seconds while shards come in."""
+    """Writes status.json, at most every few seconds while shards finish."""
 
     def __init__(self, store: Store, counts: Counts) -> None:
         self.store = store
@@ -282,19 +282,19 @@ class StatusFile:
         self._last = 0.0
 
     def tick(self) -> None:
-        """Write the counts if the last time is long enough ago."""
+        """Write the counts if the last write is long enough ago."""
         if time.monotonic() - self._last >= STATUS_SECONDS:
             self.write("running", None)
 
     def end(self, state: RunState, code: int, message: str | None = None) -> None:
-        """Write why a run stopped, if its directory can still be written to: the error itself matters more."""
+        """Write why a run stopped; a directory that cannot be written to is ignored in favour of the error itself."""
         with contextlib.suppress(Exception):
             self.write(state, code, message)
 
     def write(
         self, state: RunState, code: int | None, message: str | None = None, selections: Sequence[Summary] = ()
     ) -> Status:
-        """Write the state, the exit code and the counts; what was written is returned with the selections."""
+        """Write the state, the exit code and the counts; returns them with the selections."""
         self._last = time.monotonic()
         status = self.counts.status(state, None if code is None else int(code), message)
         kept = status.model_dump(mode="json", by_alias=True, exclude={"selections", "unsupported"})

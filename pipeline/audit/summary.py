@@ -1,4 +1,4 @@
-"""The summary of a selection: what was asked, what was decided, what is guaranteed and what speaks against it."""
+"""The summary of a selection: the question, the decision, the guarantee, and the checks that contradict it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from pipeline.store.files import Store
 
 
 class Diagnostic(Record):
-    """One check of what a selection rests on."""
+    """One check of an assumption of a selection."""
 
     about_power: ClassVar[bool] = False
-    """Whether a failed check takes nothing from the guarantee, and only says how little could have been selected."""
+    """Whether a failed check leaves the guarantee intact and only states how little could have been selected."""
 
     ok: bool | None = Field(
         description="Whether the check passed; null where it could not be made, or only reports a number."
     )
-    sentence: str = Field(description="What was checked and what came of it, in words that need no statistics.")
+    sentence: str = Field(description="The check and its result, in words that need no statistics.")
 
 
 BlindOutcome = Literal["passed", "failed", "inconclusive", "not tested"]
 
 
 class BlindDiagnostic(Diagnostic):
-    """Whether the words or tokens alone, or what pictures look like, tell calibration documents from audited ones.
+    """Whether words or tokens alone, or the looks of pictures, distinguish calibration documents from audited ones.
 
     Numbers are null if not tested.
     """
@@ -52,7 +52,7 @@ class BlindDiagnostic(Diagnostic):
     )
     by: str = Field(
         "words",
-        description="What the classifier knows: words, or tokens where documents are given as token ids; of pictures "
+        description="Input of the classifier: words, or tokens where documents are given as token ids; of pictures "
         "thumbnails, colours and files.",
     )
     n_to_settle: int | None = Field(
@@ -73,7 +73,7 @@ class BlindDiagnostic(Diagnostic):
     @model_validator(mode="before")
     @classmethod
     def _outcome_of_ok(cls, value: Any) -> Any:
-        """The outcome of a test that was only said to have passed or failed."""
+        """Derive the outcome of a test that has only `ok`."""
         if isinstance(value, dict) and "outcome" not in value and value.get("ok") is not None:
             return {**value, "outcome": "passed" if value["ok"] else "failed"}
         return value
@@ -92,7 +92,7 @@ class ResolutionDiagnostic(Diagnostic):
 
 
 class DuplicateFamily(Record):
-    """Documents that are near-duplicates of one another, directly or through others."""
+    """Documents that are near-duplicates of each other, directly or through others."""
 
     size: int = Field(description="Documents of the family.")
     ids: list[str] = Field(description="Ids of the first of them.")
@@ -110,7 +110,7 @@ class NearDuplicates(Record):
     )
     n_distinct: int = Field(description="Documents that remain if one of each family is kept.")
     effective: float = Field(
-        description="Independent documents that a mean over all of them is worth: (sum of sizes)^2 / sum of sizes^2."
+        description="Effective number of independent documents: (sum of sizes)^2 / sum of sizes^2."
     )
     families: list[DuplicateFamily] = Field(description="The largest families.")
     n_large: int = Field(0, description="Families of at least 5 documents.")
@@ -142,7 +142,7 @@ class NearDuplicatesDiagnostic(Diagnostic):
     calibration: NearDuplicates = Field(description="Near-duplicates among the documents that calibrate.")
     n_selected_by_bh: int | None = Field(
         None,
-        description="Documents that bh selects, where the procedure does not bear the near-duplicates and bh does.",
+        description="Documents that bh selects, where near-duplicates break the guarantee of the procedure only.",
     )
     bh_stands: bool = Field(description="Whether the near-duplicates leave the guarantee of bh as it is.")
 
@@ -150,27 +150,25 @@ class NearDuplicatesDiagnostic(Diagnostic):
 class CountDiagnostic(Diagnostic):
     """A number of documents."""
 
-    count: int = Field(description="Documents that the sentence speaks of.")
+    count: int = Field(description="Number of documents in the sentence.")
 
 
 class ShareDiagnostic(Diagnostic):
     """A share of the documents."""
 
-    share: float = Field(description="Share of the scored documents that the sentence speaks of.")
+    share: float = Field(description="Share of the scored documents in the sentence.")
 
 
 class SymmetryDiagnostic(Diagnostic):
     """Whether the signs of the knockoff statistic are fair coins among documents of known membership."""
 
-    p_value: float = Field(description="Of the hypothesis that they are; small ones contradict it.")
+    p_value: float = Field(description="P-value of the hypothesis that they are; a small one contradicts it.")
 
 
 class WeightingDiagnostic(Diagnostic):
-    """What weights by words leave of the calibration documents, and what they repair."""
+    """The effective number of calibration documents under weights by words, and the blind AUC before and after."""
 
-    effective: float = Field(
-        description="Calibration documents of equal weight that count as much: (sum w)^2 / sum w^2."
-    )
+    effective: float = Field(description="Effective number of calibration documents: (sum w)^2 / sum w^2.")
     auc_before: float | None = Field(
         None, description="AUC of the blind classifier without weights; null if not tested."
     )
@@ -180,7 +178,7 @@ class WeightingDiagnostic(Diagnostic):
 class TailDiagnostic(Diagnostic):
     """Whether a small part of the audited documents is of a kind that calibration lacks."""
 
-    p_value: float = Field(description="Of the hypothesis that audited and calibration documents are alike.")
+    p_value: float = Field(description="P-value of the hypothesis that audited and calibration documents are alike.")
     share: float | None = Field(
         None, description="Share of the compared documents in this part; null where p is above 0.01."
     )
@@ -194,10 +192,10 @@ class TailDiagnostic(Diagnostic):
 
 
 class FamiliesDiagnostic(Diagnostic):
-    """Whether a family of near-duplicates has documents in one role only that chance would have put into both."""
+    """Whether a family of near-duplicates is in one role only although chance would have put it into both."""
 
     p_value: float | None = Field(
-        None, description="Of the largest family in one role only; null where none has 5 documents."
+        None, description="P-value of the largest family in one role only; null where none has 5 documents."
     )
     role: Role | None = Field(None, description="The role of the family; null where p is above 0.01.")
     size: int | None = Field(None, description="Documents of the family; null where p is above 0.01.")
@@ -209,20 +207,20 @@ class Diagnostics(Record):
     """The checks of a selection, by name."""
 
     blind: BlindDiagnostic = Field(
-        description="Whether the words alone tell the calibration documents from the audited ones."
+        description="Whether words alone distinguish calibration documents from audited ones."
     )
     resolution: ResolutionDiagnostic = Field(
         description="Whether there are enough calibration documents for a small selection."
     )
     overlap: OverlapDiagnostic = Field(description="Calibration documents that are near-duplicates of audited ones.")
     near_copies: NearDuplicatesDiagnostic | None = Field(
-        None, description="Near-duplicates among the documents of one role; null where no texts were at hand."
+        None, description="Near-duplicates among the documents of one role; null where there were no texts."
     )
     groups: Diagnostic | None = Field(
         None, description="Whether documents are grouped, so that no bound is stated; null where none or few are."
     )
     duplicates: CountDiagnostic = Field(description="Documents that repeat an id, which are quarantined.")
-    truncated: ShareDiagnostic = Field(description="Documents judged by their first max_tokens tokens alone.")
+    truncated: ShareDiagnostic = Field(description="Documents that were cut to their first max_tokens tokens.")
     fine_tuned: CountDiagnostic | None = Field(
         None, description="Known documents that adapters were trained on; null where no adapter was."
     )
@@ -241,7 +239,7 @@ class Diagnostics(Record):
     )
     weighting: WeightingDiagnostic | None = Field(
         None,
-        description="What calibration weighted rests on; null for every other. `blind` is then the test with weights.",
+        description="The check of calibration weighted; null for every other. `blind` is then the test with weights.",
     )
 
     def by_name(self) -> dict[str, Diagnostic]:
@@ -250,7 +248,7 @@ class Diagnostics(Record):
         return {name: diagnostic for name, diagnostic in named.items() if diagnostic is not None}
 
     def failures(self) -> list[str]:
-        """The sentences of the failed checks that the guarantee rests on."""
+        """The sentences of the failed checks that the guarantee depends on."""
         checks = self.by_name().values()
         return [check.sentence for check in checks if check.ok is False and not check.about_power]
 
@@ -264,26 +262,26 @@ class Diagnostics(Record):
 
 
 class SeriesPlace(Record):
-    """The place of a scan in its schedule, and what its selection could spend there."""
+    """The place of a scan in its schedule, and the level of its selection there."""
 
     ledger: str = Field(description="Folder of the scans of the schedule.")
     slot: int = Field(description="Number of the place: 1 for the first scan.")
     horizon: int | None = Field(description="Scans of the schedule; null: no end.")
     rule: Rule = Field(description="How alpha is shared out.")
     alpha: float = Field(description="Largest share of all that the scans select together that may be wrong.")
-    level: float = Field(description="What this scan spends of it.")
+    level: float = Field(description="The part of alpha that this scan uses.")
     before: int = Field(
         description="Documents that earlier scans had selected by the same selection, as filed when the place was "
         "claimed."
     )
 
     def clause(self) -> str:
-        """The place in a few words."""
+        """The place in a short clause."""
         return wording.scan(self.slot, self.horizon, self.level)
 
     @property
     def sentence(self) -> str:
-        """The place and what it is a part of."""
+        """The place and the schedule in one sentence."""
         return wording.part_of_schedule(self.clause(), self.alpha, self.rule, self.before)
 
 
@@ -292,9 +290,9 @@ class Summary(Bounded, VersionedRecord):
 
     name: str = Field(description="Name of the selection, and of its folder under selection/.")
     procedure: str = Field(description="The procedure that chose the selected.")
-    direction: Direction = Field(description="members: selects what was trained on; clean: what was not.")
+    direction: Direction = Field(description="members: selects documents that were trained on; clean: that were not.")
     alpha: float = Field(
-        description="Largest share of the selected that may be wrong, as asked for, in (0, 1); of a scan of a "
+        description="Largest share of the selected that may be wrong, as requested, in (0, 1); of a scan of a "
         "schedule, its level there."
     )
     detectors: list[str] = Field(description="Score columns that the selection reads.")
@@ -321,15 +319,15 @@ class Summary(Bounded, VersionedRecord):
         description="finite-sample: proved for any number of documents; asymptotic: as numbers grow; heuristic: not "
         "proved."
     )
-    assumption: str = Field(description="What must hold for the guarantee to hold.")
-    promise: str = Field(description="What then holds.")
+    assumption: str = Field(description="The assumption of the guarantee.")
+    promise: str = Field(description="The guarantee under the assumption.")
     reasons: list[str] = Field(description="Why the guarantee is not supported, one line each; empty where it is.")
     minimum_selectable: int = Field(description="The fewest documents that could have been selected, if any.")
     strict: StrictAnswer = Field(
         description="The answer of a procedure with a finite-sample guarantee: this one if it has it."
     )
     details: dict[str, float] = Field(description="Further numbers of the procedure, by name.")
-    diagnostics: Diagnostics = Field(description="Checks of the documents at hand.")
+    diagnostics: Diagnostics = Field(description="Checks of the documents.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
     series: SeriesPlace | None = Field(None, description="Place in a schedule of scans; null where there is none.")
     review: Review | None = Field(
@@ -340,22 +338,22 @@ class Summary(Bounded, VersionedRecord):
 
     @property
     def checked(self) -> bool:
-        """Whether the check that calibration and audited documents are alike was made, with whatever result."""
+        """Whether the check that calibration and audited documents are alike was made, regardless of its result."""
         return self.diagnostics.blind.outcome != "not tested"
 
     @property
     def condition(self) -> str | None:
-        """The condition under which bounds of this answer are stated, as `bound_condition` gives it."""
+        """The condition under which bounds of this answer are stated, from `bound_condition`."""
         return bound_condition(self.conclusion, self.checked)
 
     @property
     def standing(self) -> str:
-        """The conclusion of the checks, in the word that tables print."""
+        """The conclusion of the checks, as a word for tables."""
         return wording.standing(self.conclusion, self.checked)
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader of the numbers must know of the guarantee, a line each; empty where nothing contradicts it."""
+        """Notes on the guarantee for readers of the numbers, one line each; empty where nothing contradicts it."""
         weighting = self.diagnostics.weighting
         weighed = [] if weighting is None or weighting.ok is False else [wording.unproved(weighting.sentence)]
         if self.review is not None:
@@ -374,11 +372,11 @@ class Summary(Bounded, VersionedRecord):
 
     @property
     def guarantee_of_procedure(self) -> GuaranteeKind:
-        """What the procedure guarantees, whatever a review removed."""
+        """The guarantee of the procedure, regardless of a review."""
         return self.guarantee if self.review is None else self.review.guarantee
 
     def after_review(self, review: Review | None) -> Summary:
-        """The same answer with a review; if it removed documents, without a bound and with an approximate guarantee.
+        """The same answer with a review; if the review removed documents, with an approximate guarantee and no bound.
 
         Bashari, Sesia and Romano 2025.
         """
@@ -397,11 +395,11 @@ class Summary(Bounded, VersionedRecord):
         )
 
     def without_bound(self, reason: str) -> Summary:
-        """The same answer without a bound, and why none is stated."""
+        """The same answer without a bound, with the reason."""
         return self if self.bound is None else self.model_copy(update={"bound": None, "bound_withheld": reason})
 
     def line(self) -> str:
-        """The answer in one line; what contradicts the guarantee comes before the count."""
+        """The answer in one line; contradictions of the guarantee precede the count."""
         count = wording.selected(self.n_selected, self.n_audit)
         level = f"alpha {self.alpha:g}" if self.series is None else self.series.clause()
         settings = f"{self.procedure}, {level}"
@@ -411,7 +409,7 @@ class Summary(Bounded, VersionedRecord):
 
 
 def unsettled(blind: BlindDiagnostic) -> str:
-    """Why a blind test leaves an answer inconclusive, and what would decide it."""
+    """Why a blind test leaves an answer inconclusive, and how many documents would decide it."""
     return wording.inconclusive_sentence(blind.sentence, blind.outcome != "not tested", blind.n_to_settle)
 
 
@@ -421,10 +419,10 @@ def unsupported(summaries: Iterable[Summary]) -> list[str]:
 
 
 def exit_code_of(summaries: Iterable[Summary]) -> ExitCode:
-    """How a command ends that fails where something is selected.
+    """The exit code of a command that fails where something is selected.
 
-    UNSUPPORTED as soon as a check contradicts one of the selections that selected something, also where others are
-    supported: on SELECTED a caller may act on every list that there is. Inconclusive ones end as supported ones do.
+    UNSUPPORTED where a check contradicts any selection that selected something, even if others are supported: after
+    SELECTED a caller may act on every list. Inconclusive selections count as supported ones.
     """
     filled = [summary for summary in summaries if summary.n_selected]
     if unsupported(filled):
@@ -440,17 +438,17 @@ def make_summary(
     n_quarantined: int,
     limit: int | None = None,
 ) -> Summary:
-    """The typed result, made here and read everywhere.
+    """Make the typed result of a selection.
 
     Args:
         selection: the question.
-        answer: what was decided.
-        diagnostics: the checks of what it rests on.
-        n_selected: documents selected, all of which have scores.
-        n_quarantined: audited documents without scores.
+        answer: the decision.
+        diagnostics: the checks of its assumptions.
+        n_selected: number of selected documents, all of which have scores.
+        n_quarantined: number of audited documents without scores.
         limit: the most documents of each role that were read; None when all were.
     """
-    scored = answer.m - n_quarantined  # the most that can be listed: a strict answer may reach p = 1
+    scored = answer.m - n_quarantined  # maximum length of a list: a strict answer may reach p = 1
     fewest, _ = answer.resolution(answer.m)
     return Summary(
         name=selection.name,
@@ -482,7 +480,7 @@ def make_summary(
 
 
 def series_place(slot: Slot, series: SeriesConfig) -> SeriesPlace:
-    """The place of a scan as its summaries tell it."""
+    """The place of a scan, as its summaries state it."""
     return SeriesPlace(
         ledger=series.ledger,
         slot=slot.number,
@@ -495,15 +493,15 @@ def series_place(slot: Slot, series: SeriesConfig) -> SeriesPlace:
 
 
 def summary_file(name: str) -> str:
-    """Where the summary of a selection stands in the run directory."""
+    """Path of the summary of a selection in the run directory."""
     return f"selection/{name}/summary.json"
 
 
 def read_summary(store: Store, name: str) -> Summary | None:
-    """The summary of a selection, all of whose files are as they were written; None where it was not made.
+    """The summary of a selection with unchanged files; None where it was not made.
 
     Raises:
-        DamagedError: in one line, a file of the answer that is gone or was changed, or an answer without digests.
+        DamagedError: a file of the answer is missing or changed, or the answer has no digests.
         UserError: a summary of another version.
     """
     if check_answer(store, name) is None:

@@ -1,7 +1,7 @@
-"""The top selected documents of a run's selections: what made their scores, and thumbnails of pictures, are written.
+"""The top selected documents of a run's selections: write their token attributions, and thumbnails of pictures.
 
-It shows what a detector weighed, and proves nothing: a document may be selected wrongly, and its tokens then look as
-those of any other. No answer depends on it, and nothing here may end a run.
+Attributions show the input of a detector and prove nothing: a document may be selected wrongly, with tokens that look
+like any other's. No answer depends on them, and an error here does not end a run.
 """
 
 from __future__ import annotations
@@ -59,50 +59,50 @@ _SCHEMA = pa.schema(
 THUMBNAIL_SCHEMA = pa.schema([("source", pa.string()), ("row", pa.int64()), ("thumbnail", pa.binary())])
 
 Reread = Callable[[Sequence[Shard], TokenSettings], pa.Table | None]
-"""Reads documents of shards once more: a table of `TOKEN_SCHEMA`; None where that failed as a whole."""
+"""Reads documents of shards again: a table of `TOKEN_SCHEMA`; None where that failed as a whole."""
 
 _DECIDING = ("model", "tokenizer", "dtype", "quantization", "device", "text_transform", "max_tokens", "code")
-"""Of a score's fingerprint: what the tokens of a document and their numbers depend on."""
+"""Fingerprint fields of a score that a document's tokens and their values depend on."""
 
 _MADE_BY = b"seenset_made_by"
 
 MOST_THUMBNAILS = 500
-"""Thumbnails of a selection, at most."""
+"""Maximum number of thumbnails of a selection."""
 
 SIDE = 96
-"""Pixels of a thumbnail's longer side."""
+"""Longer side of a thumbnail, in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenAttributions:
-    """What made the score of one selected document, token by token: what its detector weighed, which is no proof."""
+    """The score of one selected document by token: the input of its detector, which is no proof."""
 
-    text: str  # as the model saw it (cut at max_tokens)
+    text: str  # the model's input (cut at max_tokens)
     pieces: list[str]  # the text cut into its tokens: "".join(pieces) == text
-    values: list[float | None]  # one a piece: None where the model gives none (the first token)
+    values: list[float | None]  # one per piece: None where the model gives none (the first token)
     kind: str  # "log-probability" or "standardised log-probability"
     detector: str  # the detector that the values belong to
     neighbours: list[tuple[str, float]]  # the calibration documents with the nearest scores: (id, score)
-    near_copies: list[str]  # ids of known near-duplicates of it among the other documents, some through others
-    ranked_by: str = ""  # the detector, or the procedure that fuses several, of its neighbours' scores
-    score: float | None = None  # of the document, by the same
+    near_copies: list[str]  # ids of its known near-duplicates, direct or through other documents
+    ranked_by: str = ""  # detector, or fusing procedure, of the neighbours' scores
+    score: float | None = None  # score of the document by `ranked_by`
 
 
 def attributions_file(selection: str) -> str:
-    """Where a run directory keeps the token attributions of a selection."""
+    """Path of the token attributions of a selection in a run directory."""
     return f"selection/{selection}/evidence.parquet"
 
 
 def read_attributions(store: Store, selection: str) -> dict[str, TokenAttributions]:
-    """Token attributions of the top documents of a selection, by id, in the order of the list; {} if there are none.
+    """Token attributions of the top documents of a selection, by id, in the order of the list; {} where there are none.
 
-    A file that cannot be read counts as none: a report does not fail for it.
+    A file that cannot be read counts as missing, so that a report does not fail because of it.
     """
     try:
         if not store.exists(attributions_file(selection)):
             return {}
         rows = store.read_table(attributions_file(selection), _SCHEMA.names).cast(_SCHEMA).to_pylist()
-    except (UserError, OSError, ValueError, LookupError):  # of another version, or damaged
+    except (UserError, OSError, ValueError, LookupError):  # another version, or damaged
         return {}
     return {row["doc_id"]: _attributions(row) for row in rows}
 
@@ -122,12 +122,12 @@ def _attributions(row: Mapping[str, Any]) -> TokenAttributions:
 
 
 def thumbnails_file(selection: str) -> str:
-    """Where a run directory keeps the thumbnails of a selection."""
+    """Path of the thumbnails of a selection in a run directory."""
     return f"selection/{selection}/thumbnails.parquet"
 
 
 def read_thumbnails(store: Store, selection: str) -> dict[tuple[str, int], bytes]:
-    """The thumbnails of a selection, JPEG files, by input and row; none where the documents are texts."""
+    """The thumbnails of a selection, as JPEG files, by input and row; empty where the documents are texts."""
     name = thumbnails_file(selection)
     if not store.exists(name):
         return {}
@@ -138,16 +138,16 @@ def read_thumbnails(store: Store, selection: str) -> dict[tuple[str, int], bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopDocuments:
-    """The top selected documents of a selection, and how it came to them."""
+    """The top selected documents of a selection, and how they were ranked."""
 
-    name: str  # of the selection
-    rows: pa.Table  # the first of `selected.parquet`
+    name: str  # name of the selection
+    rows: pa.Table  # first rows of `selected.parquet`
     detectors: tuple[str, ...]
-    weights: tuple[float, ...]  # of the detectors; empty where they have none
+    weights: tuple[float, ...]  # weights of the detectors; empty where there are none
     null_role: Role
-    ranked_by: str  # a detector; a procedure where it fuses several
-    score: Callable[[Batch], np.ndarray]  # float64, (documents,), by which documents are ranked
-    calibrating: np.ndarray  # bool, of all documents of the null role that are scored, in the order of the shards
+    ranked_by: str  # detector, or procedure that fuses several
+    score: Callable[[Batch], np.ndarray]  # float64, (documents,), the ranking score
+    calibrating: np.ndarray  # bool, over the scored documents of the null role, in the order of the shards
     grouped: bool  # whether only calibration documents of a document's group count
     pairs: Mapping[str, list[str]]  # id -> calibration documents that are known near-duplicates of it
 
@@ -158,13 +158,13 @@ class TopDocuments:
 
 
 def top_documents_of(selection: SelectionConfig, answer: Answer, rows: pa.Table, overlap: Overlap) -> TopDocuments:
-    """The top selected documents of a selection, and how it came to them.
+    """The top selected documents of a selection, and how they were ranked.
 
     Args:
         selection: its configuration.
-        answer: to it.
-        rows: the first of `selected.parquet`, in its order.
-        overlap: of the role that calibrates.
+        answer: the selection's answer.
+        rows: first rows of `selected.parquet`, in its order.
+        overlap: overlap of the role that calibrates.
     """
     weights = tuple(answer.weights or ())
     calibrating = overlap.keep.copy()
@@ -192,31 +192,31 @@ def top_documents_of(selection: SelectionConfig, answer: Answer, rows: pa.Table,
 def ranking_of(
     detectors: Sequence[str], weights: Sequence[float], procedure: str, fused: Callable[[Batch], np.ndarray] | None
 ) -> tuple[str, Callable[[Batch], np.ndarray]]:
-    """By what a selection ranks documents: its name, and the score of a batch.
+    """The name of the ranking of a selection's documents, and its score of a batch.
 
     Args:
-        detectors: of the selection.
-        weights: of the detectors; empty where they have none.
-        procedure: of the selection.
-        fused: the one score of all detectors, if there is one.
+        detectors: detectors of the selection.
+        weights: weights of the detectors; empty where there are none.
+        procedure: procedure of the selection.
+        fused: the fused score of all detectors, if there is one.
     """
     weighty = [column for column, weight in enumerate(weights) if weight]
-    if fused is None or len(weighty) == 1:  # a single one decides alone
+    if fused is None or len(weighty) == 1:  # a single detector decides
         column = weighty[0] if fused is not None else 0
         return detectors[column], lambda batch: batch.matrix[:, column]
     return procedure, fused
 
 
 def weighed_tokens(config: AuditConfig, detectors: Sequence[str], weights: Sequence[float]) -> tuple[str, Kind]:
-    """Whose numbers of tokens are shown of a selection, and of which kind.
+    """The detector and the kind of the token values that are shown for a selection.
 
-    Those of its detector of the largest weight, or else the first, that reads token log-probabilities of the target;
-    where none does, plain ones, which are those of `loss`.
+    The detector with the largest weight, or else the first, that reads token log-probabilities of the target; where
+    there is none, plain log-probabilities, as in `loss`.
 
     Args:
-        config: of the audit.
-        detectors: of the selection.
-        weights: of the detectors; empty where they have none.
+        config: the audit's configuration.
+        detectors: detectors of the selection.
+        weights: weights of the detectors; empty where there are none.
     """
     reads = {one.column: one.needs.get(FORWARD, frozenset()) for one in parse_detectors(config.detectors)}
     order = sorted(range(len(detectors)), key=lambda index: -weights[index] if weights else 0)
@@ -229,10 +229,10 @@ def weighed_tokens(config: AuditConfig, detectors: Sequence[str], weights: Seque
 
 
 def kept_tokens(scored: Scored) -> pa.Table:
-    """The tokens of documents that an earlier answer of this run read, of the same model: no document twice.
+    """The tokens of documents that an earlier answer of this run read with the same model; no document occurs twice.
 
     Returns:
-        Of `TOKEN_SCHEMA`.
+        A table of `TOKEN_SCHEMA`.
     """
     store, tables, seen = scored.store, [TOKEN_SCHEMA.empty_table()], set[Place]()
     wanted = _maker(scored)
@@ -254,7 +254,7 @@ def kept_tokens(scored: Scored) -> pa.Table:
 
 
 def _maker(scored: Scored) -> bytes:
-    """A digest of what the tokens of this run's documents depend on."""
+    """A digest of the values that the tokens of this run's documents depend on."""
     fingerprint = scored.receipts[0].fingerprint
     parts = {key: fingerprint.get(key) for key in _DECIDING}
     return json_digest(parts).encode()
@@ -268,18 +268,18 @@ def write_attributions(
     reread: Reread | None,
     say: Callable[[str], None],
 ) -> dict[str, dict[str, str]]:
-    """Write the token attributions of all selections of a run, one file each; a fault here ends no run.
+    """Write the token attributions of all selections of a run, one file each; an error here does not end a run.
 
     Args:
         scored: the score shards.
-        config: of the audit, whose target model is at hand.
-        tops: of each selection.
-        kept: what earlier answers read, from `kept_tokens`.
-        reread: reads the documents that are not among these; None: they have no attributions.
+        config: the audit's configuration; its target model is loaded or can be.
+        tops: top documents of each selection.
+        kept: tokens of earlier answers, from `kept_tokens`.
+        reread: reads the documents that are not in `kept`; None: these have no attributions.
         say: prints a line.
 
     Returns:
-        By selection, the SHA-256 of its file, by name; nothing of a selection that has none.
+        By selection, the SHA-256 of its file, by name; empty for a selection without one.
 
     Raises:
         BusyError: another driver has taken the run.
@@ -302,14 +302,14 @@ def write_attributions(
             say(top_documents(len(index.keys() & places), len(places)))
     except BusyError:
         raise
-    except Exception as error:  # the answers stand without it
+    except Exception as error:  # the answers do not depend on it
         say(no_top_documents(error))
     return written
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """Where a document stands among the scores."""
+    """The place of a document among the scores."""
 
     shard: Shard
     scored: ScoredText
@@ -317,7 +317,7 @@ class _Text:
 
 
 def _scored_texts(scored: Scored, places: Iterable[Place]) -> dict[Place, _Text]:
-    """What is known of documents, from the few score shards that hold them."""
+    """The places of documents among the scores, from the few score shards that hold them."""
     receipts = {receipt.shard: receipt for receipt in scored.of("audit")}
     shards = sorted((scored.shards[shard_id] for shard_id in receipts), key=_start_of)
     rows: dict[str, set[int]] = {}
@@ -364,7 +364,7 @@ def _all_tokens(
 
 
 def _neighbours(scored: Scored, one: TopDocuments, texts: Mapping[Place, _Text]) -> tuple[np.ndarray, list[_Near]]:
-    """The scores of the documents of a selection, and of each the calibration documents nearest to it by score."""
+    """The scores of a selection's documents, and for each the calibration documents with the nearest scores."""
     matrix = np.stack([one.rows[name].to_numpy() for name in one.detectors], axis=1)
     scores = one.score(Batch(matrix, None, np.zeros(len(matrix), dtype=np.int64)))
     role, at, groups = one.null_role, np.flatnonzero(one.calibrating), None
@@ -387,7 +387,7 @@ def _table(
     tokens: pa.Table,
     index: Mapping[Place, int],
 ) -> pa.Table:
-    """The attributions of a selection: of its documents whose tokens are known, in their order."""
+    """The attributions of a selection's documents with known tokens, in their order."""
     (detector, kind), (scores, neighbours) = shown, near
     ids, places = one.rows["doc_id"].to_pylist(), one.places
     here = [number for number, place in enumerate(places) if place in index]
@@ -419,12 +419,12 @@ _Near = list[tuple[str, float]]  # id and score
 def nearest_known(
     scores: np.ndarray, known: np.ndarray, groups: tuple[np.ndarray, np.ndarray] | None = None
 ) -> np.ndarray:
-    """The calibration documents that are nearest to each document by score.
+    """Find the calibration documents with the nearest scores for each document.
 
     Args:
         scores: float64, (documents,).
-        known: float64, (others,), of the calibration documents.
-        groups: object, of both, where documents are ranked in their group alone.
+        known: float64, (others,), scores of the calibration documents.
+        groups: object arrays of both, where documents are ranked within their group.
 
     Returns:
         int64, (documents, NEIGHBOURS): their places, the nearest first; -1 where there is none.
@@ -448,20 +448,20 @@ def nearest_known(
 
 
 NAMED = 10
-"""Near-duplicates of a document that are named, at most."""
+"""Maximum number of near-duplicates of a document that are named."""
 
 Place = tuple[str, int]
-"""Of an audited document: its input and the number of its row there."""
+"""An audited document: its input and row number."""
 
 
 def families_of(store: Store, places: Collection[Place]) -> dict[Place, list[str]]:
-    """The first other audited documents of the family of each document, by id; none where it has no near-duplicate.
+    """Ids of the first other audited documents of the family of each document; empty without near-duplicates.
 
-    A family is of near-duplicates, and of near-duplicates of these.
+    A family consists of near-duplicates, directly or through others.
 
     Args:
-        store: the run directory, in which the near-duplicates are listed.
-        places: of the documents.
+        store: the run directory with the list of near-duplicates.
+        places: places of the documents.
     """
     name = near_duplicates_file("audit")
     if not places or not store.exists(name):
@@ -484,7 +484,7 @@ def families_of(store: Store, places: Collection[Place]) -> dict[Place, list[str
 
 
 def thumbnail_of(picture: Image) -> bytes:
-    """A picture, RGB, as a small JPEG file of its pixels alone: nothing that stood in its own file is in it."""
+    """A picture, RGB, as a small JPEG file of its pixels only, without metadata of its own file."""
     from PIL import Image
 
     small = Image.frombytes("RGB", picture.size, picture.tobytes())
@@ -495,14 +495,14 @@ def thumbnail_of(picture: Image) -> bytes:
 
 
 def write_thumbnails(scored: Scored, selected: Mapping[str, pa.Table]) -> dict[str, dict[str, str]]:
-    """Write the thumbnails of selected pictures that are still those that were scored.
+    """Write the thumbnails of selected pictures that have not changed since they were scored.
 
     Args:
         scored: the score shards.
-        selected: by name of the selection its top documents, with columns source and row.
+        selected: by selection name, its top documents, with columns source and row.
 
     Returns:
-        By selection, the SHA-256 of its file of thumbnails, by name; nothing where it has none.
+        By selection, the SHA-256 of its file of thumbnails, by name; empty where it has none.
     """
     written: dict[str, dict[str, str]] = {name: {} for name in selected}
     for name, rows in selected.items():
@@ -531,6 +531,6 @@ def _thumbnails_of(scored: Scored, selected: pa.Table) -> pa.Table:
                     if picture_key(picture) == keys[document.row]:
                         row = {"source": shard.name, "row": document.row, "thumbnail": thumbnail_of(picture)}
                         rows.append(row)
-        except (UserError, ValueError, LookupError, OSError):  # gone, or another file: an answer needs no picture
+        except (UserError, ValueError, LookupError, OSError):  # missing or replaced: an answer needs no picture
             continue
     return pa.Table.from_pylist(rows, schema=THUMBNAIL_SCHEMA)

@@ -1,4 +1,4 @@
-"""The record of the verdict on a collection: was it trained on? `verdict.json`."""
+"""The record of the verdict on whether a collection was trained on: `verdict.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.report.wording.files import verdict_again_note
 from pipeline.store.files import Store
 
 LEVEL = 0.05
-"""Largest share of collections without a trained document for which the permutation test may say that there is one."""
+"""Largest share of collections without a trained document for which the permutation test may state one."""
 
 BlockKind = Literal["group", "family"]
 CountUnit = Literal["document", "group", "family"]
@@ -23,20 +23,20 @@ Statement = Literal["trained on", "not shown", "not supported"]
 
 
 class MemberCount(Concluded):
-    """How many of the audited documents, or of blocks of them, were trained on at least, by one selection."""
+    """Lower limit, by one selection, of the number of audited documents or blocks that were trained on."""
 
     selection: str = Field(description="Name of the selection.")
     detectors: list[str] = Field(description="Score columns that it reads.")
     confidence: float = Field(description="The count is too high with at most one less this probability.")
     unit: CountUnit = Field(
         "document",
-        description="What is counted: documents, or, where documents depend on each other, the blocks that contain a "
+        description="Unit of the count: documents, or, where documents depend on each other, the blocks that contain a "
         "document that was trained on.",
     )
-    at_least: int = Field(description="So many of these were trained on, or contain such a document, at least.")
-    n_units: int = Field(0, description="Audited documents, or blocks of audited documents, of which they are.")
+    at_least: int = Field(description="Minimum number of units that were trained on or contain such a document.")
+    n_units: int = Field(0, description="Number of audited units.")
     documents_of_each: int = Field(1, description="Documents of each block whose mean score is its score.")
-    n_mixed: int = Field(0, description="Documents of blocks that stand in both roles; they are left out.")
+    n_mixed: int = Field(0, description="Documents of blocks that are in both roles; they are left out.")
     n_audit: int = Field(description="Audited documents, quarantined ones included.")
 
 
@@ -51,25 +51,25 @@ class BlockTest(Record):
         "folds; 0.5 is chance."
     )
     blocks: BlockKind = Field(
-        description="What moves whole: groups (and near-duplicates), or families of near-duplicates."
+        description="Units that are permuted: groups (and near-duplicates), or families of near-duplicates."
     )
     n_audit: int = Field(description="Audited documents that were compared.")
     n_unseen: int = Field(description="Unseen documents that were compared.")
     n_audit_blocks: int = Field(description="Blocks of these audited documents.")
     n_unseen_blocks: int = Field(description="Blocks of these unseen documents.")
-    n_mixed: int = Field(description="Documents of blocks that stand in both roles; they are left out.")
+    n_mixed: int = Field(description="Documents of blocks that are in both roles; they are left out.")
     differences: dict[str, float] = Field(
-        description="By score column, how far audited blocks lie above unseen ones on average, in standard deviations."
+        description="By score column, how far audited blocks are above unseen ones on average, in standard deviations."
     )
 
 
 class VersionsTest(Record):
     """The test of a collection of documents with versions, by redrawing which version of each was published."""
 
-    p_value: float = Field(description="That no document of the collection was learnt; exact.")
-    redraws: int = Field(description="Times that all published versions were drawn anew.")
+    p_value: float = Field(description="P-value, exact, of the hypothesis that no document was learnt.")
+    redraws: int = Field(description="Times that all published versions were drawn again.")
     e_value: float = Field(
-        description="Of the same hypothesis; times the e-value of documents that arrive later it is one of both."
+        description="E-value of the same hypothesis; its product with the e-value of later documents is one of both."
     )
     documents: int = Field(description="Documents with scores of all their versions.")
     versions: int = Field(description="Versions of a document, at most.")
@@ -80,12 +80,12 @@ class VersionsTest(Record):
 
 
 class CollectionVerdict(Concluded, VersionedRecord):
-    """Was this collection trained on: `verdict.json`."""
+    """Whether this collection was trained on: `verdict.json`."""
 
     sealed = True
 
     run: str = Field(description="The run directory.")
-    model: str = Field(description="The model that was asked.")
+    model: str = Field(description="The model that scored the documents.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
     seed: int = Field(description="Seed of the draws, the folds and the permutations.")
     answer: Statement = Field(
@@ -97,48 +97,48 @@ class CollectionVerdict(Concluded, VersionedRecord):
         description="Why the verdict is contradicted or inconclusive, one line each; empty where it is supported."
     )
     sentences: list[str] = Field(
-        description="The verdict in words: the answer, the count, the test, what they rest on."
+        description="The verdict in words: the answer, the count, the test, their assumptions."
     )
     level: float = Field(description="Largest p-value of the test that counts as shown.")
     counts: list[MemberCount] = Field(
-        description="The counts of the selections that seek members, in their order, as far as they may be stated; the "
-        "verdict reads the first alone."
+        description="The counts of the selections of direction members, in their order, as far as they may be stated; "
+        "the verdict reads the first alone."
     )
     test: BlockTest | None = Field(
         description="The permutation test; null where no class of size has blocks of both roles, so that no labels "
         "can be permuted."
     )
     blind: BlindDiagnostic = Field(
-        description="Whether the words alone tell the unseen documents from the audited ones."
+        description="Whether words alone distinguish the unseen documents from the audited ones."
     )
     direction: Diagnostic = Field(description="Whether the audited documents score higher, as trained ones do.")
     versions: VersionsTest | None = Field(
         None,
         exclude_if=lambda versions: versions is None,
-        description="The test of documents with versions, in the place of counts and `test`; left out for others.",
+        description="The test of documents with versions, in place of counts and `test`; left out for others.",
     )
     answers: dict[str, str] = Field({}, description="By selection, SHA-256 of the digests of its answer.")
 
     @property
     def exit_code(self) -> ExitCode:
-        """How a command ends that fails where the collection was trained on; inconclusive ends as supported does."""
+        """The exit code of a command that fails where the collection was trained on, even if inconclusive."""
         codes = {"trained on": ExitCode.SELECTED, "not supported": ExitCode.UNSUPPORTED, "not shown": ExitCode.DONE}
         return codes[self.answer]
 
 
 def write_verdict(store: Store, verdict: CollectionVerdict) -> CollectionVerdict:
-    """Write the verdict into the run directory, with the digests of the answers that are there; what was written."""
+    """Write the verdict into the run directory, with the digests of the existing answers; returns what was written."""
     verdict = verdict.model_copy(update={"answers": answer_digests(store)})
     write_record(store, VERDICT_FILE, verdict)
     return verdict
 
 
 def read_verdict(store: Store) -> CollectionVerdict | None:
-    """The verdict of a run directory; None where none was asked for since its last answers.
+    """The verdict of a run directory; None where none was requested since its last answers.
 
     Raises:
-        DamagedError: in one line, a verdict that is not as it was written, or that is of other answers.
-        UserError: in one line, one of another version.
+        DamagedError: a verdict that was changed, or that is of other answers.
+        UserError: a verdict of another version.
     """
     again = verdict_again_note(store.url)
     verdict = read_record(store, VERDICT_FILE, CollectionVerdict, again, again)

@@ -1,4 +1,4 @@
-"""What an audit computes and on what: its stages, the adapters that they need, its device, and the sizes of batches."""
+"""The computation of an audit: its stages, the adapters that they need, its device, and the sizes of batches."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ class Work:
 
     stages: tuple[Stage, ...]
     parts: Parts
-    keys: dict[str, str]  # of an adapter's folder under adapters/, a digest, by its name
-    base: Mapping[str, str]  # fingerprint of the model that adapters are trained over; empty without any
+    keys: dict[str, str]  # adapter name -> digest, the name of its folder under adapters/
+    base: Mapping[str, str]  # fingerprint of the model under the adapters; empty without adapters
 
 
 AlreadyAudited = Callable[[Mapping[str, Any]], AuditedTexts | None]
-"""From the fingerprint of scores to the texts that earlier runs have already audited."""
+"""Maps the fingerprint of scores to the texts that earlier runs have already audited."""
 
 
 def work_of(
     config: AuditConfig, shards: Sequence[Shard], device: Device = CPU, audited: AlreadyAudited = lambda scores: None
 ) -> Work:
-    """What an audit of these shards computes; reads the weights of its models once, for their digests.
+    """The stages and adapters of an audit; reads the weights of its models once, for their digests.
 
     Args:
-        config: of the audit.
-        shards: of its inputs.
-        device: that its actors compute on.
-        audited: gives the texts that are left out.
+        config: the audit's configuration.
+        shards: shards of its inputs.
+        device: device of its actors.
+        audited: returns the texts that are left out.
 
     Raises:
-        UserError: as `allocate`, `fingerprint_model`, `stages_of` and `audited`.
+        UserError: the errors of `allocate`, `fingerprint_model`, `stages_of` and `audited`.
     """
     parts = allocate(config, shards)
     digest = model_digests()
@@ -68,16 +68,16 @@ def work_of(
 
 
 def with_memory(device: Device, resources: ResourcesConfig) -> Device:
-    """The device with the memory that the configuration states, if it does."""
+    """The device with the configured memory, if one is configured."""
     if resources.gpu_memory == "auto" or not device.gpus:
         return device
     return replace(device, memory=int(resources.gpu_memory))
 
 
 def device_on_file(store: Store, resources: ResourcesConfig) -> Device | None:
-    """The device that a run was started on, with what the configuration states now; None where none is recorded.
+    """The device that a run was started on, with the current configuration; None where none is recorded.
 
-    A damaged record is logged and counts as none: the device is then decided again.
+    A damaged record is logged and ignored: the device is then decided again.
     """
     where = f"{store.url}/{DEVICE_FILE}"
     try:
@@ -96,6 +96,6 @@ def device_on_file(store: Store, resources: ResourcesConfig) -> Device | None:
 
 
 def note_device(store: Store, device: Device) -> None:
-    """Record the device of a run. The run's lock must be held, and its settings be those of what is there."""
+    """Record the device of a run. The run's lock must be held, and its settings must be those of the existing files."""
     values = asdict(device)
     store.write_json(DEVICE_FILE, sealed({name: values[name] for name in _RECORDED}))

@@ -1,1 +1,1 @@
-"""One file with the evidence for the answers of a run: written by `seenset pack`, checked by `seenset verify`."""
+"""One file with the evidence for the answers of a run, written by `seenset pack` and checked by `seenset verify`."""

@@ -1,7 +1,7 @@
-"""The file of a bundle: a zip with stored members whose every byte follows from their names and contents.
+"""The file of a bundle: a zip with stored members; names and contents determine every byte.
 
-docs/evidence.md defines the layout. `unpack` builds the headers anew and compares them, so that no bit of the file is
-left unchecked.
+docs/evidence.md defines the layout. `unpack` rebuilds the headers and compares them, so that every bit of the file is
+checked.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from pipeline.store.receipts import DIGEST, is_sealed
 INDEX = "bundle.json"
 COMMENT = b"seenset evidence bundle"
 MOST_BYTES = 4_000_000_000
-"""Of all members: offsets in the headers have 32 bits."""
+"""Maximum size of all members: offsets in the headers have 32 bits."""
 
 FORM = 1
-"""Version of the form of bundles."""
+"""Version of the format of bundles."""
 
-_DATE = 1 << 5 | 1  # 1980-01-01, the first that a zip can state
+_DATE = 1 << 5 | 1  # 1980-01-01, the earliest date of a zip
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
 
 
 class RefutedError(UserError):
-    """A bundle that is damaged, or that states what its scores do not show."""
+    """A bundle is damaged, or states something that its scores contradict."""
 
     exit_code = ExitCode.UNSUPPORTED
 
@@ -52,18 +52,18 @@ class Member(Record):
 
 
 class BundleIndex(VersionedRecord):
-    """What a bundle holds, and what its answers were asked: `bundle.json`, its first member."""
+    """The content of a bundle and the questions of its answers: `bundle.json`, its first member."""
 
     sealed = True
     always_sealed = True
 
-    format: Literal["seenset evidence bundle"] = Field("seenset evidence bundle", description="What the file is.")
+    format: Literal["seenset evidence bundle"] = Field("seenset evidence bundle", description="Type of the file.")
     seenset: str = Field(description="Version of the program that wrote it.")
     selections: list[SelectionConfig] = Field(description="The questions that the answers are for.")
     columns: list[str] = Field([], description="Score columns that the verdict reads, in order; empty without one.")
-    blocks: BlockKind | None = Field(None, description="What the verdict moves whole; null without one.")
+    blocks: BlockKind | None = Field(None, description="Units that the verdict permutes; null without one.")
     texts: bool = Field(description="Whether the documents have their texts.")
-    several: str | None = Field(None, description="What other questions the run was asked; null where all at once.")
+    several: str | None = Field(None, description="Note on other questions of the run; null where there are none.")
     members: list[Member] = Field(description="The other members, in their order.")
 
 
@@ -71,8 +71,8 @@ def pack_members(index: Mapping[str, Any], contents: Mapping[str, bytes]) -> byt
     """The bytes of a bundle.
 
     Args:
-        index: the keys of `BundleIndex` but `members`.
-        contents: of the other members, in their order.
+        index: the keys of `BundleIndex` except `members`.
+        contents: contents of the other members, in order.
 
     Raises:
         UserError: a bundle of more than 4 GB.
@@ -89,15 +89,15 @@ def pack_members(index: Mapping[str, Any], contents: Mapping[str, bytes]) -> byt
 
 
 def unpack(data: bytes, name: str) -> tuple[BundleIndex, dict[str, bytes]]:
-    """The index and the members of a bundle, every bit of which is as it was written.
+    """The index and the members of a bundle, after a check of every bit.
 
     Args:
-        data: of the file.
-        name: of the file, for messages.
+        data: content of the file.
+        name: name of the file, for messages.
 
     Raises:
         UserError: not a bundle, or one of another version.
-        RefutedError: a damaged bundle; the damaged member is named, or "the container" for what lies around members.
+        RefutedError: a damaged bundle; the message names the damaged member, or "the container" for other parts.
     """
     head = _LOCAL.size + len(INDEX)
     if data[_LOCAL.size : head] != INDEX.encode() and not data.endswith(COMMENT):
@@ -115,7 +115,7 @@ def unpack(data: bytes, name: str) -> tuple[BundleIndex, dict[str, bytes]]:
     try:
         index = build(BundleIndex, {key: value[key] for key in value if key != DIGEST})
     except UserError as error:
-        raise RefutedError(f"{name}: {INDEX} does not hold what it must: {error}") from None
+        raise RefutedError(f"{name}: {INDEX} has invalid content: {error}") from None
     members, place = {INDEX: data[head : head + size]}, head + size
     for member in index.members:
         place += _LOCAL.size + len(member.name.encode())
@@ -136,7 +136,7 @@ def unpack(data: bytes, name: str) -> tuple[BundleIndex, dict[str, bytes]]:
 
 
 def _opened(text: bytes) -> tuple[dict[str, Any], int] | None:
-    """The index that these bytes are, and their number; None where they are not as they were written."""
+    """The index in these bytes, and its length; None where it was changed."""
     try:
         value = json.loads(text)
         intact = isinstance(value, dict) and is_sealed(value) and to_json(value) == text
@@ -146,7 +146,7 @@ def _opened(text: bytes) -> tuple[dict[str, Any], int] | None:
 
 
 def _headers(files: Mapping[str, bytes]) -> tuple[list[bytes], bytes]:
-    """What stands before each member, and what stands behind all of them."""
+    """The header before each member, and the data after all of them."""
     heads, directory, place = [], b"", 0
     for name, data in files.items():
         label, crc, size = name.encode(), zlib.crc32(data), len(data)

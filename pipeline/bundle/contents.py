@@ -1,6 +1,6 @@
 """The members of a bundle: their names, and the columns of its tables. docs/evidence.md defines each.
 
-Documents with versions have scores of every version, and the way from each document to the commitment.
+Documents with versions have scores of every version, and a proof of their commitment.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from pipeline.selection.versions import VersionPart
 from pipeline.selection.weighted import LEVELS
 from pipeline.stages.events import VERSIONS, VERSIONS_TYPE
 
-TEXTS = pa.field("texts", pa.list_(pa.string()))  # of all versions, in their order
+TEXTS = pa.field("texts", pa.list_(pa.string()))  # texts of all versions, in order
 FIELDS = (
     pa.field(VERSIONS, VERSIONS_TYPE),
     pa.field("salt", pa.binary(32)),
-    pa.field("commitments", pa.binary()),  # d_i of each version, side by side
-    pa.field("proof", pa.list_(pa.binary(33))),  # a byte that is 1 where the node stands left, and the node
+    pa.field("commitments", pa.binary()),  # d_i of each version, concatenated
+    pa.field("proof", pa.list_(pa.binary(33))),  # a byte that is 1 where the node is on the left, and the node
 )
 """Columns of `documents.parquet` where documents have versions; null without scores, the last three also without salts.
 """
@@ -71,7 +71,7 @@ _ALWAYS = pa.schema(
         ("source", NAMES),
         ("row", pa.int64()),
         ("id", pa.string()),
-        ("reason", NAMES),  # why it has no scores; null where it has
+        ("reason", NAMES),  # why there are no scores; null where there are
         ("calibrates", pa.bool_()),
     ]
 )
@@ -86,7 +86,7 @@ class Committed:
 
     @classmethod
     def of(cls, shard: Shard) -> Committed | None:
-        """Read the file of a shard; None where it is not one that `seenset mark` wrote, or ids are of another column.
+        """Read the file of a shard; None if `seenset mark` did not write it, or ids are from another column.
 
         Memory holds the digests of all versions.
         """
@@ -103,11 +103,11 @@ class Committed:
         """The columns `FIELDS` of some documents, without the scores.
 
         Args:
-            table: of the documents, with doc_id, row and `VERSIONS`.
-            name: of the file, for messages.
+            table: table of the documents, with doc_id, row and `VERSIONS`.
+            name: name of the file, for messages.
 
         Raises:
-            UserError: the file does not hold the versions that were scored.
+            UserError: the file does not have the versions that were scored.
         """
         chosen = []
         for doc_id, row, versions in zip(*(table[one].to_pylist() for one in ("doc_id", "row", VERSIONS)), strict=True):
@@ -126,18 +126,18 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BundledVersions:
-    """The audited documents of a bundle that have scores of all their versions."""
+    """The audited documents of a bundle with scores of all their versions."""
 
-    table: pa.Table  # of `documents.parquet`
+    table: pa.Table  # rows of `documents.parquet`
     config: AuditConfig
-    parts: dict[tuple[str, ...], VersionPart] = field(default_factory=dict)  # of detectors that were read before
+    parts: dict[tuple[str, ...], VersionPart] = field(default_factory=dict)  # cache, by detectors
 
     @classmethod
     def of(cls, documents: pa.Table, config: AuditConfig) -> BundledVersions:
-        """Check that what stands side by side has the lengths that belong together.
+        """Check that the values of each document have consistent lengths.
 
         Raises:
-            RefutedError: a document without versions, or one with a value of another length.
+            RefutedError: a document without versions, or with a value of another length.
         """
         scored = documents.filter(pc.is_null(documents["reason"])) if documents["reason"].null_count else documents
         versions = scored[VERSIONS].combine_chunks()
@@ -162,7 +162,7 @@ class BundledVersions:
         return cls(scored, config)
 
     def part(self, columns: list[str]) -> VersionPart:
-        """The scores of all versions by these detectors, as `version_part` reads them of a run."""
+        """The scores of all versions by these detectors, as `version_part` reads them from a run."""
         renamed = self.table.select(["id", VERSIONS]).rename_columns(["doc_id", VERSIONS])
         if tuple(columns) not in self.parts:
             first = next(iter(self.parts.values()), None)
@@ -181,7 +181,7 @@ class BundledVersions:
         return Verdict(answer, *answer.judge(batch))
 
     def roots(self) -> dict[bytes, int]:
-        """Roots to which documents with salts lead, and the number of documents that lead to each."""
+        """The roots of documents with salts, and the number of documents for each."""
         read = self.table.select(["id", "commitments", "proof"])
         read = read.append_column("published", pc.struct_field(self.table[VERSIONS], "published"))
         read = read.filter(pc.and_(read["commitments"].is_valid(), read["proof"].is_valid()))
@@ -193,7 +193,7 @@ class BundledVersions:
         return Counter(roots_of(leaves, proofs))
 
     def changed_texts(self) -> Iterator[str]:
-        """Ids of documents whose texts, where the bundle has them, are not those of the digests and commitments."""
+        """Ids of documents whose texts, where the bundle has them, do not match the digests and commitments."""
         digests = pc.struct_field(self.table[VERSIONS].combine_chunks(), "digests").to_pylist()
         columns = (self.table[name].to_pylist() for name in ("id", "texts", "salt", "commitments"))
         for digest, name, texts, salt, commitments in zip(digests, *columns, strict=True):
@@ -205,10 +205,10 @@ class BundledVersions:
 
 
 def commitment_of(data: bytes, name: str) -> Mapping[str, Any]:
-    """The values of a `commitment.json`.
+    """Parse a `commitment.json`.
 
     Raises:
-        UserError: no such file.
+        UserError: not such a file.
     """
     try:
         value = json.loads(data)
@@ -216,11 +216,11 @@ def commitment_of(data: bytes, name: str) -> Mapping[str, Any]:
             return dict(value)
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise UserError(f"{name} is no commitment.json of seenset mark")
+    raise UserError(f"{name} is not a commitment.json of seenset mark")
 
 
 def _private_documents(path: str) -> list[CommittedDocument] | None:
-    """The documents of a file that `seenset mark` wrote; None of any other file."""
+    """The documents of a file of `seenset mark`; None for other files."""
     with fsspec.open(path, "rb") as file:
         try:
             parquet = pq.ParquetFile(file)
@@ -241,7 +241,7 @@ def verdicts_member(selection: str) -> str:
 
 
 def member_names(index: BundleIndex, verdict: bool) -> list[str]:
-    """The members behind `bundle.json`, in order."""
+    """The members after `bundle.json`, in order."""
     answers = [name(one.name) for one in index.selections for name in (summary_member, verdicts_member)]
     return [MANIFEST_FILE, DOCUMENTS, *answers, *([VERDICT_FILE] if verdict else [])]
 
@@ -252,7 +252,7 @@ def score_column(detector: str) -> str:
 
 
 def weight_column(role: Role) -> str:
-    """Column with the density-ratio weights towards a calibrating role."""
+    """Column with the density-ratio weights for a calibration role."""
     return f"weight:{role}"
 
 
@@ -262,9 +262,9 @@ def bundled_schema(
     """Columns of `documents.parquet`.
 
     Args:
-        selections: whose answers the bundle holds.
-        columns: score columns that the verdict reads; empty without one.
-        texts: whether it holds texts.
+        selections: selections whose answers the bundle includes.
+        columns: score columns of the verdict; empty without one.
+        texts: whether it includes texts.
         versions: whether documents have versions.
     """
     if versions:
@@ -285,7 +285,7 @@ def bundled_schema(
 
 
 def check_values(table: pa.Table) -> None:
-    """Check the values of `documents.parquet`, whose columns are as they must be.
+    """Check the values of `documents.parquet`; its columns have been checked.
 
     Raises:
         RefutedError: a document without role, id or score, or a value outside its range.
@@ -311,4 +311,4 @@ def check_values(table: pa.Table) -> None:
             conditions[name] = pc.fill_null(inside, True)
     for name, holds in conditions.items():
         if not pc.all(holds, min_count=0).as_py():
-            raise RefutedError(f"{DOCUMENTS}: column {name} holds a value that it cannot hold")
+            raise RefutedError(f"{DOCUMENTS}: column {name} has an invalid value")

@@ -1,4 +1,4 @@
-"""`seenset pack`: one file with all that the answers of a finished run follow from."""
+"""`seenset pack`: one file with all data that determine the answers of a finished run."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from pipeline.store.receipts import Receipt, read_filed
 
 
 def pack_run(config: AuditConfig, scored: Scored, each: Each, texts: bool = False) -> bytes:
-    """The bytes of the bundle of a run, which are the same for the same run, and which verify.
+    """The bytes of the bundle of a run, equal for the same run, after a successful verification.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         scored: its finished score shards; the lock of the run must be held.
         each: reads the shards.
-        texts: whether the bundle holds the texts of the documents.
+        texts: whether the bundle includes the texts of the documents.
 
     Raises:
-        UserError: a run without answers, with a damaged one or with a procedure of a plugin; changed texts.
+        UserError: a run without answers, with a damaged answer or with a procedure of a plugin; changed texts.
         IncompleteError: an answer that is not made yet.
     """
     store = scored.store
@@ -97,11 +97,11 @@ def pack_run(config: AuditConfig, scored: Scored, each: Each, texts: bool = Fals
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Packing:
-    """A run, and what its documents are packed with."""
+    """A run, and the data that are packed with its documents."""
 
     scored: Scored
-    schema: pa.Schema  # of `documents.parquet`
-    keep: dict[Role, np.ndarray]  # of calibrating roles: bool, (documents,)
+    schema: pa.Schema  # schema of `documents.parquet`
+    keep: dict[Role, np.ndarray]  # by calibration role: bool, (documents,)
     weights: dict[Role, RunWeights]
     collection: Collection | None
 
@@ -115,7 +115,7 @@ class _Packing:
         each: Each,
         texts: bool,
     ) -> _Packing:
-        """Find which known documents calibrate, and their weights."""
+        """Find the known documents that calibrate, and their weights."""
         if config.corpus.versions is not None:
             return cls(scored, bundled_schema(selections, [], texts, versions=True), {}, {}, None)
         roles = list(dict.fromkeys(NULL_ROLE[one.direction] for one in selections))
@@ -130,11 +130,11 @@ class _Packing:
         )
 
     def documents(self) -> pa.Table:
-        """The documents of all roles: of each shard those with scores, then those without."""
+        """The documents of all roles: for each shard those with scores, then those without."""
         return pa.concat_tables([self.schema.empty_table(), *(part for role in ROLES for part in self._of(role))])
 
     def _of(self, role: Role) -> Iterator[pa.Table]:
-        """The documents of a role, a table for each shard."""
+        """The documents of a role, one table per shard."""
         if VERSIONS in self.schema.names:
             yield from self._with_versions(role)
             return
@@ -161,10 +161,10 @@ class _Packing:
                 yield from (self._table(role, receipt, unscored) for unscored in self._unscored(receipt))
 
     def _with_versions(self, role: Role) -> Iterator[pa.Table]:
-        """The documents of a role that have versions, a table for each shard.
+        """The documents of a role that have versions, one table per shard.
 
         Raises:
-            UserError: the file with the versions is not the one that was scored.
+            UserError: the file with the versions was changed since scoring.
         """
         files: dict[str, Committed | None] = {}
         for receipt in self.scored.of(role):
@@ -183,12 +183,12 @@ class _Packing:
             yield from (self._table(role, receipt, unscored) for unscored in self._unscored(receipt))
 
     def _all_texts(self, shard: Shard, rows: Sequence[int]) -> list[tuple[str, ...]]:
-        """All versions of some documents of a shard, as their file has them."""
+        """All versions of some documents of a shard, from their file."""
         texts = {one.row: one.texts for one in read_shard(replace(shard, transform=None), wanted=rows)}
         return [texts.get(row, ()) for row in rows]
 
     def _table(self, role: Role, receipt: Receipt, part: dict[str, pa.Array]) -> pa.Table:
-        """Documents of a shard with all columns; those that are not given are null."""
+        """Documents of a shard with all columns; missing columns are null."""
         size = len(part["id"])
         fixed = {"role": [role] * size, "source": [self.scored.shards[receipt.shard].name] * size}
         given = {**fixed, **part}
@@ -209,7 +209,7 @@ class _Packing:
             yield {"id": table["doc_id"], "row": table["row"], "reason": table["reason"], "calibrates": calibrates}
 
     def _blocks(self, role: Role) -> dict[int, int]:
-        """The block of each document of a role that the verdict compares, by the key of its id."""
+        """The block of each document of a role in the verdict, by the key of its id."""
         if self.collection is None or role == "seen":
             return {}
         of_role = self.collection.audited == (role == "audit")
@@ -220,7 +220,7 @@ class _Packing:
         """The texts of the scored documents of a shard.
 
         Raises:
-            UserError: they are not the ones that were scored.
+            UserError: the texts are not those that were scored.
         """
         shard = self.scored.shards[receipt.shard]
         wanted = dict(zip(table["row"].to_pylist(), table["text_key"].to_pylist(), strict=True))
@@ -255,7 +255,7 @@ def _verdicts(packing: _Packing, selection: str) -> pa.Table:
 
 
 def _parquet(table: pa.Table) -> bytes:
-    """A table as bytes that are the same for the same table."""
+    """Write a table as bytes that depend only on the table."""
     buffer = io.BytesIO()
     pq.write_table(table.combine_chunks(), buffer, compression="zstd")
     return buffer.getvalue()

@@ -51,17 +51,17 @@ from pipeline.selection.schedule import Slot, share_of
 Outcome = Literal["holds", "stated", "refuted"]
 
 CLOSE = 1e-9
-"""Relative difference up to which two floating-point numbers count as the same: processors round differently."""
+"""Relative tolerance for floating-point numbers, because processors round differently."""
 
 MOST_NAMED = 20
-"""Differing values that are named for each answer."""
+"""Maximum number of differing values that are named for each answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A statement of a bundle, and what came of checking it."""
+    """A statement of a bundle, and the result of its check."""
 
-    outcome: Outcome  # stated: the run states it, and scores cannot tell
+    outcome: Outcome  # stated: by the run only; scores do not determine it
     about: str
     sentence: str
 
@@ -71,10 +71,10 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class BundleVerification:
-    """What came of checking a bundle."""
+    """The results of checking a bundle."""
 
     bundle: str
-    sha256: str  # of the file
+    sha256: str  # SHA-256 of the file
     findings: list[Checked] = field(default_factory=list)
 
     @property
@@ -83,21 +83,21 @@ class BundleVerification:
         return all(finding.outcome != "refuted" for finding in self.findings)
 
     def plain(self) -> dict[str, Any]:
-        """Plain values, as `--json` prints them."""
+        """Plain values, for `--json`."""
         return {**asdict(self), "holds": self.holds}
 
 
 def verify_bundle(data: bytes, name: str, commitment: Mapping[str, Any] | None = None) -> BundleVerification:
-    """Checked the digests of a bundle, and recompute what its scores determine.
+    """Check the digests of a bundle, and recompute what its scores determine.
 
     Args:
-        data: of the file.
-        name: of the file, for messages.
-        commitment: that the documents with versions must be of, from `commitment_of`.
+        data: content of the file.
+        name: name of the file, for messages.
+        commitment: required commitment of the documents with versions, from `commitment_of`.
 
     Raises:
         UserError: not a bundle, or one of another version.
-        RefutedError: a damaged bundle, or members that are not what they must be.
+        RefutedError: a damaged bundle, or members with invalid content.
     """
     index, members = unpack(data, name)
     try:
@@ -116,21 +116,21 @@ def verify_bundle(data: bytes, name: str, commitment: Mapping[str, Any] | None =
 
 @dataclass(frozen=True)
 class _Bundle:
-    """The members of a bundle, as far as they are well formed."""
+    """The well-formed members of a bundle."""
 
     index: BundleIndex
     manifest: Manifest
     documents: pa.Table
     members: dict[str, bytes]
-    versions: BundledVersions | None  # None where documents have none
-    summaries: dict[str, Summary] = field(default_factory=dict)  # recomputed
+    versions: BundledVersions | None  # None where documents have no versions
+    summaries: dict[str, Summary] = field(default_factory=dict)  # recomputed summaries
 
     @classmethod
     def of(cls, index: BundleIndex, members: dict[str, bytes]) -> _Bundle:
         """Read the members.
 
         Raises:
-            UserError: a member is missing or is not what it must be.
+            UserError: a member is missing or has invalid content.
         """
         if list(members)[1:] != member_names(index, VERDICT_FILE in members):
             raise UserError(f"{INDEX} does not list the members that its selections need")
@@ -174,7 +174,7 @@ class _Bundle:
         return Scores(columns, keys, groups, weights or None)
 
     def stated(self) -> Iterator[Checked]:
-        """What the run states of its model, its corpora and its questions."""
+        """Statements of the run on its model, its corpora and its questions."""
         config, versions = self.manifest.config, self.manifest.versions
         programs = ", ".join(f"{name} {version}" for name, version in versions.items())
         yield Checked("stated", "environment", programs)
@@ -185,7 +185,7 @@ class _Bundle:
             yield Checked("stated", f"corpus {entry.role}", f"{entry.name}, content {entry.content}")
         several = self.index.several
         if several is None and config.series is None and config.selections != self.index.selections:
-            several = "The questions are not those of the configuration: seenset select asked them."
+            several = "The questions are not those of the configuration: they are from seenset select."
         yield Checked("stated", "questions", several or "They are those of the configuration, asked at once.")
 
     def check(self, selection: SelectionConfig) -> Iterator[Checked]:
@@ -221,11 +221,11 @@ class _Bundle:
         return recomputed
 
     def check_commitment(self, commitment: Mapping[str, Any] | None) -> Iterator[Checked]:
-        """Recompute the root that the indices and the salted digests of the versions lead to."""
+        """Recompute the root from the indices and the salted digests of the versions."""
         about = "commitment"
         if self.versions is None:
             if commitment is not None:
-                yield Checked("refuted", about, "the documents of this bundle have no versions, which it could be of")
+                yield Checked("refuted", about, "the documents of this bundle have no versions to commit to")
             return
         roots, scored = self.versions.roots(), len(self.versions.table)
         if sum(roots.values()) < scored:
@@ -244,15 +244,15 @@ class _Bundle:
             yield Checked("stated", "versions", "that scores are of the committed versions needs their texts")
         elif changed := list(self.versions.changed_texts()):
             yield Checked(
-                "refuted", "texts", f"document {changed[0]!r} has texts of other digests ({len(changed):,} do)"
+                "refuted", "texts", f"document {changed[0]!r} has texts with other digests ({len(changed):,} do)"
             )
         else:
-            yield Checked("holds", "texts", f"the versions of {scored:,} documents have the digests that stand beside")
+            yield Checked("holds", "texts", f"the versions of {scored:,} documents match their digests")
 
     def check_verdict(self) -> Iterator[Checked]:
         """Recompute the verdict on the collection, if there is one."""
         if VERDICT_FILE not in self.members:
-            yield Checked("stated", "verdict", "none: seenset verdict was not asked before the run was packed")
+            yield Checked("stated", "verdict", "none: seenset verdict was not run before the run was packed")
             return
         stated = opened(_json(self.members, VERDICT_FILE), VERDICT_FILE)
         config = self.manifest.config
@@ -312,7 +312,7 @@ class _Bundle:
     def _summary(
         self, selection: SelectionConfig, recomputed: Verdict, stated: dict[str, Any], slot: Slot | None
     ) -> Summary:
-        """The summary that the scores give, with what only the run can state."""
+        """The summary from the scores, with the values that only the run can state."""
         role, answer = NULL_ROLE[selection.direction], recomputed.answer
         computed = diagnose_scores(answer, role)
         weighting = None
@@ -336,7 +336,7 @@ class _Bundle:
         return made if stated.get("review") is None else made.after_review(build(Review, dict(stated["review"])))
 
     def _slot(self, stated: dict[str, Any]) -> Slot | None:
-        """The place of a scan in its schedule; how much was selected before it, only the ledger can tell."""
+        """The place of a scan in its schedule; only the ledger determines how much was selected before it."""
         series = self.manifest.config.series
         if series is None:
             return None
@@ -348,7 +348,7 @@ class _Bundle:
         return Slot(number, series.rule, Fraction(repr(series.alpha)), share, before, late)
 
     def _collection(self) -> Collection:
-        """The documents that the verdict compares."""
+        """The documents of the verdict."""
         block = self.documents["block"]
         places = np.concatenate([self.roles["audit"], self.roles["unseen"]])
         places = places[block.is_valid().to_numpy()[places]]
@@ -398,7 +398,7 @@ def _in_words(summary: Summary) -> str:
 
 
 def _at(value: Any, *keys: str) -> Any:
-    """A value inside mappings; None where it is not there."""
+    """A value inside mappings; None where it is missing."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
@@ -418,7 +418,7 @@ def _table(members: dict[str, bytes], name: str, schema: pa.Schema) -> pa.Table:
     try:
         table = pq.read_table(pa.BufferReader(members[name]))
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{name} is no Parquet: {' '.join(str(error).split())}") from None
+        raise UserError(f"{name} is not a Parquet file: {' '.join(str(error).split())}") from None
     if not table.schema.equals(schema):
         raise UserError(f"{name} has the columns {', '.join(table.schema.names)}, not {', '.join(schema.names)}")
     return table

@@ -1,1 +1,1 @@
-"""Finished runs side by side: what changed between two, what is clean under all of several, and benchmarks repaired."""
+"""Compare finished runs: changes between two runs, documents clean under several models, and repaired benchmarks."""

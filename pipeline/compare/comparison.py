@@ -1,6 +1,6 @@
-"""Two runs side by side: documents that a selection gained or lost, scores against each other, what changed.
+"""Compare two runs: documents that a selection gained or lost, scores of both runs, and changed settings.
 
-The page is one HTML file that needs nothing else, in the style of the report.
+The page is one self-contained HTML file in the style of the report.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
 COMPARISON_FILE = "comparison.json"
 CHANGES_FILE = "changes.parquet"
 LISTED = 200
-"""Gained and lost documents that the page and the JSON list, each; the table has all."""
+"""Maximum number of gained, and of lost, documents on the page and in the JSON file; the table has all."""
 
 MOST_POINTS = 1_000_000
-"""Documents whose scores are held against each other; of more, so many by a hash of their texts."""
+"""Maximum number of documents whose scores are compared; more are sampled by a hash of their texts."""
 
 ABSENT = "(absent)"
 _PLACES = ("run", "resources", "selections")
-"""Settings of which none changes an answer, or which are compared as they were asked for."""
+"""Settings that never change an answer, or that are compared as last requested."""
 
 CHANGES_SCHEMA = pa.schema(
     [
@@ -77,30 +77,30 @@ FAINTEST = 0.35
 """Opacity of a cell with one document."""
 
 TAIL = 0.001
-"""Share of the documents at each end whose scores are drawn at the edge."""
+"""Share of the documents at each end whose scores are drawn at the edge of the figure."""
 
 
 class Difference(Record):
-    """One thing in which two runs differ."""
+    """One difference between two runs."""
 
     part: str = Field(description="configuration, selection, fingerprint, model, version or input.")
-    key: str = Field(description="What differs, as a dotted path.")
-    a: JsonValue = Field(description=f"In run A, the first one; {ABSENT} where it has none.")
-    b: JsonValue = Field(description=f"In run B, the second one; {ABSENT} where it has none.")
+    key: str = Field(description="The differing value, as a dotted path.")
+    a: JsonValue = Field(description=f"Value in run A, the first one; {ABSENT} where it has none.")
+    b: JsonValue = Field(description=f"Value in run B, the second one; {ABSENT} where it has none.")
 
 
 class ChangedDocument(Record):
     """A document that one run selected and the other did not."""
 
     doc_id: str = Field(description="Its id, without the folder of the corpus.")
-    p_value_a: float = Field(description="In run A, the first one; 1 in quarantine.")
-    p_value_b: float = Field(description="In run B, the second one; 1 in quarantine.")
+    p_value_a: float = Field(description="P-value in run A, the first one; 1 in quarantine.")
+    p_value_b: float = Field(description="P-value in run B, the second one; 1 in quarantine.")
 
 
 class SelectionSide(Concluded):
     """A selection in one of the runs."""
 
-    procedure: str = Field(description="How the selected were chosen.")
+    procedure: str = Field(description="The procedure of the selection.")
     alpha: float = Field(description="Largest share of the selected that may be wrong.")
     detectors: list[str] = Field(description="Score columns that it reads.")
     n_audit: int = Field(description="Audited documents of the run.")
@@ -122,34 +122,34 @@ class ScorePair(Record):
 
 
 class SelectionChange(Record):
-    """What became of one selection."""
+    """The changes of one selection."""
 
     name: str = Field(description="Name of the selection.")
-    direction: Direction = Field(description="members: selects what was trained on; clean: what was not.")
-    a: SelectionSide = Field(description="In run A.")
-    b: SelectionSide = Field(description="In run B.")
+    direction: Direction = Field(description="members: selects documents that were trained on; clean: that were not.")
+    a: SelectionSide = Field(description="The selection in run A.")
+    b: SelectionSide = Field(description="The selection in run B.")
     n_kept: int = Field(description="Shared documents that both runs selected.")
     n_gained: int = Field(description="Shared documents that only B selected.")
     n_lost: int = Field(description="Shared documents that only A selected.")
     n_neither: int = Field(description="Shared documents that neither selected.")
     gained: list[ChangedDocument] = Field(description=f"The first {LISTED} gained, by p-value in B.")
     lost: list[ChangedDocument] = Field(description=f"The first {LISTED} lost, by p-value in A.")
-    scores: list[ScorePair] = Field(description="Scores against each other, a detector each.")
+    scores: list[ScorePair] = Field(description="Comparison of scores, one entry per detector.")
 
 
 class Comparison(VersionedRecord):
-    """Two runs side by side: `comparison.json`."""
+    """The comparison of two runs: `comparison.json`."""
 
     a: RunRecord = Field(description="Run A, the first one that was given.")
     b: RunRecord = Field(description="Run B, the second one.")
-    documents: Shared = Field(description="How many documents the runs have in common.")
+    documents: Shared = Field(description="Number of documents that the runs share.")
     selections: list[SelectionChange] = Field(description="The selections that both runs have.")
     differences: list[Difference] = Field(description="Settings, model, data and versions that differ.")
-    notices: list[str] = Field(description="What a reader must know, a line each.")
-    caution: str = Field(wording.NO_TESTED_CHANGE, description="What a difference of two lists is not.")
+    notices: list[str] = Field(description="Cautions, one line each.")
+    caution: str = Field(wording.NO_TESTED_CHANGE, description="Limits of a difference of two lists.")
 
     def sides(self) -> list[str]:
-        """Which run is A and which is B, a line each."""
+        """The run of each side, A and B, one line each."""
         return [f"{side}: {run.run}, model {run.model}" for side, run in (("A", self.a), ("B", self.b))]
 
 
@@ -170,14 +170,14 @@ def compare_runs(
     Args:
         a: the first run.
         b: the second.
-        selection: the only one to compare; None: all that both have.
+        selection: the only selection to compare; None: all that both runs have.
         store: the folder, from `open_output`.
 
     Returns:
         The comparison, and the first pair of scores of each selection.
 
     Raises:
-        UserError: no selection or document in common, directions that differ, or a run with itself.
+        UserError: no shared selection or document, different directions, or a run with itself.
     """
     if a.store.url == b.store.url:
         raise UserError(f"{a.store.url} is compared with itself: give two runs")
@@ -229,7 +229,7 @@ def _notices(a: FinishedRun, b: FinishedRun, shared: Shared, summaries: Sequence
 
 
 class _Change:
-    """One selection in both runs: what is counted and kept on the way through its documents."""
+    """One selection in both runs: counts and samples collected in one pass over its documents."""
 
     def __init__(self, a: Summary, b: Summary, rows: JoinedRuns, pairs: Sequence[tuple[str, str]]) -> None:
         self.a, self.b, self.rows, self.pairs = a, b, rows, pairs
@@ -238,7 +238,7 @@ class _Change:
         self.scores: list[list[list[np.ndarray]]] = [[[np.empty(0)], [np.empty(0)]] for _ in pairs]
 
     def tables(self, share: float) -> Iterator[pa.Table]:
-        """The gained and the lost, by id; all documents are counted, and the scores of a share of them are kept."""
+        """The gained and lost documents, by id; all documents are counted, and scores of a share of them are kept."""
         for part in self.rows.parts():
             one, other = part.shared
             before, after = (table["selected"].to_numpy() for table in (one, other))
@@ -265,7 +265,7 @@ class _Change:
                 values.append(table[f"score_{index}"].to_numpy()[keep])
 
     def paired(self, sampled: bool) -> list[PairedScores]:
-        """The scores that were kept; after `tables`."""
+        """The kept scores; call after `tables`."""
         paired = []
         for (detector_a, detector_b), sides in zip(self.pairs, self.scores, strict=True):
             a, b = map(np.concatenate, sides)
@@ -280,7 +280,7 @@ class _Change:
         return paired
 
     def record(self, scores: list[ScorePair]) -> SelectionChange:
-        """What became of the selection; after `tables`."""
+        """The changes of the selection; call after `tables`."""
         kept, gained, lost, neither = (self.counts[name] for name in ("kept", "gained", "lost", "neither"))
         listed = {
             change: [ChangedDocument(**row) for row in table.drop(["selection", "change"]).to_pylist()]
@@ -307,7 +307,7 @@ def _side(summary: Summary, n_selected_shared: int) -> SelectionSide:
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Spearman's rank correlation, in [-1, 1]; None of fewer than 2 documents or where all scores of a side tie."""
+    """Spearman's rank correlation, in [-1, 1]; None for fewer than 2 documents or if all scores of a run tie."""
     from scipy.stats import rankdata
 
     if a.size < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
@@ -315,16 +315,16 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float | None:
     return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
 
 
-# --- what the runs differ in besides
+# --- other differences of the runs
 
 
 def differences(a: FinishedRun, b: FinishedRun, selections: list[str]) -> list[Difference]:
-    """What two runs differ in, part by part, in the order of the keys.
+    """The differences of two runs, part by part, in the order of the keys.
 
     Args:
         a: the first run.
         b: the second.
-        selections: those whose settings are compared, as they were asked for the last time.
+        selections: selections whose settings, as last requested, are compared.
     """
     parts = [
         ("configuration", _settings(a), _settings(b)),
@@ -350,7 +350,7 @@ def _questions(run: FinishedRun, selections: list[str]) -> dict[str, Any]:
 
 
 def _inputs(run: FinishedRun) -> dict[str, Any]:
-    """The input files by role and name within the role's folder, with what tells that their content changed."""
+    """The input files by role and name within the role's folder, with the fields that reveal a change of content."""
     files: dict[str, Any] = {}
     for role in ROLES:
         entries = [entry for entry in run.manifest.inputs if entry.role == role]
@@ -364,7 +364,7 @@ def _content(entry: InputRecord) -> dict[str, Any]:
 
 
 def _differing(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Dotted paths of values that differ; a mapping that only one side has is one value."""
+    """Dotted paths of differing values; a mapping that only one side has is one value."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in dict.fromkeys([*a, *b]):
             inner = f"{path}.{key}" if path else str(key)
@@ -378,8 +378,8 @@ def write_comparison(store: Store, comparison: Comparison, scores: Mapping[str, 
 
     Args:
         store: the folder of the comparison.
-        comparison: what was compared.
-        scores: of each selection, by name.
+        comparison: the comparison.
+        scores: paired scores of each selection, by name.
 
     Returns:
         the path or URL of the page.
@@ -397,7 +397,7 @@ def write_comparison(store: Store, comparison: Comparison, scores: Mapping[str, 
 
 
 def score_figure(selection: str, paired: PairedScores) -> FigureImage | None:
-    """The scores of both runs as a density of documents; None where equal scores, or none, leave nothing to draw."""
+    """The scores of both runs as a density of documents; None where there are no scores or all are equal."""
     pair = paired.pair
     if pair.spearman is None:
         return None
@@ -432,16 +432,16 @@ def _span(values: np.ndarray) -> tuple[float, float]:
 
 
 def _plain(value: Any) -> str:
-    """A value of a configuration on one line."""
+    """A configuration value on one line."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def open_output(folder: str, mark: str) -> Store:
-    """A folder for the files of one command; what an earlier time of it left there is replaced.
+    """Open a folder for the files of one command; files of an earlier call are replaced.
 
     Args:
         folder: local path or fsspec URL; need not exist.
-        mark: the JSON file that the command writes, by which a folder of its own is known.
+        mark: the JSON file of the command, which identifies a folder of earlier results.
 
     Raises:
         UserError: the folder holds other files.
@@ -454,7 +454,7 @@ def open_output(folder: str, mark: str) -> Store:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """What became of each selection, and how alike the scores are."""
+    """The changes of each selection, with the correlation of the scores."""
     figures = of_numbers("selected, A", "selected, B", "kept", "gained", "lost", "rank correlation")
     table = Table("selection", *figures, title=wording.shared_title(comparison.documents.n_shared))
     for change in comparison.selections:
@@ -469,7 +469,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def differences_table(comparison: Comparison) -> Table:
-    """What the runs differ in."""
+    """The differences of the runs."""
     table = Table("part", "key", "A", "B", title=wording.DIFFERENCES_TITLE)
     for one in comparison.differences:
         values = [

@@ -1,6 +1,6 @@
-"""Finished runs as they are compared: their answers on single documents, sorted by ids that several runs can share.
+"""Finished runs for comparison: their answers on single documents, sorted by ids that several runs can share.
 
-The documents of several runs are joined by id; only pieces of these rows stand in memory.
+The documents of several runs are joined by id; only pieces of these rows are in memory.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """A run that has answered: what it was made of, and where its answers on documents stand."""
+    """A run with answers: its origin, and the location of its answers on documents."""
 
     store: Store
     manifest: Manifest
     shards: dict[str, Shard]
-    receipts: tuple[Receipt, ...]  # of the audited documents
-    folder: str  # what ids of this run begin with, and those of another folder do not
+    receipts: tuple[Receipt, ...]  # receipts of the audited documents
+    folder: str  # prefix of the ids of this run, removed for comparison
 
     @property
     def model(self) -> str:
@@ -60,7 +60,7 @@ class FinishedRun:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the content of the audited model, or of all that is known of it; 16 characters."""
+        """Digest of the content of the audited model, or of its known properties; 16 characters."""
         text = json.dumps(self.manifest.fingerprint.get("model", self.manifest.fingerprint), sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -68,7 +68,7 @@ class FinishedRun:
         """The answer of a selection.
 
         Raises:
-            UserError: there is none of this name, or it is unfinished, damaged or of another version.
+            UserError: no selection of this name, or an unfinished or damaged one, or one of another version.
         """
         names = answer_names(self.store, self.manifest.config)
         if selection not in names:
@@ -79,7 +79,7 @@ class FinishedRun:
         return summary
 
     def settings(self, selection: str) -> dict[str, object]:
-        """How a selection was asked for the last time: its settings, with every default."""
+        """The settings of a selection as last requested, with every default."""
         history = read_history(self.store)
         for question in history[-1].questions if history else []:
             if question.name == selection:
@@ -91,10 +91,10 @@ class FinishedRun:
 
 
 def open_finished(run: str) -> FinishedRun:
-    """Open a run whose questions are answered. Nothing is written into it.
+    """Open a run with answers, without writing into it.
 
     Raises:
-        UserError: not a run directory, a run that audits nothing, is unfinished, damaged, or of another version.
+        UserError: not a run directory, or a run without audited documents, unfinished, damaged or of another version.
     """
     store = Store(run)
     manifest, shards = read_run(store)
@@ -108,16 +108,16 @@ def open_finished(run: str) -> FinishedRun:
     receipts = tuple(one for one in read_receipts(store, SCORING) if one.shard in by_id and one.role == "audit")
     missing = {shard.id for shard in shards if shard.role == "audit"} - {receipt.shard for receipt in receipts}
     if missing:
-        raise UserError(f"{run} is unfinished: {len(missing)} shards are not scored; the same seenset run goes on")
+        raise UserError(f"{run} is unfinished: {len(missing)} shards are not scored; the same seenset run resumes it")
     names = [entry.name for entry in manifest.inputs if entry.role == "audit"]
     return FinishedRun(store, manifest, by_id, receipts, common_folder(names))
 
 
 def chosen_selection(runs: Sequence[FinishedRun], selection: str | None) -> str:
-    """The selection to be compared: the one that was named, or the only one that all runs have.
+    """The selection to compare: the named one, or the only one that all runs have.
 
     Raises:
-        UserError: a run has none of that name, or the runs have none in common, or several.
+        UserError: a run has none of that name, or the runs share none or several.
     """
     if selection is not None:
         for run in runs:
@@ -145,7 +145,7 @@ def shared_selections(runs: Sequence[FinishedRun]) -> list[str]:
 
 
 def shared_ids(run: FinishedRun, ids: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """Ids without the folder of the corpus: a run elsewhere over the same files has the same."""
+    """Ids without the folder of the corpus, so that runs over copies of the files have equal ids."""
     if not run.folder:
         return ids
     inside = pc.starts_with(ids, run.folder)
@@ -153,18 +153,18 @@ def shared_ids(run: FinishedRun, ids: pa.ChunkedArray | pa.Array) -> pa.ChunkedA
 
 
 def documents_of(run: FinishedRun, summary: Summary, scores: Sequence[str] = ()) -> Iterator[pa.Table]:
-    """All audited documents of a selection, a table a shard.
+    """All audited documents of a selection, one table per shard.
 
     Columns are doc_id and source (both without the folder of the corpus), row, p_value, selected, quarantined, text_key
     and the scores, named score_0, score_1 and so on. Documents in quarantine have p = 1, text_key 0 and null scores.
 
     Args:
-        run: whose selection it is.
-        summary: of the selection.
-        scores: detectors of the selection.
+        run: run of the selection.
+        summary: summary of the selection.
+        scores: score columns of detectors of the selection.
 
     Raises:
-        UserError: files of the selection are gone, or are not those of its summary.
+        UserError: files of the selection are missing, or do not match its summary.
     """
     verdicts, count = VerdictTables.of(run.store, summary.name, run.receipts), 0
     for receipt in run.receipts:
@@ -196,21 +196,21 @@ def documents_of(run: FinishedRun, summary: Summary, scores: Sequence[str] = ())
 
 
 class RunRecord(Record):
-    """A run, as a comparison names it."""
+    """A run in a comparison."""
 
     run: str = Field(description="The run directory.")
-    model: str = Field(description="The audited model, as the configuration names it.")
+    model: str = Field(description="The audited model, by its name in the configuration.")
     fingerprint: str = Field(description="Digest of the content of the audited model.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
 
 
 def run_record(run: FinishedRun) -> RunRecord:
-    """What a comparison says of a run."""
+    """The record of a run in a comparison."""
     return RunRecord(run=run.store.url, model=run.model, fingerprint=run.fingerprint, limit=run.manifest.limit)
 
 
 def same_models(runs: Sequence[FinishedRun]) -> list[str]:
-    """A warning for every run whose model an earlier one has audited too, by the fingerprints."""
+    """A warning for every run whose model an earlier run has also audited, by the fingerprints."""
     first: dict[str, FinishedRun] = {}
     warnings = []
     for run in runs:
@@ -222,18 +222,18 @@ def same_models(runs: Sequence[FinishedRun]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinedPart:
-    """Some of the documents of several runs, all rows of an id together."""
+    """A part of the documents of several runs, with all rows of each id."""
 
-    shared: list[pa.Table]  # of each run, rows of the same documents in the same order
+    shared: list[pa.Table]  # for each run, rows of the same documents in the same order
     n_other_text: int  # ids that all runs have, with texts that differ
-    n_documents: np.ndarray  # int64, (runs,): different ids
+    n_documents: np.ndarray  # int64, (runs,): distinct ids
     n_repeated: np.ndarray  # int64, (runs,): rows that repeat an id
 
 
 class Shared(Record):
-    """How many documents several runs have in common."""
+    """The number of documents that several runs share."""
 
-    n_documents: list[int] = Field(description="Audited documents of each run, each id once.")
+    n_documents: list[int] = Field(description="Audited documents of each run; each id counts once.")
     n_repeated: list[int] = Field(description="Rows of each run that repeat an id; they are in quarantine.")
     n_shared: int = Field(description="Documents that all runs audited: the same id, and the same text where scored.")
     n_other_text: int = Field(description="Ids that all runs audited, with texts that differ; they are not shared.")
@@ -244,7 +244,7 @@ class Shared(Record):
         return set(self.n_documents) == {self.n_shared}
 
     def sentence(self) -> str:
-        """How many documents the runs share."""
+        """States how many documents the runs share."""
         return shared_documents(self.n_documents, self.n_shared, self.n_other_text)
 
 
@@ -252,7 +252,7 @@ class JoinedRuns:
     """The documents of several runs, sorted by id; rows beyond some thousands are on disk until `close`."""
 
     def __init__(self, runs: int, scores: int = 0) -> None:
-        """Hold no documents yet.
+        """Start without documents.
 
         Args:
             runs: number of runs.
@@ -268,7 +268,7 @@ class JoinedRuns:
         self._rows.add(documents.select(self._rows.schema.names).cast(self._rows.schema))
 
     def parts(self) -> Iterator[JoinedPart]:
-        """All documents in the order of their ids; may be read several times."""
+        """All documents in the order of their ids; can be read several times."""
         waiting = self._rows.schema.empty_table()
         for piece in self._rows.pieces():
             waiting = pa.concat_tables([waiting, piece]).combine_chunks()
@@ -279,7 +279,7 @@ class JoinedRuns:
         yield _part(waiting, self.runs)
 
     def count(self) -> Shared:
-        """How many documents the runs have in common: one pass over their rows."""
+        """Count the documents that the runs share, in one pass over their rows."""
         shared = other = 0
         documents, repeated = np.zeros((2, self.runs), dtype=np.int64)
         for part in self.parts():
@@ -298,15 +298,15 @@ class JoinedRuns:
 def joined_runs(
     runs: Sequence[FinishedRun], summaries: Sequence[Summary], scores: Sequence[Sequence[str]] | None = None
 ) -> Iterator[JoinedRuns]:
-    """The audited documents of several runs.
+    """Join the audited documents of several runs.
 
     Args:
-        runs: at least one.
-        summaries: of a selection of each.
-        scores: equally many detectors of each selection; None: no scores.
+        runs: at least one run.
+        summaries: summary of a selection of each run.
+        scores: for each selection, equally many detectors; None: no scores.
 
     Raises:
-        UserError: as `documents_of`.
+        UserError: the errors of `documents_of`.
     """
     scores = [()] * len(runs) if scores is None else scores
     joined = JoinedRuns(len(runs), len(scores[0]))
@@ -320,14 +320,14 @@ def joined_runs(
 
 
 def _part(rows: pa.Table, runs: int) -> JoinedPart:
-    """What sorted rows hold, with all rows of their ids."""
+    """Join sorted rows, which include all rows of their ids."""
     ids = rows["doc_id"].combine_chunks()
-    number = np.zeros(len(rows), dtype=np.int64)  # of the id
+    number = np.zeros(len(rows), dtype=np.int64)  # number of the id
     number[1:] = np.cumsum(pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False))
     order = np.lexsort((rows["quarantined"].to_numpy(), rows["run"].to_numpy(), number))
     rows, number = rows.take(pa.array(order)), number[order]
     places = rows["run"].to_numpy()
-    first = np.ones(len(rows), dtype=bool)  # of an id in a run: the row that was scored, if one was
+    first = np.ones(len(rows), dtype=bool)  # first row of an id in a run: the scored one, if any
     first[1:] = (number[1:] != number[:-1]) | (places[1:] != places[:-1])
     number = number[first]
     common = rows.filter(pa.array(first)).filter(pa.array(np.bincount(number)[number] == runs))
@@ -344,14 +344,14 @@ def _part(rows: pa.Table, runs: int) -> JoinedPart:
 
 
 def refuse_different(shared: Shared, on_shared: bool) -> None:
-    """Refuse runs that audited different documents, unless the shared ones alone are wanted.
+    """Refuse runs that audited different documents, unless only the shared ones are requested.
 
     Raises:
-        UserError: how many they share.
+        UserError: the runs differ; the message states how many documents they share.
     """
     if not shared.n_shared:
         raise UserError(
             f"{shared.sentence()}: nothing can be compared; give both corpora an id column, or the same file names"
         )
     if not shared.alike and not on_shared:
-        raise UserError(f"{shared.sentence()}: --shared answers for those alone")
+        raise UserError(f"{shared.sentence()}: --shared covers only those")

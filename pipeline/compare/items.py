@@ -1,4 +1,4 @@
-"""The audited documents as the items of benchmarks: where each stands, and whether it was selected as clean."""
+"""The audited documents as items of benchmarks, with the place of each and whether it was selected as clean."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _LEAST_CHARACTERS = 12
 
 
 class CleanItems(Concluded):
-    """Which items were selected as clean, and what that guarantees."""
+    """The items that were selected as clean, and the guarantee."""
 
     runs: list[RunRecord] = Field(description="The runs that audited the items; several: clean under all their models.")
     selection: str = Field(description="The selection of direction clean.")
     alpha: float = Field(description="Largest share of the selected that may be wrong, in (0, 1).")
     n_audit: int = Field(description="Audited documents.")
     n_clean: int = Field(description="Documents selected as clean.")
-    guarantee: str = Field(description="Of the selection.")
-    promise: str = Field(description="What the selection guarantees.")
+    guarantee: str = Field(description="Guarantee of the selection.")
+    promise: str = Field(description="The guarantee of the selection in words.")
     reasons: list[str] = Field(description="The checks that contradict the guarantee, one line each.")
-    warnings: list[str] = Field(description="What a reader must know besides, a line each.")
+    warnings: list[str] = Field(description="Further cautions, one line each.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Item:
     """One audited document."""
 
     doc_id: str
-    source: str  # the input, as ids of this run name it
+    source: str  # the input, by its name in ids of this run
     row: int
     clean: bool
 
@@ -51,14 +51,14 @@ class Item:
 def clean_items(
     runs: Sequence[FinishedRun], selection: str | None, alpha: float | None
 ) -> tuple[CleanItems, list[Item]]:
-    """The audited documents of runs, and which of them were selected as clean: under all models, of several runs.
+    """The audited documents of runs, with those selected as clean; for several runs, under all of their models.
 
-    One run's selection is taken as it is; of several, e-BH under all models is made anew (`pipeline.compare.joint`).
+    The selection of a single run is used as it is; for several runs, e-BH decides again (`pipeline.compare.joint`).
 
     Args:
-        runs: at least one.
-        selection: None: the only one that they share.
-        alpha: of a joint selection; None: that of the selections.
+        runs: at least one run.
+        selection: name of the selection; None: the only one that they share.
+        alpha: alpha of a joint selection; None: that of the selections.
 
     Raises:
         UserError: direction members, runs that audited different documents, or alpha given for one run.
@@ -119,9 +119,9 @@ def _items(run: FinishedRun, summary: Summary, clean: Set[str] | None = None) ->
     """Every audited document with its place, in the order of the inputs.
 
     Args:
-        run: that audited them.
-        summary: of its selection.
-        clean: ids of the documents that are selected under several models; None: what the run itself selected.
+        run: run that audited the documents.
+        summary: summary of its selection.
+        clean: ids of the documents selected under several models; None: those that the run itself selected.
     """
     columns = ("doc_id", "source", "row", "selected", "quarantined")
     items = [
@@ -133,18 +133,18 @@ def _items(run: FinishedRun, summary: Summary, clean: Set[str] | None = None) ->
 
 
 def task_name(source: str) -> str:
-    """The task of an input: its file name without endings, as in `clean_ids.json`."""
+    """The task of an input: its file name without suffixes, as in `clean_ids.json`."""
     return PurePath(source).name.split(".")[0]
 
 
 def items_of(results: ItemResults, items: Sequence[Item], run: FinishedRun, inputs: Mapping[str, str]) -> list[Item]:
-    """The items that results are of, in the order of the documents; results and documents must be the same items.
+    """The items of results, in the order of the documents; results and documents must be the same items.
 
     Args:
-        results: of one model and task.
+        results: results of one model and task.
         items: all audited documents.
-        run: that audited them.
-        inputs: task -> input, for tasks that are not named like their input.
+        run: run that audited them.
+        inputs: task -> input, for tasks with another name than their input.
 
     Raises:
         UserError: another task, another number of items, an unknown item, or one without a result.
@@ -167,7 +167,7 @@ def items_of(results: ItemResults, items: Sequence[Item], run: FinishedRun, inpu
     for item in results.values:
         if full.get(item, item) not in known:
             raise UserError(
-                f"item {item!r} in {results.path} is no document that {run.store.url} audited; "
+                f"item {item!r} in {results.path} is not a document that {run.store.url} audited; "
                 f"{nearest(item, list(known)[:20], 'the first are')}"
             )
     if missing := [name for name in known if name not in named]:
@@ -192,16 +192,16 @@ def _of_task(results: ItemResults, items: Sequence[Item], inputs: Mapping[str, s
         problem = "several inputs are" if matching else "no input is"
         raise UserError(
             f"{results.path} is of task {results.task!r}, and {problem} named so; "
-            f"{nearest(results.task, sources, 'the run audited')}; --task {results.task}=INPUT says which"
+            f"{nearest(results.task, sources, 'the run audited')}; --task {results.task}=INPUT names it"
         )
     return [item for item in items if item.source == matching[0]]
 
 
 def _check_fields(results: ItemResults, items: Sequence[Item], run: FinishedRun) -> None:
-    """Refuse results none of whose first items stands in the text of its row, where the texts are still at hand.
+    """Refuse results none of whose first items occurs in the text of its row, where the texts can be read.
 
     Raises:
-        UserError: then rows of the task and rows of the input are not the same items.
+        UserError: there are such results, whose rows are not the items of the input.
     """
     looked_at = [item for item in items if str(item.row) in results.fields]
     shards = [shard for shard in run.shards.values() if shard.role == "audit"]
@@ -219,7 +219,7 @@ def _check_fields(results: ItemResults, items: Sequence[Item], run: FinishedRun)
             alike += any(one in text or text in one for one in fields)
     if checked >= _LEAST_CHECKED and not alike:
         raise UserError(
-            f"{results.path}: of its first {checked} items none has a field that stands in the audited text of its row "
+            f"{results.path}: of its first {checked} items none has a field that occurs in the audited text of its row "
             f"in {looked_at[0].source}: these are other items, or in another order; --id FIELD matches by an id"
         )
 

@@ -1,4 +1,4 @@
-"""Documents that are clean, or members, under every one of several models, at one error rate."""
+"""Documents that are selected as clean, or as members, under every one of several models, at one error rate."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ from pipeline.store.pieces import SortedRows, write_pieces
 
 JOINT_FILE = "joint.json"
 GRID_ERROR = 1e-6
-"""By how much a p-value may miss the places k / (n + 1), in ranks: float64 rounds by less with 10^9 documents."""
+"""Tolerance of p-values from the grid k / (n + 1), in ranks; the float64 rounding is smaller up to 10^9 documents."""
 
 
 class JointModel(Concluded, RunRecord):
-    """One model of a joint selection, and what its own selection says."""
+    """One model of a joint selection, with the result of its own selection."""
 
-    procedure: str = Field(description="How this run chose its own selection.")
+    procedure: str = Field(description="The procedure of this run's own selection.")
     n_audit: int = Field(description="Documents that this run audited, quarantined ones included.")
     n_quarantined: int = Field(description="Of these, those without scores; p = 1 under this model.")
     n_calibration: int = Field(description="Documents that its p-values were calibrated on.")
     n_selected: int = Field(description="Documents that its own selection holds, at its own alpha.")
-    alpha: float = Field(description="Of its own selection.")
+    alpha: float = Field(description="Alpha of its own selection.")
     factor: float = Field(description="A document's e-value is 1 / (factor p), or 0 where that could select nothing.")
 
 
@@ -75,19 +75,19 @@ class JointList(Record):
     guarantee: GuaranteeKind = Field(
         description="finite-sample: proved for any number of documents; heuristic: not proved."
     )
-    assumption: str = Field(description="What must hold for the guarantee to hold.")
-    promise: str = Field(description="What then holds.")
+    assumption: str = Field(description="The assumption of the guarantee.")
+    promise: str = Field(description="The guarantee under the assumption.")
 
 
 class JointReport(Concluded, VersionedRecord):
-    """What several runs select together: `joint.json`."""
+    """The joint selection of several runs: `joint.json`."""
 
     selection: str = Field(description="The selection of every run that was joined.")
     direction: Direction = Field(description="clean: under no model trained on; members: under every one.")
     alpha: float = Field(description="Largest share of the selected that may be wrong, in (0, 1).")
     models: list[JointModel] = Field(description="The runs, in the order in which they were given.")
-    documents: Shared = Field(description="How many documents the runs have in common.")
-    n_audit: int = Field(description="Documents that the joint selection judges: those that all runs audited.")
+    documents: Shared = Field(description="Number of documents that the runs share.")
+    n_audit: int = Field(description="Documents of the joint selection: those that all runs audited.")
     proved: JointList = Field(description="e-BH on the smallest of the models' e-values.")
     largest_p: JointList = Field(description="BH on the largest of the models' p-values.")
     reasons: list[str] = Field(description="The checks that contradict the guarantee, one line each.")
@@ -96,10 +96,10 @@ class JointReport(Concluded, VersionedRecord):
     needed_for_1_percent: int = Field(description="The same for a list of 1% of the audited documents.")
     grouped: bool = Field(description="Whether needed documents are those of every group: a run calibrates by group.")
     smallest_alpha: float = Field(description="Below it nothing can be selected, whatever the scores.")
-    warnings: list[str] = Field(description="What a reader must know besides, a line each.")
+    warnings: list[str] = Field(description="Further cautions, one line each.")
 
     def sentences(self) -> list[str]:
-        """The answer in lines for a person; what contradicts the guarantee comes first."""
+        """The answer in readable lines; contradictions of the guarantee come first."""
         proved, other = self.proved, self.largest_p
         selected = wording.jointly_selected(
             proved.n_selected, self.n_audit, self.direction, len(self.models), self.alpha
@@ -112,14 +112,14 @@ class JointReport(Concluded, VersionedRecord):
         ]
 
     def resolution(self) -> str:
-        """How small the list can be, and what a smaller one takes."""
+        """The minimum length of the list, and the requirements of a shorter one."""
         small = JointResolution(self.fewest, self.smallest_alpha, self.needed_for_any, self.needed_for_1_percent)
         return wording.joint_shortest(small, self.n_audit, self.alpha, self.grouped)
 
 
 @dataclass(frozen=True, slots=True)
 class JointAnswer:
-    """What was decided: the report, the evidence, and where to cut."""
+    """The decision: the report, the evidence, and the thresholds."""
 
     report: JointReport
     evidence: list[JointEvidence]
@@ -131,7 +131,7 @@ class JointAnswer:
 def joint_documents(
     runs: Sequence[FinishedRun], selection: str | None, on_shared: bool
 ) -> Iterator[tuple[list[Summary], JoinedRuns, Shared]]:
-    """The documents of several runs that a joint selection judges: summaries, joined rows, and what is shared.
+    """The documents of several runs for a joint selection: summaries, joined rows, and the shared documents.
 
     Raises:
         UserError: fewer than 2 runs, selections that cannot be joined, or different documents without `on_shared`.
@@ -150,10 +150,10 @@ def joint_documents(
 
 
 def _check_selections(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> None:
-    """Refuse what has no e-value: p-values that are not valid one by one, or that test another null.
+    """Refuse selections without an e-value, whose p-values are not individually valid or test another null.
 
     Raises:
-        UserError: in one line, which.
+        UserError: there is one; the message names it.
     """
     first = summaries[0]
     for run, summary in zip(runs, summaries, strict=True):
@@ -183,14 +183,14 @@ def decide_jointly(
     """Decide a joint selection: one pass over the documents.
 
     Args:
-        runs: at least 2.
-        summaries: of their selections.
+        runs: at least 2 runs.
+        summaries: summaries of their selections.
         rows: their documents, from `joint_documents`.
-        shared: what the runs have in common.
-        alpha: None: that of the selections.
+        shared: counts of the shared documents.
+        alpha: alpha of the joint selection; None: that of the selections.
 
     Raises:
-        UserError: alpha outside (0, 1), selections of several alphas and none given, or damaged p-values.
+        UserError: alpha outside (0, 1), selections with different alphas and none given, or damaged p-values.
     """
     level = _level(summaries, alpha)
     evidence = [
@@ -212,7 +212,7 @@ def decide_jointly(
 def _level(summaries: Sequence[Summary], alpha: float | None) -> Fraction:
     levels = sorted({summary.alpha for summary in summaries})
     if alpha is None and len(levels) > 1:
-        raise UserError(f"the selections have alpha {' and '.join(f'{one:g}' for one in levels)}: say --alpha")
+        raise UserError(f"the selections have alpha {' and '.join(f'{one:g}' for one in levels)}: set --alpha")
     return exact_level(levels[0] if alpha is None else alpha)
 
 
@@ -223,7 +223,7 @@ def _check_places(p: np.ndarray, runs: Sequence[FinishedRun], summaries: Sequenc
         if off > GRID_ERROR or not ((values > 0) & (values <= 1)).all():
             raise UserError(
                 f"{run.store.url}: selection {summary.name} holds p-values that {summary.n_calibration:,} calibration "
-                f"documents cannot give; make the selections anew with seenset select {run.store.url}"
+                f"documents cannot give; repeat the selections with seenset select {run.store.url}"
             )
 
 
@@ -301,7 +301,7 @@ def _warnings(
 
 
 def untested_runs(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> list[str]:
-    """Why runs are inconclusive, and what would decide it."""
+    """Why runs are inconclusive, and how many documents would decide it."""
     named = zip(runs, summaries, strict=True)
     return [
         f"{run.store.url}: {remark}" for run, one in named if one.conclusion == "inconclusive" for remark in one.remarks
@@ -316,7 +316,7 @@ def write_joint(store: Store, answer: JointAnswer, rows: JoinedRuns) -> None:
 
     Args:
         store: the folder, from `open_output`.
-        answer: from `decide_jointly`.
+        answer: result of `decide_jointly`.
         rows: the same documents.
     """
     report, evidence = answer.report, answer.evidence
@@ -345,7 +345,7 @@ def _schema(models: int) -> pa.Schema:
 
 
 def joint_table(report: JointReport) -> Table:
-    """The runs of a joint selection, and what each selects alone."""
+    """The runs of a joint selection, with the selection of each."""
     figures = of_numbers("alpha", "audited", "calibrated on", "selected alone")
     title = f"Selection {report.selection} ({report.direction})"
     table = Table("", "run", "model", "procedure", *figures, title=title)

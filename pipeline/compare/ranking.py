@@ -1,4 +1,4 @@
-"""A benchmark's ranking on all items and on those selected as clean: what changes, and which items carry it."""
+"""A benchmark's ranking on all items and on those selected as clean: changed places, and the items that cause them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ ITEMS_SCHEMA = pa.schema(
 )
 
 PairedDifferences = dict[tuple[int, int], tuple[float, float, float]]
-"""Of two models, by their places: the accuracy of the first less that of the second, and the ends of its interval."""
+"""By places of two models: accuracy of the first minus that of the second, with the ends of its interval."""
 
 
 class RankedModel(Record):
     """One model on one task; numbers of the clean items are null where nothing was selected."""
 
-    model: str = Field(description="The model, as its results name it.")
+    model: str = Field(description="The model, by its name in the results.")
     accuracy_all: float = Field(description="Mean result over all audited items, in [0, 1].")
     accuracy_all_low: float = Field(description="Lower end of its interval.")
     accuracy_all_high: float = Field(description="Upper end of its interval.")
@@ -58,7 +58,7 @@ class RankedModel(Record):
     rank_clean: float | None = Field(description="Rank on the clean items.")
     rank_clean_low: int | None = Field(description="Best rank in its interval.")
     rank_clean_high: int | None = Field(description="Worst rank in its interval.")
-    difference: float | None = Field(description="Accuracy on the clean items less that on all.")
+    difference: float | None = Field(description="Accuracy on the clean items minus that on all.")
     difference_low: float | None = Field(description="Lower end of its interval.")
     difference_high: float | None = Field(description="Upper end of its interval.")
 
@@ -68,17 +68,17 @@ class RankChange(Record):
 
     first: str = Field(description="The model that is ahead on all items.")
     second: str = Field(description="The model that is ahead on the clean items.")
-    difference_all: float = Field(description="Accuracy of the first less that of the second on all items, above 0.")
+    difference_all: float = Field(description="Accuracy of the first minus that of the second on all items, above 0.")
     difference_clean: float = Field(
-        description="Accuracy of the second less that of the first on clean items, above 0."
+        description="Accuracy of the second minus that of the first on clean items, above 0."
     )
     low: float = Field(description="Lower end of the paired interval of difference_clean, for all pairs together.")
     high: float = Field(description="Upper end of it.")
-    shown: bool = Field(description="Whether that interval lies above 0; else chance explains who is ahead there.")
+    shown: bool = Field(description="Whether that interval is above 0; otherwise chance explains the difference.")
     n_for: int = Field(description="Items that were not selected as clean and on which the first does better.")
     n_against: int = Field(description="Items that were not selected as clean and on which the second does better.")
     items: list[str] = Field(
-        description=f"The first {LISTED_ITEMS} of those on which the first does better, by how much."
+        description=f"The first {LISTED_ITEMS} items on which the first does better, by the difference."
     )
 
     def sentence(self) -> str:
@@ -92,8 +92,8 @@ class RankChange(Record):
 class TaskRanking(Record):
     """The models on one task."""
 
-    task: str = Field(description="The task, as the results name it.")
-    metric: str = Field(description="What results are, each in [0, 1].")
+    task: str = Field(description="The task, by its name in the results.")
+    metric: str = Field(description="The metric of the results, in [0, 1].")
     filter: str | None = Field(description="The filter of the answers, if the results have one.")
     n_items: int = Field(description="Audited items.")
     n_clean: int = Field(description="Of these, items selected as clean.")
@@ -104,10 +104,10 @@ class TaskRanking(Record):
 class RankingReport(VersionedRecord):
     """A benchmark's ranking on all items and on the clean ones: `ranking.json`."""
 
-    clean: CleanItems = Field(description="Which items were selected as clean, and what that guarantees.")
+    clean: CleanItems = Field(description="The items that were selected as clean, and the guarantee.")
     tasks: list[TaskRanking] = Field(description="The tasks, in the order of the results.")
-    intervals: str = Field(wording.RANKING_INTERVALS, description="What the intervals are.")
-    notices: list[str] = Field(description="What a reader must know besides, a line each.")
+    intervals: str = Field(wording.RANKING_INTERVALS, description="Explanation of the intervals.")
+    notices: list[str] = Field(description="Further cautions, one line each.")
 
 
 def rank_models(
@@ -121,15 +121,15 @@ def rank_models(
     """Rank models on all items and on the clean ones, and write `items.parquet` and `ranking.json`.
 
     Args:
-        clean: from `clean_items`.
+        clean: clean items, from `clean_items`.
         items: the audited documents.
-        results: of all models and tasks.
-        runs: that audited the items.
-        inputs: task -> input, for tasks that are not named like their input.
+        results: results of all models and tasks.
+        runs: runs that audited the items.
+        inputs: task -> input, for tasks with another name than their input.
         store: the folder, from `open_output`.
 
     Raises:
-        UserError: results of other items, models with different items or tasks, or by different metrics.
+        UserError: results of other items, or models with different items, tasks or metrics.
     """
     tasks: dict[str, list[ItemResults]] = {}
     for one in results:
@@ -160,7 +160,7 @@ def _check_tasks(tasks: Mapping[str, Sequence[ItemResults]]) -> None:
 
 
 def _check_alike(of_task: Sequence[ItemResults]) -> None:
-    """Refuse models that were asked different things, or were scored in different ways."""
+    """Refuse models with different prompts or different scoring."""
     first = of_task[0]
     for other in of_task[1:]:
         if (first.metric, first.filter) != (other.metric, other.filter):
@@ -203,9 +203,9 @@ def _ranked(on: str, values: np.ndarray, pairs: PairedDifferences | None) -> lis
     """Accuracy and rank of each model on some items, with their intervals, as fields of `RankedModel`.
 
     Args:
-        on: which items: all or clean.
+        on: the items, all or clean.
         values: results, (models, items).
-        pairs: of the models on these items; None: there are no items.
+        pairs: paired differences of the models on these items; None: there are no items.
     """
     names = [f"{what}_{on}{end}" for what in ("accuracy", "rank") for end in ("", "_low", "_high")]
     if pairs is None:
@@ -219,7 +219,7 @@ def _ranked(on: str, values: np.ndarray, pairs: PairedDifferences | None) -> lis
 
 
 def paired_differences(values: np.ndarray) -> PairedDifferences:
-    """The differences of all ordered pairs of models, with intervals that hold for all pairs together."""
+    """The differences of all ordered pairs of models, with simultaneous intervals for all pairs."""
     pairs = list(combinations(range(len(values)), 2))
     confidence = 1 - (1 - CONFIDENCE_OF_SHARES) / max(1, len(pairs))
     differences: PairedDifferences = {}
@@ -230,7 +230,7 @@ def paired_differences(values: np.ndarray) -> PairedDifferences:
 
 
 def rank_interval(differences: PairedDifferences, index: int, models: int) -> tuple[int, int]:
-    """The best and the worst rank of a model: behind all that are shown to be ahead, before all shown to be behind."""
+    """The best and the worst rank of a model: after all models shown to lead it, before all shown to trail it."""
     of_model = [interval for (first, _), interval in differences.items() if first == index]
     return 1 + sum(high < 0 for _, _, high in of_model), models - sum(low > 0 for _, low, _ in of_model)
 
@@ -242,7 +242,7 @@ def _changes(
     clean: np.ndarray,
     on_clean: PairedDifferences,
 ) -> list[RankChange]:
-    """Pairs that change places; ties are none."""
+    """Pairs of models that change places; ties do not count."""
     changes = []
     for pair in combinations(range(len(of_task)), 2):
         lead = values[pair[0]].mean() - values[pair[1]].mean()

@@ -1,4 +1,4 @@
-"""Per-item results of models: lm-evaluation-harness's sample files as they are, or Parquet of model, item, correct."""
+"""Per-item results of models, from sample files of lm-evaluation-harness or from Parquet with model, item, correct."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pipeline.errors import UserError, nearest, not_opened, one_line
 
 COLUMNS = ("model", "item", "correct")
 METRICS = ("acc", "exact_match")
-"""The metrics that are taken where a file has several and none is named."""
+"""Default metrics of a file with several, in order of preference."""
 
 LOOKED_AT = 50
-"""Items of a file whose fields are held against the audited texts."""
+"""Number of items of a file whose fields are compared with the audited texts."""
 
 _SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.:+-]+)\.jsonl$")
 _NOT_METRICS = {"doc_id", "doc_hash", "prompt_hash", "target_hash", "target", "doc", "filter", "metrics"}
@@ -33,27 +33,27 @@ class ItemResults:
     model: str
     task: str
     path: str
-    by_id: bool  # whether items are named by ids of documents; else by the rows of the task
+    by_id: bool  # whether items are ids of documents; otherwise rows of the task
     metric: str = "correct"
     filter: str | None = None
     values: dict[str, float] = field(default_factory=dict)  # item -> result in [0, 1]
-    hashes: dict[str, str] = field(default_factory=dict)  # item -> hash of what was asked, as the file has it
+    hashes: dict[str, str] = field(default_factory=dict)  # item -> hash of the prompt, from the file
     fields: dict[str, list[str]] = field(default_factory=dict)  # the first LOOKED_AT items -> texts of their fields
 
 
 def read_all_results(
     paths: Sequence[str], metric: str | None = None, filter_: str | None = None, id_field: str | None = None
 ) -> list[ItemResults]:
-    """Read results of models: one entry a model and task, in the order of the files.
+    """Read results of models: one entry per model and task, in the order of the files.
 
     Args:
-        paths: sample files, folders that hold some, or Parquet files; `NAME=path` names the model of a sample file.
-        metric: of sample files, in [0, 1]; None: acc, else exact_match, else the only one.
-        filter_: of sample files; None: the only one.
-        id_field: field of each `doc` that holds the id of the document; None: items are rows of the task.
+        paths: sample files, folders of sample files, or Parquet files; `NAME=path` names the model of a sample file.
+        metric: metric of sample files, in [0, 1]; None: acc, else exact_match, else the only one.
+        filter_: filter of sample files; None: the only one.
+        id_field: field of each `doc` with the id of the document; None: items are rows of the task.
 
     Raises:
-        UserError: no results there, not such a file, an unknown metric or filter, or two results of one item.
+        UserError: no results, an unknown file format, an unknown metric or filter, or two results of one item.
     """
     results: dict[tuple[str, str], ItemResults] = {}
     for path in paths:
@@ -68,10 +68,10 @@ def read_all_results(
 
 
 def task_inputs(pairs: Sequence[str]) -> dict[str, str]:
-    """Task -> input, of `TASK=INPUT`.
+    """Parse `TASK=INPUT` pairs: task -> input.
 
     Raises:
-        UserError: one is not of that form.
+        UserError: a pair has another form.
     """
     inputs = {}
     for pair in pairs:
@@ -94,13 +94,13 @@ def _read(path: str, metric: str | None, filter_: str | None, id_field: str | No
 
 
 def read_results_table(path: str) -> dict[str, dict[str, float]]:
-    """Results from a Parquet file with columns model, item and correct (true or false, or a share), by model and item.
+    """Results from a Parquet file with columns model, item and correct (a bool or a share), by model and item.
 
     Args:
         path: local path or fsspec URL.
 
     Raises:
-        UserError: no such file or column, a value outside [0, 1], or one result too many.
+        UserError: no such file or column, a value outside [0, 1], or two results of one item.
     """
     try:
         with fsspec.open(path, "rb") as file:
@@ -124,7 +124,7 @@ def read_results_table(path: str) -> dict[str, dict[str, float]]:
 
 
 def _named(path: str) -> tuple[str | None, str]:
-    """The model's name before a path, if one is given."""
+    """The model's name in front of a path, if one is given."""
     name, equals, rest = path.partition("=")
     if not equals or "/" in name or not name or not rest:
         return None, path
@@ -132,7 +132,7 @@ def _named(path: str) -> tuple[str | None, str]:
 
 
 def _sample_files(path: str) -> list[str]:
-    """A sample file, or those in a folder: of each model and task the last."""
+    """A sample file, or those in a folder: the last of each model and task."""
     try:
         fs, root = fsspec.core.url_to_fs(path)
         if not fs.exists(root):
@@ -155,11 +155,11 @@ def _sample_files(path: str) -> list[str]:
 def _read_samples(
     path: str, model: str | None, metric: str | None, filter_: str | None, id_field: str | None
 ) -> ItemResults:
-    """One sample file of lm-evaluation-harness: a line an item and filter."""
+    """One sample file of lm-evaluation-harness: one line per item and filter."""
     folder, _, base = path.rpartition("/")
     named = _SAMPLES.search(base)
     if named is None:
-        raise UserError(f"{path} is no sample file of lm-eval: its name is not samples_TASK_DATE.jsonl")
+        raise UserError(f"{path} is not a sample file of lm-eval: its name is not samples_TASK_DATE.jsonl")
     model = model or folder.rpartition("/")[2] or "model"
     results = ItemResults(model, named["task"], path, id_field is not None, filter=filter_)
     filters: dict[str, None] = {}
@@ -187,9 +187,9 @@ def _lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
                 try:
                     sample = json.loads(line)
                 except ValueError:
-                    raise UserError(f"{path} line {number} is no JSON") from None
+                    raise UserError(f"{path} line {number} is not JSON") from None
                 if not isinstance(sample, dict) or "doc_id" not in sample:
-                    raise UserError(f"{path} line {number} is no sample of lm-eval: it has no doc_id")
+                    raise UserError(f"{path} line {number} is not a sample of lm-eval: it has no doc_id")
                 yield number, sample
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read results {path}: {one_line(str(error))}") from None
@@ -222,7 +222,7 @@ def _add(results: ItemResults, sample: Mapping[str, Any], where: str, metric: st
 def _metric_of(sample: Mapping[str, Any], metric: str | None, where: str) -> str:
     listed = sample.get("metrics")
     known = [str(name) for name in listed] if isinstance(listed, list) else []
-    if not known:  # files of older versions do not list them
+    if not known:  # files of older versions have no list of metrics
         known = [
             name for name, value in sample.items() if name not in _NOT_METRICS and isinstance(value, bool | int | float)
         ]
@@ -239,7 +239,7 @@ def _metric_of(sample: Mapping[str, Any], metric: str | None, where: str) -> str
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """The texts in a document of a task, at any depth."""
+    """All texts in a document of a task, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""What a user writes: settings with a sentence under every field."""
+"""The configuration that a user writes: settings with a description of every field."""

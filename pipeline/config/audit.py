@@ -1,4 +1,4 @@
-"""The one description of an audit. Unknown keys are refused, with the nearest known name."""
+"""The configuration of an audit. Unknown keys are refused, with the nearest known name."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pipeline.config.training import FsdConfig
 from pipeline.config.yaml import Section, Size
 
 LEAST_SHARE = 1e-4
-"""Of a GPU: Ray tells no smaller parts apart."""
+"""Smallest share of a GPU: the resolution of Ray's resources."""
 
 MOST_ATTRIBUTIONS = 20_000
-"""Documents of a selection whose tokens are kept, at most: memory holds them together."""
+"""Maximum number of documents of a selection whose tokens are kept: memory holds them together."""
 
 
 def _whole_or_share(gpus: float) -> float:
-    """The same GPUs, if a cluster can place them: a share is one GPU's, more than one are whole.
+    """The number of GPUs, if a cluster can place it: a share of one GPU, or a whole number.
 
     Raises:
-        ValueError: neither.
+        ValueError: it is neither.
     """
     if 0 < gpus < LEAST_SHARE or (gpus > 1 and gpus != int(gpus)):
         raise ValueError(
@@ -34,7 +34,7 @@ def _whole_or_share(gpus: float) -> float:
 
 
 class ActorsConfig(Section):
-    """Between how many actors a run on a cluster may work."""
+    """Minimum and maximum number of actors of a run on a cluster."""
 
     min: Annotated[int, Field(ge=1)] = Field(
         1, description="Actors that Ray keeps, also on a cluster that must grow for them."
@@ -49,7 +49,7 @@ class ActorsConfig(Section):
 
 
 class ResourcesConfig(Section):
-    """What the run may use. The cluster and the number of actors never change a result."""
+    """Resources of a run. The cluster and the number of actors never change a result."""
 
     cluster: Literal["auto", "local", "ray"] = Field(
         "auto",
@@ -83,11 +83,11 @@ class ResourcesConfig(Section):
     shard_documents: Annotated[int, Field(ge=1)] = Field(4096, description="Most documents in a shard.")
 
     def actors_between(self, places: int, growth: int) -> tuple[int, int]:
-        """How many actors to begin with, and how many to grow to.
+        """The number of actors at the start, and the maximum number.
 
         Args:
-            places: that there are for them.
-            growth: most actors where nothing is stated, >= places.
+            places: number of actors that the cluster has resources for.
+            growth: maximum number of actors if the configuration sets none, >= places.
         """
         if isinstance(self.actors, ActorsConfig):
             return max(self.actors.min, min(places, self.actors.max)), self.actors.max
@@ -96,7 +96,7 @@ class ResourcesConfig(Section):
 
 
 DetectorEntry = str | dict[str, Any]
-"""A detector's name, or {name: {argument: value}}, which is checked where detectors are known."""
+"""A detector's name, or {name: {argument: value}}; `pipeline.detectors` checks it."""
 Imports = Annotated[
     list[str],
     Place.CODE,
@@ -108,7 +108,7 @@ Imports = Annotated[
 
 
 class AuditConfig(Section):
-    """The one description of an audit."""
+    """The configuration of an audit."""
 
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)  # `import` is no name in Python
 
@@ -143,16 +143,16 @@ class AuditConfig(Section):
     )
     resources: ResourcesConfig = ResourcesConfig()
     import_: Imports = Field(default=[])
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of all that is random.")
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of all random numbers.")
 
     @model_validator(mode="before")
     @classmethod
     def _scores_are_detectors(cls, value: Any) -> Any:
-        """Fill in the model and the detectors of documents with scores from elsewhere."""
+        """Fill in the model and the detectors for documents with precomputed scores."""
         corpus = value.get("corpus") if isinstance(value, dict) else None
         sources = corpus.values() if isinstance(corpus, dict) else ()
         scores = next((source["scores"] for source in sources if isinstance(source, dict) and "scores" in source), None)
-        if not isinstance(scores, list):  # if there are any, what is wrong is that they are no list
+        if not isinstance(scores, list):  # another type is refused by the validation of the field
             return value if scores is None else {"model": {"name": "the model"}, "detectors": ["from_column"], **value}
         detectors = [{"from_column": {"column": entry} if isinstance(entry, str) else entry} for entry in scores]
         given = value.get("detectors", [])
@@ -181,5 +181,5 @@ class AuditConfig(Section):
 
     @property
     def models(self) -> tuple[AnyModel, ...]:
-        """The audited model, and the one that it is compared with."""
+        """The audited model, and the model that it is compared with."""
         return (self.model,) if self.reference_model is None else (self.model, self.reference_model)

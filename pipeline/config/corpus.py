@@ -1,4 +1,4 @@
-"""Where documents come from, in which role, and how their text is encoded and changed."""
+"""Sources of documents, their roles, and how their text is encoded and changed."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ _DELIMITERS = {"tab": "\t", "\\t": "\t", "semicolon": ";", "comma": ",", "pipe":
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a text file is to be decoded and, if it is CSV, split into fields."""
+    """Encoding of a text file, and delimiter of a CSV file."""
 
-    encoding: str = "utf-8"  # as `codecs` names it
+    encoding: str = "utf-8"  # name in `codecs`
     delimiter: str = ","
 
     def differing(self) -> dict[str, str]:
-        """The fields that differ from the defaults, which were all that earlier versions knew."""
+        """The fields that differ from the defaults, which earlier versions always used."""
         return {name: value for name, value in asdict(self).items() if value != getattr(PLAIN, name)}
 
     @property
     def is_wide(self) -> bool:
-        """Whether a character takes two bytes or more, so that line ends are no single bytes."""
+        """Whether every character takes two or more bytes, so that a line end is not a single byte."""
         return self.encoding in _WIDE
 
     @property
     def codec(self) -> str:
-        """The codec that decodes a whole file: a byte order mark at its beginning is left out."""
+        """The codec that decodes a whole file without its byte order mark."""
         return "utf-8-sig" if self.encoding == "utf-8" else self.encoding
 
     @property
     def errors(self) -> str:
-        """How bytes that are not of the encoding are decoded: to surrogates, which are refused in a text."""
+        """The error handler: bytes outside the encoding decode to surrogates, which are refused in a text."""
         return "surrogatepass" if self.is_wide else "surrogateescape"
 
     def reversible(self, mark: bytes) -> Dialect:
-        """A dialect of the same line ends and delimiters that decodes any bytes and encodes them as they were.
+        """A dialect with the same line ends and delimiters that decodes any bytes and encodes them unchanged.
 
         Args:
-            mark: byte order mark at the beginning of the file; empty where it has none.
+            mark: byte order mark at the start of the file; empty if it has none.
         """
-        if not self.is_wide:  # of an extension of ASCII, Latin-1 shows the same marks and keeps every byte
+        if not self.is_wide:  # Latin-1 has the characters of ASCII at the same bytes and keeps every byte
             return self if self.encoding == "utf-8" else Dialect("iso8859-1", self.delimiter)
         big = mark in (codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE) if mark else sys.byteorder == "big"
         explicit = self.encoding.endswith(("-le", "-be"))
@@ -71,22 +71,22 @@ class Dialect:
 PLAIN = Dialect()
 
 MARKS = (
-    ("utf-32", codecs.BOM_UTF32_LE),  # before that of UTF-16, with which it begins
+    ("utf-32", codecs.BOM_UTF32_LE),  # before the mark of UTF-16, which is its prefix
     ("utf-32", codecs.BOM_UTF32_BE),
     ("utf-8", codecs.BOM_UTF8),
     ("utf-16", codecs.BOM_UTF16_LE),
     ("utf-16", codecs.BOM_UTF16_BE),
 )
-"""Encodings and the byte order marks with which their files begin."""
+"""Encodings and the byte order marks at the start of their files."""
 
 
 def mark_of(head: bytes) -> tuple[str, bytes] | None:
-    """The encoding and the byte order mark at the beginning of a file; None where it has no mark."""
+    """The encoding and the byte order mark at the start of a file; None if it has no mark."""
     return next(((encoding, mark) for encoding, mark in MARKS if head.startswith(mark)), None)
 
 
 def checked_encoding(value: str) -> str:
-    """The name of an encoding as `codecs` has it; UTF-8 with a byte order mark is UTF-8.
+    """The name of an encoding in `codecs`; UTF-8 with a byte order mark is UTF-8.
 
     Raises:
         ValueError: an unknown encoding, or one that is neither an extension of ASCII nor UTF-16 or UTF-32.
@@ -107,7 +107,7 @@ def checked_encoding(value: str) -> str:
 def _keeps_ascii(name: str) -> bool:
     try:
         return not name.startswith("iso2022") and _ASCII.encode("ascii").decode(name) == _ASCII
-    except (LookupError, ValueError):  # LookupError: no encoding of text
+    except (LookupError, ValueError):  # LookupError: not a text encoding
         return False
 
 
@@ -131,18 +131,18 @@ ROLE_DOCUMENTS: dict[Role, str] = {
     "unseen": "documents of the same kind that are known not to be in the training data",
     "seen": "documents of the same kind that are known to be in the training data",
 }
-"""What the documents of each role are, for messages."""
+"""Description of the documents of each role, for messages."""
 
 
 LM_EVAL, LM_EVAL_TARGET = "filtered_resps", "target"
-"""Columns of lm-eval's sample files: log-likelihoods of the answers, and the right one among several."""
+"""Columns of lm-eval's sample files: log-likelihoods of the answers, and the correct one among several."""
 
 
 class ScoreConfig(Section):
-    """A column of scores that a model gave elsewhere."""
+    """A column of precomputed scores."""
 
     column: str = Field(description="Name of the column.")
-    higher: Literal["member", "nonmember"] = Field("member", description="Documents with the higher scores.")
+    higher: Literal["member", "nonmember"] = Field("member", description="Documents that get the higher scores.")
 
 
 NEAR_SHARE = 0.8
@@ -167,10 +167,10 @@ def template_columns(template: str) -> list[str]:
 
 
 class VersionsConfig(Section):
-    """Versions of each audited document, of which one, drawn at random, was published."""
+    """Versions of each audited document; one of them, drawn at random, was published."""
 
     column: str = Field("versions", description="Column with the list of all versions.")
-    index: str = Field("index", description="Column with the place of the published version, from 0.")
+    index: str = Field("index", description="Column with the index of the published version, from 0.")
     kinds: str | None = Field(
         None, description="Column with the kinds of edited sites of `seenset mark`; with `forms`."
     )
@@ -217,9 +217,9 @@ class VersionsConfig(Section):
 
     @property
     def companions(self) -> tuple[str, ...]:
-        """The columns that are read with versions or options: of the index and sites, or those of the template.
+        """The columns that are read with versions or options: index, kinds and forms, or those of the template.
 
-        Empty where the rows of a file are permuted.
+        Empty if the rows of a file are permuted.
         """
         if self.window is not None:
             return ()
@@ -229,7 +229,7 @@ class VersionsConfig(Section):
 
 
 class SourceConfig(Section):
-    """Where the documents of one role come from."""
+    """Source of the documents of one role."""
 
     path: Annotated[str | list[str] | None, Place.INPUT] = Field(
         None, description="Files, globs, folders, URLs: Parquet, JSONL (.gz, .zst), CSV, .txt, saved datasets."
@@ -248,14 +248,14 @@ class SourceConfig(Section):
     id: str | None = Field(None, description="Column of ids; default: file#row.")
     group: str | None = Field(None, description="Column of groups.")
     encoding: Annotated[str, AfterValidator(checked_encoding)] = Field(
-        PLAIN.encoding, description="Of CSV, JSONL and .txt files, such as cp1252 or utf-16."
+        PLAIN.encoding, description="Encoding of CSV, JSONL and .txt files, such as cp1252 or utf-16."
     )
     delimiter: Annotated[str, AfterValidator(checked_delimiter)] = Field(
         PLAIN.delimiter, description="Character between the fields of CSV files."
     )
     versions: VersionsConfig | None = Field(None, description="Versions of each audited document, instead of `text`.")
     review_count: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="How many of the highest unseen scores `seenset review` lists."
+        None, description="Number of the highest unseen scores that `seenset review` lists."
     )
     review: Annotated[str | None, Place.INPUT] = Field(None, description="The filled-in file of `seenset review`.")
 
@@ -288,7 +288,7 @@ class SourceConfig(Section):
 
     @model_serializer(mode="wrap")
     def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The settings, without the keys that documents do not have, or of a text not given."""
+        """The settings, without keys that do not apply to the documents and without a text key that is not given."""
         values: dict[str, Any] = plain(self)
         for name in ("versions", "review_count", "review", "scores", "tokens"):
             if getattr(self, name) is None:
@@ -299,7 +299,7 @@ class SourceConfig(Section):
 
     @property
     def content(self) -> str:
-        """The column that holds the documents themselves: versions, texts, ids, pictures, or scores without texts."""
+        """The column of the documents: versions, texts, ids, pictures, or scores without texts."""
         if not self.has_text:
             return self.score_columns[0]
         if self.versions is not None and not self.window:
@@ -313,17 +313,17 @@ class SourceConfig(Section):
 
     @property
     def score_columns(self) -> tuple[str, ...]:
-        """The columns of scores that a model gave elsewhere; empty where there are none."""
+        """The columns of precomputed scores; empty if there are none."""
         return tuple(entry if isinstance(entry, str) else entry.column for entry in self.scores or ())
 
     @property
     def score_companions(self) -> tuple[str, ...]:
-        """The columns that are read for scores: theirs, and last the target of lm-eval's answers."""
+        """The columns that are read for scores, followed by the target of lm-eval's answers."""
         return (*self.score_columns, *([LM_EVAL_TARGET] if LM_EVAL in self.score_columns else []))
 
     @property
     def dialect(self) -> Dialect:
-        """How text files are encoded and separated."""
+        """The encoding and the delimiter of text files."""
         return Dialect(self.encoding, self.delimiter)
 
     @property
@@ -333,22 +333,22 @@ class SourceConfig(Section):
 
     @property
     def companions(self) -> tuple[str, ...]:
-        """The columns that are read with a column of versions; empty where there are none."""
+        """The columns that are read with a column of versions; empty if there are none."""
         return () if self.versions is None else self.versions.companions
 
     @property
     def window(self) -> int:
-        """How many rows of a file a document is a run of, whose orders are its versions; 0 where it is one row."""
+        """Number of rows of a document whose versions are their orders; 0 if a document is one row."""
         return 0 if self.versions is None else self.versions.window or 0
 
     @property
     def differing(self) -> bool:
-        """Whether only what differs between versions is scored."""
+        """Whether only tokens that differ between versions are scored."""
         return self.versions is not None and self.versions.differing
 
     @property
     def template(self) -> str:
-        """The text of items whose options are permuted; empty where there are none."""
+        """The template of the text of items whose options are permuted; empty if there are none."""
         return "" if self.versions is None else self.versions.template or ""
 
     @property
@@ -378,7 +378,7 @@ NO_TOKENS = _without(
 )
 
 UnseenSource = Annotated[SourceConfig, NO_VERSIONS]
-"""A source of documents without versions, which may have been reviewed."""
+"""A source of documents without versions, with or without a review."""
 
 PlainSource = Annotated[UnseenSource, NO_REVIEW]
 """A source of documents without versions and without a review."""
@@ -388,7 +388,7 @@ TrainingSource = Annotated[PlainSource, NO_TOKENS]
 
 
 class LabelledConfig(SourceConfig):
-    """Where documents come from whose label says whether each is in the training data."""
+    """Source of documents with a label that states whether each is in the training data."""
 
     label: str = Field(description="Column of labels: 1, true, member or seen; 0, false, nonmember or unseen.")
 
@@ -430,7 +430,7 @@ class CorpusConfig(Section):
 
     @property
     def scores(self) -> list[ScoreConfig | str] | None:
-        """The columns of scores of all documents; None where a model scores them."""
+        """The columns of scores of all documents; None if a model scores them."""
         return next((source.scores for _, source in self.roles()), None)
 
     @property
@@ -440,12 +440,12 @@ class CorpusConfig(Section):
 
     @property
     def versions(self) -> VersionsConfig | None:
-        """The columns of versions of the audited documents; None where they have none."""
+        """The columns of versions of the audited documents; None if they have none."""
         return None if self.audit is None else self.audit.versions
 
     @property
     def review(self) -> tuple[int | None, str | None]:
-        """How many unseen documents are listed for a review, and the file with its result; None where not given."""
+        """Number of unseen documents listed for a review, and the file with its result; None if not given."""
         return (None, None) if self.unseen is None else (self.unseen.review_count, self.unseen.review)
 
     def unreviewed(self) -> CorpusConfig:
@@ -465,7 +465,7 @@ class CorpusConfig(Section):
 
     @property
     def units(self) -> str:
-        """What a document that is no picture consists of: words or tokens."""
+        """The unit of length of a document that is not a picture: words or tokens."""
         return "tokens" if self.has_ids else "words"
 
     @property
@@ -474,7 +474,7 @@ class CorpusConfig(Section):
         return all(source.caption is not None for _, source in self.roles())
 
     def source(self, role: Role) -> SourceConfig | None:
-        """Where the documents of a role come from; None where there are none."""
+        """Source of the documents of a role; None if there are none."""
         source: SourceConfig | None = getattr(self, role)
         return self.labelled if self.labelled is not None and role != "audit" else source
 
@@ -506,7 +506,7 @@ class LimitsConfig(Section):
 
 
 LIMITS = LimitsConfig()
-"""Where a configuration does not say."""
+"""Default limits."""
 
 
 class TransformConfig(Section):

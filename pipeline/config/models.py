@@ -39,10 +39,10 @@ class ModelConfig(Section):
 
 
 def _base_url(value: Any) -> str:
-    """Check an endpoint's address and bring it to the form to which `/completions` is added."""
+    """Check an endpoint's address and normalize it, so that `/completions` can be appended."""
     parts = urlsplit(value) if isinstance(value, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        description = "one with a user" if "@" in str(value) else repr(value)  # which may be a key
+        description = "one with a user" if "@" in str(value) else repr(value)  # may be a key
         raise ValueError(f"must be an address such as https://host/v1, got {description}")
     try:
         _ = parts.port
@@ -57,22 +57,22 @@ def _base_url(value: Any) -> str:
 class BudgetConfig(Section):
     """Limits on the use of an endpoint, over all calls of the run."""
 
-    requests: Annotated[int, Field(ge=1)] | None = Field(None, description="Most requests, repeated ones included.")
-    tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="Most tokens, of prompts and of answers.")
+    requests: Annotated[int, Field(ge=1)] | None = Field(None, description="Most requests, including repeated ones.")
+    tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="Most tokens of prompts and answers together.")
 
 
 class PriceConfig(Section):
     """Prices of a million tokens, in any currency, for the estimate of `seenset plan`."""
 
-    prompt: float = Field(0.0, ge=0, description="Of a million tokens of prompts.")
-    answer: float = Field(0.0, ge=0, description="Of a million new tokens.")
+    prompt: float = Field(0.0, ge=0, description="Price of a million tokens of prompts.")
+    answer: float = Field(0.0, ge=0, description="Price of a million generated tokens.")
 
 
 class EndpointConfig(Section):
-    """A model behind an OpenAI-compatible interface. The key is read from the environment and kept nowhere."""
+    """A model behind an OpenAI-compatible interface. The key is read from the environment and never stored."""
 
     endpoint: Annotated[str, BeforeValidator(_base_url)] = Field(description="Address, such as https://host/v1.")
-    name: str = Field(min_length=1, description="The model as the endpoint calls it.")
+    name: str = Field(min_length=1, description="Name of the model at the endpoint.")
     api: Literal["completions", "chat"] = Field("completions", description="The interface of the endpoint.")
     instruction: str = Field(
         "Continue the following text as it goes on. Write nothing but the continuation.",
@@ -88,8 +88,8 @@ class EndpointConfig(Section):
     requests_per_minute: float | None = Field(None, gt=0, description="Most requests a minute.")
     timeout: float = Field(120.0, gt=0, description="Seconds for an answer.")
     attempts: int = Field(6, ge=1, description="Most attempts of a request.")
-    backoff: float = Field(1.0, gt=0, description="Seconds before the second attempt; doubled for each more.")
-    choices: int = Field(16, ge=1, description="Most draws in one request, whose prompt is paid once.")
+    backoff: float = Field(1.0, gt=0, description="Seconds before the second attempt; doubled after each attempt.")
+    choices: int = Field(16, ge=1, description="Most draws in one request; its prompt is billed once.")
     budget: BudgetConfig = BudgetConfig()
     price: PriceConfig = PriceConfig()
 
@@ -113,11 +113,11 @@ AnyModel = Annotated[
     | Annotated[ScoredModel, Tag("model[ScoredModel]")],
     Discriminator(_kind_of_model),
 ]
-"""An endpoint where the key `endpoint` is given, a name where that is the only key, otherwise weights."""
+"""An endpoint if the key `endpoint` is given, a name if that is the only key, otherwise weights."""
 
 
 def display_name(model: AnyModel) -> str:
-    """The name of a model in messages: its path as it was written, or its name, at its endpoint if it has one."""
+    """The name of a model in messages: its path as written, or its name with its endpoint, if any."""
     if isinstance(model, ScoredModel):
         return model.name
     return f"{model.name} at {model.endpoint}" if isinstance(model, EndpointConfig) else model.shown
@@ -127,12 +127,12 @@ def weights_of(model: AnyModel) -> ModelConfig:
     """The configuration of a model whose weights can be opened.
 
     Raises:
-        UserError: the model is behind an endpoint, or is named alone.
+        UserError: the model is behind an endpoint, or only its name is given.
     """
     if isinstance(model, ScoredModel):
-        raise UserError(f"model {model.name} is named and not given: its scores are read from a file")
+        raise UserError(f"only the name of model {model.name} is given: its scores are read from a file")
     if isinstance(model, EndpointConfig):
-        raise UserError(f"model {display_name(model)} is behind an endpoint: its weights are not at hand")
+        raise UserError(f"model {display_name(model)} is behind an endpoint: its weights are not available")
     return model
 
 
@@ -142,7 +142,7 @@ class ParaphraserConfig(ModelConfig):
     path: Annotated[str, Place.MODEL] = Field(
         "humarin/chatgpt_paraphraser_on_T5_base", description="Hub id, local folder, or a .gguf file."
     )
-    temperature: float = Field(1.9, gt=0, description="A higher one makes draws differ more.")
+    temperature: float = Field(1.9, gt=0, description="Temperature of the draws; higher values increase their variety.")
     top_k: int = Field(50, ge=1, description="Sampling from the k likeliest tokens.")
     top_p: float = Field(0.95, gt=0, le=1, description="Of those, the likeliest with this total probability.")
 

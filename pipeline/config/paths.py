@@ -1,7 +1,7 @@
 """Relative paths of a configuration: relative to the file that names them, or to the working directory.
 
-A relative path becomes `FOLDER/./PATH`, as rsync writes it: any program opens it from anywhere, and what stands behind
-`/./` is the path as it was written, which names documents, models and errors.
+A relative path becomes `FOLDER/./PATH`, as in rsync: any program can open it from any working directory, and the part
+after `/./` is the path as written, which appears in the names of documents and models and in errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pipeline.errors import UserError
 
 MARK = "/./"
-_OF_A_RUN = ("manifest.json", "trial.json", "models", "00000000.json")  # the last is a ledger's
+_OF_A_RUN = ("manifest.json", "trial.json", "models", "00000000.json")  # the last is in a ledger
 
 
 _IRREGULAR = (
@@ -33,45 +33,45 @@ _IRREGULAR = (
 
 
 class Place(Enum):
-    """What the text of a setting names."""
+    """The kind of object that a setting's text refers to."""
 
     RUN = auto()  # a folder that may not exist yet
     INPUT = auto()  # a file or folder that must exist, or a glob
     MODEL = auto()  # a folder, a GGUF file or a hub id
     CODE = auto()  # a Python file, or a module
     SETTINGS_FILE = auto()  # a JSON file, or the name of one that is packaged
-    DETECTORS = auto()  # detectors, of which `learnt` names a file
+    DETECTORS = auto()  # detectors, of which `learnt` refers to a file
     SWEPT = auto()  # a mapping from settings of the whole configuration to values
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Of a mapping from names to settings: the section whose settings these are."""
+    """Marks a mapping from names to the settings of a section."""
 
     section: type[BaseModel]
 
 
 def irregular_kind(path: str) -> str | None:
-    """What a path of this machine leads to, if that is neither a file nor a folder; reading it may never end.
+    """The kind of a local path that is neither a file nor a folder, which may block a reader; otherwise None.
 
     Raises:
-        OSError: nothing is there.
+        OSError: the path does not exist.
     """
     mode = os.stat(path).st_mode
     return next((name for test, name in _IRREGULAR if test(mode)), None)
 
 
 def check_run_folder(run: str, folders: Mapping[str, str]) -> None:
-    """Check that a new run directory is none of some folders and holds none of them: it would fill them with its files.
+    """Check that a new run directory neither is nor contains one of some folders, which its files would fill.
 
     Args:
         run: the run directory.
         folders: folder -> the file or folder in it that a message names.
 
     Raises:
-        UserError: it is, or does.
+        UserError: it is or contains one of them.
     """
-    if "://" in run or "\0" in run:  # a name that no folder can have is refused where the folder is opened
+    if "://" in run or "\0" in run:  # an invalid name is refused when the folder is opened
         return
     if any(os.path.exists(os.path.join(run, name)) for name in _OF_A_RUN[:2]):
         return
@@ -85,32 +85,32 @@ def check_run_folder(run: str, folders: Mapping[str, str]) -> None:
 
 
 def written(path: str) -> str:
-    """A path as its configuration has it."""
+    """A path as written in its configuration."""
     return path if "://" in path else path.rpartition(MARK)[2]
 
 
 def origin_of(path: str) -> str | None:
-    """The folder that a path was written relative to; None where it says none."""
+    """The folder that a path was written relative to; None if the path contains none."""
     return None if "://" in path else path.rpartition(MARK)[0] or None
 
 
 def placed(kind: type[BaseModel], data: Mapping[str, Any], folder: str, file: str | None = None) -> dict[str, Any]:
-    """A plain mapping whose relative paths are relative to a folder. Nothing else is changed or checked.
+    """Resolve the relative paths of a plain mapping against a folder. Nothing else is changed or checked.
 
     Args:
-        kind: what the mapping describes.
-        data: of a whole configuration, or of a part of one.
-        folder: absolute.
-        file: that holds the mapping. Paths that only the working directory has are then refused.
+        kind: model or dataclass of the mapping.
+        data: a whole configuration, or a part of one.
+        folder: absolute path.
+        file: file that holds the mapping. Paths that exist only in the working directory are then refused.
 
     Raises:
-        UserError: such a path.
+        UserError: a path exists only in the working directory.
     """
     return _placed_section(kind, data, _Origin(kind, folder, file), "")
 
 
 def placed_value(kind: type[BaseModel], path: str, value: Any, folder: str, file: str | None = None) -> Any:
-    """The value of the setting `a.b.c`, as `placed` has it."""
+    """The value of the setting `a.b.c`, resolved as by `placed`."""
     keys = path.split(".")
     tree = reduce(lambda inner, key: {key: inner}, reversed(keys), value)
     return reduce(getitem, keys, placed(kind, tree, folder, file))
@@ -118,14 +118,14 @@ def placed_value(kind: type[BaseModel], path: str, value: Any, folder: str, file
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """What relative paths of a configuration are relative to."""
+    """The folder that relative paths of a configuration are resolved against."""
 
     root: type[BaseModel]
     folder: str
     file: str | None
 
     def place(self, place: Place, path: str, where: str) -> str:
-        """One path; a hub id, a module and a packaged name stay as they are."""
+        """Resolve one path; a hub id, a module and a packaged name are returned unchanged."""
         if not path or "://" in path or os.path.isabs(path) or path.startswith("~"):
             return path
         beside = os.path.join(self.folder, path)
@@ -140,7 +140,7 @@ class _Origin:
         return f"{self.folder.rstrip('/')}{MARK}{os.path.normpath(path)}"
 
     def _refuse_elsewhere(self, place: Place, path: str, where: str) -> None:
-        """Older versions took relative paths as relative to the working directory: never guess which was meant."""
+        """Refuse a path that exists only in the working directory, which older versions resolved paths against."""
         here = os.path.realpath(os.getcwd())
         explicit = path.startswith(("./", "../"))
         if self.file is None or explicit or here == self.folder or not _exists(place, os.path.join(here, path)):
@@ -200,7 +200,7 @@ def _placed_field(field: Any, value: Any, origin: _Origin, where: str) -> Any:
 
 
 def _placed_detectors(value: Any, origin: _Origin, where: str, of_learnt: bool = False) -> Any:
-    """Entries of `detectors`, the files of `learnt` placed, however deep it stands as the base of another."""
+    """Entries of `detectors` with the files of `learnt` resolved, also where it is the base of another detector."""
     if isinstance(value, list):
         return [_placed_detectors(one, origin, where) for one in value]
     if not isinstance(value, Mapping):
@@ -226,7 +226,7 @@ def _placed_sweep(value: Any, origin: _Origin, where: str) -> Any:
 
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:
-    """A text, or all texts of a list or of a mapping from its places."""
+    """Apply a change to a text, or to all texts of a list or of a mapping."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
@@ -237,7 +237,7 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def fields_of(kind: Any) -> dict[Any, Any]:
-    """The fields of a model, or of a dataclass in one, by name."""
+    """The fields of a model or a dataclass, by name."""
     fields: dict[Any, Any] = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
     return fields
 

@@ -38,13 +38,13 @@ Share = Annotated[float, BeforeValidator(checked_alpha)]
 """A number in (0, 1)."""
 
 HISTORY = "history.jsonl"
-"""The file beside the folders of the selections that remembers what was asked (`pipeline.audit.history`)."""
+"""File next to the folders of the selections that records every requested selection (`pipeline.audit.history`)."""
 
 
 class SelectionConfig(Section):
     """A named selection of documents by their scores."""
 
-    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)  # `lambda` is no name in Python
+    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)  # `lambda` is a keyword in Python
 
     name: str = Field(pattern=NAME, description="Folder under selection/.")
     direction: Direction = Field("members", description="Select what the model was trained on, or the reverse.")
@@ -54,7 +54,7 @@ class SelectionConfig(Section):
 
     calibration: CalibrationName = Field(
         "pooled",
-        description="Rank among all known documents, those of the group, for the known ones at hand, or "
+        description="Rank among all known documents, those of the group, conditional on the known documents, or "
         "weighted by words.",
     )
     delta: Share = Field(0.1, description="Share of calibration sets for which the guarantee of conditional may fail.")
@@ -73,8 +73,8 @@ class SelectionConfig(Section):
     step_up: Literal["bh", "storey"] = Field(
         "bh", description="For adadetect and td4eval reconformal: the share of nulls is 1, or estimated."
     )
-    reconformal: bool = Field(False, description="Rank the fused statistic of td4eval anew, valid in finite samples.")
-    confidence: Share = Field(0.95, description="Of the bounds of the list and of all audited documents.")
+    reconformal: bool = Field(False, description="Rank the fused statistic of td4eval again, valid in finite samples.")
+    confidence: Share = Field(0.95, description="Confidence of the bounds on the list and on all audited documents.")
 
     @field_validator("name")
     @classmethod
@@ -112,5 +112,5 @@ class SeriesConfig(Section):
         "scorer, e-lond for ebh under any dependence.",
     )
     horizon: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Number of scans with equal parts of alpha; null: no end, smaller and smaller parts."
+        None, description="Number of scans with equal parts of alpha; null: unlimited, with decreasing parts."
     )

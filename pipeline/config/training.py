@@ -1,4 +1,4 @@
-"""How texts are trained into a model, and the adapters of the `fsd` detector."""
+"""Settings of fine-tuning, and of the adapters of the `fsd` detector."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class FinetuneConfig(Section):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """The settings that decide the weights. Unset ones are left out, so that a new setting changes no digest."""
+        """The settings that determine the weights. Unset ones are omitted, so that a new setting changes no digest."""
         return self.model_dump(exclude_none=True)
 
 
 class AdapterConfig(FinetuneConfig):
-    """An adapter of the `fsd` detector: the documents that it is trained on, and how."""
+    """An adapter of the `fsd` detector: its training documents and settings."""
 
     documents: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Documents to train on; default: `share` of them."
@@ -75,20 +75,20 @@ class AdapterConfig(FinetuneConfig):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles that its documents come from; none where they have a corpus of their own."""
+        """The roles that its documents come from; empty if they come from a separate corpus."""
         if self.corpus is not None:
             return ()
         return ("unseen", "seen") if self.train_on == "mix" else (self.train_on,)
 
     def count(self, available: int, place: int = 0) -> int:
-        """How many of a pool's `available` documents it is trained on, >= 1; `place` is the pool's place in `roles`."""
+        """Number of a pool's `available` documents for its training, >= 1; `place`: index of the pool in `roles`."""
         if self.documents is None:
             return max(1, round(self.share * available))
         pools = max(1, len(self.roles))
         return max(1, self.documents // pools + (place < self.documents % pools))
 
     def training(self, max_tokens: int, texts: int) -> FinetuneConfig:
-        """The settings of its training on so many texts: `max_tokens` applies, and no batch holds more than all."""
+        """The settings of its training: `max_tokens` is applied, and a batch holds at most all `texts`."""
         settings = self.model_dump(include=set(FinetuneConfig.model_fields))
         settings["max_tokens"] = min(max_tokens, self.max_tokens)
         settings["batch_size"] = min(self.batch_size, max(1, texts * self.copies))
@@ -96,7 +96,7 @@ class AdapterConfig(FinetuneConfig):
 
 
 class FsdConfig(AdapterConfig):
-    """The adapters of the `fsd` detector: one with these settings, and named variants of it."""
+    """The adapters of the `fsd` detector: the default one, and named variants of it."""
 
     adapters: Annotated[
         dict[Annotated[str, Field(pattern=NAME)], dict[str, Any]],
@@ -113,7 +113,7 @@ class FsdConfig(AdapterConfig):
         """The settings of an adapter by its name.
 
         Raises:
-            UserError: there is none of that name, or a setting of it is unknown or outside its limits.
+            UserError: no adapter has that name, or a setting of it is unknown or outside its limits.
         """
         if name not in {DEFAULT_ADAPTER, *self.adapters}:
             names = [DEFAULT_ADAPTER, *self.adapters]

@@ -1,4 +1,4 @@
-"""Settings in YAML: files and `a.b=c` overrides as checked models, models with a sentence above each key, schemas."""
+"""Settings in YAML: validate files and `a.b=c` overrides, write models with a comment above each key, schemas."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Validatio
 from pipeline.config.paths import fields_of, irregular_kind, placed, placed_value, sections_in
 from pipeline.errors import UserError, nearest
 
-_MOST_GUESSES = 3  # settings that a message names
+_MOST_GUESSES = 3  # in a message about an unknown setting
 MOST_DEPTH = 100
-"""Brackets, or keys of `a.b.c`, within one another."""
+"""Maximum nesting of brackets, or number of keys in `a.b.c`."""
 
 MOST_BYTES = 1 << 22
-"""Of a configuration: so many take a minute to read."""
+"""Maximum size of a configuration: this many bytes take a minute to parse."""
 
 MOST_VALUES = 100_000
-"""That a configuration with aliases stands for, each alias counted as all that it stands for."""
+"""Maximum number of values of a configuration with every alias expanded."""
 
 MOST_REPEATS = 4
-"""Values that a longer configuration may stand for, for each that is written in it."""
+"""Maximum number of values per written value in a longer configuration."""
 
 
 class NotYamlError(ValueError):
-    """A text is not YAML; one line says why."""
+    """A text is not YAML; the message is one line with the reason."""
 
 
 class Section(BaseModel):
@@ -42,7 +42,7 @@ class Section(BaseModel):
 
 
 def _one_size(value: Any) -> Any:
-    """A text that is one size from its beginning to its end: pydantic takes 1,000 for 1."""
+    """Refuse a text that is not a size as a whole: pydantic reads 1,000 as 1."""
     if isinstance(value, str) and not re.fullmatch(r"\s*\d*\.?\d+\s*[A-Za-z]*\s*", value):
         raise ValueError("input should be a number of bytes, such as 67108864 or 64 MiB")
     return value
@@ -55,14 +55,14 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def load_yaml(text: str) -> Any:
-    """The plain value of a YAML text: what its aliases stand for is counted before any of it is made.
+    """The plain value of a YAML text. The values of expanded aliases are counted before any is constructed.
 
     Raises:
-        NotYamlError: it is none, is too long or nested too deep, holds a number or date that is none, or has aliases
-            that stand for too many values or for themselves.
+        NotYamlError: the text is not YAML, is too long or nested too deep, holds an invalid number or date, or has
+            aliases that expand to too many values or to themselves.
     """
     depth = 0
-    for bracket in re.findall(r"[\[{\]}]", text):  # counted first: the parser would take minutes over very many
+    for bracket in re.findall(r"[\[{\]}]", text):  # counted first: the parser takes minutes for very many
         depth += 1 if bracket in "[{" else -1
         if depth > MOST_DEPTH:
             raise NotYamlError(f"more than {MOST_DEPTH} brackets within one another")
@@ -81,16 +81,16 @@ def load_yaml(text: str) -> Any:
         raise NotYamlError("its brackets or indents are nested too deeply") from None
     except (NotYamlError, yaml.YAMLError) as error:
         raise NotYamlError(" ".join(str(error).split())) from None
-    except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:  # of a number, date or tag
+    except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:  # number, date, tag
         reason = str(error).partition("; use sys.")[0]
         raise NotYamlError(f"a value cannot be read: {' '.join(reason.split())}") from None
 
 
 def _values(node: yaml.Node, counts: dict[int, int | None]) -> int:
-    """How many values a node stands for.
+    """Number of values of a node with its aliases expanded.
 
     Raises:
-        yaml.YAMLError: it stands for itself.
+        yaml.YAMLError: an alias refers to itself.
     """
     if isinstance(node, yaml.ScalarNode):
         counts[id(node)] = 1
@@ -98,7 +98,7 @@ def _values(node: yaml.Node, counts: dict[int, int | None]) -> int:
     if id(node) in counts:
         count = counts[id(node)]
         if count is None:
-            raise yaml.YAMLError(f"an alias stands for itself{node.start_mark}")
+            raise yaml.YAMLError(f"an alias refers to itself{node.start_mark}")
         return count
     counts[id(node)] = None
     pairs = isinstance(node, yaml.MappingNode)
@@ -111,7 +111,7 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
     """Read a YAML file that holds a mapping. Its relative paths are relative to its folder (`pipeline.config.paths`).
 
     Raises:
-        UserError: no such file, not YAML, no mapping, or a path that only the working directory has.
+        UserError: no such file, not YAML, not a mapping, or a path that exists only in the working directory.
     """
     try:
         if (irregular := irregular_kind(path) or ("a folder" if os.path.isdir(path) else None)) is not None:
@@ -122,7 +122,7 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
         raise UserError(f"cannot read config {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"config {path} is not UTF-8 text") from None
-    except ValueError as error:  # of the path
+    except ValueError as error:  # raised for the path
         raise UserError(f"cannot read config {path}: {error}") from None
     try:
         data = load_yaml(text)
@@ -134,7 +134,7 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()) -> Model:
-    """Make a checked model of a plain mapping. The `a.b=c` overrides are first applied to the mapping, in place.
+    """Validate a plain mapping as a model. The `a.b=c` overrides are first applied to the mapping, in place.
 
     Relative paths in overrides are relative to the working directory.
 
@@ -157,16 +157,16 @@ def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()
 
 
 def set_at(data: dict[str, Any], path: str, value: Any, source: str) -> None:
-    """Set `a.b.0.c` in place; sections that are not there yet are made. `*` stands for every entry of a list.
+    """Set `a.b.0.c` in place; missing sections are created. `*` means every entry of a list.
 
     Args:
         data: a plain mapping.
         path: keys and list positions, joined by dots.
-        value: what to put there.
+        value: the new value.
         source: for errors: `--set` or `sweep`.
 
     Raises:
-        UserError: the path leads through something that holds no keys, beyond the end of a list, or too deep.
+        UserError: the path leads through a value without keys, beyond the end of a list, or too deep.
     """
     keys = path.split(".")
     if len(keys) > MOST_DEPTH:
@@ -199,8 +199,8 @@ def _one_line(error: ValidationError, kind: type[BaseModel], data: Mapping[str, 
     problem = problems[0]
     location = _location(problem)
     where = ".".join(location) or "config"
-    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
-        key, section = str(problem["loc"][-1]), problem["loc"][:-1]  # a key of any spelling, which no branch is
+    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model or a dataclass
+        key, section = str(problem["loc"][-1]), problem["loc"][:-1]  # a user's key, never the name of a union branch
         where = ".".join([*(str(part) for part in section if not _is_union_branch(part)), key])
         known = _keys_at(kind, section)
         below = [] if section else list(dict.fromkeys(_paths_to(kind, data, key, 3)))
@@ -217,7 +217,7 @@ def _one_line(error: ValidationError, kind: type[BaseModel], data: Mapping[str, 
 
 
 def _paths_to(kind: Any, value: Any, key: str, depth: int) -> Iterator[str]:
-    """Where a key may stand in the sections that a configuration has, as `--set` takes it."""
+    """Paths, as `--set` takes them, at which a key is valid in the sections of a configuration."""
     if not isinstance(value, Mapping):
         return
     for name, field in fields_of(kind).items():
@@ -232,7 +232,7 @@ def _paths_to(kind: Any, value: Any, key: str, depth: int) -> Iterator[str]:
 
 
 def _what_to_add(kind: type[BaseModel], location: Sequence[int | str]) -> str:
-    """For a missing section with a path, how to write it."""
+    """How to write a missing section that has a path."""
     model: Any = kind
     for part in location:
         fields = fields_of(model)
@@ -248,7 +248,7 @@ def _location(problem: Any) -> list[str]:
 
 
 def _message(problem: Any) -> str:
-    if problem["type"] in ("model_type", "dataclass_type"):  # whose words name a class of ours
+    if problem["type"] in ("model_type", "dataclass_type"):  # pydantic's message names a class of this package
         return "must be a section with keys of its own"
     if problem["type"] in ("byte_size", "byte_size_unit"):
         return "input should be a number of bytes, such as 67108864 or 64 MiB"
@@ -276,7 +276,7 @@ def _keys_at(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
 
 
 def _keys_of(kind: Any) -> list[str]:
-    """The keys of a model or a dataclass, as a user writes them."""
+    """The keys of a model or a dataclass in a configuration."""
     return [getattr(field, "alias", None) or name for name, field in fields_of(kind).items()]
 
 
@@ -289,20 +289,20 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One setting as a file has it."""
+    """One setting as written in a file."""
 
     key: str
     value: Any  # a plain value, or the settings of a section, or a list of these
-    notes: tuple[str, ...] = ()  # comments below the setting's own sentence
-    off: bool = False  # a comment as a whole
+    notes: tuple[str, ...] = ()  # comments below the description
+    off: bool = False  # commented out
 
 
 def commented(kind: type[BaseModel], settings: Sequence[Written]) -> str:
-    """Settings as YAML. Above each stands its description, the first time that it appears.
+    """Settings as YAML. The first occurrence of each has its description above it.
 
     Args:
-        kind: what the settings describe.
-        settings: of it, in the order of the file.
+        kind: model or dataclass of the settings.
+        settings: settings of this kind, in the order of the file.
     """
     described: set[tuple[type, str]] = set()
     blocks = [list(_lines(kind, setting, described, "")) for setting in settings]
@@ -310,11 +310,11 @@ def commented(kind: type[BaseModel], settings: Sequence[Written]) -> str:
 
 
 def config_schema(kind: type[BaseModel], procedures: Sequence[str]) -> dict[str, Any]:
-    """The JSON schema of a configuration, by which editors complete and check it.
+    """The JSON schema of a configuration, with which editors complete and check it.
 
     Args:
         kind: the configuration.
-        procedures: those that are registered, which an editor offers; a plugin's name is accepted too.
+        procedures: registered procedures, which an editor offers; the name of a plugin's is accepted too.
     """
     schema = kind.model_json_schema()
     procedure = schema["$defs"]["SelectionConfig"]["properties"]["procedure"]
@@ -323,7 +323,7 @@ def config_schema(kind: type[BaseModel], procedures: Sequence[str]) -> dict[str,
 
 
 def comment(text: str, indent: str = "") -> Iterator[str]:
-    """A text as lines of comment. Names of files and columns stand in it: none may end the comment."""
+    """A text as lines of comment, which no file or column name in the text can end."""
     sign = f"{indent}# "
     yield from textwrap.wrap(
         printable(text),
@@ -352,7 +352,7 @@ def _lines(kind: type, setting: Written, described: set[tuple[type, str]], inden
         yield from _value_lines(setting, section, described, indent)
         return
     for line in _value_lines(setting, section, set(described), indent):
-        if not line.lstrip().startswith("#"):  # a setting that is off needs no comments within the comment
+        if not line.lstrip().startswith("#"):  # no comments within a setting that is commented out
             yield f"{indent}# {line[len(indent) :]}"
 
 
@@ -376,7 +376,7 @@ def _value_lines(
 
 
 def _plain(value: Any) -> str:
-    """A value in one line of YAML."""
+    """A value as one line of YAML."""
     if not all(str(one).isprintable() for one in (value if isinstance(value, list) else [value])):
         return json.dumps(value)
     text: str = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)

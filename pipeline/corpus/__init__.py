@@ -1,1 +1,1 @@
-"""From paths to checked documents."""
+"""Reading of documents: from paths to checked documents."""

@@ -1,4 +1,4 @@
-"""The data of a folder: its files by format, their columns, and the role that a name speaks of."""
+"""Discovery of data in a folder: its files by format, their columns, and the role that a name suggests."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from pipeline.corpus.shard import InputFile, whole_shard
 from pipeline.errors import UserError
 
 _CAPTIONS = "txt"
-"""The suffix of the files beside pictures that are taken for their captions."""
+"""Suffix of the files next to pictures that are assumed to be their captions."""
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
 
 DEPTH = 4
-"""Folders below the one that is looked through."""
+"""Maximum depth of folders that are searched."""
 
 MOST_ENTRIES = 10_000
 OUTPUT_MARKS = frozenset({"shards.json", "trial.json", "trial_status.json", "adapter_config.json", "pyvenv.cfg"})
-"""Files by which the folders of runs, trials, adapters and installed packages are told."""
+"""Files that identify folders of runs, trials, adapters and installed packages."""
 
 FEW_WORDS = 3
-"""Words of a column's values, on average, from which on it may hold documents."""
+"""Minimum mean number of words of the values of a column of documents."""
 
 TEXT_NAMES = ("text", "content", "body", "document", "passage", "article", "input", "sentence", "question", "abstract")
 ID_NAMES = ("id", "doc_id", "document_id", "docid", "_id", "uid", "uuid", "guid", "key", "url", "link")
@@ -50,7 +50,7 @@ _NOT_DATA = re.compile(
 )
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", "venv"}
 _INDEX = re.compile(r"(?<!\d)(?!(?:19|20)\d\d(?!\d))\d+")
-"""A number in a file's name that is no year: the index of a part."""
+"""A number in a file name that is not a year: the index of a part."""
 
 ROLE_WORDS: dict[Role, str] = {
     "unseen": (
@@ -64,7 +64,7 @@ ROLE_WORDS: dict[Role, str] = {
     "seen": "seen member members trained pretrained pretraining pretrain positives",
 }
 WEAK_WORDS: dict[Role, str] = {"seen": "train training trainset"}
-"""Say something only where no other part of a path does: hubs call every file `train`."""
+"""Words that count only if no other part of a path suggests a role: hubs name every file `train`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +73,15 @@ class DataFiles:
 
     paths: tuple[str, ...]  # relative to the folder, as a configuration names them: files, a folder or a glob
     format: str  # its name
-    text: str | None  # column of the documents; None of text files
-    text_reason: str  # why it is taken for that
+    text: str | None  # column of the documents; None for text files
+    text_reason: str  # why this column was chosen
     id: str | None
     columns: tuple[str, ...]  # the others
-    role: Role | None  # that the name speaks of
-    word: str  # of the name, which says so
-    image: str | None = None  # column of the pictures; None of texts
-    caption: str | None = None  # column, or suffix of the files, of what is written of them
-    count: int = 1  # of files
+    role: Role | None  # suggested by the name
+    word: str  # part of the name that suggests the role
+    image: str | None = None  # column of the pictures; None for texts
+    caption: str | None = None  # column of the captions, or suffix of their files
+    count: int = 1  # number of files
     dialect: Dialect = PLAIN
     warning: str = ""  # about the columns
 
@@ -93,20 +93,20 @@ class DataFiles:
 
 @dataclass(frozen=True, slots=True)
 class FolderData:
-    """What a folder holds."""
+    """The data found in a folder."""
 
     files: tuple[DataFiles, ...]
     unread: tuple[str, ...]  # files of a known format without documents, each with the reason
-    complete: bool  # False where there were too many entries to look at all
+    complete: bool  # False if there were too many entries to examine all
 
 
 def discover_data(folder: str) -> FolderData:
-    """Look through a folder for documents. Reads the first rows of each file alone.
+    """Search a folder for documents. Only the first rows of each file are read.
 
-    Hidden folders, run directories, folders of trials, models and installed packages are passed over.
+    Hidden folders, run directories, folders of trials, models and installed packages are skipped.
 
     Raises:
-        UserError: no such folder.
+        UserError: the folder does not exist.
     """
     if not os.path.isdir(folder):
         raise UserError(f"no folder {folder}")
@@ -166,11 +166,11 @@ def _picture_groups(
     groups: Mapping[tuple[Any, ...], Sequence[str]],
     samples: Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]],
 ) -> dict[tuple[str, ...], list[str]]:
-    """Pictures that are files, without those that a table names, as a configuration names them: by folders or globs.
+    """Picture files that no table refers to, by folders or globs as in a configuration.
 
-    A folder whose name speaks of a role holds the pictures of that role, with the folders in it; without such a name
-    the outermost folder does. Where other data or another role lie inside, and for files outside of any folder, globs
-    say which files are meant.
+    A folder whose name suggests a role holds the pictures of that role, with the folders in it; without such a name
+    the outermost folder is used. Globs select the files if the folder also contains other data or another role, and
+    for files outside of any folder.
     """
     by_path = [key for key in groups if key[-1] and isinstance(samples[key[:-1]][0].get(key[-1]), str)]
     named = tuple(os.path.join(key[0], "") for key in by_path)
@@ -191,7 +191,7 @@ def _picture_groups(
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Whether a folder holds a language model: a configuration that says its kind."""
+    """Whether a folder holds a language model: a configuration that states its type."""
     try:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -202,7 +202,7 @@ def is_model_folder(folder: Path) -> bool:
 def discover_models(folder: str) -> list[str]:
     """GGUF files and folders of models in a folder, as a configuration names them, in order.
 
-    At most MOST_ENTRIES files are looked at, and what runs and trials wrote is passed over.
+    At most MOST_ENTRIES files are examined; folders of runs and trials are skipped.
     """
     models: list[str] = []
     entries = 0
@@ -224,7 +224,7 @@ def discover_models(folder: str) -> list[str]:
 
 
 def role_of(path: str) -> tuple[Role | None, str]:
-    """The role that a path speaks of and the word that says so: its last part before those above it."""
+    """The role that a path suggests, and the word that suggests it: the last part of the path takes precedence."""
     parts = [_words(part) for part in reversed(path.split("/"))]
     for kinds in (ROLE_WORDS, WEAK_WORDS):
         for words in parts:
@@ -238,7 +238,7 @@ def role_of(path: str) -> tuple[Role | None, str]:
 
 
 def text_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """The column that holds the documents, and why it is taken for that; None where none does."""
+    """The column that holds the documents, and why it was chosen; None if no column does."""
     lengths: dict[str, float] = {}
     for column in columns:
         values = [row.get(column) for row in rows if row.get(column) is not None]
@@ -256,7 +256,7 @@ def text_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tu
 
 
 def id_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], text: str) -> str | None:
-    """The column that names documents: by its name, and because no value stands twice in the first rows."""
+    """The column of ids: chosen by its name, if no value is repeated in the first rows."""
     named = [column for name in ID_NAMES for column in columns if column.lower() == name]
     named += [column for column in columns if column.lower().endswith("_id") and column not in named]
     for column in named:
@@ -301,7 +301,7 @@ def _below(folder: str, path: str, depth: int) -> Iterator[tuple[str, Format]]:
 
 
 def _as_named(folder: str, paths: Sequence[str], pattern: str) -> tuple[str, ...]:
-    """Paths as a configuration names them: a glob where it matches these files and no other."""
+    """Paths as a configuration names them: a glob if it matches exactly these files."""
     if len(paths) == 1:
         return tuple(paths)
     place = os.path.dirname(paths[0])
@@ -326,9 +326,9 @@ def _described(
 
 
 def _text_files(place: str, paths: Sequence[str], alone: bool) -> Iterator[DataFiles]:
-    """Text files as documents: those of a folder together; single ones if a role is in their name, or nothing else is.
+    """Text files as documents: a folder's together; a single file if its name has a role or there is no other data.
 
-    A lone text file beside tables is more often about them than one of them.
+    A single text file next to tables usually describes them and holds no documents.
     """
     plain = DataFiles((), TEXT.name, None, "", None, (), None, "")
     named = {path: role_of(path) for path in paths}
@@ -341,12 +341,12 @@ def _text_files(place: str, paths: Sequence[str], alone: bool) -> Iterator[DataF
 
 
 def _image_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], place: str) -> str | None:
-    """The column that holds pictures, or paths of picture files that lie beside the table; None where none does.
+    """The column that holds pictures, or paths of picture files relative to the table; None if no column does.
 
     Args:
-        columns: of the table.
-        rows: some of it.
-        place: the folder of the table.
+        columns: columns of the table.
+        rows: some of its rows.
+        place: folder of the table.
     """
     held = []
     for column in columns:
@@ -364,10 +364,10 @@ def _is_picture(value: Any, place: str) -> bool:
         return is_picture(value) and "://" not in value and os.path.isfile(os.path.join(place, value))
     if isinstance(value, bytes):
         return value.startswith(_BEGINNINGS)
-    return hasattr(value, "getbands")  # that a saved dataset has decoded
+    return hasattr(value, "getbands")  # decoded by a saved dataset
 
 
 def _captions_beside(folder: str, pictures: Sequence[str]) -> str | None:
-    """The suffix of the captions of pictures that are files: of the files beside at least half of them."""
+    """The suffix of the caption files of picture files: at least half of the pictures have such a file next to them."""
     count = sum(Path(folder, os.path.splitext(path)[0] + f".{_CAPTIONS}").is_file() for path in pictures)
     return _CAPTIONS if 2 * count >= len(pictures) else None

@@ -1,4 +1,4 @@
-"""Shards -> documents: the rows of a shard, and the checks that send a bad document to quarantine."""
+"""Documents of shards: reading of the rows, and checks that send invalid documents to quarantine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 
 _DAMAGE = (OSError, EOFError, pa.ArrowException, csv.Error, UnicodeDecodeError)
-"""What reading a damaged file raises."""
+"""Exceptions raised when a damaged file is read."""
 
 MONTH = (
     r"(?:Jan(?:uary|\.)?|Feb(?:ruary|\.)?|Mar(?:ch|\.)?|Apr(?:il|\.)?|May|June?|July?|Aug(?:ust|\.)?|"
@@ -35,7 +35,7 @@ MONTH = (
 DAY = r"(?:0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?"
 WEEKDAY = r"(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day,?\s+)?"
 YEAR = r"(?<![\d.,/-])(?:1[5-9]|2[01])\d\d(?![\d]|[.,]\d)"
-"""1500 to 2199, by itself."""
+"""A year from 1500 to 2199 that is not part of a longer number."""
 
 ANY_YEAR = r"(?:1[5-9]|2[01])\d\d"
 DATES = (
@@ -59,9 +59,9 @@ class TextVersions:
 
     texts: tuple[str, ...]
     published: int  # index of the published version, in [0, k)
-    digests: bytes  # SHA-256 of each version as its file has it, side by side: these differ whatever is transformed
-    kinds: tuple[str, ...] = ()  # of the edited sites
-    forms: tuple[bytes, ...] = ()  # of each version, a byte for each site; empty where they are not known
+    digests: bytes  # concatenated SHA-256 of each version before transforms, so that all differ
+    kinds: tuple[str, ...] = ()  # kinds of the edited sites
+    forms: tuple[bytes, ...] = ()  # of each version, a byte for each site; empty if unknown
     differing: bool = False  # whether only what differs between versions is scored
 
     @property
@@ -73,16 +73,16 @@ class TextVersions:
 def row_versions(
     where: str, value: Any, companions: Sequence[Any], problem_of: Callable[[Any], Unreadable | None]
 ) -> TextVersions | Unreadable:
-    """The versions of a row; why there are none, where a text of it cannot be scored: then none of them is.
+    """The versions of a row; the reason if one of the texts, and therefore none of them, can be scored.
 
     Args:
         where: file and row, for messages.
-        value: of the column of versions.
-        companions: the values of `Shard.companions`: the index and, where they are given, kinds and forms.
-        problem_of: why a text cannot be scored.
+        value: value of the column of versions.
+        companions: values of `Shard.companions`: the index and, if configured, kinds and forms.
+        problem_of: returns why a text cannot be scored.
 
     Raises:
-        UserError: fewer than two versions, equal ones, an index outside them, or forms that are not theirs.
+        UserError: fewer than two versions, equal ones, an index out of range, or forms that do not match the versions.
     """
     index, *sites = companions
     if not isinstance(value, (list, tuple)):
@@ -108,8 +108,8 @@ def row_versions(
 class Document:
     """One row of a shard. `problem` is (reason, message) when it cannot be scored; its text is then empty.
 
-    The text of a picture is its caption, empty where the corpus has none; that of versions is the published one; that
-    of token ids is their numbers with a blank between them, so that all that compares texts compares them.
+    The text of a picture is its caption (empty if the corpus has none), that of versions the published one, and that
+    of token ids their numbers separated by blanks, so that everything that compares texts applies to them.
     """
 
     row: int
@@ -117,13 +117,13 @@ class Document:
     text: str
     group: str | None
     problem: tuple[str, str] | None = None
-    picture: bytes | None = None  # as its file has it, not decoded yet
+    picture: bytes | None = None  # bytes of its file, not decoded
     versions: TextVersions | None = None
-    scores: tuple[float, ...] = ()  # from elsewhere, finite, of `Shard.scores`; the text is empty if it is not given
+    scores: tuple[float, ...] = ()  # precomputed, finite, of `Shard.scores`; the text is empty if not given
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All versions of the text; without versions the text alone."""
+        """All versions of the text; only the text for a document without versions."""
         return (self.text,) if self.versions is None else self.versions.texts
 
 
@@ -133,16 +133,16 @@ def read_shard(
     watch: Watch = unwatched,
     wanted: Container[int] | None = None,
 ) -> Generator[Document]:
-    """All documents of a shard, in order, good and bad. Memory holds one batch of them, within the shard's limits.
+    """All documents of a shard, valid and invalid, in order. Memory holds one batch, within the shard's limits.
 
     Args:
-        shard: to be read.
-        content: takes in every row as it is read.
-        watch: is told of every row before it is read.
-        wanted: numbers of the rows whose documents are checked and returned; None: of all.
+        shard: shard to read.
+        content: digest that is updated with every row.
+        watch: called with every row number before the row is read.
+        wanted: numbers of the rows whose documents are checked and returned; None: all rows.
 
     Raises:
-        UserError: the file itself is damaged (truncated, corrupt, gone), or passes a limit.
+        UserError: the file itself is damaged (truncated, corrupt, missing), or exceeds a limit.
     """
     row = shard.first_row
     try:
@@ -170,14 +170,14 @@ def read_shard(
 
 
 def _rows_of(shard: Shard, watch: Watch) -> Iterator[Row]:
-    """The rows of a shard that are of its role. Raises what the library of the format does."""
+    """The rows of a shard that have its role. Raises the exceptions of the format's library."""
     rows = format_named(shard.format).rows(shard, watch) if shard.label_column is None else _rows_of_role(shard, watch)
     rows = itertools.islice(rows, shard.max_rows)
     return _windows(rows, shard.window) if shard.window else rows
 
 
 def _windows(rows: Iterator[Row], size: int) -> Iterator[Row]:
-    """Runs of consecutive rows, the last one perhaps shorter: the number of the first, and the texts of all."""
+    """Runs of consecutive rows, the last of which may be shorter: number of the first row, and the texts."""
     while window := list(itertools.islice(rows, size)):
         texts = [text for _, text, *_ in window]
         unreadable = [text for text in texts if isinstance(text, Unreadable)]
@@ -187,7 +187,7 @@ def _windows(rows: Iterator[Row], size: int) -> Iterator[Row]:
 
 
 def _rows_of_role(shard: Shard, watch: Watch) -> Iterator[Row]:
-    """The rows whose label gives them the shard's role; one without a label counts as unseen, and is refused."""
+    """The rows whose label corresponds to the shard's role; a row without a label counts as unseen and is refused."""
     rows = format_named(shard.format).rows(replace(shard, max_rows=None), watch)
     for row, text, identity, group, label, caption in rows:
         role = _role_of_label(label, shard.name)
@@ -204,8 +204,8 @@ def text_key(text: str) -> int:
 
 
 def collapsed(text: str) -> str:
-    """A text with one blank for each run of white space, and none at its ends."""
-    if text.isprintable() and "  " not in text and text[:1] != " " != text[-1:]:  # of white space it holds blanks alone
+    """A text with each run of white space replaced by one blank, and none at its ends."""
+    if text.isprintable() and "  " not in text and text[:1] != " " != text[-1:]:  # its only white space is blanks
         return text
     return " ".join(text.split())
 
@@ -221,7 +221,7 @@ def _key(text: str) -> int:
 
 
 def _picture(shard: Shard, value: Any) -> bytes | Unreadable:
-    """The picture of a row, or why it has none that may be decoded."""
+    """The picture of a row, or why the row has no picture that can be decoded."""
     if isinstance(value, Unreadable):
         return value
     data = picture_bytes(value, _folder_of(shard), shard.limits.document_bytes)
@@ -232,7 +232,7 @@ def _picture(shard: Shard, value: Any) -> bytes | Unreadable:
 
 
 def _folder_of(shard: Shard) -> str:
-    """The folder in which paths of a shard lead to pictures; empty where there is none."""
+    """The folder that picture paths of a shard are relative to; empty if there is none."""
     form = format_named(shard.format)
     if form.is_folder or not form.has_path:
         return shard.path if form.is_folder else ""
@@ -240,7 +240,7 @@ def _folder_of(shard: Shard) -> str:
 
 
 def _versions(shard: Shard, row: int, value: Any, companions: Any) -> TextVersions | Unreadable:
-    """The versions of a row as they are scored; why none is, if that is so. Raises UserError as `row_versions`."""
+    """The versions of a row as scored, or why they cannot be scored. Raises UserError like `row_versions`."""
     if isinstance(value, Unreadable):
         return value
     where, change = f"row {row} of {shard.name}", shard.transform
@@ -266,7 +266,7 @@ def _versions(shard: Shard, row: int, value: Any, companions: Any) -> TextVersio
 
 
 def _caption(shard: Shard, caption: Any) -> str | Unreadable:
-    """The caption of a picture; empty where the corpus has none."""
+    """The caption of a picture; empty if the corpus has no captions."""
     if shard.caption_column is None:
         return ""
     if isinstance(caption, Unreadable):
@@ -312,7 +312,7 @@ def _default_id(shard: Shard, row: int) -> str:
 
 
 def read_scores(columns: Sequence[str], values: Sequence[Any]) -> tuple[float, ...] | Unreadable:
-    """The scores of a row, all finite, of `Shard.scores`; why there are none, where a value is no finite number."""
+    """The finite scores of a row, in the order of `Shard.scores`; the reason if a value is not a finite number."""
     scores, given = [], dict(zip(columns, values, strict=True))
     if LM_EVAL in given:
         given[LM_EVAL] = _answer_score(given[LM_EVAL], given[LM_EVAL_TARGET])
@@ -329,7 +329,7 @@ def read_scores(columns: Sequence[str], values: Sequence[Any]) -> tuple[float, .
 
 
 def ids_text(value: Any) -> str | Unreadable:
-    """Token ids as a text of their numbers, with a blank between them; why there is none, where a value is no id."""
+    """Token ids as a text of numbers separated by blanks; the reason if a value is not a token id."""
     if isinstance(value, Unreadable):
         return value
     if not isinstance(value, list):
@@ -341,7 +341,7 @@ def ids_text(value: Any) -> str | Unreadable:
 
 
 def _answer_score(answers: Any, target: Any) -> Any:
-    """The log-likelihood of the right one of lm-eval's answers, or of the only one; without one the answers."""
+    """The log-likelihood of the correct or only one of lm-eval's answers; `answers` unchanged if there is none."""
     if not isinstance(answers, list) or not answers:
         return answers
     place = 0 if len(answers) == 1 else int(target) if str(target).isdecimal() else len(answers)
@@ -358,7 +358,7 @@ def _too_large(text: Any, shard: Shard) -> Unreadable | None:
 
 
 def problem_of(text: Any) -> Unreadable | None:
-    """Why a value is no text that can be scored; None where it is one."""
+    """Why a value is not a text that can be scored; None if it is."""
     if text is None:
         return Unreadable("not_text", "no text in this row")
     if not isinstance(text, str):
@@ -377,7 +377,7 @@ def _encodable(text: str) -> str:
 
 
 def read_labels(shard: Shard) -> Iterator[Any]:
-    """The label of every row that a shard reads over, of whatever role, as it is written there.
+    """The label of every row in the range of a shard, of any role, as written in the file.
 
     Raises:
         UserError: the file itself is damaged.
@@ -393,7 +393,7 @@ def fetch_texts(shards: Sequence[Shard], places: Sequence[tuple[str, int]]) -> d
     """Texts of single rows, by (input name, row). Reads the shards of their inputs up to the last of them.
 
     Raises:
-        UserError: an input is gone or damaged.
+        UserError: an input is missing or damaged.
     """
     texts: dict[tuple[str, int], str] = {}
     for shard in shards:
@@ -406,14 +406,14 @@ def fetch_texts(shards: Sequence[Shard], places: Sequence[tuple[str, int]]) -> d
 
 
 class ContentDigest:
-    """SHA-256 over the numbers, ids, groups and texts of documents, before any transform, in their order."""
+    """SHA-256 of the numbers, ids, groups and untransformed texts of documents, in order."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
         self._whole = True
 
     def add(self, row: int, text: Any, identity: Any, group: Any) -> None:
-        """Take in a row; a value in the place of a text that is none counts by its representation."""
+        """Add a row; a value that is not a text is added by its representation."""
         kind, value = ("text", text) if isinstance(text, str) else ("none", repr(text))
         data = value.encode("utf-8", "surrogatepass")
         head = f"{row} {identity!r} {group!r} {kind} {len(data)}\n"
@@ -421,27 +421,27 @@ class ContentDigest:
         self._digest.update(data)
 
     def add_picture(self, picture: bytes | None, caption: Any) -> None:
-        """Take in the picture of the row that was added last, and its caption."""
+        """Add the picture and the caption of the last row."""
         data = picture or b""
         self._digest.update(f"{picture is None} {len(data)} {caption!r}\n".encode("utf-8", "backslashreplace"))
         self._digest.update(data)
 
     def skip(self) -> None:
-        """A row could not be read, so nothing can be said of the whole."""
+        """Record that a row could not be read, so that there is no digest of the whole."""
         self._whole = False
 
     def hexdigest(self) -> str:
-        """Of all rows so far, hexadecimal; empty where one could not be read, because it kills its reader."""
+        """Hexadecimal digest of all rows so far; empty if a row was skipped because it kills its reader."""
         return self._digest.hexdigest() if self._whole else ""
 
 
 def text_digest(text: str) -> str:
-    """16 hexadecimal digits of the SHA-256 of a text as it is."""
+    """16 hexadecimal digits of the SHA-256 of an unnormalised text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def transform(text: str, config: TransformConfig) -> str:
-    """The text as the run reads it; a text without a date is returned unchanged."""
+    """The text with its dates changed; a text without dates is returned unchanged."""
     if config.dates == "replace_year":
         year = str(config.year)
         for date in _DATES[:2]:
@@ -461,7 +461,7 @@ SPELLINGS: dict[Role, tuple[str, ...]] = {
     "seen": ("1", "true", "member", "seen"),
     "unseen": ("0", "false", "nonmember", "unseen"),
 }
-"""What a label may be, by the role that it gives a document; 1.0, True and non-member are other ways to write these."""
+"""Role -> valid labels; variants such as 1.0, True and non-member are also accepted."""
 
 _ROLE_OF: dict[str, Role] = {spelling: role for role, spellings in SPELLINGS.items() for spelling in spellings}
 _ACCEPTED = " and ".join(
@@ -473,14 +473,14 @@ _CHARACTERS = 30
 
 
 def _role_of_label(label: Any, source: str) -> Role | None:
-    """The role that a label gives a document; None where there is no label (null, NaN or nothing but white space).
+    """The role that corresponds to a label; None for an empty label (null, NaN or only white space).
 
     Args:
-        label: as it is written in the row.
-        source: the input's name, for errors.
+        label: value in the row.
+        source: name of the input, for errors.
 
     Raises:
-        UserError: it is none of `SPELLINGS`.
+        UserError: the label is not one of `SPELLINGS`.
     """
     spelling = _spelling(label)
     if spelling is not None and spelling not in _ROLE_OF:
@@ -492,12 +492,12 @@ def check_labels(labels: Iterable[Any], column: str, source: str) -> None:
     """Check that a column holds two values, one for members and one for nonmembers; rows may lack a label.
 
     Args:
-        labels: of every row, as written.
-        column: that holds them.
-        source: the inputs' names, for errors.
+        labels: label of every row, as written.
+        column: column that holds them.
+        source: names of the inputs, for errors.
 
     Raises:
-        UserError: it holds others, or one alone: names them.
+        UserError: the column holds other labels, or only one kind; the message lists them.
     """
     values: dict[str, str] = {}
     for label in labels:
@@ -521,7 +521,7 @@ def check_labels(labels: Iterable[Any], column: str, source: str) -> None:
 
 
 def _spelling(label: Any) -> str | None:
-    """A label as it is compared; None where there is none."""
+    """The normalised label; None if it is empty."""
     if label is None or (isinstance(label, float) and math.isnan(label)):
         return None
     text = str(label).strip().casefold()

@@ -1,4 +1,4 @@
-"""Files of input: compression, encoding and delimiter; read within limits, from the start or in several places."""
+"""Input files: compression, encoding, delimiter, and reading within limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.errors import UserError
 
 BLOCK_BYTES = 1 << 22
-"""Asked for at a time where a file lies in an object store."""
+"""Bytes per request to an object store."""
 
 _EDGE = 1 << 16
 _PLACES = 16
@@ -32,12 +32,12 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 def compression_of(path: str) -> str | None:
-    """The compression that a file name's suffix stands for, or None."""
+    """The compression indicated by a file name's suffix, or None."""
     return COMPRESSIONS.get(os.path.splitext(path)[1])
 
 
 def is_local(fs: Any) -> bool:
-    """Whether a file system is that of this machine."""
+    """Whether a file system is local."""
     return isinstance(fs, fsspec.implementations.local.LocalFileSystem)
 
 
@@ -47,9 +47,9 @@ def digest_of(*parts: str) -> str:
 
 
 class _Decompressed(io.RawIOBase):
-    """The decompressed content of a file as a stream; a file that ends too early raises OSError.
+    """The decompressed content of a file as a stream; a truncated file raises OSError.
 
-    One that unpacks to more than `most` bytes raises UserError.
+    A file that decompresses to more than `most` bytes raises UserError.
     """
 
     def __init__(self, path: str, compression: str, most: int) -> None:
@@ -70,7 +70,7 @@ class _Decompressed(io.RawIOBase):
 
     @property
     def compressed(self) -> int:
-        """Bytes of the file that were read so far, in its blocks."""
+        """Number of compressed bytes read so far, in whole blocks."""
         return int(self._file.tell())
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class _Decompressed(io.RawIOBase):
 
 
 def _open(path: str) -> IO[bytes]:
-    """Open a file as it is. An object store gives some MiB at a time; the default of s3fs prefetches 50 MiB."""
+    """Open a file without decompression. Object stores are read in blocks of some MiB: s3fs prefetches 50 MiB."""
     fs, name = fsspec.core.url_to_fs(path)
     if is_local(fs):
         return open(name, "rb", buffering=1 << 16)  # a long line is read in blocks of this size
@@ -88,42 +88,42 @@ def _open(path: str) -> IO[bytes]:
 
 
 def open_plain(path: str, most: int = LIMITS.unpacked_bytes) -> IO[bytes]:
-    """Open a file for reading, decompressed if its name says that it is compressed.
+    """Open a file for reading, decompressed if the suffix of its name indicates a compression.
 
     Args:
-        path: of the file.
-        most: bytes that a compressed file may unpack to; reading beyond them raises UserError.
+        path: path of the file.
+        most: maximum decompressed bytes; reading beyond raises UserError.
     """
     compression = compression_of(path)
     if compression is not None:
         return io.BufferedReader(_Decompressed(path, compression, most), 1 << 16)
     file = _open(path)
-    if isinstance(file, AbstractBufferedFile):  # its `readline` takes no bound
+    if isinstance(file, AbstractBufferedFile):  # its `readline` has no size limit
         return io.BufferedReader(file, 1 << 16)
     return file
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much an input holds, without reading it whole."""
+    """Number of rows and bytes of an input, obtained without reading it completely."""
 
     rows: int
     exact: bool  # whether the rows were counted
-    text_bytes: int  # decompressed, with what stands around the texts; about
+    text_bytes: int  # approximate, decompressed, including what surrounds the texts
 
 
 def estimated_extent(
     entry: InputFile, count: Callable[[bytes], int | None], ends: Callable[[bytes, bytes], int]
 ) -> Extent:
-    """How much a text file holds: counted, if it is small, else estimated.
+    """The extent of a text file: counted if it is small, else estimated.
 
-    A file that can be sought in is read in several places, so that rows may be longer in one part than in another; of
-    a compressed file only the beginning is read, which says how well it packs too.
+    A seekable file is read in several places, since rows may be longer in one part than in another; a compressed file
+    is read at its start only, which also gives the compression ratio.
 
     Args:
         entry: the file.
-        count: how many rows a whole file has; None where they cannot be distinguished.
-        ends: how many rows end in a part of the file, given its beginning too.
+        count: returns the number of rows of a whole file; None if rows cannot be distinguished.
+        ends: returns the number of rows that end in a part of the file, given that part and the start of the file.
 
     Raises:
         OSError: the file is damaged.
@@ -144,7 +144,7 @@ def estimated_extent(
 
 
 def _places(entry: InputFile) -> Iterator[bytes]:
-    """Parts of a file, evenly spread over it, its beginning and its end among them."""
+    """Evenly spaced parts of a file, including its start and its end."""
     with fsspec.open(entry.path, "rb") as file:
         for place in range(_PLACES):
             file.seek(place * (entry.size - _EDGE) // (_PLACES - 1))
@@ -152,7 +152,7 @@ def _places(entry: InputFile) -> Iterator[bytes]:
 
 
 class _Unclosed(io.RawIOBase):
-    """A file that stays open when what packs into it is closed."""
+    """A file that stays open when the compressor that writes to it is closed."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -166,7 +166,7 @@ class _Unclosed(io.RawIOBase):
 
 @contextmanager
 def packed_file(sink: BinaryIO, compression: str | None) -> Iterator[BinaryIO]:
-    """The file through which a compressed one is written; the same content gives the same bytes."""
+    """A file that compresses what is written to it; the same content gives the same bytes."""
     if compression is None:
         yield sink
         return
@@ -181,22 +181,22 @@ csv.field_size_limit(1 << 31)
 
 @dataclass(frozen=True, slots=True)
 class Overlong:
-    """In the place of a line or a record: how long it is."""
+    """Placeholder for a line or record that is too long: its size."""
 
-    size: int  # bytes, with the end of the line; of a record characters
-    whole: bool = True  # False where the line was not read to its end, so that it is longer
+    size: int  # of a line: bytes including the line end; of a record: characters
+    whole: bool = True  # False if the line was not read to its end and may be longer
 
 
 def bounded_lines(
     file: IO[bytes], most: int, within: int = sys.maxsize, passed: int = sys.maxsize
 ) -> Iterator[bytes | Overlong]:
-    """The lines of a file from where it stands, with their ends.
+    """The lines of a file from its current position, including line ends.
 
     Args:
-        file: opened for reading.
-        most: bytes of a line, without its end, >= 1.
-        within: bytes after which no line begins.
-        passed: bytes after which a line that is too long is not read to its end; >= `within`.
+        file: file open for reading.
+        most: maximum bytes of a line without its end, >= 1.
+        within: lines that start after this many bytes are not returned.
+        passed: a line that is too long is read at most up to this many bytes; >= `within`.
     """
     position = 0
     while position < within and (line := file.readline(most + 2)):
@@ -211,7 +211,7 @@ def bounded_lines(
 
 
 def skip_line(file: IO[bytes], most: int = sys.maxsize) -> int:
-    """Read to the end of a line, or `most` bytes of it, and return how many bytes that was."""
+    """Read to the end of a line, or `most` bytes of it, and return the number of bytes read."""
     size, line = 0, b""
     while size < most and not line.endswith(b"\n") and (line := file.readline(min(_PIECE, most - size))):
         size += len(line)
@@ -219,18 +219,18 @@ def skip_line(file: IO[bytes], most: int = sys.maxsize) -> int:
 
 
 def csv_records(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> Iterator[dict[str, str | None] | Overlong]:
-    """The records of a CSV file by the names of its first one, as `csv.DictReader` gives them.
+    """The records of a CSV file as mappings from the names in its first record, as by `csv.DictReader`.
 
-    A record that is too long ends with the first line after which its quotes are even in number.
+    A record that is too long ends with the first line after which its number of quotes is even.
 
     Args:
-        file: at its beginning.
-        most: characters of a record, >= 1.
-        dialect: of the file.
+        file: file open at its start.
+        most: maximum characters of a record, >= 1.
+        dialect: dialect of the file.
 
     Raises:
-        csv.Error: the first record is too long, or no CSV.
-        UnicodeDecodeError: the file is not of the encoding, and what follows cannot be decoded.
+        csv.Error: the first record is too long or is not CSV.
+        UnicodeDecodeError: the file does not have the encoding, and the rest cannot be decoded.
     """
     source = _RecordLines(file, most, dialect)
     for record in itertools.islice(_records(source), 1, None):
@@ -241,14 +241,14 @@ def csv_records(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> Iterato
 
 
 def csv_pieces(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> Iterator[tuple[int, bytes]]:
-    """All bytes of a CSV file in pieces, each with the number of its record as `csv_records` gives them; the first: -1.
+    """All bytes of a CSV file in pieces, each with the number of its record in `csv_records`; -1 for the column names.
 
-    Lines that are empty stand with the record behind them; of a record that is too long memory holds a piece.
+    Empty lines belong to the record that follows; memory holds one piece of a record that is too long.
 
     Args:
-        file: at its beginning, behind a byte order mark if it has one.
-        most: characters of a record, >= 1.
-        dialect: of the file, from `Dialect.reversible`.
+        file: file open at its start, after a byte order mark if it has one.
+        most: maximum characters of a record, >= 1.
+        dialect: dialect of the file, from `Dialect.reversible`.
 
     Raises:
         csv.Error: as `csv_records`.
@@ -263,17 +263,17 @@ def csv_pieces(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> Iterator
 
 
 def csv_columns(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> list[str]:
-    """The names of a CSV file, from its first record.
+    """The column names of a CSV file, from its first record.
 
     Raises:
-        csv.Error: it is too long, or no CSV.
+        csv.Error: the record is too long or is not CSV.
         UnicodeDecodeError: as `csv_records`.
     """
     return list(next(_records(_RecordLines(file, most, dialect))))
 
 
 def _records(source: _RecordLines) -> Iterator[Any]:
-    """The names of a CSV file, and then its records; None for one that is too long, before the rest of it is read."""
+    """The column names of a CSV file, then its records; None for one that is too long, before its rest is read."""
     reader = csv.DictReader(source, delimiter=source.dialect.delimiter)
     try:
         names = list(reader.fieldnames or [])
@@ -295,21 +295,21 @@ def _records(source: _RecordLines) -> Iterator[Any]:
 
 
 class _TooLongError(Exception):
-    """The record at hand is longer than any may be."""
+    """The current record is too long."""
 
 
 class _RecordLines:
-    """The lines of a text for `csv.reader`, with an eye on how long the record at hand is."""
+    """The lines of a text for `csv.reader`, with a limit on the length of a record."""
 
     def __init__(self, file: IO[bytes], most: int, dialect: Dialect, kept: bool = False) -> None:
         self.dialect = dialect
         self.text = io.TextIOWrapper(file, encoding=dialect.codec, errors=dialect.errors, newline="")
         self.most = most
-        self.lines: list[str] | None = [] if kept else None  # since they were taken last
+        self.lines: list[str] | None = [] if kept else None  # since the last call of `taken`
         self.begin()
 
     def begin(self) -> None:
-        """The lines that follow are of another record."""
+        """Start a new record with the next line."""
         self.size = 0
         self.quotes = 0
 
@@ -327,7 +327,7 @@ class _RecordLines:
         return line
 
     def _read(self, most: int) -> str:
-        """The next line, or the beginning of a longer one; empty at the end of the text."""
+        """The next line, or its first `most` characters; empty at the end of the text."""
         line = self.text.readline(most)
         self.size += len(line)
         self.quotes += line.count('"')
@@ -335,24 +335,24 @@ class _RecordLines:
         return line
 
     def rest_of_record(self) -> Iterator[str]:
-        """Read to the end of a record that is too long, in pieces."""
+        """The rest of a record that is too long, in pieces."""
         while (self.quotes % 2 or not self.ended) and (piece := self._read(_PIECE)):
             yield piece
 
     def taken(self) -> bytes:
-        """The lines that were kept since this was called last, as the file has them."""
+        """The bytes in the file of the lines kept since the last call."""
         lines, self.lines = self.lines or [], []
         return self.bytes_of("".join(lines))
 
     def bytes_of(self, text: str) -> bytes:
-        """A part of the text as the file has it."""
+        """The bytes in the file of a part of the text."""
         return text.encode(self.dialect.encoding, self.dialect.errors)
 
 
 _HEAD = 1 << 20
 _DELIMITERS = ",;\t|"
 _RECORDS = 50
-_ZEROS = 0.05  # of the bytes at one position of four, above which zeros are part of the encoding
+_ZEROS = 0.05  # share of zeros at one of four byte positions above which they are part of the encoding
 _ZERO_BYTES: dict[tuple[bool, ...], str] = {
     (False, True, False, True): "utf-16-le",
     (True, False, True, False): "utf-16-be",
@@ -362,10 +362,10 @@ _ZERO_BYTES: dict[tuple[bool, ...], str] = {
 
 
 def _encoding_of(data: bytes) -> str | None:
-    """The encoding of the beginning of a file, None where it is not recognised.
+    """The encoding of the start of a file; None if it is not recognised.
 
-    It has a byte order mark, or zero bytes where the letters of Latin script have them in UTF-16 or UTF-32, or is UTF-8
-    or cp1252. A file in which at least half of the lines that tell are UTF-8 is UTF-8: the others are damaged
+    The encoding is recognised by a byte order mark, by zero bytes where UTF-16 and UTF-32 have them for Latin letters,
+    or as UTF-8 or cp1252. A file is UTF-8 if at least half of the lines that are not ASCII are: the others are damaged
     documents.
     """
     if (marked := mark_of(data)) is not None:
@@ -379,9 +379,9 @@ def _encoding_of(data: bytes) -> str | None:
 
 
 def delimiter_of(text: str) -> str | None:
-    """The delimiter with which all records of the beginning of a CSV file have equally many fields, at least two.
+    """The delimiter that splits all records at the start of a CSV file into the same number of fields, at least two.
 
-    A comma is preferred, then the one with the most fields; None where no delimiter fits.
+    A comma is preferred, then the delimiter with the most fields; None if no delimiter fits.
     """
     counts = {delimiter: _fields(text, delimiter) for delimiter in _DELIMITERS}
     if counts[","] > 1:
@@ -391,11 +391,11 @@ def delimiter_of(text: str) -> str | None:
 
 
 def detected(path: str, settings: Container[str]) -> Dialect:
-    """The dialect of a text file, from its beginning; the default where nothing else is recognised.
+    """The dialect of a text file, detected from its start; the default if no other is recognised.
 
     Args:
-        path: of the file.
-        settings: of a dialect, that apply to its format.
+        path: path of the file.
+        settings: settings of a dialect that apply to its format.
 
     Raises:
         OSError: the file is damaged.
@@ -411,7 +411,7 @@ def detected(path: str, settings: Container[str]) -> Dialect:
 
 
 def suggested_encoding(path: str, dialect: Dialect) -> str | None:
-    """The encoding of a file that is not of the one that is set; None where that fits, or none is recognised."""
+    """The detected encoding of a file; None if the configured one fits, or if none is recognised."""
     try:
         data = head_of(path)
     except (OSError, EOFError, UserError):
@@ -423,7 +423,7 @@ def suggested_encoding(path: str, dialect: Dialect) -> str | None:
 
 
 def head_of(path: str) -> bytes:
-    """The beginning of a file, decompressed."""
+    """The start of a file, decompressed."""
     with open_plain(path) as file:
         return file.read(_HEAD)
 
@@ -434,13 +434,13 @@ def columns_in_dialect(
     """The columns of a JSONL or CSV file.
 
     Args:
-        columns_of: reads them in the dialect of a shard.
+        columns_of: reads the columns in the dialect of a shard.
         entry: the file.
-        source: whose columns are wanted.
-        limits: of reading.
+        source: source whose columns are required.
+        limits: limits of reading.
 
     Raises:
-        UserError: as `columns_of`, or a column is missing that another encoding gives.
+        UserError: as `columns_of`, or a column is missing that exists in another encoding.
     """
     path, dialect = entry.path, source.dialect
     try:
@@ -459,14 +459,14 @@ def columns_in_dialect(
 
 
 def single_column_note(columns: Sequence[str]) -> str:
-    """A warning of a CSV file with one column whose name holds a delimiter; empty where it is not so."""
+    """A warning for a CSV file with a single column whose name contains a delimiter; otherwise empty."""
     if len(columns) != 1 or not any(delimiter in columns[0] for delimiter in _DELIMITERS):
         return ""
     return f"It has a single column named {columns[0]!r}: set delimiter if these are several columns."
 
 
 def _fields(text: str, delimiter: str) -> int:
-    """Fields of each of the first records; 0 where their numbers differ."""
+    """Number of fields of each of the first records; 0 if the numbers differ."""
     try:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         counts = [len(record) for _, record in zip(range(_RECORDS), reader, strict=False) if record]
@@ -487,7 +487,7 @@ def _wide_encoding(data: bytes) -> str | None:
 
 
 def _decodes(data: bytes, encoding: str) -> bool:
-    """Whether data are of an encoding; their last character may be cut."""
+    """Whether data can be decoded with an encoding; their last character may be truncated."""
     try:
         data.decode(encoding)
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""From the paths of a configuration to input files and, by metadata and first rows alone, to shards."""
+"""Input files from the paths of a configuration, and their shards, from metadata and first rows only."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ _SIDE_BY_SIDE = 16
 
 
 PlannedInputs = Mapping[tuple[str, str], InputFile]
-"""Inputs as they were planned earlier, of the same sources: by role and path."""
+"""Inputs of an earlier plan with the same sources: (role, path) -> input."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """Whose documents are looked for."""
+    """A role and the source of its documents."""
 
     name: Role
     source: SourceConfig
-    key: str  # in the configuration
+    key: str  # setting in the configuration
     limits: LimitsConfig
     known: PlannedInputs
 
@@ -58,12 +58,12 @@ class _Role:
 def find_inputs(
     corpus: CorpusConfig, limits: LimitsConfig = LIMITS, known: PlannedInputs | None = None
 ) -> list[InputFile]:
-    """The inputs of every role, their columns checked. Reads metadata and first rows only, within the limits.
+    """The inputs of every role with checked columns. Reads only metadata and first rows, within the limits.
 
-    A file in an object store that is as `known` has it, by the size and the stamp in a listing, is not opened.
+    A file in an object store is not opened if its listing has the size and the stamp that are in `known`.
 
     Raises:
-        UserError: a missing or unreadable file, an unknown format, a column that is not there, no documents.
+        UserError: a missing or unreadable file, an unknown format, a missing column, or no documents.
     """
     inputs: list[InputFile] = []
     for role, source in corpus.roles():
@@ -87,12 +87,12 @@ def find_inputs(
 
 
 def stamp_of(entry: InputFile) -> str:
-    """A digest of when the files of an input were written last, or of their tags in an object store, as they are now.
+    """A digest of the current modification times of an input's files, or of their tags in an object store.
 
-    Two that are equal say that nothing was written in between; of two that differ only reading tells.
+    Equal digests mean that nothing was written in between; if they differ, the content must be compared.
 
     Raises:
-        UserError: a file is gone.
+        UserError: a file is missing.
     """
     form = format_named(entry.format)
     if not form.has_path:
@@ -112,13 +112,13 @@ def stamp_of(entry: InputFile) -> str:
 
 def _written_at(fs: Any, path: str) -> str:
     if is_local(fs):
-        state = os.stat(path)  # of what a link leads to, as it is what is read
+        state = os.stat(path)  # follows links, as readers do
         return f"{state.st_mtime_ns} {state.st_ctime_ns}"
     return _mark_of(fs.info(path))
 
 
 def _mark_of(info: dict[str, Any]) -> str:
-    """What a listing of an object store says of when a file was written; empty where it does not."""
+    """The version of a file from a listing of an object store; empty if the listing has none."""
     for keys in (("ETag", "etag", "md5Hash"), ("LastModified", "last_modified", "mtime", "created")):
         values = [str(info[key]).strip('"') for key in keys if info.get(key) is not None]
         if values:
@@ -143,15 +143,15 @@ def _local_inputs(role: _Role) -> list[InputFile]:
             looks += [partial(_readable, role.key, name, path, look) for look in some]
     if local:
         return [look() for look in looks]
-    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:  # each waits for its requests
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:  # each thread waits for its requests
         return list(pool.map(lambda look: look(), looks))
 
 
 def _readable(key: str, name: str, path: str, look: Callable[[], Seen]) -> Seen:
-    """What is seen at a place.
+    """The result of `look` for a path.
 
     Raises:
-        UserError: it cannot be read; says why.
+        UserError: the path cannot be read, with the reason.
     """
     try:
         return look()
@@ -162,7 +162,7 @@ def _readable(key: str, name: str, path: str, look: Callable[[], Seen]) -> Seen:
 
 
 def _expand(key: str, pattern: str) -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """(name as the user would write it, what its file system says of it, file system) of every match of a path."""
+    """(name as in a configuration, information from the file system, file system) of every match of a path."""
     base, pattern = origin_of(pattern), written(pattern)
     try:
         fs, full = fsspec.core.url_to_fs(_opened(base, pattern))
@@ -183,7 +183,7 @@ def _expand(key: str, pattern: str) -> Iterator[tuple[str, dict[str, Any], Any]]
 
 
 def _info_of(fs: Any, full: str) -> list[dict[str, Any]]:
-    """What a file system says of one path, in one request; empty where nothing is there."""
+    """The information of a file system about one path, in one request; empty if the path does not exist."""
     try:
         return [fs.info(full)] if not is_local(fs) or fs.exists(full) else []
     except FileNotFoundError:
@@ -191,7 +191,7 @@ def _info_of(fs: Any, full: str) -> list[dict[str, Any]]:
 
 
 def _address(fs: Any, path: str) -> str:
-    """A path of a file system, as it is opened from anywhere."""
+    """A path of a file system that is independent of the working directory."""
     return path if is_local(fs) else str(fs.unstrip_protocol(path)).rstrip("/")
 
 
@@ -208,13 +208,13 @@ def _neighbours(fs: Any, full: str) -> str:
         names = sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(folder, detail=False))[:20]
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return f"; no folder {folder} either"
-    except OSError as error:  # of a network
+    except OSError as error:  # network error
         return f": {' '.join(str(error).split())}"
     return f"; {nearest(base, names, 'the folder holds')}" if names else "; the folder is empty"
 
 
 def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], InputFile]]:
-    """How to look at what a folder holds; its text files are one input."""
+    """Functions that inspect the inputs in a folder; its text files are one input."""
     root = fs._strip_protocol(path).rstrip("/")
     infos = dict(sorted(fs.find(root, detail=True).items()))
     if any(f"{root}/{mark}" in infos for mark in SAVED_MARKS):
@@ -227,7 +227,7 @@ def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], Inp
         _check_kind(fs, info)
     if not files:
         raise UserError(f"{role.key}: folder {name} holds no file that ends in {suffixes_of(pictures)}")
-    if any(form.only_pictures for form, _ in files.values()):  # what stands beside pictures is about them
+    if any(form.only_pictures for form, _ in files.values()):  # other files describe the pictures
         files = {inner: file for inner, file in files.items() if file[0].only_pictures}
     prefix = name.rstrip("/")
     looks: list[Callable[[], InputFile]] = []
@@ -247,7 +247,7 @@ def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], Inp
 
 
 def _is_document(form: Format, pictures: bool) -> bool:
-    """Whether every file of a format is a document of the kind that is wanted."""
+    """Whether every file of a format is a document of the requested type."""
     return form.unit == "file" and form.only_pictures == pictures
 
 
@@ -256,7 +256,7 @@ def _dataset(form: Format, role: _Role, name: str, path: str) -> InputFile:
 
 
 def _check_kind(fs: Any, info: dict[str, Any]) -> None:
-    """Check that a local path leads to a file. Raises OSError: to nothing, or to what cannot be read to an end."""
+    """Check that a local path is a file. Raises OSError: it does not exist, or it may block a reader."""
     if is_local(fs) and (kind := irregular_kind(info["name"])):
         raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", info["name"])
 
@@ -295,13 +295,13 @@ def _ends(fs: Any, path: str, size: int) -> tuple[bytes, bytes]:
 
 
 SHARDS = 32
-_FIRST = 100  # documents of which some must have scores from elsewhere
-_BLOCK = 1 << 18  # bytes that are read together where lines are counted
+_FIRST = 100  # documents of which some must have precomputed scores
+_BLOCK = 1 << 18  # bytes per read when lines are counted
 LEAST_BYTES, MOST_BYTES = 1 << 11, 1 << 20
-"""Of a shard, where the configuration does not say: about SHARDS of a corpus, within these limits."""
+"""Limits of the default size of a shard, which cuts a corpus into about SHARDS shards."""
 
 PICTURE_BYTES = 1 << 18, 1 << 26
-"""The same of pictures: one takes as long as some hundred words, and a hundred times their bytes."""
+"""The limits for pictures: one takes as long as some hundred words, and a hundred times their bytes."""
 
 
 def plan_shards(
@@ -312,28 +312,28 @@ def plan_shards(
     limit: int | None = None,
     limits: LimitsConfig = LIMITS,
 ) -> list[Shard]:
-    """Cut inputs into shards.
+    """Split inputs into shards.
 
     Args:
-        corpus: the sources of every role.
-        inputs: from `find_inputs`.
-        resources: `shard_bytes`, about, and at most `shard_documents` make a shard.
-        transform: of every text.
-        limit: keeps the first rows of each role.
-        limits: of documents, and of files that cannot be split.
+        corpus: sources of every role.
+        inputs: result of `find_inputs`.
+        resources: a shard has about `shard_bytes` and at most `shard_documents`.
+        transform: changes of every text.
+        limit: number of first rows of each role that are kept.
+        limits: limits of documents, and of files that cannot be split.
 
     Raises:
-        UserError: a limit below 1; a label column that does not say which documents are members.
+        UserError: a limit below 1, or invalid labels.
     """
     if limit is not None and limit < 1:
         raise UserError(f"--limit must be at least 1, got {limit}")
     if (labelled := corpus.labelled) is not None:
-        files = [entry for entry in inputs if entry.role == "unseen"]  # each stands there as seen too
+        files = [entry for entry in inputs if entry.role == "unseen"]  # each is also an input of role seen
         labels = (label for entry in files for label in read_labels(whole_shard(entry, labelled, transform, limits)))
         check_labels(labels, labelled.label, ", ".join(entry.name for entry in files))
-    if corpus.audit is not None and corpus.audit.window and limit is not None:  # of documents, not of rows
+    if corpus.audit is not None and corpus.audit.window and limit is not None:  # the limit counts documents, not rows
         limit *= corpus.audit.window
-    if corpus.audit is not None and corpus.audit.companions:  # an answer rests on every index
+    if corpus.audit is not None and corpus.audit.companions:  # the result depends on every index
         for entry in inputs:
             for _ in read_shard(whole_shard(entry, corpus.audit, transform, limits)):
                 pass
@@ -341,7 +341,7 @@ def plan_shards(
         if source is not None and source.scores:
             _check_scores(whole_shard(entry, source, transform, limits))
     shards: list[Shard] = []
-    if corpus.versions is not None:  # of which a file packs many into few bytes
+    if corpus.versions is not None:  # a file may hold many in few bytes
         inputs = [replace(entry, size=max(entry.size, entry.text_bytes)) for entry in inputs]
     shard_bytes = _shard_bytes(inputs, resources, limit, corpus.has_pictures)
     for role, source in corpus.roles():
@@ -359,10 +359,10 @@ def plan_shards(
 
 
 def _check_scores(whole: Shard) -> None:
-    """Look whether some of the first documents of an input have scores.
+    """Check that some of the first documents of an input have scores.
 
     Raises:
-        UserError: none of them has.
+        UserError: none of them has scores.
     """
     first = list(itertools.islice(read_shard(whole), _FIRST))
     problems = [one.problem[1] for one in first if one.problem is not None and one.problem[0] == "non_finite_score"]
@@ -371,9 +371,9 @@ def _check_scores(whole: Shard) -> None:
 
 
 def number_rows(shards: Sequence[Shard]) -> list[Shard]:
-    """Fill in the first row of byte ranges by counting the lines before them, each byte read once.
+    """Set the first row of byte ranges by counting the lines before them; each byte is read once.
 
-    Ranges in which no line begins, as inside a long one, are left out: there is nothing to read in them.
+    Ranges in which no line starts, such as inside a long line, are omitted: they contain no documents.
     """
     numbered: list[Shard] = []
     for (_, path), group in itertools.groupby(shards, key=lambda shard: (shard.role, shard.path)):
@@ -390,9 +390,9 @@ def number_rows(shards: Sequence[Shard]) -> list[Shard]:
 
 
 def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit: int | None, pictures: bool) -> int:
-    """Text bytes in a shard: as configured, or so many that a small corpus has shards for every worker too.
+    """Text bytes of a shard: as configured, or small enough that a small corpus also has shards for every worker.
 
-    It follows from the inputs alone, never from the machine: scores depend on what shares a batch.
+    The default depends only on the inputs, never on the machine: scores depend on the documents of a batch.
     """
     if resources.shard_bytes != "auto":
         return resources.shard_bytes
@@ -400,7 +400,7 @@ def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit:
     if limit is not None:
         rows = sum(extent_of(entry).rows for entry in inputs)
         total *= min(1.0, limit * len({entry.role for entry in inputs}) / max(1, rows))
-    step = 1 << max(0, int(total / SHARDS).bit_length() - 1)  # a power of 2: some more text leaves the cuts as they are
+    step = 1 << max(0, int(total / SHARDS).bit_length() - 1)  # a power of 2: small changes of the corpus keep the cuts
     least, most = PICTURE_BYTES if pictures else (LEAST_BYTES, MOST_BYTES)
     return min(most, max(least, step))
 
@@ -408,24 +408,24 @@ def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit:
 def _split_input(entry: InputFile, whole: Shard, shard_bytes: int, shard_documents: int) -> Iterator[Shard]:
     if entry.rows == 0:
         return
-    if whole.window:  # bytes would cut the rows at places that depend on their order
+    if whole.window:  # byte ranges would depend on the order of the rows
         yield replace(whole, stop=entry.size) if by_bytes(whole) else whole
         return
     if ranges := by_bytes(whole):
         step, total = shard_bytes, entry.size
-    elif entry.rows is None:  # the rows of the file can only be read from its beginning
+    elif entry.rows is None:  # the file can only be read from its start
         yield whole
         return
     else:
         total = entry.rows
         step = max(1, min(shard_documents, shard_bytes * total // max(1, entry.text_bytes or entry.size)))
-    # where one ends the next begins: memory holds one number of both
+    # the end of one is the start of the next: both share one integer in memory
     for start, stop in itertools.pairwise(itertools.chain(range(0, total, step), [total])):
         yield replace(whole, start=start, stop=stop, first_row=0 if ranges else start, files=entry.files[start:stop])
 
 
 def _first_rows(shards: Iterable[Shard], limit: int) -> Iterator[Shard]:
-    """The shards that hold the first rows of a role, the last one cut."""
+    """The shards that hold the first rows of a role; the last one is shortened."""
     for shard in shards:
         shard, rows = _limited(shard, limit)
         if rows:
@@ -436,7 +436,7 @@ def _first_rows(shards: Iterable[Shard], limit: int) -> Iterator[Shard]:
 
 
 def _limited(shard: Shard, remaining: int) -> tuple[Shard, int]:
-    """The shard cut to at most so many rows, and how many rows that is."""
+    """The shard shortened to at most `remaining` rows, and its number of rows."""
     if by_bytes(shard) and shard.label_column is None:
         rows = sum(1 for _ in lines(replace(shard, max_rows=remaining)))
     elif shard.stop is None or shard.label_column is not None:
@@ -448,11 +448,11 @@ def _limited(shard: Shard, remaining: int) -> tuple[Shard, int]:
 
 
 def _lines_before(path: str, stops: Sequence[int]) -> Iterator[int]:
-    """How many lines begin in bytes [0, stop) of a file, for ascending stops above 0."""
+    """Number of lines that start in bytes [0, stop) of a file, for ascending stops above 0."""
     position = ends = 0
     with fsspec.open(path, "rb") as file:
         for stop in stops:
-            last = stop - 1  # a line that begins at a byte ends before it
+            last = stop - 1  # the line before a start ends one byte earlier
             while position < last and (block := file.read(min(_BLOCK, last - position))):
                 ends += block.count(b"\n")
                 position += len(block)

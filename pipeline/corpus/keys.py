@@ -1,4 +1,4 @@
-"""Keys: by what two documents are one, near-duplicates, or of one group, texts or pictures; and how they begin."""
+"""Keys by which documents are equal, near-duplicates or of one group, for texts and pictures; and excerpts."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, visible
 
 KEY_COLUMNS = ("id_key", "text_key", "sketch", "group", "n_tokens")
-"""Of a score file: what keys are read from."""
+"""Columns of a score file that keys are read from."""
 
-_AT_ONCE, _CHARACTERS_AT_ONCE = 256, 1 << 20  # documents of which keys are made together
+_AT_ONCE, _CHARACTERS_AT_ONCE = 256, 1 << 20  # documents whose keys are computed together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keys:
-    """What documents are compared by, in their order. Everything that depends on equal or similar documents reads it.
+    """Keys of documents, in order: the basis of all comparisons for equal or similar documents.
 
-    A picture that cannot be decoded has length 0, and its text key and sketch mean nothing.
+    A picture that cannot be decoded has length 0; its text key and sketch are meaningless.
     """
 
     id: np.ndarray  # int64, (documents,): equal for equal ids
     text: np.ndarray  # int64, (documents,): equal for equal normalised texts, or equal pixels
     sketch: np.ndarray  # uint8, (documents, 128): alike for near-duplicates
     group: pa.ChunkedArray  # string, (documents,); null for none
-    length: np.ndarray  # int64, (documents,): words of a text, bytes of a picture; of a scored document its tokens
+    length: np.ndarray  # int64, (documents,): words of a text, bytes of a picture, tokens of a scored document
 
     @classmethod
     def of(cls, documents: Sequence[Document], text: Callable[[Document], str] = attrgetter("text")) -> Keys:
-        """The keys of documents, of their pictures if they have some.
+        """The keys of documents, or of their pictures if they have any.
 
         Args:
-            documents: without a problem, all texts or all pictures.
-            text: what is compared of a text; by default all of it.
+            documents: documents without a problem, all texts or all pictures.
+            text: returns the part of a text that is compared; by default all of it.
         """
         if any(document.picture is not None for document in documents):
             contents = [_of_picture(document.picture) for document in documents]
@@ -71,7 +71,7 @@ class Keys:
 
     @classmethod
     def joined(cls, parts: Iterable[Keys]) -> Keys:
-        """The keys of several parts, one after the other; of none where there is no part."""
+        """The concatenated keys of several parts; empty if there are none."""
         every = [NO_KEYS, *parts]
         id_keys, texts, sketches, lengths = (
             np.concatenate([getattr(part, name) for part in every]) for name in ("id", "text", "sketch", "length")
@@ -80,7 +80,7 @@ class Keys:
         return cls(id_keys, texts, sketches, group, lengths)
 
     def __len__(self) -> int:
-        """How many documents there are."""
+        """Number of documents."""
         return int(self.id.size)
 
     def take(self, chosen: np.ndarray) -> Keys:
@@ -90,12 +90,12 @@ class Keys:
         return Keys(self.id[places], self.text[places], self.sketch[places], group, self.length[places])
 
     def equal(self, others: Keys) -> np.ndarray:
-        """Which documents have the text, or the pixels, of one of the others: bool, (documents,)."""
+        """Whether each document has the text or the pixels of one of the others: bool, (documents,)."""
         return np.asarray(np.isin(self.text, others.text))
 
     @property
     def grouped(self) -> np.ndarray:
-        """Which documents have a group: bool, (documents,)."""
+        """Whether each document has a group: bool, (documents,)."""
         return np.asarray(pc.is_valid(self.group).to_numpy(), dtype=bool)
 
     def group_keys(self) -> np.ndarray:
@@ -105,7 +105,7 @@ class Keys:
         return keys[codes]
 
     def group_numbers(self) -> np.ndarray:
-        """Groups by number from 0, in the order of their first documents; -1 for none: int64, (documents,)."""
+        """Group numbers from 0, in the order of their first documents; -1 for none: int64, (documents,)."""
         return self._coded_groups()[0]
 
     def _coded_groups(self) -> tuple[np.ndarray, list[str]]:
@@ -122,17 +122,17 @@ NO_KEYS = Keys(
     pa.chunked_array([], pa.string()),
     np.empty(0, dtype=np.int64),
 )
-"""Of no document."""
+"""The keys of no documents."""
 
 
 def keyed(
     documents: Iterable[Document], text: Callable[[Document], str] = attrgetter("text")
 ) -> Iterator[tuple[list[Document], Keys]]:
-    """Documents in parts of a bounded size with their keys; those before a damaged place, and then the error.
+    """Documents with their keys, in parts of bounded size; those before a damaged row are returned before the error.
 
     Args:
-        documents: as of `Keys.of`.
-        text: as of `Keys.of`.
+        documents: as in `Keys.of`.
+        text: as in `Keys.of`.
     """
     some: list[Document] = []
     characters = 0
@@ -150,7 +150,7 @@ def keyed(
 
 
 def content_size(document: Document) -> int:
-    """Characters of a document's text and bytes of its picture."""
+    """Number of characters of a document's text plus bytes of its picture."""
     return len(document.text) + len(document.picture or b"")
 
 
@@ -177,23 +177,23 @@ def _of_picture(data: bytes | None) -> tuple[int, bytes, int]:
 
 
 def excerpt_of(text: str, characters: int) -> str:
-    """The beginning of a text in one line: at most so many characters, and an ellipsis where it goes on."""
+    """The start of a text in one line: at most `characters`, with an ellipsis if it is truncated."""
     start = collapsed(text[: 8 * characters])
     cut = len(start) > characters or len(text) > 8 * characters
     return visible(start[:characters].rstrip()) + ("…" if cut else "")
 
 
 def excerpts_of(shard: Shard, rows: Sequence[int], keys: Sequence[int], characters: int) -> list[str | None]:
-    """How single documents of a shard begin. Memory holds one batch of texts.
+    """Excerpts of single documents of a shard. Memory holds one batch of texts.
 
     Args:
-        shard: that holds them.
-        rows: their numbers in the input.
-        keys: of their texts when they were scored (`text_key`).
-        characters: of an excerpt, at most.
+        shard: shard that holds the documents.
+        rows: their row numbers in the input.
+        keys: keys (`text_key`) of their texts when they were scored.
+        characters: maximum length of an excerpt.
 
     Returns:
-        One excerpt a row; None where the text is gone, or is no longer the one that was scored.
+        One excerpt per row; None if the text is missing or differs from the scored one.
     """
     excerpts = {
         row: excerpt_of(text, characters) for row, text in same_texts(shard, dict(zip(rows, keys, strict=True)))
@@ -202,14 +202,14 @@ def excerpts_of(shard: Shard, rows: Sequence[int], keys: Sequence[int], characte
 
 
 def same_texts(shard: Shard, keys: Mapping[int, int]) -> Iterator[tuple[int, str]]:
-    """The texts of single documents of a shard that are still those that were scored. Memory holds one batch of texts.
+    """The texts of single documents of a shard that are unchanged since scoring. Memory holds one batch of texts.
 
     Args:
-        shard: that holds them.
-        keys: number of the row in the input -> key of its text when it was scored (`text_key`).
+        shard: shard that holds the documents.
+        keys: row number in the input -> key (`text_key`) of its text when it was scored.
 
     Returns:
-        Row and text, in the order of the shard; it ends early where the file is gone or another.
+        Row and text, in the order of the shard; the iteration stops early if the file is missing or was replaced.
     """
     wanted = dict(keys)
     if not wanted:
@@ -222,5 +222,5 @@ def same_texts(shard: Shard, keys: Mapping[int, int]) -> Iterator[tuple[int, str
                         yield document.row, document.text
                     if not wanted:
                         break
-    except (UserError, LookupError, ValueError, OSError):  # gone, or another file: an answer needs no text
+    except (UserError, LookupError, ValueError, OSError):  # missing or replaced file: results do not need the text
         return

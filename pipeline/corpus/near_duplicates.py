@@ -1,4 +1,4 @@
-"""Near-duplicates: documents that share most of their runs of five words, found from sketches of 128 bytes each."""
+"""Near-duplicates: documents that share most of their runs of five words, detected by sketches of 128 bytes."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ from pipeline.config.corpus import NEAR_SHARE
 from pipeline.errors import UserError
 
 SKETCH = 128
-"""Bytes of a sketch, one for each of as many random orders of all runs."""
+"""Bytes of a sketch: one for each of 128 random orders of all runs."""
 
 SKETCH_KIND = "MinHash of runs of 5 words, 128 orders, a byte each, 1"
-"""How sketches are made, for fingerprints: sketches of another kind must not be compared with these."""
+"""Version of the sketches, for fingerprints: sketches of another version must not be compared with these."""
 
 SKETCH_TYPE = pa.binary(SKETCH)
 
 BLOCK = 1 << 16
-"""Sketches that are read at a time."""
+"""Number of sketches per read."""
 
 _GRAM = 5
-"""Words in a run. A text of fewer words is one run: it has no near-duplicate but its equals."""
+"""Words of a run. A text with fewer words is one run: its only near-duplicates are equal texts."""
 
 _WORD = re.compile(r"\w+")
 _NO_WORD = re.compile(r"\W")
-_CHARACTERS = 1 << 20  # of a text whose words are found together, or some more
-_AT_ONCE = 1 << 10  # runs that are hashed together: what is made of them stays in a cache
+_CHARACTERS = 1 << 20  # approximate characters of text that are split into words together
+_AT_ONCE = 1 << 10  # runs that are hashed together, small enough for the CPU cache
 
-_LEAST_RECALL = 0.95  # share of pairs at the threshold that become candidates; it is larger for closer ones
-_WIDEST_BAND = 7  # bytes: with one more they are a uint64
-_BUCKET = 32  # neighbours that a document is compared with where more share its band
+_LEAST_RECALL = 0.95  # share of pairs at the threshold that become candidates; larger above it
+_WIDEST_BAND = 7  # bytes: with one more byte they fit a uint64
+_BUCKET = 32  # neighbours that a document is compared with if more documents share its band
 _AT_A_TIME = 1 << 12  # documents whose candidates are compared together
 
 _PART = 1 << 13  # sketches that are read together
 
 
 def sketch(text: str) -> bytes:
-    """The sketch of a text, of which `near_pairs` estimates what share of their runs two texts have in common.
+    """The sketch of a text, from which the share of common runs of two texts can be estimated.
 
     The runs are all sequences of 5 words, normalised (NFKC, case folded, without punctuation and white space), as a
     set. In each of 128 random orders the sketch keeps a byte of the hash of the first run (MinHash, Broder 1997; one
-    byte, Li & Konig 2010): it is equal for two texts with a probability of the share of common runs, and 1/256 more
-    of the rest. The same text gives the same bytes on every machine.
+    byte, Li & Konig 2010): for two texts with a share s of common runs, the byte is equal with probability
+    s + (1 - s) / 256. The same text gives the same bytes on every machine.
 
     Args:
         text: not empty.
 
     Returns:
-        128 bytes; those of texts that are equal when normalised are equal.
+        128 bytes, equal for texts that are equal when normalised.
     """
     return sketches_of_texts([text])[0]
 
 
 def sketches_of_texts(texts: Sequence[str]) -> list[bytes]:
-    """The `sketch` of each of several texts, which takes a fraction of the time of one after the other."""
+    """The `sketch` of each of several texts, much faster than separate calls."""
     multiplier, summand = (values[:, None] for values in _orders())
     minimum = np.full((len(texts), SKETCH), np.iinfo(np.uint32).max, dtype=np.uint32)
     for first, some in _together(texts):
@@ -74,12 +74,12 @@ def sketches_of_texts(texts: Sequence[str]) -> list[bytes]:
             values += summand
             places = slice(first + int(number[0]), first + int(number[-1]) + 1)
             np.minimum(minimum[places], np.minimum.reduceat(values, begins, axis=1).T, out=minimum[places])
-    minimum *= np.uint32(0x9E3779B1)  # the smallest of many hashes has small high bits
+    minimum *= np.uint32(0x9E3779B1)  # the high bits of the minimum of many hashes are small
     return list(map(bytes, (minimum >> np.uint32(24)).astype(np.uint8)))
 
 
 def _mixed(hashes: np.ndarray) -> np.ndarray:
-    """The finalizer of MurmurHash3, before the affine orders: uint32, as datasketch has both."""
+    """The finalizer of MurmurHash3, before the affine orders: uint32, both as in datasketch."""
     hashes = (hashes ^ (hashes >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     hashes = (hashes ^ (hashes >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return np.asarray(hashes ^ (hashes >> np.uint32(16)))
@@ -87,26 +87,26 @@ def _mixed(hashes: np.ndarray) -> np.ndarray:
 
 @cache
 def _orders() -> np.ndarray:
-    """Of each order of all runs, what hashes are multiplied by, an odd number, and what is added: uint32, (2, 128)."""
-    rng = np.random.RandomState(1)  # whose numbers stay the same in every version of NumPy
+    """The odd multiplier and the summand of the hashes for each order of all runs: uint32, (2, 128)."""
+    rng = np.random.RandomState(1)  # its numbers are the same in every version of NumPy
     factors = rng.randint(0, 1 << 31, SKETCH, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
     return np.array([factors, rng.randint(0, 1 << 32, SKETCH, dtype=np.uint32)])
 
 
 def stack_sketches(sketches: Sequence[bytes]) -> np.ndarray:
-    """Sketches as numbers: uint8, (documents, 128)."""
+    """Sketches as an array: uint8, (documents, 128)."""
     return np.frombuffer(b"".join(sketches), dtype=np.uint8).reshape(-1, SKETCH)
 
 
 def likeness(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The estimated share of common runs of pairs of documents.
+    """Estimated share of common runs of pairs of documents.
 
     Args:
         first: uint8, (pairs, 128).
         second: uint8, (pairs, 128).
 
     Returns:
-        float64, (pairs,), in [0, 1]; its standard error is at most 0.045, and 0.036 where the share is 0.8.
+        float64, (pairs,), in [0, 1]; its standard error is at most 0.045, and 0.036 for a share of 0.8.
     """
     equal = np.count_nonzero(first == second, axis=1) / SKETCH
     return np.clip((equal - 1 / 256) / (1 - 1 / 256), 0, 1)
@@ -114,29 +114,29 @@ def likeness(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NearDuplicateIndex:
-    """Documents among which the near-duplicates of others are found without comparing all with all.
+    """An index of documents that finds near-duplicates of other documents without comparing all pairs.
 
-    The sketch is cut into bands; documents that share a band are compared (locality-sensitive hashing). Bands are as
-    wide as leaves 95% of the pairs at the threshold to be compared, and nearly all of those above it. Where more than
-    32 different sketches share a band, a document is compared with the 32 nearest in their order.
+    The sketch is split into bands; documents that share a band are compared (locality-sensitive hashing). The width of
+    the bands is such that 95% of the pairs at the threshold, and nearly all above it, are compared. If more than 32
+    different sketches share a band, a document is compared with the 32 nearest in their order.
     """
 
     threshold: float
     sketches: np.ndarray  # uint8, (documents, 128)
     distinct: np.ndarray  # uint8, (different sketches, 128)
-    number: np.ndarray  # int32, (documents,): the place of each document's sketch among these
+    number: np.ndarray  # int32, (documents,): index of each document's sketch in `distinct`
     first: np.ndarray  # int64, (different sketches,): the first document that has it
     width: int  # bytes of a band
-    order: list[np.ndarray]  # of each band: int32, the different sketches in the order of their keys
-    keys: list[np.ndarray]  # of each band: uint64, ascending
+    order: list[np.ndarray]  # per band: int32, the different sketches in the order of their keys
+    keys: list[np.ndarray]  # per band: uint64, ascending
 
     @classmethod
     def of(cls, sketches: np.ndarray, threshold: float) -> NearDuplicateIndex:
-        """The index of documents.
+        """Index documents.
 
         Args:
             sketches: uint8, (documents, 128).
-            threshold: of the share of common runs, in [0.5, 1].
+            threshold: minimum share of common runs, in [0.5, 1].
         """
         first, number = different(_digests(sketches))
         distinct = sketches[first]
@@ -153,7 +153,7 @@ class NearDuplicateIndex:
             sketches: uint8, (others, 128).
 
         Returns:
-            Two int64 arrays of one length: places among the given, ascending, and in `distinct`.
+            Two int64 arrays of the same length: indices into `sketches`, ascending, and into `distinct`.
         """
         codes = [np.empty(0, dtype=np.int64)]
         for band, (order, ascending) in enumerate(zip(self.order, self.keys, strict=True)):
@@ -165,18 +165,18 @@ class NearDuplicateIndex:
         return given, known
 
     def matches(self, sketches: np.ndarray) -> np.ndarray:
-        """Which of the given documents have a near-duplicate in the index: bool, (others,)."""
+        """Whether each given document has a near-duplicate in the index: bool, (others,)."""
         matched = np.zeros(len(sketches), dtype=bool)
         matched[self.near(sketches)[0]] = True
         return matched
 
     def documents(self, places: np.ndarray) -> np.ndarray:
-        """Which documents of the index have one of these different sketches: bool, (documents,)."""
+        """Whether each document of the index has one of these different sketches: bool, (documents,)."""
         return np.asarray(np.isin(self.number, places))
 
 
 def band_width(threshold: float) -> int:
-    """Bytes of a band: as many as leave 95% of the pairs with this share of common runs at least one equal band."""
+    """Bytes of a band with which 95% of the pairs with this share of common runs have at least one equal band."""
     for width in range(_WIDEST_BAND, 1, -1):
         if 1 - (1 - threshold**width) ** (SKETCH // width) >= _LEAST_RECALL:
             return width
@@ -184,31 +184,31 @@ def band_width(threshold: float) -> int:
 
 
 class Sketches(Protocol):
-    """Sketches of documents, uint8, (documents, 128), which memory need not hold; an array is one."""
+    """Sketches of documents, uint8, (documents, 128), as an array or outside of memory."""
 
     def __len__(self) -> int:
-        """How many documents there are."""
+        """Number of documents."""
 
     def __getitem__(self, documents: Any, /) -> Any:
-        """The sketches of some documents, by a slice or int places: uint8, (some, 128)."""
+        """The sketches of some documents, by a slice or int positions: uint8, (some, 128)."""
 
 
 def near_families(sketches: Sketches, threshold: float = NEAR_SHARE) -> np.ndarray:
-    """Number the families of documents: near-duplicates, and near-duplicates of these, belong to one.
+    """Number the families of documents: connected components of near-duplicates.
 
     Args:
-        sketches: of the documents; memory holds some 60 bytes a document besides.
-        threshold: of the share of common runs, in [0.5, 1].
+        sketches: sketches of the documents; additional memory: about 60 bytes per document.
+        threshold: minimum share of common runs, in [0.5, 1].
 
     Returns:
         int64, (documents,), in 0..families - 1, in the order of their first documents.
     """
     first, number = different(_filled(sketches, _digests))
-    labels = np.arange(first.size, dtype=np.int32)  # of each different sketch: the first one of its family
+    labels = np.arange(first.size, dtype=np.int32)  # first sketch of the family of each different sketch
     width = band_width(threshold)
     for band in range(SKETCH // width):
         one, other = _alike(sketches, first, labels, band, width, threshold)
-        if one.size:  # what is one family already stays one
+        if one.size:  # existing families are kept
             labels = _joined(labels, one, other)
     rank = np.cumsum(labels == np.arange(labels.size, dtype=np.int32), dtype=np.int64) - 1
     return np.asarray(rank[labels[number]], dtype=np.int64)
@@ -217,18 +217,18 @@ def near_families(sketches: Sketches, threshold: float = NEAR_SHARE) -> np.ndarr
 def draw_families(
     pool: np.ndarray, family: np.ndarray, count: int, rng: np.random.Generator, lean: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draw at most `count` documents at random, whole families at a time, as many as the families allow.
+    """Draw at most `count` documents at random, in whole families.
 
-    A family that no longer fits is passed over. Where every family is one document, exactly min(count, pool) are
-    drawn, each set of that size with the same probability.
+    A family that would exceed `count` is skipped. If every family is one document, exactly min(count, pool) are drawn,
+    each set of that size with the same probability.
 
     Args:
-        pool: bool, (documents,), those to draw from; a family lies wholly inside or wholly outside.
+        pool: bool, (documents,), documents to draw from; a family is entirely inside or entirely outside.
         family: int64, (documents,), from `near_families`.
-        count: how many, >= 0.
-        rng: source of randomness.
-        lean: float, (documents,): documents are then drawn one after another with odds of exp(lean), a family with
-            the mean of its own; without it each with the same.
+        count: maximum number of documents, >= 0.
+        rng: random generator.
+        lean: float, (documents,): documents are drawn one after another with odds of exp(lean), a family with the
+            mean of its documents; None: equal odds.
 
     Returns:
         bool, (documents,), a subset of the pool.
@@ -252,7 +252,7 @@ def draw_families(
 
 
 def _leaning_order(family: np.ndarray, lean: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The families, by name, in the order in which they are drawn: the largest of lean plus Gumbel noise first."""
+    """The family numbers in drawing order: descending lean plus Gumbel noise."""
     codes, sizes = np.unique(family, return_inverse=True, return_counts=True)[1:]
     means = np.bincount(codes, weights=lean) / sizes
     return np.argsort(-(means + rng.gumbel(size=means.size)), kind="stable")
@@ -261,7 +261,7 @@ def _leaning_order(family: np.ndarray, lean: np.ndarray, rng: np.random.Generato
 def _alike(
     sketches: Sketches, first: np.ndarray, labels: np.ndarray, band: int, width: int, threshold: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of different sketches that share a band, are near-duplicates and not of one family yet: int32 twice."""
+    """Pairs of different sketches that share a band, are near-duplicates and are not yet of one family: two int32."""
     keys = _filled(sketches, lambda block: _keys(block, band, width))
     keys = keys if first.size == keys.size else keys[first]
     order = np.argsort(keys, kind="stable").astype(np.int32)
@@ -278,7 +278,7 @@ def _alike(
 
 
 def _joined(labels: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The families of different sketches after some of them were joined in pairs, each named by its first: int32."""
+    """The families of different sketches after joining pairs of them, as the index of their first sketch: int32."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -294,7 +294,7 @@ def _joined(labels: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarra
 
 
 def _filled(sketches: Sketches, values: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """A uint64 of each sketch: uint64, (documents,)."""
+    """Apply a function to all sketches in parts: uint64, (documents,)."""
     every = np.empty(len(sketches), dtype=np.uint64)
     for start in range(0, len(sketches), BLOCK):
         every[start : start + BLOCK] = values(sketches[start : start + BLOCK])
@@ -302,12 +302,12 @@ def _filled(sketches: Sketches, values: Callable[[np.ndarray], np.ndarray]) -> n
 
 
 def _close(first: np.ndarray, second: np.ndarray, threshold: float) -> np.ndarray:
-    """Which pairs of sketches are of near-duplicates: bool, (pairs,)."""
+    """Whether each pair of sketches belongs to near-duplicates: bool, (pairs,)."""
     return np.asarray(likeness(first, second) >= threshold - 1e-9)
 
 
 def _digests(sketches: np.ndarray) -> np.ndarray:
-    """64 bits of each sketch, which tell a billion of them apart: uint64, (documents,)."""
+    """64-bit digest of each sketch, which distinguishes a billion of them: uint64, (documents,)."""
     words = np.ascontiguousarray(sketches).view("<u8")
     whole = np.zeros(len(sketches), dtype=np.uint64)
     for column in words.T:
@@ -317,7 +317,7 @@ def _digests(sketches: np.ndarray) -> np.ndarray:
 
 
 def _keys(sketches: np.ndarray, band: int, width: int) -> np.ndarray:
-    """Eight bytes from the beginning of a band on, as uint64: the band, and what orders documents that share it."""
+    """Eight bytes from the start of a band, as uint64: the band, and bytes that order documents that share it."""
     begin = band * width
     columns = sketches[:, begin : begin + 8]
     if begin + 8 > SKETCH:
@@ -326,7 +326,7 @@ def _keys(sketches: np.ndarray, band: int, width: int) -> np.ndarray:
 
 
 def _candidates(keys: np.ndarray, known: np.ndarray, width: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The pairs of given and known documents that share a band, a bounded number at a time; places in key order."""
+    """Pairs of given and known documents that share a band, in batches of bounded size; positions in key order."""
     rest = np.uint64((1 << 8 * (8 - width)) - 1)
     for begin in range(0, keys.size, _AT_A_TIME):
         some = keys[begin : begin + _AT_A_TIME]
@@ -342,7 +342,7 @@ def _candidates(keys: np.ndarray, known: np.ndarray, width: int) -> Iterator[tup
 
 
 def _together(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
-    """Texts in parts of some characters, each with the number of its first."""
+    """Texts in parts of bounded characters, each with the index of its first text."""
     begin = characters = 0
     for number, text in enumerate(texts):
         characters += len(text)
@@ -354,10 +354,10 @@ def _together(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
 
 
 def _hashes(lines: bytes) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The hashes of the runs of lines, whose words have a blank between them, a bounded number at a time.
+    """The hashes of the runs of lines of words separated by blanks, in batches of bounded size.
 
     Returns:
-        The number of each run's line, int64, ascending, and its hash, uint32; every line has a run.
+        The index of each run's line, int64, ascending, and its hash, uint32; every line has a run.
     """
     signs = np.frombuffer(lines, dtype=np.uint8)
     gaps = np.flatnonzero((signs == ord(" ")) | (signs == ord("\n")))
@@ -376,11 +376,11 @@ def _hashes(lines: bytes) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def _normal_words(text: str) -> str:
     normal = unicodedata.normalize("NFKC", text).casefold()
-    return _words(normal) or " ".join(normal.split())  # a text of signs alone has the runs of its signs
+    return _words(normal) or " ".join(normal.split())  # a text without letters has runs of its signs
 
 
 def _words(text: str) -> str:
-    """The words of a text with a blank between them, found in a part of a long text at a time."""
+    """The words of a text separated by blanks; a long text is split in parts."""
     parts: list[str] = []
     start = 0
     while start < len(text):
@@ -392,19 +392,19 @@ def _words(text: str) -> str:
 
 
 def different(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number values in the order in which they first stand.
+    """Number values in the order of their first occurrence.
 
     Args:
         values: uint64, (values,).
 
     Returns:
-        The place of the first of each different value, int32, ascending; and for all places the number of their value
-        among these, int32.
+        The index of the first occurrence of each different value, int32, ascending; and the number of each value,
+        int32.
     """
     order = np.argsort(values, kind="stable").astype(np.int32)
     rising = values[order]
     begins = np.flatnonzero(np.concatenate([[True], rising[1:] != rising[:-1]])[: rising.size])
-    earliest = np.empty(values.size, dtype=np.int32)  # the first place of each one's value
+    earliest = np.empty(values.size, dtype=np.int32)  # first index of each value
     earliest[order] = np.repeat(order[begins], np.diff(begins, append=rising.size))
     is_first = earliest == np.arange(values.size, dtype=np.int32)
     number = np.cumsum(is_first, dtype=np.int32)[earliest]
@@ -412,19 +412,19 @@ def different(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class SketchFile:
-    """Takes sketches in any order, gives them in that of `places`. The file has no name, so it goes with the object."""
+    """Sketches in an unnamed temporary file: appended in any order, read in the order of `places`."""
 
     def __init__(self) -> None:
-        """Hold no sketch yet."""
+        """Create an empty file."""
         self.size = 0
-        self.places = np.empty(0, dtype=np.int64)  # of documents, as `append` returned them
+        self.places = np.empty(0, dtype=np.int64)  # positions of the documents, from `append`
         self._file = tempfile.TemporaryFile(prefix="seenset-sketches-")  # noqa: SIM115
 
     def append(self, sketches: np.ndarray) -> int:
-        """Add sketches, uint8, (documents, 128); the place of the first of them.
+        """Append sketches, uint8, (documents, 128), and return the position of the first.
 
         Raises:
-            UserError: there is no space for temporary files.
+            UserError: no space is left for temporary files.
         """
         begin = self.size
         try:
@@ -438,7 +438,7 @@ class SketchFile:
         return begin
 
     def read(self, places: np.ndarray) -> np.ndarray:
-        """The sketches of some places: uint8, (places, 128)."""
+        """The sketches at some positions: uint8, (places, 128)."""
         wanted, number = np.unique(places, return_inverse=True)
         sketches = np.empty((wanted.size, SKETCH), dtype=np.uint8)
         begins = np.unique(wanted // _PART, return_index=True)[1]
@@ -450,7 +450,7 @@ class SketchFile:
         return sketches[number]
 
     def __len__(self) -> int:
-        """How many documents there are."""
+        """Number of documents."""
         return int(self.places.size)
 
     def __getitem__(self, documents: slice | np.ndarray) -> np.ndarray:

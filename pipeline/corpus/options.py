@@ -1,4 +1,4 @@
-"""Orders as versions: those of the options of multiple-choice items, or of the rows of a file, if any was as likely.
+"""Orders as versions: of the options of multiple-choice items or the rows of a file, if all were equally likely.
 
 Whether a document is left out, and which orders are its versions, depends on the unordered options or rows alone: a
 rule that reads the published order would break the guarantee.
@@ -18,13 +18,13 @@ from pipeline.corpus.formats.base import Unreadable
 
 MOST_OPTIONS = 7
 MOST_ORDERS = 24
-"""Versions of an item at most, the orders of four options; those of more options are split into equal parts."""
+"""Maximum number of versions of an item: the orders of four options. More orders are split into equal parts."""
 
 COLUMNS = 4
-"""Sets of places whose orders are the versions of a run of rows."""
+"""Number of sets of positions whose orders are the versions of a run of rows."""
 
 LEFT_OUT = frozenset({"options_number", "options_equal", "options_ordered", "options_refer", "rows_equal"})
-"""Reasons why a document is left out by rule, which is no error of its rows."""
+"""Reasons why a document is left out by rule; they are not errors of its rows."""
 
 _NUMBER_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -59,13 +59,13 @@ def orders_of(
 
     All orders, sorted by SHA-256 of their texts, are cut into equal parts of at most `MOST_ORDERS`; the versions are
     those of the part with the published order, which is uniform among them if it was uniform among all. A site is a
-    position, its form how many options are shorter than the one that stands there.
+    position; its form is the number of options that are shorter than the option at that position.
 
     Args:
-        options: value of the column.
-        column: of the options.
-        values: of the other columns of the template.
-        template: of the text; options stand on a line each, with a letter.
+        options: value of the column of options.
+        column: name of that column.
+        values: values of the other columns of the template.
+        template: template of the text; each option is one line with a letter.
     """
     if not isinstance(options, (list, tuple)) or not all(isinstance(one, str) and one.strip() for one in options):
         return Unreadable("not_text", f"column {column!r} holds no list of texts")
@@ -90,7 +90,7 @@ def orders_of(
 
 
 def why_left_out(options: Sequence[str]) -> Unreadable | None:
-    """Why the orders of some options are not equally likely; None where they may be. Reads no order."""
+    """Why the orders of some options are not equally likely; None if they may be. Does not depend on the order."""
     options = sorted(options)
     if not 2 <= len(options) <= MOST_OPTIONS:
         return Unreadable("options_number", f"{len(options)} options; 2 to {MOST_OPTIONS} are permuted")
@@ -112,14 +112,14 @@ def window_orders(
 ) -> tuple[list[str], int] | Unreadable:
     """Orders of consecutive rows as versions: texts, a line break between rows, and the index of the published one.
 
-    The places, shuffled by SHA-256 of their numbers, fill a grid of 4 columns row by row; those that fill no row keep
-    their texts. The versions are the at most 24 orders of the columns. These are a group of permutations, so the
-    published order is uniform among them if it was uniform among all.
+    The positions, shuffled by SHA-256 of their numbers, fill a grid of 4 columns row by row; positions of an incomplete
+    row keep their texts. The versions are the at most 24 orders of the columns. These are a group of permutations, so
+    the published order is uniform among them if it was uniform among all.
 
     Args:
-        texts: of the rows, in their published order.
+        texts: texts of the rows, in the published order.
         first: number of the first row.
-        problem_of: why a text cannot be scored.
+        problem_of: returns why a text cannot be scored.
     """
     for place, text in enumerate(texts):
         if (problem := problem_of(text)) is not None:
@@ -133,7 +133,7 @@ def window_orders(
         for cell, place in enumerate(places[:whole]):
             version[place] = texts[places[cell - cell % columns + order[cell % columns]]]
         versions["\n".join(version)] += 1
-    # Of equal rows each text stands for equally many orders; rows with line breaks may break that.
+    # With equal rows every text has the same number of orders; rows with line breaks may violate this.
     if len(versions) < 2 or len(set(versions.values())) > 1:
         return Unreadable("rows_equal", f"orders of {len(texts)} row{'s' * (len(texts) != 1)} give the same text")
     published, *_ = versions  # permutations begin with the order as it stands

@@ -1,6 +1,6 @@
-"""Pictures: from what a row holds to the bytes of one, what its head tells, and its pixels.
+"""Pictures: their bytes from the value of a row, checks of the header, and pixels.
 
-A picture travels as the bytes that the corpus has; it is decoded where a model or a test wants its pixels.
+A picture is passed on as its encoded bytes; it is decoded where a model or a test needs its pixels.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""What Pillow may take a file for: formats that run no other program."""
+"""Formats that Pillow may decode: those that run no other program."""
 
-_ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # phones write JPEG files with a second picture in them: no animation
+_ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # JPEG files of phones may contain a second picture, which is no animation
 
 PICTURE_SKETCH = 128
-"""Bytes of a picture's sketch, as many as of a text's."""
+"""Bytes of a picture's sketch, the same as for texts."""
 
 PICTURE_SKETCH_KIND = "dHash of 288 bits, 128 times 3 of them, or 128 colours in steps of 32, 3"
-"""How sketches of pictures are made, for fingerprints."""
+"""Version of the sketches of pictures, for fingerprints."""
 
 _HASH_SIDE = 12
-"""Bits of a row and of a column of a hash."""
+"""Number of bits of a row and of a column of a hash."""
 
 _PLAIN = 0.125
-"""Share of a hash: with fewer ones or zeros, along rows and along columns, a picture has no pattern."""
+"""A picture is plain if the share of ones or zeros in its hash, by rows and by columns, is smaller."""
 
 Problem = tuple[str, str]
-"""Reason and message why a row holds no picture."""
+"""Reason code and message for a row without a picture."""
 
 
 def picture_bytes(value: Any, folder: str, most: int) -> bytes | Problem:
     """The bytes of a picture.
 
     Args:
-        value: of the row: bytes, {"bytes", "path"}, or a path beside the file that holds the row.
-        folder: of that file, local or an fsspec URL; what lies outside of it is not read. Empty: there is none.
-        most: bytes that are read of a file.
+        value: value of the row: bytes, {"bytes", "path"}, or a path relative to the file that holds the row.
+        folder: folder of that file, a local path or fsspec URL; paths outside of it are not read. Empty: none.
+        most: maximum bytes of a file.
     """
     if isinstance(value, dict):
         value = value.get("bytes") if value.get("bytes") is not None else value.get("path")
@@ -68,9 +68,9 @@ def file_beside(name: str, folder: str, most: int) -> bytes | Problem:
     """The bytes of a file in a folder, or why they are not read.
 
     Args:
-        name: a path in the folder.
-        folder: local or an fsspec URL; what lies outside of it is not read. Empty: there is none.
-        most: bytes that are read, and one more.
+        name: path in the folder.
+        folder: local path or fsspec URL; paths outside of it are not read. Empty: none.
+        most: at most this many bytes plus one are read.
     """
     shown = repr(name if len(name) <= 200 else f"{name[:197]}...")
     if "://" in name or os.path.isabs(name) or "\0" in name or not folder:
@@ -94,11 +94,11 @@ def file_beside(name: str, folder: str, most: int) -> bytes | Problem:
 
 
 def picture_problem(data: bytes, pixels: int) -> Problem | None:
-    """What the head of a picture says against it; None where it may be decoded. Nothing is decoded.
+    """Why a picture cannot be decoded, from its header; None if it can. The pixels are not decoded.
 
     Args:
-        data: of the picture's file.
-        pixels: that it may have.
+        data: bytes of the picture's file.
+        pixels: maximum number of pixels.
     """
     from PIL import Image
 
@@ -111,13 +111,13 @@ def picture_problem(data: bytes, pixels: int) -> Problem | None:
                 return "too_large", f"{width} x {height} pixels, more than limits.picture_pixels, which is {pixels:,}"
             if not width * height:
                 return "empty", f"{width} x {height} pixels"
-            if image.mode in ("I", "F"):  # Pillow would make them white or black altogether
+            if image.mode in ("I", "F"):  # Pillow would convert them to all white or all black
                 return "undecodable", "its pixels are numbers of 32 bits, of which none says what is black or white"
             if getattr(image, "is_animated", False) and image.format in _ANIMATED:
                 return "animated", f"{getattr(image, 'n_frames', 2)} frames, and one is asked about"
     except Image.DecompressionBombError as error:
         return "too_large", f"{str(error).split(',')[0]}, which Pillow has for all pictures"
-    except Exception as error:  # readers of pictures raise whatever their parsers do
+    except Exception as error:  # decoders raise any exception of their parsers
         return "undecodable", f"not a picture: {' '.join(str(error).split())[:200]}"
     return None
 
@@ -127,16 +127,16 @@ def _opened(data: bytes) -> Iterator[Image]:
     from PIL import Image
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of large pictures, and of odd metadata
+        warnings.simplefilter("ignore")  # large pictures and unusual metadata
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             yield image
 
 
 def open_picture(data: bytes) -> Image:
-    """The pixels of a picture without a `picture_problem`: upright, RGB, of 16-bit grey the upper 8 bits.
+    """Decode a picture without a `picture_problem`: upright, RGB; for 16-bit grey the upper 8 bits.
 
     Raises:
-        ValueError: it cannot be decoded to its end.
+        ValueError: it cannot be decoded completely.
     """
     from PIL import Image, ImageOps
 
@@ -144,7 +144,7 @@ def open_picture(data: bytes) -> Image:
         with _opened(data) as image:
             image.load()
             upright = ImageOps.exif_transpose(image)
-            if upright.mode.startswith("I;16"):  # of which Pillow cuts all but the darkest off
+            if upright.mode.startswith("I;16"):  # Pillow clips all but the darkest values
                 upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
             return upright.convert("RGB")
     except Exception as error:  # as above
@@ -152,22 +152,22 @@ def open_picture(data: bytes) -> Image:
 
 
 def picture_key(picture: Image) -> int:
-    """A 64-bit key of a picture's size and pixels: equal pixels are one document, whatever file they were in."""
+    """A 64-bit key of a picture's size and pixels: equal pixels are one document in any file format."""
     digest = hashlib.blake2b(f"{picture.width} {picture.height} ".encode(), digest_size=8)
     digest.update(picture.tobytes())
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 
 def picture_sketches(pictures: Sequence[Image]) -> list[bytes]:
-    """Sketches of pictures, 128 bytes each, which `near_pairs` compares as those of texts.
+    """Sketches of pictures, 128 bytes each, which are compared like the sketches of texts.
 
     A byte holds 3 of the 288 bits of a perceptual hash (dHash, along rows and columns: whether a pixel of a grey
     thumbnail of 12 x 13 pixels is brighter than its neighbour), drawn once for all pictures. Two pictures whose hashes
-    differ in a share d of their bits have about (1 - d)^3 of their bytes in common, unrelated ones an eighth:
-    near-duplicates, from 0.8, differ in 7% of the bits at most.
+    differ in a share d of their bits have about (1 - d)^3 of their bytes in common, unrelated pictures an eighth:
+    near-duplicates (at least 0.8) differ in at most 7% of the bits.
 
-    Where nearly all bits are equal, as of a picture of one colour, the hash says nothing. A byte is then one number of
-    an 8 x 8 thumbnail in colour, in steps of 32: two such pictures are near-duplicates if these differ by 6 on average.
+    If nearly all bits are equal, as for a picture of one colour, the hash is not informative. A byte is then one value
+    of an 8 x 8 colour thumbnail in steps of 32; two such pictures are near-duplicates if the mean difference is <= 6.
     """
     sketches = []
     for picture in pictures:
@@ -180,13 +180,13 @@ def picture_sketches(pictures: Sequence[Image]) -> list[bytes]:
         else:
             colours = np.asarray(picture.resize((8, 8)), dtype=np.int64).ravel()
             place, begin = _drawn_colours()
-            # 1 to 9: bytes of the other kind are multiples of 32
+            # 1 to 9: bytes of plain pictures are multiples of 32
             sketches.append(((colours[place] + begin) // 32 + 1).astype(np.uint8).tobytes())
     return sketches
 
 
 def _thumbnail(grey: Image, width: int, height: int) -> np.ndarray:
-    """A picture in grey, in so many pixels: uint8, (height, width)."""
+    """Grey thumbnail of a picture: uint8, (height, width)."""
     from PIL.Image import Resampling
 
     return np.asarray(grey.resize((width, height), Resampling.LANCZOS))
@@ -194,16 +194,16 @@ def _thumbnail(grey: Image, width: int, height: int) -> np.ndarray:
 
 @cache
 def _drawn_bits() -> np.ndarray:
-    """Which bits of a hash make each byte of a sketch: int64, (128, 3)."""
+    """The bits of a hash in each byte of a sketch: int64, (128, 3)."""
     rng = np.random.default_rng(1)
     return np.stack([rng.permutation(2 * _HASH_SIDE * _HASH_SIDE)[:3] for _ in range(PICTURE_SKETCH)])
 
 
 @cache
 def _drawn_colours() -> tuple[np.ndarray, np.ndarray]:
-    """Which number of a small thumbnail makes each byte of a plain picture's sketch, and where its steps begin.
+    """The value of the small thumbnail in each byte of a plain picture's sketch, and the offset of its steps.
 
-    Two int64 arrays, (128,), the second in 0..31: a difference of d moves a share of d / 32 of the bytes.
+    Two int64 arrays, (128,), the second in 0..31: a difference of d changes a share of d / 32 of the bytes.
     """
     rng = np.random.default_rng(2)
     return rng.permutation(8 * 8 * 3)[:PICTURE_SKETCH], rng.permutation(PICTURE_SKETCH) % 32

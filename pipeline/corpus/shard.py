@@ -1,4 +1,4 @@
-"""What is read: an input file, and the unit of work, a contiguous run of its rows."""
+"""Input files, and shards: contiguous runs of their rows, the unit of work."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from pipeline.config.corpus import (
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One input as planned: a file, a saved dataset, a hub dataset's split, or one folder's text files."""
+    """One planned input: a file, a saved dataset, a split of a hub dataset, or the text files of a folder."""
 
     role: Role
-    name: str  # as the user wrote it; ids begin with it
-    path: str  # what fsspec opens
+    name: str  # as in the configuration; ids start with it
+    path: str  # path for fsspec
     format: str  # its name
-    size: int  # bytes; 0 where unknown
-    rows: int | None  # None where they are unknown before the file is read
+    size: int  # bytes; 0 if unknown
+    rows: int | None  # None if unknown before the file is read
     content: str  # digest of the size and of both ends of the file, to notice changes
-    files: tuple[str, ...] = ()  # of a folder of text files
-    text_bytes: int = 0  # of the text column, decompressed, where the metadata say
-    stamp: str = ""  # digest of when its files were written last, as the file system says; empty of a dataset's name
+    files: tuple[str, ...] = ()  # names in a folder of text files
+    text_bytes: int = 0  # decompressed bytes of the text column, if the metadata contain them
+    stamp: str = ""  # digest of its files' modification times; empty for a dataset of the hub
     dialect: Dialect = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A contiguous run of rows of one input: rows [start, stop), or lines that begin in bytes [start, stop)."""
+    """A contiguous run of rows of one input: rows [start, stop), or lines that start in bytes [start, stop)."""
 
     id: str
     role: Role
@@ -58,17 +58,17 @@ class Shard:
     files: tuple[str, ...] = ()
     subset: str | None = None
     split: str | None = None
-    transform: TransformConfig | None = None  # of the texts
-    label_column: str | None = None  # only rows whose label gives them the role are documents of the shard
+    transform: TransformConfig | None = None  # changes of the texts
+    label_column: str | None = None  # only rows whose label corresponds to the role are documents of the shard
     limits: LimitsConfig = LIMITS
     pictures: bool = False  # whether `text` is the column of pictures
-    caption_column: str | None = None  # of their captions
+    caption_column: str | None = None  # column of captions
     dialect: Dialect = PLAIN
-    companions: tuple[str, ...] = ()  # where `text` is the column of versions: those of `VersionsConfig.companions`
-    template: str = ""  # of the text of items whose options are `text`; empty where there are none
-    window: int = 0  # rows of which a document is a run, whose orders are its versions; 0: a document is one row
+    companions: tuple[str, ...] = ()  # `VersionsConfig.companions`, if `text` is the column of versions
+    template: str = ""  # template of the text of items whose options are `text`; empty if there are none
+    window: int = 0  # number of rows of a document whose versions are their orders; 0: a document is one row
     differing: bool = False  # whether only what differs between versions is scored
-    scores: tuple[str, ...] = ()  # of `SourceConfig.score_companions`; empty where a model scores the documents
+    scores: tuple[str, ...] = ()  # `SourceConfig.score_companions`; empty if a model scores the documents
     token_ids: bool = False  # whether `text` is the column of lists of token ids
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Shard:
         limits = LimitsConfig(**value["limits"]) if "limits" in value else LIMITS
         differing = {name: value[name] for name in _DIALECT if name in value}
         dialect = Dialect(**differing) if differing else PLAIN
-        # what the shards of an input share stands in memory once
+        # values that the shards of an input share are kept in memory once
         shared = {name: sys.intern(text) for name, text in value.items() if isinstance(text, str) and name != "id"}
         files = tuple(value["files"])
         given = {
@@ -109,12 +109,12 @@ class Shard:
 
     @property
     def has_text(self) -> bool:
-        """Whether its documents are read themselves, and not their scores alone."""
+        """Whether its documents are read, and not only their scores."""
         return self.text not in self.scores
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """The columns that are read beside the documents: those of versions, or of scores."""
+        """The columns that are read with the documents: those of versions, or of scores."""
         return self.companions or self.scores
 
 
@@ -158,9 +158,9 @@ BY_ID = attrgetter("id")
 
 
 def place_of(shard_id: str, shards: Sequence[Shard]) -> int | None:
-    """The place of a shard among shards that are sorted by id; None where it is missing.
+    """The index of a shard among shards sorted by id; None if it is missing.
 
-    A dictionary of hundreds of thousands of shards takes 50 bytes a shard, a sorted list 8.
+    A dictionary of hundreds of thousands of shards takes 50 bytes per shard, a sorted list 8.
     """
     place = bisect_left(shards, shard_id, key=BY_ID)
     return place if place < len(shards) and shards[place].id == shard_id else None
@@ -175,14 +175,14 @@ OF_A_SHARD = frozenset({"rows", "columns", *_DIALECT})
 
 
 def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
-    """The run's fingerprint with what the shard reads: rows, digest of the content, columns, how long documents are."""
+    """The run's fingerprint with the input of the shard: rows, digest of the content, columns, document length."""
     rows = f"{shard.content} [{shard.start}, {shard.stop}) {shard.max_rows}"
     label = [] if shard.label_column is None else [shard.label_column]
     columns = [shard.text, shard.id_column, shard.group_column, *label]
     most, default = shard.limits.document_bytes, LIMITS.document_bytes
     limited: dict[str, Any] = (
         {} if most == default else {"document_bytes": int(most)}
-    )  # the others read all documents or none
+    )  # other limits apply to whole files
     if shard.pictures:
         columns += ["captions", shard.caption_column]
         limited |= {"pixels": shard.limits.picture_pixels}

@@ -1,1 +1,1 @@
-"""Evidence -> one score a document; one file a family."""
+"""Detectors: evidence -> one score per document; one module per family."""

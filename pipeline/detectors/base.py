@@ -1,4 +1,4 @@
-"""A detector: a pure function from evidence to a score, and the passes whose evidence it reads."""
+"""Definition of detectors: pure functions from evidence to a score, and the passes that measure the evidence."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """How documents are continued by the model: equal settings are sampled once for all detectors."""
+    """Settings of continuations by the model; equal settings are sampled once for all detectors."""
 
-    prefix_ratio: float = 0.5  # share of a document's words that the model is given
+    prefix_ratio: float = 0.5  # share of a document's words in the prompt
     candidate_words: Literal["reference", "all"] = (
         "reference"  # a draw ends with as many words as were left out, or not
     )
@@ -39,21 +39,21 @@ class Continued:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Known documents that stand before a text, or are counted. The run's seed draws them; they never calibrate."""
+    """Known documents that precede a text, or whose tokens are counted; drawn by the run's seed, not calibrating."""
 
     role: Literal["unseen", "seen"]
-    shots: int  # documents that are drawn, at most: near-duplicates stay together
-    joined: bool = True  # all of them one behind the other; False: one of them, chosen by the document
-    counted: bool = False  # their tokens are counted, and none of them stands before a text
+    shots: int  # maximum number of drawn documents: near-duplicates stay together
+    joined: bool = True  # True: all of them concatenated; False: one of them, chosen by the document
+    counted: bool = False  # their tokens are counted, and none of them precedes a text
 
     @property
     def named(self) -> str:
-        """What they are, in an error."""
+        """Their description in an error."""
         return str(self) if self.counted else f"prefix of {self}"
 
     @property
     def use(self) -> str:
-        """What is done with them, in an error."""
+        """Their use in an error."""
         return "counts the tokens of" if self.counted else "reads each text after documents of"
 
     def __str__(self) -> str:
@@ -64,17 +64,17 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One way to put a text through a model; of kind count what a token's frequency is in known documents."""
+    """One way to put a text through a model; kind count: token frequencies in known documents."""
 
     kind: Literal["forward", "gradient", "generate", "count"]
     model: Literal["target", "reference"] = "target"
-    text: str = "plain"  # lowercase; repeated: three times over, within max_tokens; swapped1, ...: `passes.swaps`
+    text: str = "plain"  # or lowercase; repeated: three copies within max_tokens; swapped1, ...: `swapped_words`
     draw: int = 0  # 0: the document; i: its i-th paraphrase
-    adapter: str = ""  # "": the target as it is; otherwise the name of the adapter that is switched on over it
-    continued: Continued | None = None  # of a generate pass, whose statistics are numbers of draws
+    adapter: str = ""  # "": the target; otherwise the name of its active adapter
+    continued: Continued | None = None  # of a generate pass, whose "statistics" are numbers of draws
     part: str = ""  # of a picture with its description, one of `passes.pictures.PARTS`; "": a text
-    caption: Literal["", "given", "generated"] = ""  # whose words the description is
-    prefix: Prefix | None = None  # of a forward pass, which then measures `log_prob` only, of the text alone; or count
+    caption: Literal["", "given", "generated"] = ""  # source of the description
+    prefix: Prefix | None = None  # of a forward pass, which then measures only `log_prob` of the text; or of kind count
 
 
 FORWARD = Pass("forward")
@@ -83,7 +83,7 @@ REFERENCE = Pass("forward", model="reference")
 GRADIENT = Pass("gradient")
 Needs = Mapping[Pass, frozenset[str]]
 WrittenNeeds = Mapping[Pass, Iterable[str]]
-"""As the author of a detector writes them: a list, tuple or set of names, or one name."""
+"""Needs as written by the author of a detector: a list, tuple or set of names, or one name."""
 
 Score = Callable[..., "Tensor"]
 COLUMNS = frozenset(
@@ -105,38 +105,38 @@ COLUMNS = frozenset(
         "problem",
     ]
 )
-"""Columns that stand beside the scores in files: no detector can have these names."""
+"""Other columns of score files, which are invalid names of detectors."""
 
 
 def variant(needed: Pass, draw: int = 0, adapter: str = "") -> Pass:
-    """A pass over another variant of the documents, or of the target; other models have no adapters."""
+    """The pass for another variant of the documents or of the target; other models have no adapters."""
     return replace(needed, draw=draw, adapter=adapter if needed.model == "target" else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Continuations:
-    """What a model wrote behind the prefix of one document, and what stands there."""
+    """Continuations of the prefix of one document, and its actual continuation."""
 
     reference: str  # the rest of the document
-    texts: Sequence[str]  # one a draw
+    texts: Sequence[str]  # one per draw
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the passes measured on a batch of documents, in the same order everywhere."""
+    """Results of the passes for a batch of documents, all in the same order."""
 
     texts: Sequence[str]  # the part of each text that max_tokens keeps
     passes: Mapping[Pass, TokenStatistics]  # of the forward passes
     norms: Mapping[Pass, Tensor] = field(default_factory=dict)  # of the gradient passes: (documents,) float64, >= 0
-    paraphrases: Sequence[Sequence[str]] = ()  # for each draw the kept parts of the documents' paraphrases
-    draw: int = 0  # which variant of the documents is read, here and in the passes
-    adapter: str = ""  # which adapter of the target is on in the passes that are read
-    continuations: Mapping[Continued, Sequence[Continuations]] = field(default_factory=dict)  # one a document
+    paraphrases: Sequence[Sequence[str]] = ()  # for each draw, the kept parts of the documents' paraphrases
+    draw: int = 0  # variant of the documents, here and in the passes
+    adapter: str = ""  # active adapter of the target in the passes
+    continuations: Mapping[Continued, Sequence[Continuations]] = field(default_factory=dict)  # one per document
     tokens: Callable[[str], Sequence[Any]] = (
         str.split
-    )  # of a continuation: the target's, or words where none knows them
-    columns: Mapping[str, Sequence[float]] = field(default_factory=dict)  # scores from elsewhere, one a document
-    memo: dict[Any, Any] = field(default_factory=dict)  # what several columns of a detector read, computed once
+    )  # tokens of a continuation by the target's tokenizer, or words if it is unknown
+    columns: Mapping[str, Sequence[float]] = field(default_factory=dict)  # precomputed scores, one per document
+    memo: dict[Any, Any] = field(default_factory=dict)  # values shared by several columns of a detector, computed once
     rarity: Mapping[Prefix, Tensor] = field(default_factory=dict)  # ln(1 / frequency) by token id: float64, > 0
 
     def __getitem__(self, needed: Pass) -> TokenStatistics:
@@ -148,11 +148,11 @@ class Evidence:
         return self.norms[self._variant(needed)]
 
     def of_draw(self, draw: int) -> Evidence:
-        """The same measured on the documents' paraphrases of one draw, from 1."""
+        """The evidence of one draw of the documents' paraphrases, from 1."""
         return replace(self, texts=self.paraphrases[draw - 1], draw=draw)
 
     def with_adapter(self, name: str) -> Evidence:
-        """The same measured with an adapter of the target switched on."""
+        """The evidence with an active adapter of the target."""
         return replace(self, adapter=name)
 
     def _variant(self, needed: Pass) -> Pass:
@@ -163,22 +163,22 @@ class Evidence:
 class Detector:
     """A detector with its arguments: one column of the scores."""
 
-    column: str  # as in the config: min_k; with settings of its own: min_k(k=0.1)
+    column: str  # name, with changed arguments: min_k, min_k(k=0.1)
     name: str
     arguments: dict[str, Any]
     needs: Needs
     function: Score
-    signed: bool  # whether it has both signs: a difference, of which 0 means nothing
+    signed: bool  # whether scores have both signs: a difference whose null value is 0
     same_tokens: bool = False  # whether it compares the target and the reference token by token
 
     def __str__(self) -> str:
         return self.column
 
     def score(self, evidence: Evidence) -> Tensor:
-        """Scores of the batch, (documents,) float64, higher = more member-like; NaN where the model gave NaN.
+        """Scores of the batch, (documents,) float64, higher = more member-like; NaN if the model gave NaN.
 
         Raises:
-            ValueError: the function returned anything but one number a document.
+            ValueError: the function did not return one number per document.
         """
         from torch import Tensor
 
@@ -196,7 +196,7 @@ class _Entry:
     arguments: Mapping[str, Argument]
     signed: bool
     same_tokens: bool = False
-    names_column: str = ""  # the argument that is the name of the column; "": the name and what is set
+    names_column: str = ""  # argument with the name of the column; "": detector name and changed arguments
 
 
 _registry: Registry[_Entry] = Registry("detector")
@@ -210,25 +210,25 @@ def detector(
     same_tokens: bool = False,
     names_column: str = "",
 ) -> Callable[[Score], Score]:
-    """Make a function a detector that a config can name.
+    """Register a function as a detector for configurations.
 
-    An argument takes its check from its annotation and default: `k: float = 0.2`, `kind: Literal["a", "b"] = "a"`,
+    An argument is checked by its annotation and default: `k: float = 0.2`, `kind: Literal["a", "b"] = "a"`,
     `limit: int | None = None`, or with limits `k: Annotated[float, Field(gt=0, le=1)] = 0.2`.
 
     Args:
-        needs: The statistics that it reads of each pass, or a function of its arguments that says so. A forward pass
-            measures `STATISTICS` and hands on `GIVEN`; a gradient pass `norm`; a count `rarity`; of a generate pass
-            it is the number of draws.
-        checks: For an argument, a function that returns the value to use, or raises ValueError with the limit. Only
-            for what an annotation cannot say.
-        signed: Whether its scores have both signs, which `ktd` needs.
-        also: Further detectors of the same function: name -> values of arguments that no configuration sets.
-        same_tokens: Whether it compares the two models token by token, so that their tokenizers must agree.
-        names_column: The argument whose value is the name of the column of scores.
+        needs: pass -> statistics that it reads, or a function of its arguments that returns this. A forward pass
+            has `STATISTICS` and `GIVEN`; a gradient pass `norm`; a count `rarity`; for a generate pass it is the
+            number of draws.
+        checks: argument -> function that returns the value to use, or raises ValueError with the limit. Only for
+            conditions that an annotation cannot express.
+        signed: whether its scores have both signs, which `ktd` requires.
+        also: further detectors of the same function: name -> values of arguments that no configuration sets.
+        same_tokens: whether it compares the two models token by token, so that their tokenizers must agree.
+        names_column: argument whose value is the name of the column of scores.
 
     Raises:
         UserError: a statistic that its pass does not measure, an argument that cannot be checked, or a name that is
-            taken.
+            already registered.
     """
 
     def register(function: Score) -> Score:
@@ -258,10 +258,10 @@ def plan_passes(detectors: Iterable[Detector]) -> dict[Pass, frozenset[str]]:
 
 
 def measurable(needs: WrittenNeeds, who: str) -> Needs:
-    """The needs of a detector with the statistics of each pass as a frozenset, if the pass measures them.
+    """The needs of a detector with the statistics of each pass as a frozenset, checked against the pass.
 
     Raises:
-        UserError: anything else, with the near miss.
+        UserError: invalid needs, with the nearest valid name.
     """
     if not isinstance(needs, Mapping) or not all(isinstance(needed, Pass) for needed in needs):
         raise UserError(f'{who}: needs must be {{pass: names of statistics}}, such as {{FORWARD: ["log_prob"]}}')
@@ -300,7 +300,7 @@ def detector_names() -> list[str]:
 
 
 def modules_of(detectors: Iterable[Detector]) -> dict[str, str]:
-    """Detector -> module of its function, also of the detectors that others build on."""
+    """Detector -> module of its function, including base detectors of others."""
     modules: dict[str, str] = {}
     for one in detectors:
         modules[one.name] = _registry.modules[one.name]
@@ -310,10 +310,10 @@ def modules_of(detectors: Iterable[Detector]) -> dict[str, str]:
 
 
 def parse(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector, ...]:
-    """The detectors that a config names, of those that are registered; a list of values gives a column each.
+    """The registered detectors in a configuration; a list of values gives one column per value.
 
     Args:
-        entries: Names, or {name: {argument: value or list of values}}.
+        entries: names, or {name: {argument: value or list of values}}.
 
     Raises:
         UserError: an unknown name or argument, a value outside its limits, or the same column twice.
@@ -353,7 +353,7 @@ def _parse(entry: str | dict[str, dict[str, Any]]) -> Iterator[Detector]:
 
 
 def _with_argument(name: str, value: Any) -> str:
-    """A tail for an error: a value that stands in the place of arguments, as the first argument that takes it."""
+    """The end of an error: a value given instead of arguments, written as the first argument that accepts it."""
     for argument, described in _registry[name].arguments.items():
         try:
             for one in value if isinstance(value, list) and value else [value]:
@@ -388,7 +388,7 @@ def _checked(name: str, argument: str, known: _Entry, value: Any) -> Any:
 
 
 def _needs_of(name: str, needs: Callable[..., WrittenNeeds], arguments: Mapping[str, Any]) -> Needs:
-    """What a detector needs with these arguments; its function takes those that it names."""
+    """The needs of a detector with these arguments; its function receives those in its signature."""
     try:
         read = needs(**{argument: arguments[argument] for argument in inspect.signature(needs).parameters})
     except UserError:
@@ -416,7 +416,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument: its value where the configuration does not say, and the check of what it says."""
+    """One argument: its default, and the check of configured values."""
 
     default: Any
     check: Check
@@ -425,19 +425,19 @@ class Argument:
 def _arguments_of(
     function: Callable[..., Any], checks: Mapping[str, Check], bound: Collection[str] = ()
 ) -> dict[str, Argument]:
-    """The arguments of a detector's function behind the evidence.
+    """The arguments of a detector's function after the evidence.
 
-    An argument without a check takes its check from its annotation, or from the type of its default where it has none.
-    As in a configuration, True is no number, a float may be written as an int, and a float is finite.
+    An argument without a check is checked by its annotation, or by the type of its default without annotation. As in a
+    configuration, True is not a number, a float may be written as an int, and a float is finite.
 
     Args:
-        function: Of the evidence and of arguments that all have defaults.
-        checks: Those that are written by hand, by argument.
-        bound: Arguments that no configuration sets.
+        function: function of the evidence and of arguments with defaults.
+        checks: argument -> explicit check.
+        bound: arguments that no configuration sets.
 
     Raises:
-        UserError: an argument without a default, a check of no argument, an annotation that cannot be checked, or a
-            default that its own check refuses.
+        UserError: an argument without a default, a check of an unknown argument, an annotation that cannot be
+            checked, or a default that its check refuses.
     """
     who = f"detector {function.__name__}"
     parameters = list(inspect.signature(function).parameters.values())
@@ -488,7 +488,7 @@ def _check_of_type(kind: Any) -> Check:
 
 
 def _in_words(schema: Mapping[str, Any]) -> str:
-    """What a JSON schema allows: its description, or a few words: `a number in (0, 1]`."""
+    """The values that a JSON schema allows, as its description or in words: `a number in (0, 1]`."""
     if "description" in schema:
         return str(schema["description"])
     if "anyOf" in schema:

@@ -1,4 +1,4 @@
-"""How the log-probabilities of a text run, and how they change when it is read again (CAMIA, arXiv 2409.13745)."""
+"""Shape of the log-probabilities of a text, and their change in a repeated copy (CAMIA, arXiv 2409.13745)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REPEATED = Pass("forward", text="repeated")
-SHARED = 200  # tokens of which the shares above a level are taken
+SHARED = 200  # tokens for the shares above a level
 LENGTH = 8  # tokens of a pattern of approximate entropy
-RADIUS = 0.8  # at which two patterns are alike, in standard deviations
+RADIUS = 0.8  # maximum distance of matching patterns, in standard deviations
 
 Signal = Literal[
     "mean",
@@ -35,9 +35,9 @@ Signal = Literal[
 
 @detector(needs={REPEATED: ["log_prob"]}, signed=True)
 def camia(evidence: Evidence, signal: Signal = "mean", of: Literal["first", "difference"] = "first") -> Tensor:
-    """A signal of the log-probabilities of the first copy of a text, or that less the same of its last copy.
+    """A signal of the log-probabilities of the first copy of a text, or its difference to that of the last copy.
 
-    An input of `adadetect`: alone it need not be higher for members. A text without a second token gives NaN.
+    An input of `adadetect`; alone it need not be higher for members. A text with one token gives NaN.
     """
     values = _signal_of(evidence, signal, 0)
     if of == "difference":
@@ -46,7 +46,7 @@ def camia(evidence: Evidence, signal: Signal = "mean", of: Literal["first", "dif
 
 
 def _signal_of(evidence: Evidence, signal: Signal, place: int) -> np.ndarray:
-    """The signal of the first copy of each text, or at place 1 of the last: (documents,) float64."""
+    """The signal of the first copy of each text (place 0), or of the last (place 1): (documents,) float64."""
     key = (signal, place, evidence.draw, evidence.adapter)
     if key not in evidence.memo:
         evidence.memo[key] = np.array([_measured(copies[place], signal) for copies in _copies(evidence)])
@@ -55,13 +55,13 @@ def _signal_of(evidence: Evidence, signal: Signal, place: int) -> np.ndarray:
 
 
 def _copies(evidence: Evidence) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The log-probabilities of the first copy of each text and of the last, float64, from one copy to the CPU."""
+    """The log-probabilities of the first and the last copy of each text, float64, with one transfer to the CPU."""
     key = (REPEATED, evidence.draw, evidence.adapter)
     if key not in evidence.memo:
         t = evidence[REPEATED]
         pairs = []
         for row, count in zip(t.log_prob.cpu().double().numpy(), t.mask.sum(1).tolist(), strict=True):
-            size = (count + 1) // COPIES  # tokens of a copy, whether up to 2 marks stand before the first or none
+            size = (count + 1) // COPIES  # tokens of a copy, with up to 2 special tokens before the first
             first = row[: count - (COPIES - 1) * size]
             pairs.append((first, row[count - min(size, len(first)) : count]))
         evidence.memo[key] = pairs
@@ -81,24 +81,24 @@ def _measured(log_probs: np.ndarray, signal: Signal) -> float:
 
 
 def _slope(values: np.ndarray) -> float:
-    """Of the least-squares line, a token; 0 of a single value."""
+    """Slope of the least-squares line per token; 0 for a single value."""
     places = np.arange(len(values)) - (len(values) - 1) / 2
     return float(places @ values / max(0.5, places @ places))
 
 
 def _above_running_mean(values: np.ndarray) -> float:
-    """Share of the values from the second on that exceed the mean of all before them; 0 of a single value."""
+    """Share of the values from the second on that exceed the mean of the previous values; 0 for a single value."""
     before = values.cumsum()[:-1] / np.arange(1, len(values))
     return float((values[1:] > before).sum() / max(1, len(before)))
 
 
 def _share(values: np.ndarray, level: int) -> float:
-    """Share of the first values that are at least minus the level."""
+    """Share of the first values that are at least -level."""
     return float((values[:SHARED] >= -level).mean())
 
 
 def _phrases(values: np.ndarray, bins: int) -> float:
-    """Phrases of Lempel and Ziv (1978) a value, each cut to one of so many bins of equal width."""
+    """Number of Lempel-Ziv (1978) phrases per value, after discretization in `bins` bins of equal width."""
     edges = np.linspace(values.min(), values.max(), bins + 1)[1:-1]
     letters = bytes(np.searchsorted(edges, values).tolist())
     phrases: set[bytes] = set()
@@ -111,7 +111,7 @@ def _phrases(values: np.ndarray, bins: int) -> float:
 
 
 def _entropy(values: np.ndarray, most: int) -> float:
-    """Approximate entropy of the first values (Pincus 1991), >= 0; 0 where they are too few for a pattern."""
+    """Approximate entropy of the first values (Pincus 1991), >= 0; 0 if there are too few for a pattern."""
     values = values[:most]
     count = len(values)
     if count <= LENGTH + 1:

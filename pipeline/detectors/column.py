@@ -1,4 +1,4 @@
-"""Scores that another program gave: a column of a file, read as a detector."""
+"""Precomputed scores: a column of a file, read as a detector."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @detector(needs={}, names_column="column")
 def from_column(evidence: Evidence, column: str = "score", higher: Literal["member", "nonmember"] = "member") -> Tensor:
-    """The scores of a column of `SourceConfig.scores`, with the sign changed where higher is `nonmember`."""
+    """The scores of a column of `SourceConfig.scores`, with the sign changed if `higher` is `nonmember`."""
     import torch
 
     scores = torch.tensor(evidence.columns[column], dtype=torch.float64)

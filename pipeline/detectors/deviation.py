@@ -1,4 +1,4 @@
-"""A document's score before and after the model has learnt from unseen ones (FSD, Zhang et al. 2025)."""
+"""Change of a document's score after fine-tuning on unseen documents (FSD, Zhang et al. 2025)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AdapterName = Annotated[str, Field(pattern=NAME, description="a name under fsd.a
 
 
 def likelihood_detector(value: Any) -> Detector:
-    """A detector as a config names it, which reads forward passes of the model as it is.
+    """A detector, as in a configuration, that only reads forward passes of the unchanged model.
 
     Raises:
         ValueError: anything else.
@@ -36,11 +36,11 @@ def _needs(base: Any, adapter: str) -> Needs:
 
 @detector(needs=_needs, checks={"base": likelihood_detector}, signed=True)
 def fsd(evidence: Evidence, base: Any = "loss", adapter: AdapterName = DEFAULT_ADAPTER) -> Tensor:
-    """The base detector's score of the model as it is, less that with an adapter on (FSD; the sign is ours).
+    """The base detector's score of the model minus that with an active adapter (FSD; the sign is ours).
 
-    The adapter was trained on unseen documents of the same kind. What the model has not seen, it learns to predict
-    from them; what it was trained on moves less. The paper's scores are low for members, so its S - S' has the other
-    sign: minus the rise of the base score is high for members.
+    The adapter was trained on unseen documents of the same kind, which improves the prediction of unseen documents
+    more than that of members. The paper's scores are low for members, so its S - S' has the other sign: minus the
+    increase of the base score is high for members.
     """
     score = likelihood_detector(base).score
     return score(evidence) - score(evidence.with_adapter(adapter))

@@ -1,6 +1,6 @@
-"""Likeness of sampled continuations to the text that came, and to the model's likeliest one (docs/methods.md, 1.6).
+"""Similarity of sampled continuations to the actual text, and to the greedy continuation (docs/methods.md, 1.6).
 
-They read the continuations that `samia` reads: where the sampling settings agree, these are drawn once for all.
+These detectors read the continuations of `samia`; equal sampling settings are drawn once for all detectors.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LENGTHS = range(2, 13)
-"""L of Cov_L (arXiv 2508.09603)."""
+"""Values of L in Cov_L (arXiv 2508.09603)."""
 
 TOKENS_COMPARED = 100
-"""The first ones of a continuation, of which `cdd` takes the edit distance (CDD, arXiv 2402.15938)."""
+"""Number of first tokens of a continuation for the edit distance of `cdd` (CDD, arXiv 2402.15938)."""
 
 
 def coverage_score(candidates: Sequence[str], reference: str, candidate_words: CandidateWords = "reference") -> float:
     """The largest coverage of the reference by a continuation, in [0, 11], higher = more member-like.
 
-    The coverage is the sum over L = 2..12 of the share of the reference's words that stand in a run of at least L words
-    which the continuation has too (arXiv 2508.09603). No run is longer than the reference, whose share is then 0.
+    The coverage is the sum over L = 2..12 of the share of the reference's words in a run of at least L words that also
+    occurs in the continuation (arXiv 2508.09603). The share is 0 if the reference has fewer than L words.
 
     Args:
-        candidates: the continuations, at least one.
-        reference: what follows the prefix in the document, at least one word.
-        candidate_words: as of `samia_score`.
+        candidates: continuations, at least one.
+        reference: text after the prefix in the document, at least one word.
+        candidate_words: as in `samia_score`.
     """
     words = reference.split()
     count = len(words) if candidate_words == "reference" else None
@@ -43,12 +43,12 @@ def _coverage(candidate: Sequence[str], words: Sequence[str]) -> float:
     total = 0
     for length in LENGTHS:
         runs = set(zip(*(candidate[start:] for start in range(length)), strict=False))
-        covered, end = 0, 0  # words counted so far, and where the last run ends
+        covered, end = 0, 0  # words counted so far, and the end of the last run
         for start, run in enumerate(zip(*(words[first:] for first in range(length)), strict=False)):
             if run in runs:
                 covered += start + length - max(start, end)
                 end = start + length
-        if not covered:  # nor is there a longer one
+        if not covered:  # there is no longer run either
             break
         total += covered
     return total / len(words)
@@ -73,7 +73,7 @@ def coverage(
 
 
 def within_edits(one: Sequence[Any], other: Sequence[Any], most: int) -> bool:
-    """Whether at most so many insertions, deletions and replacements of items make one sequence the other.
+    """Whether the edit distance (insertions, deletions, replacements) of two sequences is at most `most`.
 
     Only the band of width 2 * most + 1 around the diagonal is computed.
     """
@@ -91,18 +91,18 @@ def within_edits(one: Sequence[Any], other: Sequence[Any], most: int) -> bool:
 def cdd_score(candidates: Sequence[Sequence[Any]], greedy: Sequence[Any], alpha: float = 0.05) -> float:
     """Share of continuations near the greedy one, in [0, 1], higher = more member-like (CDD, arXiv 2402.15938).
 
-    Near: the edit distance of the first 100 tokens is at most alpha times the most tokens that any of them, greedy
-    among them, has of these. Without continuations, or where the greedy one is empty, it is 0.
+    Near: the edit distance of the first 100 tokens is at most alpha times the largest number of these tokens in any
+    continuation, including the greedy one. It is 0 without continuations, or if the greedy one is empty.
 
     Args:
         candidates: tokens of the continuations.
-        greedy: tokens of the continuation by the likeliest token each.
+        greedy: tokens of the greedy continuation.
         alpha: in (0, 1].
     """
     centre, *others = (tokens[:TOKENS_COMPARED] for tokens in (greedy, *candidates))
     if not centre or not others:
         return 0.0
-    most = int(alpha * max(map(len, (centre, *others))) + 1e-9)  # 0.07 * 100 is no whole number in binary
+    most = int(alpha * max(map(len, (centre, *others))) + 1e-9)  # 0.07 * 100 is not an integer in binary
     return sum(within_edits(tokens, centre, most) for tokens in others) / len(others)
 
 
@@ -128,7 +128,7 @@ def cdd(
 ) -> Tensor:
     """Share of `draws` continuations within alpha of the greedy one, in [0, 1] (CDD, arXiv 2402.15938).
 
-    Tokens are those of the audited model's tokenizer, and words where it is not known: through an endpoint.
+    Tokens are those of the audited model's tokenizer, or words for an endpoint, whose tokenizer is unknown.
     """
     import torch
 

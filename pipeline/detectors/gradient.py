@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 @detector(needs={GRADIENT: ["norm"]})
 def gradient_norm(evidence: Evidence) -> Tensor:
-    """Minus the L2 norm of the gradient of the mean cross-entropy over all parameters, <= 0 (KTD, Hu et al. 2025)."""
+    """Minus the L2 norm of the mean cross-entropy's gradient for all parameters, <= 0 (KTD, Hu et al. 2025)."""
     return -evidence.norm(GRADIENT)

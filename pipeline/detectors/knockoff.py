@@ -1,4 +1,4 @@
-"""A document's score against those of its paraphrases: how much its very words count (KTD, Hu et al. 2025)."""
+"""A document's score compared to those of its paraphrases (KTD, Hu et al. 2025)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Combine = Literal["mean", "simultaneous"]
 
 
 def base_detector(value: Any) -> Detector:
-    """A detector as a config names it: one column, and of the documents themselves.
+    """A detector, as in a configuration, with one column that does not read paraphrases.
 
     Raises:
         ValueError: anything else.
@@ -43,12 +43,12 @@ def _needs(base: Any, draws: int) -> Needs:
 
 @detector(needs=_needs, checks={"base": base_detector}, signed=True)
 def knockoff(evidence: Evidence, base: Any = BASE, draws: Count = DRAWS, combine: Combine = "mean") -> Tensor:
-    """W: the base detector's score of the document against its scores of `draws` paraphrases.
+    """W: the base detector's score of the document compared to its scores of `draws` paraphrases.
 
-    A paraphrase stands in for the document that the model might have been trained on instead; of an unseen document
-    neither should score higher. Members have W > 0. With combine = mean the mean score of the paraphrases is
-    subtracted (KTD, eq. 4); with simultaneous they compete with the document one by one (`compete`). With draws = 1
-    both are vanilla knockoff inference.
+    A paraphrase represents a document that the model might have been trained on instead; for an unseen document neither
+    should score higher. Members have W > 0. With combine = mean the mean score of the paraphrases is subtracted (KTD,
+    eq. 4); with simultaneous each paraphrase competes with the document (`compete`). With draws = 1 both are vanilla
+    knockoff inference.
     """
     everyone = _all_scores(evidence, base, draws)
     text, paraphrased = everyone[0], everyone[1:]
@@ -57,17 +57,17 @@ def knockoff(evidence: Evidence, base: Any = BASE, draws: Count = DRAWS, combine
 
 @detector(needs=_needs, checks={"base": base_detector})
 def knockoff_spread(evidence: Evidence, base: Any = BASE, draws: Annotated[int, Field(ge=3)] = DRAWS) -> Tensor:
-    """Variance of the base detector's scores of a document and its paraphrases, the largest left out.
+    """Variance of the base detector's scores of a document and its paraphrases, without the largest.
 
-    No statistic of membership: procedure `ktd` divides simultaneous W by it, shrunk. It never reads which score is the
-    document's.
+    It is no membership statistic: procedure `ktd` divides simultaneous W by it, after shrinkage. It does not depend on
+    which score is the document's.
     """
     everyone = _all_scores(evidence, base, draws)
     return everyone.sort(dim=0).values[:-1].var(0)
 
 
 def _all_scores(evidence: Evidence, base: Any, draws: int) -> Tensor:
-    """Scores of the documents and then of each draw of their paraphrases: (1 + draws, documents)."""
+    """Scores of the documents, followed by each draw of their paraphrases: (1 + draws, documents)."""
     import torch
 
     score = base_detector(base).score
@@ -75,12 +75,12 @@ def _all_scores(evidence: Evidence, base: Any, draws: int) -> Tensor:
 
 
 def compete(text: Tensor, paraphrased: Tensor) -> Tensor:
-    """The statistic of simultaneous knockoffs (Gimenez & Zou 2019): who of the text and its paraphrases scores highest?
+    """The statistic W of simultaneous knockoffs (Gimenez & Zou 2019).
 
-    |W| is the largest of all scores less the median of the others; W > 0 where the text alone has the largest. If the
-    scores of an unseen text and its paraphrases are exchangeable, that has a chance of at most 1 / (draws + 1) given
-    |W|, whatever the law of the scores, and the filter counts on it. The mean of paraphrases has no such sign: the
-    differences share the text's own score, so that W is as skewed as the scores.
+    |W| is the largest of all scores minus the median of the others; W > 0 if only the text has the largest. If the
+    scores of an unseen text and its paraphrases are exchangeable, this has probability at most 1 / (draws + 1) given
+    |W|, for any distribution of the scores; the filter relies on it. The difference to the mean of the paraphrases has
+    no such property: its terms share the text's score, so that W is as skewed as the scores.
 
     Args:
         text: (documents,).
@@ -95,7 +95,7 @@ def compete(text: Tensor, paraphrased: Tensor) -> Tensor:
 
 
 def simultaneous_draws(column: str) -> int | None:
-    """Of how many paraphrases a score column holds the statistic of `compete`; None where it holds another."""
+    """Number of paraphrases of a score column with the statistic of `compete`; None for other columns."""
     if not re.fullmatch(r"knockoff\((.+, )?combine=simultaneous\)", column):
         return None
     given = re.search(r"\bdraws=(\d+), combine=simultaneous\)$", column)
@@ -103,7 +103,7 @@ def simultaneous_draws(column: str) -> int | None:
 
 
 def spread_column(column: str) -> str | None:
-    """The score column by which the statistic of `compete` in another is scaled; None where it holds another."""
+    """The score column that scales a column with the statistic of `compete`; None for other columns."""
     if simultaneous_draws(column) is None:
         return None
     settings = column.removeprefix("knockoff(").removesuffix("combine=simultaneous)").removesuffix(", ")

@@ -1,9 +1,9 @@
-"""A score that was learnt: gradient-boosted trees over other detectors, in a file of `seenset trial --learn`.
+"""A learnt score: gradient-boosted trees on other detectors, from a file of `seenset trial --learn`.
 
 The trees are learnt once, from other documents and models, and are then a fixed function of a document's evidence. A
 fixed function of exchangeable null and calibration documents is exchangeable too, so the rank of a null among the
-calibration documents is uniform and the guarantees hold whatever was learnt: what was learnt decides the power alone.
-The assumption: no document of the run was learnt from. Those that were, by the beginning of their text, get NaN.
+calibration documents is uniform and the guarantees hold for any trees: they affect only the power. The assumption is
+that no document of the run was used for learning. Such documents, identified by the start of their text, get NaN.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "seenset-learnt", 1
 BEGINNING = 200
-"""Characters of a text by which documents that were learnt from are recognised: `max_tokens` cuts behind them."""
+"""Characters of a text that identify documents used for learning: `max_tokens` truncates after them."""
 
 QuantileShare = Annotated[float, Field(ge=0, le=1)]
 NODE = {"feature": np.int64, "threshold": np.float64, "left": np.int64, "right": np.int64, "value": np.float64}
@@ -38,14 +38,14 @@ NODE = {"feature": np.int64, "threshold": np.float64, "left": np.int64, "right":
 
 @detector(needs={FORWARD: ["log_prob"]})
 def token_quantile(evidence: Evidence, share: QuantileShare = 0.1) -> Tensor:
-    """The log-probability below which a share of a document's tokens lies, <= 0 (linear interpolation)."""
+    """Quantile of the log-probabilities of a document's tokens, <= 0 (linear interpolation)."""
     t = evidence[FORWARD]
     return _quantile(t.log_prob.double(), t.mask, share)
 
 
 @detector(needs={FORWARD: ["log_prob"], REFERENCE: ["log_prob"]}, signed=True, same_tokens=True)
 def difference_quantile(evidence: Evidence, share: QuantileShare = 0.1) -> Tensor:
-    """The same of ln p_target - ln p_reference, any sign: both models read the same tokens."""
+    """Quantile of ln p_target - ln p_reference, of any sign: both models read the same tokens."""
     return _quantile(*token_differences(evidence), share)
 
 
@@ -54,13 +54,13 @@ def _quantile(values: Tensor, mask: Tensor, share: float) -> Tensor:
 
 
 Tree = Mapping[str, np.ndarray]
-"""Arrays of `NODE`, one entry a node, the root first. At a leaf `feature` is -1 and `value` counts; elsewhere a row
-goes left where its feature, as a float32, is at most the threshold."""
+"""Arrays of `NODE`, one entry per node, the root first. At a leaf `feature` is -1 and `value` is added; elsewhere a row
+goes left if its feature, as a float32, is at most the threshold."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearntFile:
-    """A file of `seenset trial --learn` with its text, which is what workers receive."""
+    """A file of `seenset trial --learn` with its text, as sent to workers."""
 
     path: str
     text: str = field(repr=False)
@@ -68,14 +68,14 @@ class LearntFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learnt:
-    """What a file holds."""
+    """The content of a file."""
 
     path: str
-    fingerprint: str  # SHA-256 of all else in the file
+    fingerprint: str  # SHA-256 of the rest of the file
     features: tuple[Detector, ...]
     baseline: float
     trees: tuple[Tree, ...]
-    texts: frozenset[int]  # keys of the beginnings of the documents that were learnt from
+    texts: frozenset[int]  # keys of the starts of the documents used for learning
 
     def __str__(self) -> str:
         return written(self.path)
@@ -87,18 +87,18 @@ class Learnt:
 
 
 def trees_sum(baseline: float, trees: Iterable[Tree], rows: np.ndarray) -> np.ndarray:
-    """The baseline plus the value of each tree's leaf, (documents,) float64: log-odds of a member where it was learnt.
+    """The baseline plus the value of each tree's leaf, (documents,) float64: log-odds of a member in the training data.
 
     Args:
         baseline: log-odds before any tree.
-        trees: in order.
+        trees: trees in order.
         rows: (documents, features).
     """
     rows = rows.astype(np.float32)
     total = np.full(len(rows), baseline)
     for tree in trees:
         at = np.zeros(len(rows), dtype=np.int64)
-        for _ in tree["feature"]:  # no path is longer
+        for _ in tree["feature"]:  # bounds the length of a path
             feature = tree["feature"][at]
             if (feature < 0).all():
                 break
@@ -109,7 +109,7 @@ def trees_sum(baseline: float, trees: Iterable[Tree], rows: np.ndarray) -> np.nd
 
 
 def beginning_key(text: str) -> int:
-    """The key by which a document that was learnt from is recognised."""
+    """The key that identifies a document used for learning."""
     return text_key(text[:BEGINNING])
 
 
@@ -125,13 +125,13 @@ def _fingerprint(content: Mapping[str, Any]) -> str:
 
 
 def learnt_of(value: Any) -> Learnt:
-    """What a file of `seenset trial --learn` holds.
+    """The content of a file of `seenset trial --learn`.
 
     Args:
-        value: its path, or a `LearntFile`.
+        value: path of the file, or a `LearntFile`.
 
     Raises:
-        ValueError: no such file, or one of another format or version, or a damaged one.
+        ValueError: the file does not exist, has another format or version, or is damaged.
     """
     if isinstance(value, str):
         value = _read(value)
@@ -180,10 +180,10 @@ def _needs(file: Any) -> Needs:
 
 @detector(needs=_needs, checks={"file": learnt_of}, signed=True)
 def learnt(evidence: Evidence, file: Any = "") -> Tensor:
-    """Log-odds that gradient-boosted trees give a member, any sign (as Maini et al. 2024 learn weights).
+    """Log-odds of a member by gradient-boosted trees, of any sign (as Maini et al. 2024 learn weights).
 
-    NaN where a feature is NaN, and for a document that was learnt from. Trees have steps: features that differ in their
-    last bits, on another processor, may give a document near a threshold another leaf.
+    NaN if a feature is NaN, and for documents used for learning. Trees have steps: on another processor, features that
+    differ in their last bits may lead to another leaf for a document near a threshold.
     """
     import torch
 
@@ -195,7 +195,7 @@ def learnt(evidence: Evidence, file: Any = "") -> Tensor:
 
 
 def with_contents(entry: Any) -> Any:
-    """An entry of `detectors` with the files that it names in the place of their paths, for workers elsewhere."""
+    """An entry of `detectors` with paths of files replaced by the files, for workers on other machines."""
     if isinstance(entry, Mapping):
         return {
             name: {**value, "file": _opened(value["file"])}

@@ -1,7 +1,7 @@
-"""Detectors that read token log-probabilities and the vocabulary behind them (docs/methods.md, section 1.2).
+"""Detectors that read token log-probabilities and distributions over the vocabulary (docs/methods.md, section 1.2).
 
 Each takes the evidence of a batch and returns (documents,) float64, higher = more member-like. Natural logarithms.
-A new detector is one new function here: say what it needs, and it can be named in a config.
+A new detector is one new function with its needs; configurations can then name it.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ LIKELIHOOD = {FORWARD: ["log_prob"]}
 ShareOrOne = Annotated[float, Field(ge=0, le=1, description="a number in [0, 1], of which 0 is the single largest")]
 
 Caption = Literal["generated", "given"]
-"""Whose words describe a picture: the model's own, or the corpus's."""
+"""Source of the description of a picture: the model, or the corpus."""
 
 WordsPart = Literal["instruction", "description", "instruction_description"]
-"""Of a picture with its description: what a detector reads; of words alone where it reads the token that came."""
+"""Part of a picture with its description that a detector reads, for detectors of the actual token: only words."""
 
 
 def forward_of(part: str | None, caption: Caption) -> Pass:
-    """The forward pass over a text, or over a picture with its description, of which a part is read."""
+    """The forward pass over a text, or over a part of a picture with its description."""
     return FORWARD if part is None else Pass("forward", part=part, caption=caption)
 
 
 def order_named(value: Any, orders: tuple[str, ...]) -> str:
-    """One of some orders as its name, such as 0.5 or inf, given as a number or a string.
+    """The name of an order, such as 0.5 or inf, given as a number or a string.
 
     Raises:
         ValueError: anything else.
@@ -67,20 +67,20 @@ def order_named(value: Any, orders: tuple[str, ...]) -> str:
 
 
 def mean_of_all(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of each row where the mask is True, (documents,) float64; NaN where it never is."""
+    """Mean of each row under the mask, (documents,) float64; NaN for an empty mask."""
     return values.double().where(mask, 0.0).sum(1) / mask.sum(1)
 
 
 def mean_of_lowest(values: Tensor, mask: Tensor, k: float) -> Tensor:
     """Mean of the max(1, int(k * n)) lowest of each row's n values under the mask, (documents,) float64.
 
-    NaN where a row has a NaN or no value.
+    NaN if a row has a NaN or no value.
     """
     import torch
 
     counts = mask.sum(1)
-    taken = (counts.double() * k).long().clamp_min(1)  # on the device: to read the counts would wait for it
-    lowest = values.double().where(mask, math.inf).sort(1).values  # sorts NaN behind inf: hence the last line
+    taken = (counts.double() * k).long().clamp_min(1)  # on the device, to avoid synchronization
+    lowest = values.double().where(mask, math.inf).sort(1).values  # sorts NaN after inf, see the last line
     among = torch.arange(mask.shape[1], device=mask.device) < taken[:, None]
     means = lowest.where(among, 0.0).sum(1) / taken
     broken = (values.isnan() & mask).any(1) | (counts == 0)
@@ -88,7 +88,7 @@ def mean_of_lowest(values: Tensor, mask: Tensor, k: float) -> Tensor:
 
 
 def standardised(statistics: TokenStatistics) -> Tensor:
-    """Token log-probabilities less their mean over the vocabulary, in its standard deviations: (documents, tokens - 1).
+    """Token log-probabilities standardized by mean and standard deviation over the vocabulary: (documents, tokens - 1).
 
     Args:
         statistics: with `mean` and `variance`.
@@ -127,7 +127,7 @@ def lowercase(evidence: Evidence) -> Tensor:
 
 @detector(needs={FORWARD: ["log_prob"], REFERENCE: ["log_prob"]}, signed=True)
 def reference(evidence: Evidence) -> Tensor:
-    """Mean token log-probability less that under the reference model, each with its own tokenizer (Carlini 2021)."""
+    """Mean token log-probability minus that of the reference model, each with its own tokenizer (Carlini 2021)."""
     other = evidence[REFERENCE]
     return loss(evidence) - mean_of_all(other.log_prob, other.mask)
 
@@ -142,7 +142,7 @@ def min_k(
 ) -> Tensor:
     """Mean of the lowest k share of token log-probabilities, <= 0 (Shi et al. 2024, eq. 1).
 
-    With a window the lowest of moving averages are taken (arXiv 2508.01268); a shorter text is read without one.
+    With a window the lowest moving averages are used (arXiv 2508.01268), except for shorter texts.
     """
     t = evidence[forward_of(part, caption)]
     values, mask = moving_average(t.log_prob, t.mask, window)
@@ -159,7 +159,7 @@ def min_k_plus_plus(
 ) -> Tensor:
     """Mean of the lowest k share of standardised token log-probabilities (Zhang et al. 2025, eq. 4).
 
-    A window is as of `min_k`.
+    The window is as in `min_k`.
     """
     t = evidence[forward_of(part, caption)]
     values, mask = moving_average(standardised(t), t.mask, window)
@@ -177,7 +177,7 @@ def gap_k(
     """Mean of the lowest k share of moving averages of the token's gap to the likeliest one, <= 0 (arXiv 2601.19936).
 
     The gap is (ln p of the token - ln p of the likeliest) in standard deviations of ln p over the vocabulary. A text
-    with fewer tokens than the window is read without one.
+    with fewer tokens than the window is not averaged.
     """
     t = evidence[forward_of(part, caption)]
     assert t.variance is not None
@@ -187,12 +187,12 @@ def gap_k(
 
 
 def moving_average(values: Tensor, mask: Tensor, window: int) -> tuple[Tensor, Tensor]:
-    """Means of so many neighbours in each row, (documents, tokens) float64, and where there are some.
+    """Moving averages in each row, (documents, tokens) float64, and their mask.
 
     Args:
         values: (documents, tokens).
         mask: bool, True from the first token of each row to its last.
-        window: neighbours in a mean; a row with fewer values keeps them as they are.
+        window: number of values in a mean; a row with fewer values is unchanged.
     """
     import torch
 
@@ -207,7 +207,7 @@ def moving_average(values: Tensor, mask: Tensor, window: int) -> tuple[Tensor, T
 
 
 def first_occurrences(statistics: TokenStatistics) -> Tensor:
-    """Whether no earlier token of its row, from the second of the text on, is the same: (documents, tokens - 1) bool.
+    """Whether each token is the first of its kind, from the second of the text on: (documents, tokens - 1) bool.
 
     Args:
         statistics: with `token`.
@@ -216,7 +216,7 @@ def first_occurrences(statistics: TokenStatistics) -> Tensor:
 
     assert statistics.token is not None
     tokens = statistics.token.masked_fill(~statistics.mask, -1)
-    ordered, order = tokens.sort(dim=1, stable=True)  # of equal tokens the first in the text comes first
+    ordered, order = tokens.sort(dim=1, stable=True)  # equal tokens keep the order of the text
     new = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)
     return torch.zeros_like(statistics.mask).scatter(1, order, new) & statistics.mask
 
@@ -225,7 +225,7 @@ def first_occurrences(statistics: TokenStatistics) -> Tensor:
 def etd(evidence: Evidence, beta: NonNegative = 1.0) -> Tensor:
     """Mean of ln p + beta H over the first occurrence of each token (arXiv 2609.21888).
 
-    H is the entropy of the distribution that the token came from. The paper's beta is not known here.
+    H is the entropy of the distribution of the token. The paper's beta is not known here.
     """
     t = evidence[FORWARD]
     assert t.mean is not None
@@ -245,8 +245,8 @@ def _counted(documents: int) -> Prefix:
 def dc_pdd(evidence: Evidence, clip: Positive = 0.01, documents: Count = 100) -> Tensor:
     """Mean of min(clip, p ln(1 / f)) over the first occurrence of each token, > 0 (DC-PDD, Zhang et al. 2024).
 
-    f is the frequency of the token in `documents` unseen documents that do not calibrate: a token that is likely
-    because it is common says little. NaN where a log-probability is.
+    f is the frequency of the token in `documents` unseen documents that do not calibrate, so that tokens that are
+    likely because they are common count less. NaN if a log-probability is NaN.
     """
     t = evidence[FORWARD]
     assert t.token is not None
@@ -271,7 +271,7 @@ def m_entropy(evidence: Evidence, part: Part | None = None, caption: Caption = "
 def mod_renyi(
     evidence: Evidence, order: str = "0.5", part: Part | None = None, caption: Caption = "generated"
 ) -> Tensor:
-    """Minus the mean modified Renyi entropy, <= 0, which knows the token that came (Li et al. 2024; sign ours).
+    """Minus the mean modified Renyi entropy, <= 0, which depends on the actual token (Li et al. 2024; sign ours).
 
     Of order 1 it is `m_entropy`.
     """
@@ -302,10 +302,10 @@ def _copies(copies: int) -> list[Pass]:
 
 @detector(needs=lambda copies: {needed: ["log_prob"] for needed in (FORWARD, *_copies(copies))})
 def pac(evidence: Evidence, copies: Count = 5, k_high: Share = 0.05, k_low: Share = 0.3) -> Tensor:
-    """Polarised distance of copies with words exchanged, less that of the text, any sign.
+    """Polarized distance of copies with swapped words minus that of the text, of any sign.
 
-    Mean of PD over the copies less PD(x); PD is the mean of the largest k_high of the token log-probabilities less the
-    mean of the lowest k_low, >= 0 (PAC, arXiv 2405.11930). Members have few improbable tokens: their PD is the smaller.
+    Mean of PD over the copies minus PD(x); PD is the mean of the largest k_high of the token log-probabilities minus
+    the mean of the lowest k_low, >= 0 (PAC, arXiv 2405.11930). Members have few improbable tokens, and a smaller PD.
     """
 
     def polarised(needed: Pass) -> Tensor:

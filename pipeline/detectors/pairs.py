@@ -1,6 +1,6 @@
 """Detectors that compare two models token by token (docs/methods.md, section 1.2): the target and its reference.
 
-They read the passes that `loss` and `reference` read, so they add none. Both models must read the same tokens.
+They read the passes of `loss` and `reference` and add none. Both models must read the same tokens.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ WINDOWS = (2, 3, 4, 6, 9, 13, 18, 25, 32, 40)
 
 @detector(needs={FORWARD: ["log_prob", "renyi_inf"], REFERENCE: ["log_prob"]}, same_tokens=True)
 def ez(evidence: Evidence) -> Tensor:
-    """Share of gains in all changes of log-probability where the token is not the target's likeliest, in [0, 1].
+    """Share of gains in the changes of log-probability at tokens that are not the target's likeliest, in [0, 1].
 
-    With d = ln p_target - ln p_reference at these positions: sum of d+ / (sum of d+ + sum of d-), in the order of the
-    paper's ratio of the sums (arXiv 2601.12104), which has no limit as d- vanishes. Without such a position, or without
-    a negative d, it is 1. A token as likely as the likeliest, in float32, is the likeliest. NaN for a document with a
-    log-probability that is no finite number, or without tokens.
+    With d = ln p_target - ln p_reference at these positions: sum of d+ / (sum of d+ + sum of d-), which orders
+    documents like the paper's ratio of the sums (arXiv 2601.12104), but is bounded as d- vanishes. Without such a
+    position, or without a negative d, it is 1. A token as likely as the likeliest, in float32, counts as the likeliest.
+    NaN for a document with a log-probability that is not finite, or without tokens.
     """
     difference, mask = token_differences(evidence)
     target = evidence[FORWARD]
@@ -38,8 +38,8 @@ def ez(evidence: Evidence) -> Tensor:
 def wbc(evidence: Evidence) -> Tensor:
     """Mean over ten window lengths of the share of windows that the target finds likelier, in [0, 1] (2601.02751).
 
-    A window counts where its sum of ln p_target is above its sum of ln p_reference. A window that is longer than the
-    text is the text. NaN as in `ez`.
+    A window counts if its sum of ln p_target exceeds its sum of ln p_reference. A window that is longer than the text
+    is the text. NaN as in `ez`.
     """
     import torch
 
@@ -60,7 +60,7 @@ def token_differences(evidence: Evidence) -> tuple[Tensor, Tensor]:
     """Differences ln p_target - ln p_reference, (documents, tokens - 1) float64, 0 outside the mask; and the mask.
 
     Raises:
-        ValueError: the passes read other numbers of tokens.
+        ValueError: the passes read different numbers of tokens.
     """
     import torch
 
@@ -72,5 +72,5 @@ def token_differences(evidence: Evidence) -> tuple[Tensor, Tensor]:
 
 
 def _of_finite(scores: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """The scores, NaN where a value of the document is not finite or the mask is empty."""
+    """The scores; NaN if a value of the document is not finite or the mask is empty."""
     return scores.masked_fill(~values.isfinite().all(1) | ~mask.any(1), math.nan)

@@ -1,7 +1,7 @@
-"""Detectors and procedures from outside: a user's own files, and other packages.
+"""Plugins: detectors and procedures in users' files and in other packages.
 
-A file is read once, on the driver, and goes to every worker as text, so that nodes need no disk in common. A module
-must be installed on every node. Either way its content is part of the fingerprint of the scores that it made.
+A file is read once, on the driver, and sent to every worker as text, so that nodes need no shared disk. A module must
+be installed on every node. In both cases its content is part of the fingerprint of its scores.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pipeline.config.paths import written
 from pipeline.errors import UserError
 
 GROUP = "seenset.detectors"
-"""Entry points of other packages: any name, and as value the module to import."""
+"""Entry point group of other packages: any name, with the module to import as its value."""
 
 PACKAGE = "seenset_plugins"
-"""Where the modules of plugin files stand; nothing on disk has this name."""
+"""Virtual package of the modules of plugin files; it does not exist on disk."""
 
 BUILT_IN = "pipeline"
 Entry = TypeVar("Entry")
@@ -35,39 +35,39 @@ Entry = TypeVar("Entry")
 class Plugin:
     """A Python file, with its text, or an installed module."""
 
-    name: str  # as `import` names it: my_detectors.py, or my_package.detectors
-    source: str | None  # the text of a file; None of a module
+    name: str  # as in the setting `import`: my_detectors.py, or my_package.detectors
+    source: str | None  # text of a file; None for a module
 
     @property
     def module(self) -> str:
-        """The name of its module once it is loaded."""
+        """The name of its loaded module."""
         return self.name if self.source is None else f"{PACKAGE}.{Path(self.name).stem}"
 
     @property
     def label(self) -> str:
-        """What a fingerprint calls it: where a file lies changes no score."""
+        """Its name in fingerprints: the path of a file does not affect scores."""
         return self.name.split(".")[0] if self.source is None else Path(self.name).name
 
     def holds(self, module: str) -> bool:
-        """Whether what a module registered is this plugin's: of an installed one, its whole package's."""
+        """Whether a module belongs to this plugin; for an installed module, to its package."""
         return module == self.module or (self.source is None and module.split(".")[0] == self.label)
 
 
 class Registry(dict[str, Entry]):
-    """What a configuration can name, and which module registered each name."""
+    """Registered names for configurations, and the module that registered each."""
 
     def __init__(self, kind: str) -> None:
-        """`kind` is what errors call an entry."""
+        """`kind` is the name of an entry in errors."""
         super().__init__()
         self.kind = kind
         self.modules: dict[str, str] = {}
         _registries.append(self)
 
     def register(self, name: str, entry: Entry, module: str) -> None:
-        """Add an entry; a module may register a name again, as a notebook does whose cell runs twice.
+        """Add an entry; a module may register a name again, such as a notebook whose cell runs twice.
 
         Raises:
-            UserError: the name is taken by another module.
+            UserError: the name is registered by another module.
         """
         holder = self.modules.get(name, module)
         if holder != module:
@@ -77,29 +77,29 @@ class Registry(dict[str, Entry]):
         self.modules[name] = module
 
     def forget(self, plugin: Plugin) -> None:
-        """Remove what a plugin registered."""
+        """Remove the names that a plugin registered."""
         for name in self.names_of(plugin):
             del self[name], self.modules[name]
 
     def names_of(self, plugin: Plugin) -> list[str]:
-        """What a plugin registered."""
+        """The names that a plugin registered."""
         return [name for name, module in self.modules.items() if plugin.holds(module)]
 
 
 _registries: list[Registry[Any]] = []
-_loaded: dict[str, Plugin] = {}  # by module; what this process has loaded
+_loaded: dict[str, Plugin] = {}  # by module; plugins loaded in this process
 
 
 def display_module(module: str) -> str:
-    """A module as its author knows it: a plugin file by its name."""
+    """The displayed name of a module: for a plugin file its name."""
     return f"{module.removeprefix(PACKAGE + '.')}.py" if module.startswith(f"{PACKAGE}.") else module
 
 
 def read_plugins(entries: Sequence[str]) -> tuple[Plugin, ...]:
-    """The plugins that `import` of a configuration names; files are read.
+    """The plugins in the setting `import`; files are read.
 
     Raises:
-        UserError: a file that cannot be read, two files of one name, or what is neither a file nor a module.
+        UserError: a file that cannot be read, two files of one name, or an entry that is neither a file nor a module.
     """
     plugins: dict[str, Plugin] = {}
     for entry in dict.fromkeys(entries):
@@ -127,12 +127,12 @@ def _read(path: str) -> str:
 
 
 def load_plugins(plugins: Iterable[Plugin]) -> None:
-    """Import plugins, so that what they register can be named.
+    """Import plugins, which register their names.
 
-    The same content twice is loaded once. A file whose content has changed takes the place of what it was.
+    The same content is loaded once. A file whose content has changed replaces its earlier version.
 
     Raises:
-        UserError: a plugin that cannot be imported, registers nothing, or registers a name that is taken.
+        UserError: a plugin cannot be imported, registers nothing, or registers a name that is already registered.
     """
     for plugin in plugins:
         if _loaded.get(plugin.module) != plugin:
@@ -140,7 +140,7 @@ def load_plugins(plugins: Iterable[Plugin]) -> None:
 
 
 def imported(entries: Sequence[str]) -> tuple[Plugin, ...]:
-    """The plugins of a configuration as this process has loaded them; what it has not is read and loaded now.
+    """The plugins of a configuration as loaded in this process; missing ones are read and loaded.
 
     Raises:
         UserError: as `read_plugins` and `load_plugins`.
@@ -152,7 +152,7 @@ def imported(entries: Sequence[str]) -> tuple[Plugin, ...]:
 
 
 def load_installed() -> None:
-    """Import what other packages offer as entry points of the group `seenset.detectors`.
+    """Import the entry points of other packages in the group `seenset.detectors`.
 
     Raises:
         UserError: as `load_plugins`.
@@ -191,7 +191,7 @@ def _execute(plugin: Plugin, source: str) -> None:
     module = ModuleType(plugin.module)
     module.__file__ = plugin.name
     sys.modules.setdefault(PACKAGE, ModuleType(PACKAGE))
-    sys.modules[plugin.module] = module  # where dataclasses and type hints look for it
+    sys.modules[plugin.module] = module  # for dataclasses and type hints
     try:
         exec(compile(source, plugin.name, "exec", dont_inherit=True), module.__dict__)
     except BaseException:
@@ -200,7 +200,7 @@ def _execute(plugin: Plugin, source: str) -> None:
 
 
 def _place(plugin: Plugin, error: BaseException) -> str:
-    """Where a plugin failed: the last line of its own file, or of a file that it imports."""
+    """The last line in a plugin's file, or in a file that it imports, at which it failed."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         file, line = error.filename, error.lineno
     else:
@@ -215,11 +215,11 @@ def _place(plugin: Plugin, error: BaseException) -> str:
 
 
 def fingerprint_of_plugins(plugins: Iterable[Plugin], modules: Iterable[str]) -> dict[str, str]:
-    """The code outside this program that scores depend on: name -> SHA-256 of its text.
+    """External code that scores depend on: name -> SHA-256 of its text.
 
     Args:
-        plugins: Those that the configuration imports; one that registers only procedures changes no score.
-        modules: Of the functions that score.
+        plugins: plugins of the configuration; those that register only procedures do not affect scores.
+        modules: modules of the detectors.
     """
     detectors = next(registry for registry in _registries if registry.kind == "detector")
     known = list(plugins)
@@ -228,11 +228,11 @@ def fingerprint_of_plugins(plugins: Iterable[Plugin], modules: Iterable[str]) ->
 
 
 def code_digests(plugins: Iterable[Plugin], modules: Iterable[str]) -> dict[str, str]:
-    """The code outside this program of which modules are: name -> SHA-256 of its text.
+    """External code of modules: name -> SHA-256 of its text.
 
     Args:
-        plugins: that the configuration imports.
-        modules: of registered functions.
+        plugins: plugins of the configuration.
+        modules: modules of registered functions.
     """
     known = list(plugins)
     code = {}
@@ -260,13 +260,13 @@ def _digest(plugin: Plugin) -> str:
 
 
 def check_reaches_workers(who: str, module: str, plugins: Iterable[Plugin]) -> None:
-    """Make sure that workers will know what a module registered.
+    """Check that workers load a module that registered a name.
 
     Raises:
-        UserError: it is neither built in, nor imported by the configuration, nor an entry point of a package.
+        UserError: the module is neither built in, nor imported by the configuration, nor an entry point of a package.
     """
     if _is_built_in(module) or any(plugin.holds(module) for plugin in plugins):
-        return  # before the records of all installed packages are read
+        return  # avoids reading the metadata of all installed packages
     packages = [Plugin(entry.module, None) for entry in entry_points(group=GROUP)]
     if not any(plugin.holds(module) for plugin in packages):
         raise UserError(

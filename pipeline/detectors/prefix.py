@@ -1,8 +1,8 @@
-"""A document's likelihood behind known documents against that by itself (docs/methods.md, section 1.8).
+"""A document's likelihood after known documents, compared to its likelihood alone (docs/methods.md, section 1.8).
 
-All documents are read behind the same known ones, which neither calibrate nor are audited: given these, a score is one
-function of the document, whatever its role, so that audited null documents and those that calibrate stay exchangeable.
-Means are over the tokens from the second on in both readings. Natural logarithms.
+All documents are read after the same known documents, which neither calibrate nor are audited: given these, a score is
+the same function of the document for every role, so that audited null documents and calibration documents stay
+exchangeable. Means are over the tokens from the second on in both passes. Natural logarithms.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _READ = frozenset({"log_prob"})
 
 
 def behind(prefix: Prefix) -> Pass:
-    """The forward pass over texts behind known documents."""
+    """The forward pass over texts after known documents."""
     return Pass("forward", prefix=prefix)
 
 
@@ -33,9 +33,9 @@ def _mean_behind(evidence: Evidence, prefix: Prefix) -> Tensor:
 
 @detector(needs=lambda shots: dict.fromkeys((FORWARD, behind(Prefix("unseen", shots))), _READ))
 def recall(evidence: Evidence, shots: Count = SHOTS) -> Tensor:
-    """Mean token log-probability behind unseen documents over that without, > 0 (ReCaLL, Xie et al. 2024, eq. 1).
+    """Ratio of mean token log-probability after unseen documents and without, > 0 (ReCaLL, Xie et al. 2024, eq. 1).
 
-    What is new becomes likelier behind documents of its kind; what was trained on has less to gain.
+    New documents become likelier after documents of their kind; members gain less.
     """
     return _mean_behind(evidence, Prefix("unseen", shots)) / loss(evidence)
 
@@ -44,10 +44,10 @@ def recall(evidence: Evidence, shots: Count = SHOTS) -> Tensor:
     needs=lambda shots: dict.fromkeys((FORWARD, *(behind(Prefix(role, shots)) for role in ("unseen", "seen"))), _READ)
 )
 def con_recall(evidence: Evidence, shots: Count = SHOTS, gamma: Annotated[float, Field(ge=0, le=1)] = 0.5) -> Tensor:
-    """Mean log-probability behind unseen less gamma times that behind seen documents, over that without any.
+    """Mean log-probability after unseen minus gamma times that after seen documents, divided by that without any.
 
-    Con-ReCall (Wang et al. 2025, arXiv 2409.03363, eq. 3): unseen documents before it change a member least, seen ones
-    a document that is new.
+    Con-ReCall (Wang et al. 2025, arXiv 2409.03363, eq. 3): preceding unseen documents change members least, preceding
+    seen documents new ones.
     """
     unseen, seen = (_mean_behind(evidence, Prefix(role, shots)) for role in ("unseen", "seen"))
     return (unseen - gamma * seen) / loss(evidence)
@@ -55,11 +55,11 @@ def con_recall(evidence: Evidence, shots: Count = SHOTS, gamma: Annotated[float,
 
 @detector(needs=lambda shots: dict.fromkeys((FORWARD, behind(Prefix("unseen", shots, joined=False))), _READ))
 def codec(evidence: Evidence, shots: Count = SHOTS) -> Tensor:
-    """Mean token log-probability less that behind one other document (CoDeC, arXiv 2510.27055).
+    """Mean token log-probability minus that after one other document (CoDeC, arXiv 2510.27055).
 
-    Context helps what is new and disturbs what is known. The paper takes another document of the list that is tested.
-    Behind audited documents for some and unseen ones for others, null documents would not be exchangeable; so here
-    all take one of the same `shots` unseen documents, chosen by the seed and the document's id alone, and no
+    Context improves the prediction of new documents and disturbs that of members. The paper uses another document of
+    the tested list. Null documents would not be exchangeable if some follow audited and others unseen documents; here
+    all follow one of the same `shots` unseen documents, chosen only by the seed and the document's id, and not a
     near-duplicate of it.
     """
     return loss(evidence) - _mean_behind(evidence, Prefix("unseen", shots, joined=False))

@@ -1,6 +1,6 @@
-"""The detectors that a configuration can name, and what a choice of them needs.
+"""The registered detectors, and the requirements of a choice of them.
 
-A new family of detectors is one more file, imported here.
+A new family of detectors is a new module, imported here.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, prefix, samia, dra
 
 
 def parse_detectors(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector, ...]:
-    """The detectors that a config names; a list of values gives a column each.
+    """The detectors in a configuration; a list of values gives one column per value.
 
-    A name that is not registered may be one of another package: only then are entry points loaded.
+    Entry points of other packages are loaded only if a name is not registered.
 
     Args:
-        entries: Names, or {name: {argument: value or list of values}}.
+        entries: names, or {name: {argument: value or list of values}}.
 
     Raises:
         UserError: an unknown name or argument, a value outside its limits, or the same column twice.
@@ -47,13 +47,13 @@ def parse_detectors(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class DetectorChoice:
-    """The detectors of a configuration, as it names them: what a worker on another machine is told."""
+    """The detectors of a configuration in the form that is sent to workers."""
 
     entries: tuple[str | dict[str, dict[str, Any]], ...]
 
     @classmethod
     def of(cls, entries: Sequence[str | dict[str, dict[str, Any]]]) -> DetectorChoice:
-        """The choice that a configuration states, with the files that it names. Raises ValueError: one is gone."""
+        """The choice in a configuration, with the content of its files. Raises ValueError: a file is missing."""
         return cls(tuple(with_contents(list(entries))))
 
     def parse(self) -> tuple[Detector, ...]:
@@ -61,12 +61,12 @@ class DetectorChoice:
         return parse_detectors(self.entries)
 
     def fingerprint(self) -> list[str]:
-        """The columns, which tell detectors apart however a configuration writes them, and whose sign is changed."""
+        """The columns, which identify detectors independent of their notation, and columns with changed sign."""
         return [f"{'-' * (one.arguments.get('higher') == 'nonmember')}{one.column}" for one in self.parse()]
 
 
 def _names_in(entry: Any) -> Iterator[str]:
-    """All that may be the name of a detector in an entry, also of one that another builds on."""
+    """Possible detector names in an entry, including base detectors."""
     if isinstance(entry, str):
         yield entry
     elif isinstance(entry, list):
@@ -80,10 +80,10 @@ def _names_in(entry: Any) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PluginCode:
-    """What is outside this program and scores depend on: what a worker loads before it knows the detectors."""
+    """External code and files that scores depend on; a worker loads them before it parses the detectors."""
 
-    plugins: tuple[Plugin, ...]  # that the configuration imports
-    digests: Mapping[str, str]  # by file or package, also of packages without an import and of files of `learnt`
+    plugins: tuple[Plugin, ...]  # imported by the configuration
+    digests: Mapping[str, str]  # by file or package, including entry points and files of `learnt`
 
     def fingerprint(self) -> dict[str, str]:
         """The digests."""
@@ -91,11 +91,11 @@ class PluginCode:
 
 
 def plugin_code(entries: Sequence[str], detectors: Sequence[Detector]) -> PluginCode | None:
-    """What scores of these detectors depend on outside this program; None where that is nothing.
+    """External code and files that scores of these detectors depend on; None if there are none.
 
     Args:
-        entries: `import` of the configuration.
-        detectors: that it scores.
+        entries: setting `import`.
+        detectors: detectors of the configuration.
     """
     plugins = imported(entries)
     digests = {**fingerprint_of_plugins(plugins, modules_of(detectors).values()), **learnt_fingerprints(detectors)}
@@ -103,10 +103,10 @@ def plugin_code(entries: Sequence[str], detectors: Sequence[Detector]) -> Plugin
 
 
 def check_workers_know(entries: Sequence[str], detectors: Sequence[Detector]) -> None:
-    """Make sure that workers load every detector.
+    """Check that workers load every detector.
 
     Raises:
-        UserError: one that was defined in a notebook or script.
+        UserError: a detector is defined in a notebook or script.
     """
     plugins = imported(entries)
     for name, module in modules_of(detectors).items():
@@ -114,7 +114,7 @@ def check_workers_know(entries: Sequence[str], detectors: Sequence[Detector]) ->
 
 
 def draws_of(detectors: Sequence[Detector]) -> int:
-    """How many paraphrases of each document the detectors read; 0 when none."""
+    """Number of paraphrases per document that the detectors read; 0 for none."""
     return max((needed.draw for needed in plan_passes(detectors)), default=0)
 
 
@@ -124,11 +124,11 @@ def adapters_of(detectors: Sequence[Detector]) -> list[str]:
 
 
 def prefixes_of(detectors: Sequence[Detector]) -> list[Prefix]:
-    """What stands before documents for the detectors, sorted."""
+    """The prefixes that the detectors need, sorted."""
     return sorted({needed.prefix for needed in plan_passes(detectors) if needed.prefix is not None}, key=str)
 
 
 def sampled_of(detectors: Sequence[Detector]) -> dict[Continued, int]:
-    """How documents are continued for the detectors, and how many draws of each kind they read at most."""
+    """The continuations that the detectors need -> maximum number of draws."""
     planned = plan_passes(detectors).items()
     return {needed.continued: max(map(int, draws)) for needed, draws in planned if needed.continued}

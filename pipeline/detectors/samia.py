@@ -1,7 +1,7 @@
-"""Likeness of sampled continuations to the text that came (SaMIA, Kaneko et al. 2024; docs/methods.md, section 1.6).
+"""Similarity of sampled continuations to the actual text (SaMIA, Kaneko et al. 2024; docs/methods.md, section 1.6).
 
-Words are whitespace-separated and case-sensitive. The published code compares candidates of up to 1024 tokens, however
-short the reference, which inflates recall; here a candidate is cut to the reference's number of words unless asked.
+Words are whitespace-separated and case-sensitive. The published code compares candidates of up to 1024 tokens for any
+length of the reference, which inflates recall; here a candidate is cut to the reference's number of words by default.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _WORD = re.compile(r"\S+")
 
 
 def rouge(candidate: Sequence[str], reference: Sequence[str], n: int = 1, kind: Kind = "recall") -> float:
-    """ROUGE-N of two lists of words, in [0, 1]: n-grams in common, each counted as often as it is in both.
+    """ROUGE-N of two lists of words, in [0, 1]: common n-grams, with the smaller of both multiplicities.
 
-    recall: over the n-grams of the reference (Lin 2004; SaMIA, eq. 2); precision: over those of the candidate. A
-    candidate without an n-gram has 0, and a reference without one NaN: there is nothing to find.
+    recall: divided by the n-grams of the reference (Lin 2004; SaMIA, eq. 2); precision: by those of the candidate. 0
+    for a candidate without n-grams, NaN for a reference without n-grams.
     """
     given, wanted = _ngrams(candidate, n), _ngrams(reference, n)
     if not wanted:
@@ -54,13 +54,13 @@ def samia_score(
     """Mean ROUGE-N of sampled continuations, higher = more member-like (SaMIA, eq. 3).
 
     Args:
-        candidates: The continuations, at least one.
-        reference: What follows the prefix in the document.
-        n: Words in an n-gram.
-        kind: What the n-grams in common are counted over.
-        candidate_words: `reference` cuts a candidate to the reference's number of words, `all` takes all of it.
-        compressed: Multiply each by the bytes of zlib.compress(candidate as UTF-8), of what is compared of it, from its
-            first word to its last (SaMIA * zlib): text that repeats itself counts for less.
+        candidates: continuations, at least one.
+        reference: text after the prefix in the document.
+        n: words per n-gram.
+        kind: denominator of the common n-grams.
+        candidate_words: `reference` cuts a candidate to the reference's number of words, `all` uses all of it.
+        compressed: multiply each by the bytes of zlib.compress(candidate as UTF-8), for its compared part from the
+            first word to the last (SaMIA * zlib): repetitive text counts less.
 
     Returns:
         In [0, 1], or in bytes if compressed; NaN for a reference of fewer than n words.
@@ -75,7 +75,7 @@ def samia_score(
 
 
 def cut_words(text: str, count: int | None) -> str:
-    """The text from its first word to its count-th or last, the whitespace between them as it is."""
+    """The text from its first word to word `count` or the last, with unchanged whitespace."""
     if count is None:
         return text.strip()
     end = 0
@@ -100,7 +100,7 @@ def continuation_needs(
     top_k: int | None,
     top_p: float,
 ) -> WrittenNeeds:
-    """The continuations of a detector with these arguments; what is equal is drawn once for all detectors."""
+    """The needed continuations of a detector with these arguments; equal ones are drawn once for all detectors."""
     continued = Continued(prefix_ratio, candidate_words, temperature, top_k, top_p)
     return {Pass("generate", continued=continued): [str(draws)]}
 

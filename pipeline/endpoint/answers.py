@@ -1,4 +1,4 @@
-"""An endpoint's answers, written down as they come, so that none is paid twice; and what they cost in all."""
+"""An endpoint's answers, recorded as they arrive, so that none is paid twice; and their total cost."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pipeline.store.receipts import Receipt, intact_receipts, is_sealed, json_di
 
 
 class Answers:
-    """The answers to one shard's documents that no receipt names yet: a line of JSON each."""
+    """The answers for one shard's documents without a receipt, one line of JSON each."""
 
     def __init__(self, store: Store, folder: str, stage: str, shard: str, made_of: Mapping[str, Any]) -> None:
-        """Open what is there.
+        """Open the recorded answers.
 
         Args:
-            store: the run directory.
-            folder: where the stage's files are.
-            stage: of the receipts.
-            shard: id of the shard whose answers they are.
-            made_of: all that could change an answer; those that were made of anything else are passed over.
+            store: run directory.
+            folder: folder of the stage's files.
+            stage: stage of the receipts.
+            shard: id of the shard.
+            made_of: everything that affects an answer; answers with other values are skipped.
         """
         self.store = store
         self.name = f"{folder}/{shard}.jsonl"
@@ -45,11 +45,11 @@ class Answers:
         return (line for line in self._lines if line["made_of"] == self.made_of and "row" in line)
 
     def ask(self) -> Question:
-        """A question that is to be asked."""
+        """Create a request to the endpoint."""
         return Question(self, f"{self._session}-{next(self._numbers)}")
 
     def add(self, spent: Usage, **answer: Any) -> None:
-        """Write down an answer, or without one what was spent for nothing."""
+        """Record an answer and its cost, or only the cost if there is no answer."""
         if not answer and not spent.requests:
             return
         self.spent += spent
@@ -61,39 +61,39 @@ class Answers:
         self.store.append(self.name, (json.dumps(line) + "\n").encode())
 
     def close(self) -> None:
-        """A receipt names all of it now."""
+        """Remove the recorded answers: a receipt contains them."""
         self.store.remove_grown(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to an endpoint: the most that it can cost is written down before it is sent, its cost after it.
+    """One request to an endpoint: its maximum cost is recorded before it is sent, its cost afterwards.
 
-    Of a driver that was killed in between, the request that was under way counts with the most that it can cost.
+    If the driver is killed in between, the request counts with its maximum cost.
     """
 
     answers: Answers
-    key: str  # of no other question
-    spent: Usage = field(default_factory=Usage)  # by its requests that have ended
+    key: str  # unique
+    spent: Usage = field(default_factory=Usage)  # by its completed attempts
 
     def book(self, most: Usage) -> None:
-        """Note that a request is about to be sent; what those before it cost is known."""
+        """Record that an attempt is about to be sent; the cost of earlier ones is known."""
         cost = Usage(self.spent.requests + most.requests, self.spent.tokens + most.tokens)
         self.answers.write(cost, begun=self.key)
 
     def finish(self, **answer: Any) -> None:
-        """Note the answer, if there is one, and what all requests cost."""
+        """Record the answer, if any, and the cost of all attempts."""
         if self.spent.requests:
             self.answers.add(self.spent, settles=self.key, **answer)
 
 
 def spent_before(store: Store, stage: str, folders: Mapping[str, str]) -> Usage:
-    """What a run spent so far on the endpoint of a stage, by receipts and by answers that no receipt names yet.
+    """Usage of the endpoint of a stage by a run so far, from receipts and from answers without a receipt.
 
     Args:
         store: the run directory.
-        stage: name of a stage that asks the endpoint; the audited model's and the reference model's are distinguished.
-        folders: kinds of stages that ask endpoints -> where their answers lie.
+        stage: stage that uses the endpoint; stages of the audited and of the reference model are distinguished.
+        folders: kind of stage that uses endpoints -> folder of its answers.
     """
     reference = _of_reference(stage.split("/")[1])
     total = Usage()
@@ -113,7 +113,7 @@ def spent_before(store: Store, stage: str, folders: Mapping[str, str]) -> Usage:
 
 
 def _stages(store: Store, kinds: Iterable[str]) -> Iterator[str]:
-    """The stages of these kinds of which there are receipts, one or two folders below that of the kind."""
+    """The stages of these kinds that have receipts, one or two folders below the folder of the kind."""
     for kind in kinds:
         for part in store.names(f"receipts/{kind}"):
             names = store.names(f"receipts/{kind}/{part}")
@@ -131,7 +131,7 @@ def _spent_for(receipt: Receipt) -> Usage:
 
 
 def _costs(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The lines that count: of a question that has no final answer the last of those before its requests, else none."""
+    """The lines of the costs: for a request without a final line, its last recorded maximum cost."""
     final = {line["settles"] for line in lines if "settles" in line}
     last = {line["begun"]: place for place, line in enumerate(lines) if "begun" in line}
     return (
@@ -146,7 +146,7 @@ def _lines(store: Store, name: str) -> Iterator[dict[str, Any]]:
         if line.strip():
             try:
                 value = json.loads(line)
-            except (ValueError, RecursionError):  # half a line, of a driver that was killed
+            except (ValueError, RecursionError):  # incomplete line of a killed driver
                 continue
-            if isinstance(value, dict) and is_sealed(value):  # else it is not as it was written
+            if isinstance(value, dict) and is_sealed(value):  # else it was damaged
                 yield value

@@ -1,10 +1,9 @@
-"""A client of an OpenAI-compatible endpoint that keeps to the configured limits.
+"""A client of an OpenAI-compatible endpoint that respects the configured limits.
 
-`ask` repeats a request until it has a usable answer. It keeps to `concurrency` and `requests_per_minute`. It tries
-again after status 408, 409, 425, 429 or 5xx, a timeout, a broken connection or an unreadable answer. The wait grows
-with each attempt and is never shorter than a Retry-After of any answer. A problem that would meet every document (a
-wrong key, an unknown model, a spent budget, an endpoint that is gone) ends the run; any other concerns its document
-alone.
+`ask` repeats a request until it has a usable answer, within `concurrency` and `requests_per_minute`. It retries after
+status 408, 409, 425, 429 or 5xx, a timeout, a broken connection or an unreadable answer. The wait increases with each
+attempt and is never shorter than a Retry-After of any answer. A problem that affects every document (a wrong key, an
+unknown model, an exhausted budget, an unavailable endpoint) ends the run; any other problem affects only its document.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from pipeline.errors import ExitCode, StopError, UserError, nearest
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 LONGEST_WAIT = 600.0  # seconds; a longer Retry-After ends the run
-FIRST_REFUSALS = 3  # so many refusals before any answer mean that all will be refused
+FIRST_REFUSALS = 3  # refusals before the first answer after which the run ends
 CHECK_SECONDS = 30.0
 MESSAGE = 200  # characters of an endpoint's error message that are shown
 Parsed = TypeVar("Parsed")
 
 PLAIN_BYTES, TOKEN_BYTES, MOST_BYTES = 1 << 20, 1 << 12, 1 << 26
-"""Of an answer, beside its tokens; for each token, with its alternatives; of any answer."""
+"""Maximum bytes of an answer without its tokens; per token, with its alternatives; of any answer."""
 
 _UNPACK_ANY = 47  # zlib or gzip, recognised by the first bytes
 _PACKINGS = "gzip, deflate"
@@ -47,17 +46,17 @@ class Fault(Exception):
 
     def __init__(self, message: str, wait: float = 0.0, paid: bool = True) -> None:
         super().__init__(message)
-        self.wait = wait  # seconds that the endpoint asked for
+        self.wait = wait  # seconds requested by the endpoint
         self.paid = paid  # whether tokens may have been billed
 
 
 class Refusal(Exception):
-    """The endpoint rejects this request for good."""
+    """The endpoint rejects this request permanently."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """Requests, repeated ones included, and tokens of prompts and answers, as billed or else at most."""
+    """Requests, including repeated ones, and tokens of prompts and answers, as billed or else an upper bound."""
 
     requests: int = 0
     tokens: int = 0
@@ -76,16 +75,16 @@ class Endpoint:
     """One client of one endpoint. All its users share its limits and its budget."""
 
     def __init__(self, config: EndpointConfig, spent: Usage | None = None) -> None:
-        """Open a client; `spent` is the part of the budget that earlier calls of the run used."""
+        """Open a client; `spent` is the usage of earlier calls of the run."""
         self.config = config
         self.spent = spent or Usage()
         self.answered = 0
         self.refused = 0
         self.failed = 0  # consecutive failures
-        self._reserved = Usage()  # at most, by the requests under way
+        self._reserved = Usage()  # upper bound for requests in flight
         self._released = asyncio.Condition()
         self._places = asyncio.Semaphore(config.concurrency)
-        self._next = 0.0  # when the next request may begin
+        self._next = 0.0  # earliest start of the next request
         limits = httpx2.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency)
         timeout = httpx2.Timeout(config.timeout)
         self._client = httpx2.AsyncClient(headers=headers(config), limits=limits, timeout=timeout)
@@ -110,17 +109,17 @@ class Endpoint:
         """Repeat a request until its answer can be read.
 
         Args:
-            path: below the endpoint's address, such as `/completions`.
-            body: of the request, as JSON values.
-            max_cost: tokens that a single attempt can cost at most.
-            read: makes a value of the answer; raises `Fault` for an unusable answer, `Refusal` if none will be usable.
+            path: path below the endpoint's address, such as `/completions`.
+            body: body of the request, as JSON values.
+            max_cost: maximum number of tokens of a single attempt.
+            read: parses the answer; raises `Fault` for an unusable answer, `Refusal` if no answer will be usable.
             spent: each attempt adds its cost, whether or not it succeeds.
-            book: called before each attempt with the most that it can cost: the process may be killed in its midst.
+            book: called before each attempt with its maximum cost, since the process may be killed during it.
 
         Raises:
             Fault: every attempt failed; the error of the last one.
             Refusal: the endpoint rejects this request.
-            StopError: it rejects every request, or the budget does not allow this one.
+            StopError: the endpoint rejects every request, or the budget does not allow this one.
         """
         again = AsyncRetrying(
             stop=stop_after_attempt(self.config.attempts),
@@ -151,7 +150,7 @@ class Endpoint:
         """Make one request, within the budget and at the configured rate."""
         reservation = Usage(1, max_cost)
         await self._reserve(reservation)
-        cost = Usage()  # nothing, until the request is on its way
+        cost = Usage()  # zero until the request is sent
         try:
             await self._wait_for_turn()
             book(reservation)
@@ -180,7 +179,7 @@ class Endpoint:
         except httpx2.ConnectError as error:
             raise Fault(f"no connection: {without_key(str(error), self.config)}", paid=False) from None
         except httpx2.HTTPError as error:
-            reason = without_key(str(error), self.config) or type(error).__name__  # may quote what was answered
+            reason = without_key(str(error), self.config) or type(error).__name__  # may quote the answer
             raise Fault(f"connection broken: {reason}") from None
         except TooLongError as error:
             raise Fault(str(error)) from None
@@ -195,7 +194,7 @@ class Endpoint:
         return answer
 
     def _raise_for_status(self, response: Received) -> None:
-        """Raise the error that the status stands for; nothing for 200."""
+        """Raise the error that corresponds to the status; nothing for 200."""
         status = response.status_code
         if status == 200:
             return
@@ -206,12 +205,12 @@ class Endpoint:
         if status == 404:
             raise StopError(f"endpoint {address} has no model {name!r}, or no {self.config.api} interface: {reason}")
         if status == 402 or (status == 429 and "insufficient_quota" in reason):
-            raise StopError(f"endpoint {address} wants to be paid: {reason}", ExitCode.INCOMPLETE)
+            raise StopError(f"endpoint {address} requires payment: {reason}", ExitCode.INCOMPLETE)
         if status in RETRIED_STATUSES or status >= 500:
             wait = retry_after(response.headers.get("retry-after"))
             if wait > LONGEST_WAIT:
                 raise StopError(
-                    f"endpoint {address} asks to be left alone for {wait:.0f} s ({reason}); run again then",
+                    f"endpoint {address} requests a wait of {wait:.0f} s ({reason}); rerun the command after it",
                     ExitCode.INCOMPLETE,
                 )
             self._next = max(self._next, time.monotonic() + wait)
@@ -231,16 +230,16 @@ class Endpoint:
         return without_key(" ".join(text.split()), self.config)[:MESSAGE]
 
     def _wait(self, state: RetryCallState) -> float:
-        """Seconds before the next attempt: a wait that grows with every failure, at least the Retry-After."""
+        """Seconds before the next attempt: increasing with every failure, at least the Retry-After."""
         error = state.outcome.exception() if state.outcome is not None else None
         grown = wait_random_exponential(multiplier=self.config.backoff, max=60.0)(state)
         return max(grown, error.wait if isinstance(error, Fault) else 0.0)
 
     def _count_failure(self, error: Fault | Refusal) -> None:
-        """Count a failure. Many in a row mean that the endpoint is gone, not that documents are at fault.
+        """Count a failure. Many consecutive ones mean that the endpoint is unavailable, not that documents are invalid.
 
         Raises:
-            StopError: too many in a row, or every request so far was rejected.
+            StopError: too many consecutive failures, or every request so far was rejected.
         """
         if isinstance(error, Refusal):
             self.refused += 1
@@ -251,8 +250,8 @@ class Endpoint:
         self.failed += 1
         if self.failed >= max(8, 2 * self.config.concurrency):
             raise StopError(
-                f"endpoint {self.config.endpoint} has not answered {self.failed} requests in a row: {error}; what it "
-                "answered is kept: run again",
+                f"endpoint {self.config.endpoint} has not answered {self.failed} requests in a row: {error}; its "
+                "answers are kept: rerun the command",
                 ExitCode.INCOMPLETE,
             )
 
@@ -264,7 +263,7 @@ class Endpoint:
             self._next = now + 60.0 / self.config.requests_per_minute
 
     async def _reserve(self, max_usage: Usage) -> None:
-        """Reserve the budget that a request may cost; while requests are under way, wait until enough is free.
+        """Reserve the maximum cost of a request; if needed, wait for the cost of requests in flight.
 
         Raises:
             StopError: the budget does not allow it.
@@ -291,7 +290,7 @@ class Endpoint:
                 remainder = f"has {limit - spent:,} left, and the next request may cost {getattr(max_usage, unit):,}"
                 return (
                     f"model.budget.{unit} of {limit:,} {remainder if spent < limit else 'is spent'}; "
-                    "what was answered is kept: raise it and run again"
+                    "answers are kept: raise it and rerun the command"
                 )
         return None
 
@@ -300,7 +299,7 @@ def headers(config: EndpointConfig) -> dict[str, str]:
     """The headers of every request.
 
     Raises:
-        UserError: the key holds a character that no key has; an error of the HTTP library would show the key.
+        UserError: the key has an invalid character; an error of the HTTP library would show the key.
     """
     key = key_of(config)
     if not (key.isascii() and key.isprintable()) or " " in key:
@@ -311,7 +310,7 @@ def headers(config: EndpointConfig) -> dict[str, str]:
 
 
 def retry_after(value: str | None) -> float:
-    """Seconds to wait by a Retry-After header (a number or a date), >= 0; 0 if it is missing or unreadable."""
+    """Seconds to wait according to a Retry-After header (number or date), >= 0; 0 if missing or unreadable."""
     if value is None:
         return 0.0
     try:
@@ -334,17 +333,17 @@ def _billed(value: Mapping[str, Any], max_cost: int) -> int:
 
 
 def prompt_tokens(text: str) -> int:
-    """Upper bound on the tokens of a prompt: one a byte, and 64 for a chat template."""
+    """Upper bound on the tokens of a prompt: one per byte, and 64 for a chat template."""
     return len(text.encode()) + 64
 
 
 def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
-    """Check that an endpoint answers and knows the model, by its list of models, which costs nothing.
+    """Check that an endpoint answers and has the model, by its list of models, which is free.
 
     An endpoint without such a list is accepted.
 
     Returns:
-        The same keys as `check_model`; an endpoint does not tell their values.
+        The same keys as `check_model`; their values are unknown for an endpoint.
 
     Raises:
         UserError: no answer, the key is not accepted, or the model is not on the list.
@@ -373,7 +372,7 @@ Item = TypeVar("Item")
 
 
 async def run_concurrently(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], width: int) -> None:
-    """Work on items concurrently, at most `width` at a time. The first error cancels the rest and is raised."""
+    """Process items concurrently, at most `width` at a time. The first error cancels the rest and is raised."""
     waiting = iter(items)
 
     async def worker() -> None:
@@ -390,12 +389,12 @@ async def run_concurrently(items: Iterable[Item], work: Callable[[Item], Awaitab
 
 
 class TooLongError(Exception):
-    """An answer is longer than any that was asked for can be, or packed in a way that was not offered."""
+    """An answer exceeds the limit of its request, or has a compression that was not offered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The answer to a request, read whole."""
+    """The complete answer to a request."""
 
     status_code: int
     headers: Mapping[str, str]
@@ -410,13 +409,13 @@ class Received:
         """The content as a JSON value.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not JSON.
         """
         return json.loads(self.content)
 
 
 def longest_answer(tokens: int) -> int:
-    """Bytes that an answer about so many tokens, of the prompt and the continuations, has at most."""
+    """Maximum bytes of an answer with `tokens` tokens of the prompt and the continuations."""
     return min(MOST_BYTES, PLAIN_BYTES + TOKEN_BYTES * tokens)
 
 
@@ -426,15 +425,15 @@ async def exchange(
     """Send a request and read its answer.
 
     Args:
-        client: to send it with.
+        client: HTTP client.
         method: GET or POST.
-        url: of the request.
-        most: bytes of the answer, as it is sent and unpacked.
-        body: JSON values; None without one.
+        url: URL of the request.
+        most: maximum bytes of the answer, compressed and decompressed.
+        body: JSON values; None for no body.
 
     Raises:
         TooLongError: the answer is longer; the connection is closed.
-        httpx2.HTTPError: there is none.
+        httpx2.HTTPError: there is no answer.
     """
     headers = {"Accept-Encoding": _PACKINGS}
     async with client.stream(method, url, json=body, headers=headers) as response:
@@ -450,18 +449,18 @@ async def exchange(
 
 
 def get_answer(url: str, headers: Mapping[str, str], seconds: float, most: int = MOST_BYTES) -> Received:
-    """The answer to a GET, from code that runs in no event loop, or in one.
+    """The answer to a GET request, callable inside and outside of an event loop.
 
     Args:
-        url: of the request.
-        headers: of the request.
-        seconds: from first to last.
-        most: bytes of the answer.
+        url: URL of the request.
+        headers: headers of the request.
+        seconds: maximum total time.
+        most: maximum bytes of the answer.
 
     Raises:
-        TimeoutError: it was not there in time.
-        TooLongError: it is longer.
-        httpx2.HTTPError: there is none.
+        TimeoutError: there was no answer in time.
+        TooLongError: the answer is longer.
+        httpx2.HTTPError: there is no answer.
     """
 
     async def ask() -> Received:

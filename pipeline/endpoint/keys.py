@@ -1,7 +1,7 @@
-"""Keys of endpoints: taken out of the environment, which every child process gets, and masked in all that comes back.
+"""Keys of endpoints: removed from the environment, which child processes inherit, and masked in all answers.
 
-An endpoint knows the key that it is sent. One that writes it into its answers, plain or encoded, would have it land in
-the files of a run; `masked` replaces it before anything else reads an answer.
+An endpoint receives the key and may repeat it in its answers, plain or encoded, which are written to files of a run;
+`masked` replaces it before any other code reads an answer.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from pipeline.config.models import EndpointConfig
 
 MASK = "***"
 SHORTEST_SECRET = 8
-"""Characters from which on a key is masked in the texts of answers too; shorter ones, such as EMPTY, are words."""
+"""Minimum length of a key that is masked in texts of answers; shorter ones, such as EMPTY, are words."""
 
-_withdrawn: dict[str, str] = {}  # variable -> key, of those that the environment no longer holds
+_withdrawn: dict[str, str] = {}  # variable -> key, for variables removed from the environment
 
-for _library in ("httpx2", "httpcore2"):  # below this level they tell each header of an answer
+for _library in ("httpx2", "httpcore2"):  # below this level they log each header of an answer
     logging.getLogger(_library).setLevel(logging.WARNING)
 
 
 def key_of(config: EndpointConfig) -> str:
-    """The key of an endpoint, from its environment variable (read nowhere else); empty if it is not set."""
+    """The key of an endpoint, from its environment variable (the only place that reads it); empty if it is not set."""
     return (os.environ.get(config.key_variable) or _withdrawn.get(config.key_variable, "")).strip()
 
 
 def withdraw_keys(models: Sequence[object]) -> list[str]:
-    """Take the keys of those models that are endpoints out of the environment: this process alone keeps them.
+    """Remove the keys of models that are endpoints from the environment; only this process keeps them.
 
     Returns:
-        The variables that held one.
+        The variables that held a key.
     """
     variables = {model.key_variable for model in models if isinstance(model, EndpointConfig)} & os.environ.keys()
     _withdrawn.update((variable, os.environ.pop(variable)) for variable in variables)
@@ -44,7 +44,7 @@ def withdraw_keys(models: Sequence[object]) -> list[str]:
 
 
 def give_keys_back() -> None:
-    """Give all that was withdrawn back to the environment, for whatever this process does after a command."""
+    """Restore all removed keys in the environment, for code of this process after a command."""
     while _withdrawn:
         variable, key = _withdrawn.popitem()
         os.environ.setdefault(variable, key)
@@ -52,7 +52,7 @@ def give_keys_back() -> None:
 
 @contextmanager
 def keys_withdrawn(models: Sequence[object]) -> Iterator[None]:
-    """Withdraw the keys of models, and give back to the environment after the block what it held before."""
+    """Remove the keys of models from the environment for the length of the block."""
     variables = withdraw_keys(models)
     try:
         yield
@@ -62,13 +62,13 @@ def keys_withdrawn(models: Sequence[object]) -> Iterator[None]:
 
 
 def masked(value: Any, config: EndpointConfig) -> Any:
-    """A JSON value of an endpoint in whose texts the key, plain or encoded, is replaced by ***."""
+    """A JSON value of an endpoint with the key, plain or encoded, replaced by *** in its texts."""
     key = key_of(config)
     return _masked(value, spellings(key)) if len(key) >= SHORTEST_SECRET else value
 
 
 def without_key(text: str, config: EndpointConfig) -> str:
-    """A message of an endpoint with the key, however short, replaced by ***."""
+    """A message of an endpoint with the key, of any length, replaced by ***."""
     key = key_of(config)
     return spellings(key).sub(MASK, text) if key else text
 
@@ -85,10 +85,10 @@ def _masked(value: Any, pattern: re.Pattern[str]) -> Any:
 
 @lru_cache(maxsize=16)
 def spellings(key: str) -> re.Pattern[str]:
-    """What matches a key: plain or percent-encoded, in hexadecimal, or in base64 within whatever was encoded.
+    """A pattern that matches a key: plain, percent-encoded, hexadecimal, or in base64 as part of any encoded data.
 
     Args:
-        key: not empty; one that is shorter than a secret is matched plain alone.
+        key: not empty; a key shorter than `SHORTEST_SECRET` is matched only as plain text.
     """
     if len(key) < SHORTEST_SECRET:
         return re.compile(re.escape(key))
@@ -104,9 +104,9 @@ def _percent(character: str) -> str:
 
 
 def _base64(data: bytes) -> Iterator[str]:
-    """Patterns of what base64, ordinary or for URLs, makes of data after none, one or two other bytes."""
+    """Patterns of standard and URL-safe base64 of data after zero, one or two other bytes."""
     for before in range(3):
         encoded = base64.b64encode(b"\0" * before + data).decode().rstrip("=")
-        whole = encoded[(0, 2, 3)[before] : (before + len(data)) * 8 // 6]  # what the bytes beside it do not change
+        whole = encoded[(0, 2, 3)[before] : (before + len(data)) * 8 // 6]  # independent of the adjacent bytes
         if whole:
             yield r"\s*".join("[+-]" if sign == "+" else "[/_]" if sign == "/" else sign for sign in whole)

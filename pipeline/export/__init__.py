@@ -1,1 +1,1 @@
-"""From the answer of a run to files that one can use: cleaned data, what to remove, samples for a harness."""
+"""Write the answer of a run as usable files: cleaned data, a list to remove, or samples for a harness."""

@@ -1,4 +1,4 @@
-"""The data card: what was removed, and on which guarantee. It names no local folder."""
+"""The data card of an export: the removed documents and the guarantee. It names no local folder."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "
 
 @dataclass(frozen=True, slots=True)
 class ExportedFile:
-    """What of one input is exported."""
+    """The exported part of one input."""
 
     name: str
-    documents: int  # audited, in the input
+    documents: int  # audited documents of the input
     kept: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExportCounts:
-    """What became of the documents of a run."""
+    """Counts of the documents of a run by their treatment."""
 
     audited: int
     selected: int
     quarantined: int
     kept: int
     files: tuple[ExportedFile, ...]
-    unwritten: int = 0  # documents that would be kept, and that the form cannot hold
+    unwritten: int = 0  # documents to keep that the form cannot hold
 
 
 def make_card(plan: ExportPlan, counts: ExportCounts, remarks: Sequence[str], data_files: list[Any]) -> bytes:
     """The card of an export, in Markdown with Hugging Face's front matter.
 
     Args:
-        plan: that is answered.
-        counts: what became of the documents.
-        remarks: on what was written, sentences.
-        data_files: of the one configuration of a dataset folder; empty where it is none.
+        plan: plan of the export.
+        counts: counts of the documents.
+        remarks: sentences on the written files.
+        data_files: data files of the configuration of a dataset folder; empty for other forms.
     """
     summary = plan.summary
     history = read_history(plan.store)
@@ -89,7 +89,7 @@ def make_card(plan: ExportPlan, counts: ExportCounts, remarks: Sequence[str], da
 
 
 def answer_sentence(plan: ExportPlan, counts: ExportCounts) -> str:
-    """What the documents of an export are, in words that claim no more than the selection does."""
+    """A sentence on the documents of an export that claims no more than the selection does."""
     summary = plan.summary
     return wording.exported_documents(
         wording.audited_sample(counts.audited, summary.limit),
@@ -101,7 +101,7 @@ def answer_sentence(plan: ExportPlan, counts: ExportCounts) -> str:
 
 
 def quarantine_sentence(plan: ExportPlan, counts: ExportCounts) -> str:
-    """What became of documents that could not be scored."""
+    """A sentence on the documents that could not be scored."""
     return wording.quarantined_documents(counts.quarantined, plan.keeps_selected, plan.keeps_quarantined)
 
 
@@ -144,14 +144,14 @@ def _provenance(plan: ExportPlan) -> dict[str, str]:
 
 
 def _settings(history: Sequence[HistoryEntry], name: str) -> dict[str, Any]:
-    """How a selection was asked for the last time; empty where it is not recorded."""
+    """The settings of a selection as last requested; empty where they are not recorded."""
     questions = [one for one in history[-1].questions if one.name == name] if history else []
     settings = questions[0].settings if questions else {}
     return {key: value for key, value in settings.items() if value is not None and key != "name"}
 
 
 def _model_name(plan: ExportPlan) -> str:
-    """The audited model without the folders that lead to it, unless it is one of the hub."""
+    """The audited model without the folders of its path, unless it is a hub id."""
     model = plan.manifest.config.model
     if not isinstance(model, ModelConfig):
         return model.name
@@ -199,7 +199,7 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Any text as Markdown that stands for itself: names of files and of models may hold anything."""
+    """Any text escaped for Markdown, because names of files and models may contain any characters."""
     if not isinstance(value, str) or value.endswith("\n"):  # the front matter is YAML already
         return f"{value:,}" if type(value) is int else value
     return _MARKDOWN.sub(r"\\\1", html.escape(visible(" ".join(value.split())), quote=False))

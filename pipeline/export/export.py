@@ -1,7 +1,7 @@
-"""`seenset export`: one selection of a finished run, written as files that one can use.
+"""`seenset export`: write one selection of a finished run as usable files.
 
-They are the data, or lists in their place: ids and rows, or the samples that lm-evaluation-harness evaluates. A Hugging
-Face dataset folder holds every input as Parquet under data/, all with one set of columns.
+These are the data, or lists: ids and rows, or the samples that lm-evaluation-harness evaluates. A Hugging
+Face dataset folder has every input as Parquet under data/, all with the same columns.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ MarksOf = Callable[[ExportSource], RowMarks]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote."""
+    """The result of an export."""
 
     plan: ExportPlan
     counts: ExportCounts
-    files: list[str]  # without the card
-    remarks: list[str]  # what a reader must know of it
+    files: list[str]  # names of the files except the card
+    remarks: list[str]  # notes for readers
 
     def plain(self) -> dict[str, Any]:
-        """Plain values, as `--json` prints them."""
+        """Plain values, for `--json`."""
         plan, counts = self.plan, self.counts
         return {
             "folder": plan.out,
@@ -89,7 +89,7 @@ class Exported:
         }
 
     def sentences(self) -> list[str]:
-        """What the command prints: what was written, what became of the quarantined, what to know of the guarantee."""
+        """The output of the command: the written files, the quarantined documents, and notes on the guarantee."""
         summary = self.plan.summary
         remarks = [f"{summary.name}: {remark}" for remark in summary.remarks]
         counted = [answer_sentence(self.plan, self.counts), quarantine_sentence(self.plan, self.counts)]
@@ -98,20 +98,20 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """An export of which nothing is written yet."""
+    """An export before any file is written."""
 
-    names: list[str]  # of the files that may be written
-    write: Callable[[ExportFolder], int]  # writes them; how many documents the form cannot hold
+    names: list[str]  # names of the files that may be written
+    write: Callable[[ExportFolder], int]  # writes them; returns the number of documents that the form cannot hold
     remarks: list[str] = field(default_factory=list)
-    data_files: list[dict[str, Any]] = field(default_factory=list)  # of a dataset folder's configuration
+    data_files: list[dict[str, Any]] = field(default_factory=list)  # for the configuration of a dataset folder
 
 
 def write_export(request: ExportRequest) -> Exported:
-    """Export a selection of a finished run. The same request writes the same bytes, and goes over an unfinished one.
+    """Export a selection of a finished run. The same request writes the same bytes, and replaces an unfinished export.
 
     Raises:
-        UserError: what `resolve_request` refuses; an output folder that is an input or somebody else's; inputs that are
-            gone, were changed since the run, or hold what the form cannot.
+        UserError: errors of `resolve_request`; an output folder that is an input or has other files; inputs that are
+            missing, were changed since the run, or have content that the form cannot hold.
     """
     plan = resolve_request(request)
     check_outside(plan)
@@ -119,7 +119,7 @@ def write_export(request: ExportRequest) -> Exported:
     answered = read_answered(plan)
     counts = _count(answered, sources)
     if plan.form == "huggingface" and not counts.kept:
-        raise UserError("no document is kept, and datasets opens no dataset folder without a row: nothing is written")
+        raise UserError("no document is kept, and datasets opens no dataset folder without rows: nothing is written")
     with _in_one_line():
         inputs = [] if plan.form == "list" else check_unchanged(plan)
         for shard in plan.shards if inputs else ():
@@ -130,7 +130,7 @@ def write_export(request: ExportRequest) -> Exported:
         unwritten = draft.write(folder)
         check_untouched(inputs)
     if read_summary(plan.store, plan.summary.name) != plan.summary:
-        raise UserError(f"selection {plan.summary.name} was made anew while it was exported: export it again")
+        raise UserError(f"selection {plan.summary.name} was repeated while it was exported: export it again")
     files = list(folder.names)
     counts, remarks = replace(counts, unwritten=unwritten), list(draft.remarks)
     if unwritten:
@@ -141,7 +141,7 @@ def write_export(request: ExportRequest) -> Exported:
 
 
 def _count(answered: AnsweredRun, sources: Sequence[ExportSource]) -> ExportCounts:
-    """Go through all verdicts once. Raises UserError where they are not those that the summary counts."""
+    """Count all verdicts in one pass. Raises UserError where the counts differ from the summary."""
     plan, summary, files = answered.plan, answered.plan.summary, []
     selected = quarantined = 0
     for source in sources:
@@ -157,7 +157,7 @@ def _count(answered: AnsweredRun, sources: Sequence[ExportSource]) -> ExportCoun
     if (audited, selected) != (summary.n_audit, summary.n_selected):
         raise UserError(
             f"selection {summary.name} counts {summary.n_selected:,} of {summary.n_audit:,}, and its documents are "
-            f"{selected:,} of {audited:,}: seenset select {plan.store.url} makes it anew"
+            f"{selected:,} of {audited:,}: seenset select {plan.store.url} makes it again"
         )
     return ExportCounts(audited, selected, quarantined, sum(file.kept for file in files), tuple(files))
 
@@ -205,7 +205,7 @@ def _draft_dataset(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _D
     for source in sources:
         if source.first.pictures and format_named(source.first.format).unit in ("file", "sample"):
             raise UserError(
-                f"{source.name} holds pictures as files, which are no rows: export it without --huggingface"
+                f"{source.name} holds pictures as files, which are not rows: export it without --huggingface"
             )
     names, left_out = parquet_names(sources), LeftOut()
     schema = common_schema(sources, lambda source: _marks_of(answered, source))
@@ -234,23 +234,23 @@ def _marks_of(answered: AnsweredRun, source: ExportSource) -> RowMarks:
 
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """Which items of each task are kept."""
+    """The kept items of each task."""
 
-    indices: dict[str, array[int]]  # of a task, ascending; none is empty
-    empty: list[str]  # tasks of which none is kept
+    indices: dict[str, array[int]]  # by task, ascending and not empty
+    empty: list[str]  # tasks without a kept item
     without: int  # documents without a task
 
 
 def _write_list(answered: AnsweredRun, sources: Sequence[ExportSource], sink: BinaryIO) -> None:
-    """Write a JSON object a line for every document that is kept: id, source, row. No input is read.
+    """Write one JSON object per line for every kept document: id, source, row. No input is read.
 
-    The id of a document that has no column for it is made of its place, as in the run, but without the folders
-    that all inputs have in common.
+    The id of a document without an id column is its place, as in the run, but without the folders
+    that all inputs share.
 
     Args:
         answered: the run.
         sources: its inputs.
-        sink: to be written.
+        sink: file to write.
 
     Raises:
         UserError: a damaged file of the run.
@@ -268,13 +268,13 @@ def _write_list(answered: AnsweredRun, sources: Sequence[ExportSource], sink: Bi
 
 
 def _find_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Samples:
-    """The items of each task that are kept, by their number in the task: the first is 0.
+    """The kept items of each task, by their number in the task, from 0.
 
-    With the name of a task all documents are its items, counted over all inputs in their order; else the group column
-    names the task of each.
+    If the request names a task, all documents are its items, counted over all inputs in order; otherwise the group
+    column names the task of each.
 
     Raises:
-        UserError: nothing is kept; the task of a document is unknown, so that later ones cannot be counted.
+        UserError: nothing is kept; or the task of a document is unknown, so that later ones cannot be counted.
     """
     plan = answered.plan
     counts, without = Counter[str](), 0
@@ -290,7 +290,7 @@ def _find_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Sa
                 if task is None and document.problem is not None and parsed:
                     raise UserError(
                         f"row {document.row} of {shard.name} cannot be read, so it is unknown which task it is an item "
-                        "of, and the indices of later ones: correct it and run anew, or export a task by itself"
+                        "of, and the indices of later ones: correct it and run again, or export a task by itself"
                     )
                 if task is None:
                     without += 1
@@ -306,7 +306,7 @@ def _find_samples(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Sa
 
 
 def _write_samples(samples: _Samples, sink: BinaryIO) -> None:
-    """Write `{"task": [indices]}`, which lm-evaluation-harness takes for --samples as a path or as it stands."""
+    """Write `{"task": [indices]}`, which lm-evaluation-harness accepts for --samples as a path or as text."""
     for piece in _sample_pieces(samples):
         sink.write(piece.encode("utf-8", "backslashreplace"))
 
@@ -322,10 +322,10 @@ def _sample_pieces(samples: _Samples) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _in_one_line() -> Iterator[None]:
-    """Let what a reader raises be said in one line; what a disk raises the command says.
+    """Reduce an error of a reader to one line; errors of a disk are left to the command.
 
     Raises:
-        UserError: an input is damaged, or holds what its copy cannot.
+        UserError: an input is damaged, or has content that its copy cannot hold.
     """
     try:
         yield
@@ -335,22 +335,22 @@ def _in_one_line() -> Iterator[None]:
 
 @dataclass(slots=True)
 class LeftOut:
-    """Documents that can be no row of a table: broken lines, and text files that are not text."""
+    """Documents that cannot be rows of a table: broken lines, and text files that are not text."""
 
     count: int = 0
 
 
 def parquet_names(sources: Sequence[ExportSource]) -> list[str]:
-    """A file an input, in the names that a Hugging Face folder has."""
+    """One file per input, with the names of a Hugging Face folder."""
     split = split_of(sources[0].first)
     return [f"data/{split}-{number:05d}-of-{len(sources):05d}.parquet" for number in range(len(sources))]
 
 
 def common_schema(sources: Sequence[ExportSource], marks_of: MarksOf) -> pa.Schema:
-    """The columns of all inputs; JSONL has to be read for that.
+    """The columns of all inputs; JSONL inputs are read for that.
 
     Raises:
-        UserError: a column holds different kinds of values, or some that a table cannot hold.
+        UserError: a column has values of different types, or of a type that a table cannot hold.
     """
     schemas = [_schema_of(source, marks_of) for source in sources]
     for source, schema in zip(sources, schemas, strict=True):
@@ -369,13 +369,13 @@ def common_schema(sources: Sequence[ExportSource], marks_of: MarksOf) -> pa.Sche
 
 
 def tables_of(source: ExportSource, marks: RowMarks, schema: pa.Schema, left_out: LeftOut) -> Iterator[pa.Table]:
-    """The kept rows of an input, with the columns of all.
+    """The kept rows of an input, with the columns of all inputs.
 
     Args:
         source: the input.
-        marks: of its rows.
-        schema: from `common_schema`.
-        left_out: counts documents that are no rows.
+        marks: marks of its rows.
+        schema: schema from `common_schema`.
+        left_out: counts documents that cannot be rows.
 
     Raises:
         UserError: a value that the column cannot hold.
@@ -408,13 +408,13 @@ def _schema_of(source: ExportSource, marks_of: MarksOf) -> pa.Schema:
             schema = pa.unify_schemas([schema, pa.schema(fields)], promote_options="permissive")
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise _mixed(shard, first, error) from None
-    return schema if schema.names else pa.schema([(shard.text, pa.string())])  # of no row
+    return schema if schema.names else pa.schema([(shard.text, pa.string())])  # without rows
 
 
 def _array(
     shard: Shard, name: str, first: int, rows: Sequence[dict[str, Any]], kind: pa.DataType | None = None
 ) -> pa.Array:
-    """A column of some rows, of a type or of the one that its values have. Raises UserError: they have none."""
+    """A column of some rows, of a given type or of the type of its values. Raises UserError if they have none."""
     try:
         return pa.array([row.get(name) for row in rows], kind)
     except (pa.ArrowException, OverflowError, UnicodeError, TypeError) as error:
@@ -437,7 +437,7 @@ def _blocks(rows: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, l
 
 
 def _rows(source: ExportSource, marks: RowMarks, left_out: LeftOut) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The kept rows of a text format with their numbers, without those that are none."""
+    """The kept rows of a text format with their numbers, without documents that cannot be rows."""
     for number, row in kept_numbered(format_named(source.first.format).export.records(source), marks):
         if row is None:
             left_out.count += 1
@@ -448,7 +448,7 @@ def _rows(source: ExportSource, marks: RowMarks, left_out: LeftOut) -> Iterator[
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type as `datasets` reads it: it knows no dictionaries and no views."""
+    """The type that `datasets` supports: without dictionaries and views."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     return pa.large_string() if str(kind) == "string_view" else kind
@@ -457,7 +457,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 def _mixed(shard: Shard, first: int, error: Exception, name: str = "") -> UserError:
     column = f"column {name!r} of {shard.name}" if name else f"a column of {shard.name}"
     return UserError(
-        f"{column} holds what no one type of a table can hold, from row {first} on ({_line(error)}): without "
+        f"{column} holds values that no single type of a table can hold, from row {first} on ({_line(error)}): without "
         "--huggingface the lines are copied as they are"
     )
 
@@ -467,10 +467,10 @@ def _line(error: Exception) -> str:
 
 
 def check_features(schema: pa.Schema) -> None:
-    """Check that Parquet can hold the columns, and `datasets` read them.
+    """Check that Parquet can hold the columns, and that `datasets` can read them.
 
     Raises:
-        UserError: not so, and which.
+        UserError: a column is not supported; the message names it.
     """
     import datasets
 

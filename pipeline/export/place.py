@@ -1,6 +1,6 @@
-"""The folder of an export: never an input, never somebody else's, and never taken for whole before it is.
+"""The folder of an export: never an input, never a folder with other files, and marked until it is complete.
 
-Of its inputs: what they are called in it, and that they are as the run read them.
+For its inputs: their names in the export, and the check that they are unchanged since the run.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def sources_of(plan: ExportPlan) -> list[ExportSource]:
 
 
 def source_place(path: str, hub: bool = False, follow: bool = True) -> tuple[str, ...]:
-    """A path or URL as its parts, so that two ways to write one place are equal.
+    """The parts of a path or URL, such that equivalent paths are equal.
 
     Args:
-        path: local, or an fsspec URL.
-        hub: whether it is the name of a dataset on the hub.
-        follow: whether links count as what they lead to.
+        path: local path, or an fsspec URL.
+        hub: whether the path is the name of a dataset on the hub.
+        follow: whether links are resolved.
 
     Raises:
-        UserError: no file system has such a URL.
+        UserError: no file system supports the URL.
     """
     if hub:
         return ("hub:", *path.split("/"))
@@ -71,17 +71,17 @@ def source_place(path: str, hub: bool = False, follow: bool = True) -> tuple[str
 
 
 def relative_names(places: Sequence[tuple[str, ...]]) -> list[str]:
-    """Different names for different places: their paths below the folder that they have in common."""
+    """Distinct names for distinct places: their paths below their common folder."""
     levels = zip(*(place[:-1] for place in places), strict=False)
     common = len(list(itertools.takewhile(lambda parts: len(set(parts)) == 1, levels)))
     return ["/".join(part.rstrip(":") or "_" for part in place[common:]) for place in places]
 
 
 def check_unchanged(plan: ExportPlan) -> list[InputFile]:
-    """The audited inputs as they are now, none of which differs in size or at an end from what the run read.
+    """The current audited inputs, checked to have the size and the ends that the run read.
 
     Raises:
-        UserError: one is gone or was changed.
+        UserError: an input is missing or was changed.
     """
     config = plan.manifest.config
     corpus = config.corpus.model_copy(update={"unseen": None, "seen": None})
@@ -98,7 +98,7 @@ def check_unchanged(plan: ExportPlan) -> list[InputFile]:
             entry = inputs.get(record.path)
             if entry is None:
                 raise UserError(
-                    f"{record.name} is gone since the run: put it back, or export --list, which needs no texts"
+                    f"{record.name} is missing since the run: put it back, or export --list, which needs no texts"
                 )
             if entry.content != record.content:
                 raise _changed(record.name)
@@ -109,10 +109,10 @@ def check_unchanged(plan: ExportPlan) -> list[InputFile]:
 def check_digest(shard: Shard, receipt: Receipt) -> None:
     """Read a shard, and check that its documents are those that were scored.
 
-    A shard with a document that killed its readers is not read: of that the run keeps no digest.
+    A shard with a document that killed its readers is not read, because the run has no digest of it.
 
     Raises:
-        UserError: they are others.
+        UserError: the documents differ.
     """
     if not receipt.documents:
         return
@@ -124,14 +124,14 @@ def check_digest(shard: Shard, receipt: Receipt) -> None:
 
 
 def check_untouched(inputs: Sequence[InputFile]) -> None:
-    """Check that no input was written to since `check_unchanged` looked at it.
+    """Check that no input was modified since `check_unchanged`.
 
     Raises:
-        UserError: one was.
+        UserError: an input was modified.
     """
     for entry in inputs:
         if stamp_of(entry) != entry.stamp:
-            raise UserError(f"{entry.name} was written to while it was exported: the same command begins anew")
+            raise UserError(f"{entry.name} was written to while it was exported: run the same command again")
 
 
 def _changed(name: str) -> UserError:
@@ -142,10 +142,10 @@ def _changed(name: str) -> UserError:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Check that no two files of an export have one name.
+    """Check that all files of an export have different names.
 
     Raises:
-        UserError: two have.
+        UserError: two files have the same name.
     """
     for name, count in Counter(names).items():
         if count > 1:
@@ -153,11 +153,11 @@ def check_names(names: Sequence[str]) -> None:
 
 
 class ExportMarker(VersionedRecord):
-    """What an export consists of: `.seenset-export.json`, in its folder."""
+    """The files of an export: `.seenset-export.json`, in its folder."""
 
-    state: Literal["writing", "complete"] = Field(description="Whether all of it is there.")
+    state: Literal["writing", "complete"] = Field(description="Whether the export is complete.")
     run: str = Field(description="Digest of the address of the run.")
-    files: list[str] = Field(description="Names of its files in the folder; while it is written, those that may come.")
+    files: list[str] = Field(description="Names of its files in the folder; while it is written, possible names.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,23 +166,23 @@ class ExportFolder:
 
     store: Store
     run: str  # digest of the run's address
-    names: list[str]  # of files that are written so far
+    names: list[str]  # names of the files written so far
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:
-        """A file of the export, which stands under its name when the block ends without an error."""
+        """A file of the export, which gets its name when the block ends without an error."""
         with _in_words_of_a_folder(), self.store.replaced(name) as file:
             yield file
         self.names.append(name)
 
     def write(self, name: str, data: bytes) -> None:
-        """A small file of the export."""
+        """Write a small file of the export."""
         with _in_words_of_a_folder():
             self.store.write(name, data)
         self.names.append(name)
 
     def finish(self) -> None:
-        """Say that all of it is there."""
+        """Mark the export as complete."""
         with _in_words_of_a_folder():
             marker = ExportMarker(state="complete", run=self.run, files=sorted(self.names))
             self.store.write_json(MARKER_FILE, marker.plain())
@@ -190,14 +190,14 @@ class ExportFolder:
 
 
 def begin_folder(plan: ExportPlan, names: Sequence[str]) -> ExportFolder:
-    """Take a folder that is not there, empty, or holds an export of this run, whose files are removed.
+    """Start a folder that is missing, empty, or has an export of this run, whose files are removed.
 
     Args:
-        plan: whose answer is written.
-        names: of the files that may be written.
+        plan: plan of the export.
+        names: names of the files that may be written.
 
     Raises:
-        UserError: the folder is an input, lies in one or holds one; it holds something else.
+        UserError: the folder is, contains or is inside an input, or has other files.
     """
     check_outside(plan)
     with _in_words_of_a_folder():
@@ -206,7 +206,7 @@ def begin_folder(plan: ExportPlan, names: Sequence[str]) -> ExportFolder:
         marker = read_record(store, MARKER_FILE, ExportMarker, "export into another folder")
         _check_ours(plan, present, marker)
         planned = ExportMarker(state="writing", run=plan.run_digest, files=sorted({*names, CARD_FILE}))
-        # what is there now may be there still when this is killed too
+        # existing files may remain if this command is killed
         known = planned.model_copy(update={"files": sorted({*planned.files, *(marker.files if marker else [])})})
         store.write_json(MARKER_FILE, known.plain())
         store.write(UNFINISHED_FILE, f"{UNFINISHED_NOTE}\n".encode())
@@ -218,11 +218,11 @@ def begin_folder(plan: ExportPlan, names: Sequence[str]) -> ExportFolder:
 
 
 def _check_ours(plan: ExportPlan, present: Sequence[str], marker: ExportMarker | None) -> None:
-    """Check that a folder holds nothing but an export of the run. Raises UserError."""
+    """Check that a folder has only files of an export of the run. Raises UserError."""
     if marker is None and all(_is_temporary(name, {MARKER_FILE}) for name in present):
         return  # empty, or an export was killed while it wrote its first file
     if marker is None:
-        raise UserError(f"{plan.out} is not empty, and no export: it holds {_some(present)}; name another folder")
+        raise UserError(f"{plan.out} is not empty and not an export: it holds {_some(present)}; name another folder")
     if marker.run != plan.run_digest:
         raise UserError(f"{plan.out} holds the export of another run: name another folder")
     ours = {*marker.files, MARKER_FILE, UNFINISHED_FILE}
@@ -233,7 +233,7 @@ def _check_ours(plan: ExportPlan, present: Sequence[str], marker: ExportMarker |
 
 
 def _is_temporary(name: str, ours: set[str]) -> bool:
-    """Whether a file is what a killed export left of one that it was writing."""
+    """Whether a file is the remainder of a file that a killed export was writing."""
     if not _TEMPORARY.fullmatch(name):
         return False
     folder, base = os.path.split(name)
@@ -251,7 +251,7 @@ def _listed(store: Store) -> list[str]:
 
 
 def check_outside(plan: ExportPlan) -> None:
-    """Check that a folder is no input and no run, lies in none and holds none, however it is written.
+    """Check that a folder does not overlap an input or a run, for any spelling of its path.
 
     Raises:
         UserError: it does.
@@ -277,7 +277,7 @@ def check_outside(plan: ExportPlan) -> None:
 
 
 def _read_whole(pattern: str) -> str | None:
-    """The folder of which a path of a configuration reads all; None for files and for globs of one folder."""
+    """The folder that a configured path reads as a whole; None for files and for globs of one folder."""
     base = origin_of(pattern)
     path = written(pattern) if base is None else os.path.join(base, written(pattern))
     if "**" in path:
@@ -286,7 +286,7 @@ def _read_whole(pattern: str) -> str | None:
 
 
 def _nested(inner: tuple[str, ...], outer: tuple[str, ...]) -> bool:
-    """Whether a place is another one, or lies in it."""
+    """Whether a place is another one, or is inside it."""
     return inner[: len(outer)] == outer
 
 
@@ -296,7 +296,7 @@ def _some(names: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _in_words_of_a_folder() -> Iterator[None]:
-    """Let what is wrong with a folder be said of an output folder: the store is one of run directories."""
+    """Rephrase errors about a folder for an output folder, because the store names run directories."""
     try:
         yield
     except UserError as error:

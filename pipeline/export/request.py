@@ -1,6 +1,6 @@
-"""What is to be exported: one selection of a finished run, which of its documents, and in which form.
+"""The request of an export: one selection of a finished run, the documents to keep, and the form.
 
-The verdicts of a shard state which of its rows were selected and which could not be scored.
+The verdicts of a shard state which rows were selected and which could not be scored.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ Form = Literal["files", "list", "samples", "huggingface"]
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """What a user asks for."""
+    """A request of a user."""
 
     run: str  # a run directory
     out: str | None = None  # a folder, local or an fsspec URL; None: one in the working directory
     selection: str | None = None  # None: the only one
     keep: Keep | None = None  # None: by direction
     form: Form = "files"
-    task: str | None = None  # of samples; None: the group column names tasks
-    quarantined: bool = True  # whether quarantined documents stand among the rest
-    unsupported_too: bool = False  # whether a selection may be exported that a check speaks against
+    task: str | None = None  # task of samples; None: the group column names tasks
+    quarantined: bool = True  # whether the rest includes quarantined documents
+    unsupported_too: bool = False  # whether a selection that a check contradicts may be exported
 
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """A request that a run can answer."""
+    """A request that a run can fulfil."""
 
     store: Store
     manifest: Manifest
-    shards: tuple[Shard, ...]  # of the audited documents
+    shards: tuple[Shard, ...]  # shards of the audited documents
     summary: Summary
     out: str
     keep: Keep
@@ -61,30 +61,30 @@ class ExportPlan:
 
     @property
     def keeps_selected(self) -> bool:
-        """Whether the selected documents are what is exported."""
+        """Whether the selected documents are exported."""
         return self.keep == "selected"
 
     @property
     def keeps_quarantined(self) -> bool:
-        """Whether documents that could not be scored are exported: they are never selected."""
+        """Whether documents that could not be scored, and so were never selected, are exported."""
         return not self.keeps_selected and self.quarantined
 
     @property
     def run_digest(self) -> str:
-        """Which run this is, without its place: 16 hexadecimal digits."""
+        """A digest that identifies the run without its location: 16 hexadecimal digits."""
         return _digest(self.store.url)
 
     @property
     def fingerprint_digest(self) -> str:
-        """A digest of all that could change a score of the run: 16 hexadecimal digits."""
+        """A digest of all values that could change a score of the run: 16 hexadecimal digits."""
         return _digest(json.dumps(self.manifest.fingerprint, sort_keys=True))
 
 
 def form_of(chosen: Mapping[Form, bool]) -> Form:
-    """The one form that is chosen, by name; else files.
+    """The chosen form; by default files.
 
     Raises:
-        UserError: several are.
+        UserError: several forms are chosen.
     """
     forms = [form for form, is_chosen in chosen.items() if is_chosen]
     if len(forms) > 1:
@@ -93,11 +93,11 @@ def form_of(chosen: Mapping[Form, bool]) -> Form:
 
 
 def resolve_request(request: ExportRequest) -> ExportPlan:
-    """Find what a request asks of a run.
+    """Resolve a request against a run.
 
     Raises:
-        UserError: not a run directory, one of another version or without answers, no such selection or several and
-            none named, one that a check contradicts, options that do not go together.
+        UserError: not a run directory, one of another version or without answers; no such selection, or several and
+            none named; a selection that a check contradicts; or incompatible options.
     """
     store = Store(request.run)
     manifest, shards = read_run(store)
@@ -134,7 +134,7 @@ def _summary(store: Store, manifest: Manifest, request: ExportRequest) -> Summar
         if not names:
             raise UserError(f"{store.url} has no selections: make one with seenset select")
         if len(names) > 1:
-            raise UserError(f"{store.url} has several selections, say which: --selection {', '.join(names)}")
+            raise UserError(f"{store.url} has several selections, choose one: --selection {', '.join(names)}")
         name = names[0]
     if name not in names:
         raise UserError(f"no selection {name!r} in {store.url}; {nearest(name, names, 'selections')}")
@@ -155,23 +155,23 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardVerdicts:
-    """What became of the documents of a shard, in the order of their rows."""
+    """The verdicts on the documents of a shard, in the order of their rows."""
 
     ids: pa.Array  # strings, (documents,)
-    rows: np.ndarray  # int64, (documents,): of the input, ascending
+    rows: np.ndarray  # int64, (documents,): rows of the input, ascending
     selected: np.ndarray  # bool, (documents,)
     scored: np.ndarray  # bool, (documents,)
 
     @classmethod
     def of(cls, table: pa.Table) -> ShardVerdicts:
-        """Those that a file of verdicts holds."""
+        """The verdicts in the table of a file of verdicts."""
         table = table.sort_by("row").combine_chunks()
         scored = pc.is_valid(table.column(3))  # the first detector's scores
         columns = (table["row"], table["selected"], scored)
         return cls(table["doc_id"], *(column.to_numpy() for column in columns))
 
     def kept(self, plan: ExportPlan) -> np.ndarray:
-        """Which documents an export keeps, bool, (documents,)."""
+        """Whether an export keeps each document, bool, (documents,)."""
         if plan.keeps_selected:
             return self.selected
         return ~self.selected if plan.keeps_quarantined else ~self.selected & self.scored
@@ -189,12 +189,12 @@ class AnsweredRun:
         """The verdicts on the documents of a shard.
 
         Raises:
-            DamagedError: their file is gone, or was changed.
+            DamagedError: their file is missing or was changed.
         """
         return ShardVerdicts.of(self.tables.read(shard.id))
 
     def runs(self, shards: Iterable[Shard]) -> Iterator[np.ndarray]:
-        """The rows that count in copying: those that are kept, or those that are left out where the rest is kept."""
+        """The rows for copying: the kept rows, or the left-out rows where the rest is kept."""
         for shard in shards:
             verdicts = self.verdicts(shard)
             kept = verdicts.kept(self.plan)
@@ -202,11 +202,11 @@ class AnsweredRun:
 
 
 def read_answered(plan: ExportPlan) -> AnsweredRun:
-    """The receipts of a run, all of whose audit documents were audited.
+    """The receipts of a run whose audit documents were all audited by itself.
 
     Raises:
         IncompleteError: a shard is not scored.
-        UserError: a damaged receipt, or an answer that was made from other scores.
+        UserError: a damaged receipt, or an answer from other scores.
     """
     wanted = {shard.id for shard in plan.shards}
     receipts = {r.shard: r for r in read_receipts(plan.store, SCORING) if r.shard in wanted}
@@ -223,10 +223,10 @@ def read_answered(plan: ExportPlan) -> AnsweredRun:
 
 
 class RowMarks:
-    """Which rows of an input an export keeps, gone through once and in order; memory holds the rows of one shard."""
+    """Marks of the kept rows of an input, read once in order; memory holds the rows of one shard."""
 
     def __init__(self, runs: Iterable[np.ndarray], keeps: bool) -> None:
-        """Begin at the first row.
+        """Start at the first row.
 
         Args:
             runs: rows, int64, ascending within a run and over all of them.
@@ -254,5 +254,5 @@ class RowMarks:
             self._rows = run
 
     def unmet(self) -> bool:
-        """Whether rows are left that the input did not have."""
+        """Whether marked rows remain that the input does not have."""
         return bool(self._rows.size) or any(run.size for run in self._runs)

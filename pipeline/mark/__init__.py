@@ -1,1 +1,1 @@
-"""Documents in versions: one is published, drawn at random; the others and the draw stay secret."""
+"""Documents in versions: one is published, drawn at random; the others and the drawn index stay secret."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import pyarrow.parquet as pq
 
-_BATCH = 256  # documents, with all their versions
-STEP = 33  # bytes of a node of a proof
+_BATCH = 256  # documents per batch, with all their versions
+STEP = 33  # bytes per step of a proof
 _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 Proof = Sequence[bytes]
-"""The nodes by which a leaf leads to the root, from below: a byte that is 1 if the node stands left, and 32 bytes."""
+"""The steps from a leaf to the root: a byte that is 1 if the other node is on the left, and 32 bytes of that node."""
 
 
 def version_digest(salt: bytes, text: str) -> bytes:
@@ -24,7 +24,7 @@ def version_digest(salt: bytes, text: str) -> bytes:
 
 
 def text_digests(texts: Iterable[str]) -> bytes:
-    """SHA-256 of the UTF-8 of each text, side by side."""
+    """SHA-256 of the UTF-8 of each text, concatenated."""
     return b"".join(hashlib.sha256(text.encode()).digest() for text in texts)
 
 
@@ -34,9 +34,9 @@ def leaf_digest(doc_id: str, index: int, digests: bytes) -> bytes:
     Canonical JSON is that of RFC 8785: keys in order, no blanks, UTF-8; digests are lower-case hexadecimal.
 
     Args:
-        doc_id: of the document.
-        index: of the published version, from 0.
-        digests: of all versions, side by side in their order.
+        doc_id: id of the document.
+        index: index of the published version, from 0.
+        digests: digests of all versions, concatenated in order.
     """
     listed = digests.hex(",", 32).replace(",", '","')
     data = f'{{"id":{_quoted(doc_id)},"index":{index},"versions":["{listed}"]}}'
@@ -44,9 +44,9 @@ def leaf_digest(doc_id: str, index: int, digests: bytes) -> bytes:
 
 
 def merkle_root(leaves: Sequence[bytes]) -> bytes:
-    """Root over leaves, in the order of their documents' ids by code point; SHA-256 of nothing where there are none.
+    """Root over leaves, ordered by the ids of their documents by code point; SHA-256 of nothing without leaves.
 
-    A node is SHA-256(0x01 || left || right); one without a neighbour moves up as it is.
+    A node is SHA-256(0x01 || left || right); a node without a neighbour moves up unchanged.
     """
     return _levels(leaves)[-1][0] if leaves else hashlib.sha256(b"").digest()
 
@@ -66,11 +66,11 @@ def merkle_proofs(leaves: Sequence[bytes]) -> list[Proof]:
 
 
 def roots_of(leaves: Sequence[bytes], proofs: Iterable[bytes]) -> list[bytes]:
-    """The root that each proof leads to from its leaf, the steps of a proof side by side.
+    """The root for each leaf and its proof, whose steps are concatenated.
 
-    A path ends where another has been: at a node with the same steps above it.
+    A path stops at a node that another path with the same remaining steps has reached.
     """
-    made: dict[bytes, bytes] = {}  # node and the steps above it -> root
+    made: dict[bytes, bytes] = {}  # node and the remaining steps -> root
     roots = []
     for leaf, proof in zip(leaves, proofs, strict=True):
         root, passed = leaf, []
@@ -91,19 +91,19 @@ class CommittedDocument:
     """A document of `private/versions.parquet`, and its leaf in the commitment."""
 
     id: str
-    index: int  # of the published version
+    index: int  # index of the published version
     salt: bytes  # 32
-    digests: bytes  # d_i of each version, side by side
-    texts: bytes  # SHA-256 of each version without the salt, side by side
+    digests: bytes  # d_i of each version, concatenated
+    texts: bytes  # SHA-256 of each version without the salt, concatenated
 
     @property
     def leaf(self) -> bytes:
-        """Its leaf."""
+        """Its leaf digest."""
         return leaf_digest(self.id, self.index, self.digests)
 
 
 def read_committed(parquet: pq.ParquetFile) -> Iterator[CommittedDocument]:
-    """The documents of the private file of `seenset mark`, in its order, which is not that of the leaves.
+    """The documents of the private file of `seenset mark`, in the order of the file, which differs from the leaves'.
 
     Memory holds the texts of one batch.
     """

@@ -1,4 +1,4 @@
-"""`seenset mark`: versions of documents, one of each published, and a commitment to all of them.
+"""`seenset mark`: draw versions of documents, publish one of each, and commit to all of them.
 
 The versions of a text follow from its sites, all drawn from one secret seed.
 """
@@ -57,24 +57,24 @@ SCHEMA = pa.schema(
     [
         ("id", pa.string()),
         ("versions", pa.list_(pa.string())),
-        ("index", pa.int32()),  # of the published version
-        ("sites", pa.int32()),  # 0 where a model wrote the versions
+        ("index", pa.int32()),  # index of the published version
+        ("sites", pa.int32()),  # number of sites; 0 where a model wrote the versions
         ("salt", pa.binary(32)),
-        ("kinds", pa.list_(pa.string())),  # of each site
-        ("forms", pa.list_(pa.binary())),  # of each version, a byte for each site: which form stands there
+        ("kinds", pa.list_(pa.string())),  # kind of each site
+        ("forms", pa.list_(pa.binary())),  # for each version, the form at each site, one byte each
     ]
 )
 SAMPLED = 10
-_AT_ONCE = 16  # documents that a model gets together
-_CHARACTERS = 1 << 25  # of versions that are held before they are written
-_CONTEXT = 4  # words around an edit that is shown
+_AT_ONCE = 16  # documents per batch of a model
+_CHARACTERS = 1 << 25  # characters of versions in memory before they are written
+_CONTEXT = 4  # words shown around an edit
 
 FEWEST_SITES = 5
-"""Of a document that is marked; one with fewer is published as it is."""
+"""Minimum number of sites of a marked document; one with fewer is published unchanged."""
 
 MOST_VERSIONS = 1000
 MOST_CHARACTERS = 1 << 28
-"""Of all versions of a document."""
+"""Maximum number of characters of all versions of a document."""
 
 SEED_BYTES = 32
 MOST_SEED = (1 << 8 * SEED_BYTES) - 1
@@ -82,19 +82,19 @@ MOST_SEED = (1 << 8 * SEED_BYTES) - 1
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The distinct texts of a document, in the order in which they were drawn."""
+    """The distinct texts of a document, in the order of the draws."""
 
     texts: tuple[str, ...]
-    choices: tuple[bytes, ...]  # of each version, the form at each site
-    kinds: tuple[str, ...]  # of each site
+    choices: tuple[bytes, ...]  # for each version, the form at each site
+    kinds: tuple[str, ...]  # kind of each site
 
 
 Drawer = Callable[[Sequence[tuple[str, str]]], Iterable[Versions | str]]
-"""From (id, text) of some documents to the versions of each, or why there are none."""
+"""Maps (id, text) of some documents to the versions of each, or to the reason why there are none."""
 
 
 class KeyedStream:
-    """Uniform integers that follow from a seed, a purpose and an id: SHA-256 in counter mode, keyed by HMAC."""
+    """Uniform integers from a seed, a purpose and an id: SHA-256 in counter mode, keyed by HMAC."""
 
     def __init__(self, seed: int, purpose: str, doc_id: str) -> None:
         """Start the stream of one purpose and one document."""
@@ -119,27 +119,27 @@ def new_seed() -> int:
 
 
 def derived(seed: int, purpose: str, doc_id: str) -> bytes:
-    """32 bytes of one purpose and one document: HMAC-SHA-256(seed, purpose || 0x00 || UTF-8 of the id)."""
+    """32 bytes for one purpose and one document: HMAC-SHA-256(seed, purpose || 0x00 || UTF-8 of the id)."""
     return hmac.digest(seed.to_bytes(SEED_BYTES, "big"), f"{purpose}\0{doc_id}".encode(), "sha256")
 
 
 def drawn_index(seed: int, doc_id: str, k: int) -> int:
-    """Which of k versions of a document is published: uniform in [0, k), independent of the versions."""
+    """The index of the published version among k: uniform in [0, k), independent of the versions."""
     return KeyedStream(seed, "index", doc_id).below(k)
 
 
 def versions_of(text: str, doc_id: str, k: int, seed: int, rules: Sequence[MarkRule]) -> Versions | str:
-    """Draw k distinct versions of a text, or say why there are none.
+    """Draw k distinct versions of a text, or state why there are none.
 
-    Each is a choice of a form at every site of the canonical text, uniform among all choices not drawn before: the
-    versions do not depend on which forms the author wrote.
+    Each is a choice of a form at every site of the canonical text, uniform among all choices not drawn before, so that
+    the versions do not depend on the author's choice of forms.
 
     Args:
-        text: of the document.
-        doc_id: of the document.
-        k: versions, >= 2.
-        seed: of the collection.
-        rules: of its language.
+        text: text of the document.
+        doc_id: id of the document.
+        k: number of versions, >= 2.
+        seed: seed of the collection.
+        rules: rules of its language.
     """
     if k * len(text) > MOST_CHARACTERS:
         return f"more than {MOST_CHARACTERS:,} characters in {k:,} versions"
@@ -161,7 +161,7 @@ def versions_of(text: str, doc_id: str, k: int, seed: int, rules: Sequence[MarkR
 
 @dataclass(frozen=True, slots=True)
 class MarkRequest:
-    """What to mark and how."""
+    """The input and the settings of marking."""
 
     input: str  # a file or a folder
     out: str
@@ -170,38 +170,38 @@ class MarkRequest:
     id: str | None = None
     seed: int = 0  # secret
     language: str = "en"
-    model: str | None = None  # that writes the versions; None: the rules of the language do
-    created: str | None = None  # date that the commitment states
+    model: str | None = None  # model that writes the versions; None: the rules of the language
+    created: str | None = None  # date in the commitment
 
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """A document as it was and as it is published."""
+    """The original and the published text of a document."""
 
     id: str
-    edits: list[tuple[str, str]]  # what differs, with some words around it
+    edits: list[tuple[str, str]]  # the differences, each with some words of context
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """What was marked."""
+    """The result of marking."""
 
     folder: str
     versions: int
     documents: int
     marked: int
     unmarked: dict[str, int]  # documents by reason
-    sites: list[int]  # least, median and most of a marked document
+    sites: list[int]  # minimum, median and maximum per marked document
     root: str
     files: list[str]
     sample: list[SideBySide]
 
     def plain(self) -> dict[str, Any]:
-        """Plain values, as `--json` prints them."""
+        """Plain values, for `--json`."""
         return asdict(self)
 
     def sentences(self) -> list[str]:
-        """What the command prints above the sample."""
+        """The output of the command above the sample."""
         least, median, most = self.sites
         lines = [
             f"{self.marked:,} of {self.documents:,} documents are marked, each published in one of {self.versions:,} "
@@ -216,20 +216,20 @@ class Marked:
 
 
 class _Archive:
-    """The private files while they are written, and what the summary counts."""
+    """The private files while they are written, and the counts of the summary."""
 
     def __init__(self, seed: int, file: BinaryIO) -> None:
         self.seed = seed
         self.writer = pq.ParquetWriter(file, SCHEMA, compression="zstd")
         self.rows: list[dict[str, Any]] = []
-        self.waiting = 0  # characters of them
+        self.waiting = 0  # characters of the waiting rows
         self.leaves: list[tuple[str, bytes]] = []
         self.sites: list[int] = []
         self.unmarked: list[tuple[str, str]] = []
         self.sample: list[tuple[int, str, str, str]] = []
 
     def add(self, doc_id: str, text: str, versions: Versions | str) -> str | None:
-        """Keep the versions of a document, or why there are none. The published version; None: the text as it is."""
+        """Store the versions of a document, or why there are none; returns the published version, None: the text."""
         if isinstance(versions, str):
             self.unmarked.append((doc_id, versions))
             return None
@@ -249,7 +249,7 @@ class _Archive:
         return published
 
     def flush(self) -> None:
-        """Write the rows that wait."""
+        """Write the waiting rows."""
         if self.rows:
             self.writer.write_table(pa.Table.from_pylist(self.rows, SCHEMA))
             self.rows.clear()
@@ -261,11 +261,11 @@ class _Archive:
 
 
 def check_request(request: MarkRequest) -> None:
-    """Check what can be checked before a model is loaded.
+    """Check the request before a model is loaded.
 
     Raises:
         UserError: fewer than 2 versions or more than 1,000; a seed beyond 256 bits; a language without rules; an
-            output folder that holds anything or lies in the input.
+            output folder that is not empty or is inside the input.
     """
     if not 2 <= request.versions <= MOST_VERSIONS:
         raise UserError(f"--versions must be between 2 and {MOST_VERSIONS:,}, got {request.versions}")
@@ -279,11 +279,11 @@ def mark_documents(request: MarkRequest, draw: Drawer | None = None) -> Marked:
     """Write the public copy of a file or folder, its private versions and the commitment. Nothing is overwritten.
 
     Args:
-        request: what to mark and how; the same request writes the same bytes.
-        draw: makes the versions; None: the rules of the language do.
+        request: input and settings; the same request writes the same bytes.
+        draw: draws the versions; None: the rules of the language.
 
     Raises:
-        UserError: as `check_request`; an input that cannot be marked; an id that stands twice.
+        UserError: the errors of `check_request`; an input that cannot be marked; a repeated id.
     """
     check_request(request)
     inputs, store = _named_inputs(request), Store(request.out)
@@ -291,7 +291,7 @@ def mark_documents(request: MarkRequest, draw: Drawer | None = None) -> Marked:
         os.makedirs(store.path(PRIVATE), mode=0o700, exist_ok=True)
     try:
         return _written(request, draw or _by_rules(request), inputs, store)
-    except BaseException:  # what stands there is incomplete, and all of it is of this call
+    except BaseException:  # the files are incomplete, and all of them are from this call
         for folder in (PUBLIC, PRIVATE):
             store.remove_folder(folder)
         raise
@@ -314,7 +314,7 @@ def _written(request: MarkRequest, draw: Drawer, inputs: list[tuple[Shard, list[
             for shard, names in inputs:
                 edits = RowEdits(_edits(shard, names, archive, draw, seen))
                 write_edited = format_named(shard.format).edit
-                assert write_edited is not None  # others were refused
+                assert write_edited is not None  # other formats were refused
                 with _named_damage(shard):
                     write_edited(shard, names, edits, open_public)
                 edits.finish()
@@ -325,7 +325,7 @@ def _written(request: MarkRequest, draw: Drawer, inputs: list[tuple[Shard, list[
 
 @contextlib.contextmanager
 def _named_damage(shard: Shard) -> Iterator[None]:
-    """Turn an error of a reader into a user error of one line; those of the operating system pass."""
+    """Turn an error of a reader into a user error of one line; errors of the operating system pass."""
     try:
         yield
     except (EOFError, csv.Error, pa.ArrowException, OSError) as error:
@@ -347,7 +347,7 @@ def _by_rules(request: MarkRequest) -> Drawer:
 def _write_records(
     request: MarkRequest, archive: _Archive, store: Store, private: dict[str, str], public: dict[str, str]
 ) -> None:
-    """Write what is not marked and why, the seed, and last the commitment."""
+    """Write the documents that are not marked, with the reasons, then the seed, and the commitment last."""
     unmarked = {name: [row[place] for row in archive.unmarked] for place, name in enumerate(("id", "reason"))}
     store.write_table(UNMARKED_FILE, pa.table(unmarked, pa.schema([("id", pa.string()), ("reason", pa.string())])))
     settings = {
@@ -369,10 +369,10 @@ def _write_records(
 
 
 def check_private(folder: str) -> None:
-    """Check that the private versions of a folder are those that its commitment was made of.
+    """Check that the private versions of a folder match its commitment.
 
     Raises:
-        UserError: a file is missing, or the root that follows from the versions is another one; it names what differs.
+        UserError: a file is missing, or the root of the versions differs; the message names the difference.
     """
     store = Store(folder)
     for name in (COMMITMENT_FILE, VERSIONS_FILE):
@@ -394,11 +394,11 @@ def check_private(folder: str) -> None:
 
 
 def _differing(documents: list[CommittedDocument], firsts: list[str], commitment: Any, store: Store) -> str:
-    """What of the private files is not what their seed gives, or not what was committed to."""
+    """Describe the first part of the private files that contradicts the seed or the commitment."""
     if len(documents) != commitment["documents"]:
         return f"it holds {len(documents):,} documents, and {commitment['documents']:,} were committed to"
     if (stated := store.read_json(SEED_FILE)) is None:
-        return f"{SEED_FILE} is not there, without which no document can be named"
+        return f"{SEED_FILE} is missing, so the document cannot be identified"
     seed, rules = int(stated["seed"]), rules_of(commitment["language"] or "en")
     for one, first in zip(documents, firsts, strict=True):
         k = len(one.digests) // 32
@@ -413,14 +413,14 @@ def _differing(documents: list[CommittedDocument], firsts: list[str], commitment
 
 
 def check_scored(path: str) -> None:
-    """`check_private` of the folder of an input, where that is the private file of a folder with a commitment."""
+    """`check_private` for the folder of an input, if the input is the private file of a folder with a commitment."""
     folder = path.removesuffix(f"/{VERSIONS_FILE}")
     if folder != path and Store(folder).exists(COMMITMENT_FILE):
         check_private(folder)
 
 
 def shown_edits(before: str, after: str) -> list[tuple[str, str]]:
-    """What differs between two texts, each place with some words around it."""
+    """The differences of two texts, each with some words of context."""
     old, new = before.split(), after.split()
     groups = difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(_CONTEXT)
     spans = ((group[0], group[-1]) for group in groups)
@@ -447,9 +447,9 @@ def _edits(shard: Shard, names: list[str], archive: _Archive, draw: Drawer, seen
     """The published version of every document of an input, in order.
 
     Raises:
-        UserError: an id stands twice.
+        UserError: a repeated id.
     """
-    files = format_named(shard.format).unit == "file"  # one document each
+    files = format_named(shard.format).unit == "file"  # one document per file
     has_ids = shard.id_column is not None and not files
     documents = read_shard(shard)
     while batch := list(itertools.islice(documents, _AT_ONCE)):
@@ -469,12 +469,12 @@ def _named_inputs(request: MarkRequest) -> list[tuple[Shard, list[str]]]:
     """The files of an input, each as one shard, with the names of its public copies.
 
     Raises:
-        UserError: none can be read, or one has a format that cannot be marked.
+        UserError: no file can be read, or one has a format that cannot be marked.
     """
     source = SourceConfig(path=request.input, text=request.text, id=request.id)
     try:
         inputs = find_inputs(CorpusConfig(audit=source))
-    except UserError as error:  # in words of a configuration
+    except UserError as error:  # the message refers to a configuration
         raise UserError(str(error).replace("corpus.audit", "INPUT", 1)) from None
     fs, path = fsspec.core.url_to_fs(os.path.expanduser(request.input) if "://" not in request.input else request.input)
     folder = path if fs.isdir(path) else posixpath.dirname(path)
@@ -495,9 +495,9 @@ def _shard_of(entry: InputFile, source: SourceConfig) -> Shard:
 
 
 def _check_outside(request: MarkRequest) -> None:
-    """Check that the folder to write is empty and lies outside the input. Raises UserError."""
+    """Check that the folder to write is empty and outside the input. Raises UserError."""
     out, given = source_place(request.out), source_place(request.input)
     if out[: len(given)] == given:
-        raise UserError(f"{request.out} lies in {request.input}, whose files are marked: name a folder outside of it")
+        raise UserError(f"{request.out} is inside {request.input}, whose files are marked: name a folder outside of it")
     if names := Store(request.out).names(""):
         raise UserError(f"{request.out} holds {', '.join(names[:3])}: mark overwrites nothing, name a new folder")

@@ -1,4 +1,4 @@
-"""Versions that a model writes: all of them, the published one too, so that one generator made them."""
+"""Versions written by a model, including the published one, so that all have the same generator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.stages.paraphrase import drawing
 
 
 def paraphraser_of(path: str) -> ParaphraserConfig:
-    """The paraphraser that a YAML file describes, as `paraphraser:` of an audit does.
+    """The paraphraser that a YAML file describes, in the format of `paraphraser:` of an audit.
 
     Raises:
         UserError: no such file, an unknown key, or a model that cannot be opened.
@@ -27,15 +27,15 @@ def paraphraser_of(path: str) -> ParaphraserConfig:
 
 
 def paraphrasing(config: ParaphraserConfig, k: int, seed: int) -> Drawer:
-    """A function that draws k paraphrases of each document; the first GPU computes them where there is one.
+    """A function that draws k paraphrases of each document; it uses the first GPU if there is one.
 
     Args:
-        config: of the model, which is loaded here.
-        k: versions of each document.
-        seed: of the collection.
+        config: configuration of the model, which is loaded here.
+        k: number of versions of each document.
+        seed: seed of the collection.
 
     Raises:
-        UserError: the model cannot be loaded or has no room for a text.
+        UserError: the model cannot be loaded or has too few positions for a text.
     """
     model = open_paraphraser(config, gpus=float(torch.cuda.is_available()))
     run_seed = int.from_bytes(derived(seed, "paraphrases", "")[:7], "big")

@@ -1,4 +1,4 @@
-"""Rules that find in a text what may be written in several ways of one meaning."""
+"""Rules that find places of a text that can be written in several equivalent ways."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pipeline.errors import UserError, nearest
 _WORDS = tomllib.loads(resources.files(__package__).joinpath("english.toml").read_text(encoding="utf-8"))
 
 SETS: dict[str, frozenset[str]] = {name: frozenset(words.split()) for name, words in _WORDS["sets"].items()}
-"""Words that stand between others, and words of a kind."""
+"""Words that separate others, and words of a kind."""
 
 MONTHS: tuple[str, ...] = tuple(_WORDS["months"].split())
 UNORDERED = SETS["UNORDERED"] | set(MONTHS)
 """Items whose enumeration keeps its order."""
 
 RULES_VERSION = 1
-"""Raised where the same text and seed would give other versions."""
+"""Version of the rules, increased where the same text and seed would give other versions."""
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*|\d+")
 _END = re.compile(r"[.,;:!?)]*(?:[\s—]|\Z)")
@@ -52,16 +52,16 @@ _PROTECTED = re.compile(
     """,
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
-"""Where nothing is edited: code, addresses, commands, formulas, names of accounts, tags and quotations."""
+"""Parts that are never edited: code, addresses, commands, formulas, account names, tags and quotations."""
 
 
 def spelling_lines() -> Iterator[tuple[str, str]]:
-    """Every American spelling and its British one; the kind is the stem."""
+    """Every American spelling with its British one; the kind is the stem."""
     between = _WORDS["spellings_between"]
     for family in _WORDS["stems"].split(";"):
         stems, *suffixes = family.split()
         american, british = stems.split("/")
-        bound = bool(suffixes) and suffixes[0].startswith("-")  # a stem that is no word
+        bound = bool(suffixes) and suffixes[0].startswith("-")  # a stem that is not a word
         for suffix in [*([] if bound else [""]), *(suffix.lstrip("-") for suffix in suffixes)]:
             yield american, f"{american}{suffix}|{british}{suffix} ; {between.get(american, '')}"
     for stem in _WORDS["ize"].split():
@@ -70,20 +70,20 @@ def spelling_lines() -> Iterator[tuple[str, str]]:
 
 
 def phrase_lines(table: str) -> Iterator[tuple[str, str]]:
-    """The families of a table; the kind is the canonical form, and of contractions and units what is short in it."""
+    """The families of a table; the kind is the canonical form, for contractions and units the short part."""
     for line in _WORDS[table].strip().split("\n"):
         first = line.split("|")[0]
         yield (first.split()[-1] if table == "contraction" else first.split()[0] if table == "that" else first), line
 
 
 def number_lines() -> Iterator[tuple[str, str]]:
-    """Numbers of what is counted, in words and in figures."""
+    """Numbers of counted things, in words and in figures."""
     for value, word in enumerate(_WORDS["numbers"].split(), 2):
         yield word, f"{word}|{value} ; >COUNTED <!LABEL ="
 
 
 def patterns() -> Iterator[tuple[str, str, list[list[str]]]]:
-    """(name, regular expression, families of what it matches); capitals in braces stand for a set in an expression."""
+    """(name, regular expression, families of its matches); capitals in braces denote a set in an expression."""
     sets = {"MONTH": _WORDS["months"], "NUMBER": _WORDS["numbers"], **_WORDS["sets"]}
     for name, entry in _WORDS["patterns"].items():
         families = [family.split("|") for line in entry["families"].strip().split("\n") for family in line.split(";")]
@@ -96,13 +96,13 @@ def patterns() -> Iterator[tuple[str, str, list[list[str]]]]:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place of a text that may be written in several ways of one meaning."""
+    """A place of a text that can be written in several equivalent ways."""
 
     start: int
     stop: int
     kind: str  # "rule/family"
-    forms: tuple[str, ...]  # all of them, the canonical one first
-    form: int  # which stands there
+    forms: tuple[str, ...]  # all forms, the canonical one first
+    form: int  # index of the form in the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +111,10 @@ class Prose:
 
     text: str
     words: list[tuple[int, int, str]]  # start, stop, in lower case with a straight apostrophe
-    apostrophe: str  # of its contractions
+    apostrophe: str  # apostrophe of its contractions
 
     def before(self, start: int, index: int) -> str:
-        """The word in front of a place; "," where a comma stands between, empty where anything else does."""
+        """The word before a place; "," where a comma is between, empty where anything else is."""
         if not index:
             return ""
         end = self.words[index - 1][1]
@@ -122,7 +122,7 @@ class Prose:
         return _neighbour(self.words[index - 1][2]) if between == " " else "," if between == ", " else ""
 
     def after(self, stop: int, index: int) -> str:
-        """The word behind a place, `index` of the words; empty where more than a blank stands between."""
+        """The word after a place, `index` of the words; empty where more than a blank is between."""
         if index == len(self.words) or self.words[index][0] != stop + 1 or self.text[stop] != " ":
             return ""
         return _neighbour(self.words[index][2])
@@ -130,22 +130,22 @@ class Prose:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Forms of one meaning, and the neighbours among which they are that."""
+    """Equivalent forms, and the neighbouring words that they require."""
 
     kind: str
     forms: tuple[str, ...]
-    after: frozenset[str] | None  # the word before is one of these; None: any
+    after: frozenset[str] | None  # allowed words before it; None: any
     not_after: frozenset[str]
     before: frozenset[str] | None
     not_before: frozenset[str]
-    followed: bool  # by a word
-    opening: bool  # a sentence, with a comma behind it
-    lower: bool  # never where a sentence begins
+    followed: bool  # whether a word must follow
+    opening: bool  # whether it opens a sentence and has a comma after it
+    lower: bool  # whether it never starts a sentence
 
 
 @dataclass(frozen=True, slots=True)
 class MarkRule:
-    """A way to find sites in texts of one language."""
+    """A method that finds sites in texts of one language."""
 
     name: str
     language: str
@@ -172,20 +172,20 @@ def rules_of(language: str) -> tuple[MarkRule, ...]:
     rules = tuple(rule for rule in RULES if rule.language == language)
     if not rules:
         known = dict.fromkeys(rule.language for rule in RULES)
-        raise UserError(f"--language {language!r} has no rules of marking; {nearest(language, known, 'languages')}")
+        raise UserError(f"--language {language!r} has no marking rules; {nearest(language, known, 'languages')}")
     return rules
 
 
 def find_sites(text: str, rules: Sequence[MarkRule], apostrophe: str | None = None) -> list[Site]:
-    """The sites of a text in their order, none overlapping, none in code, addresses, commands or quotations.
+    """The sites of a text in order, without overlaps, none in code, addresses, commands or quotations.
 
-    Of sites that overlap or are neighbours the first counts, and of those that start together the longest: so no form
-    of a site is a condition on another one.
+    Of sites that overlap or are adjacent the first is kept, and of those with the same start the longest, so that no
+    form of a site affects another site.
 
     Args:
-        text: any.
-        rules: of its language.
-        apostrophe: of contractions; None: the one that the text uses.
+        text: any text.
+        rules: rules of its language.
+        apostrophe: apostrophe of contractions; None: the one that the text uses.
     """
     prose = prose_of(text, apostrophe or apostrophe_of(text))
     sites = sorted((site for rule in rules for site in rule.sites(prose)), key=lambda site: (site.start, -site.stop))
@@ -203,9 +203,9 @@ def with_forms(text: str, sites: Sequence[Site], forms: Sequence[int]) -> str:
     """A text with a form at each of its sites.
 
     Args:
-        text: in which the sites were found.
-        sites: in their order.
-        forms: which form stands at each.
+        text: text in which the sites were found.
+        sites: sites in order.
+        forms: index of the form at each site.
     """
     pieces, at = [], 0
     for site, form in zip(sites, forms, strict=True):
@@ -215,9 +215,9 @@ def with_forms(text: str, sites: Sequence[Site], forms: Sequence[int]) -> str:
 
 
 def canonical(text: str, rules: Sequence[MarkRule]) -> tuple[str, list[Site]] | None:
-    """A text with the canonical form at every site, and its sites; None where edits open and close other sites.
+    """A text with the canonical form at every site, and its sites; None where edits create or remove other sites.
 
-    It is a fixed point: the canonical text of it is itself.
+    The result is a fixed point: it is its own canonical text.
     """
     apostrophe = apostrophe_of(text)
     for _ in range(4):
@@ -237,7 +237,7 @@ def _neighbour(word: str) -> str:
 
 
 def family_of(kind: str, line: str) -> Family:
-    """The family that a line of a table describes (`pipeline.mark.rules`)."""
+    """Parse the family of a line of a table (`pipeline.mark.rules`)."""
     head, _, tail = line.partition(";")
     sets: dict[str, frozenset[str]] = {}
     for token in tail.split():
@@ -262,7 +262,7 @@ def lexical(rule: str, lines: Iterable[tuple[str, str]]) -> Callable[[Prose], It
     """A function from a text to the sites of families of words and phrases.
 
     Args:
-        rule: its name.
+        rule: name of the rule.
         lines: (kind, line of a table) of each family.
     """
     table: dict[str, list[tuple[tuple[str, ...], Family, int]]] = {}
@@ -289,7 +289,7 @@ def lexical(rule: str, lines: Iterable[tuple[str, str]]) -> Callable[[Prose], It
 
 
 def _runs_on(prose: Prose, index: int, rest: Sequence[str]) -> bool:
-    """Whether a word is followed by the other words of a phrase, one blank between them."""
+    """Whether the other words of a phrase follow a word, separated by one blank each."""
     words = prose.words[index : index + len(rest) + 1]
     pairs = zip(itertools.pairwise(words), rest, strict=False)
     return len(words) > len(rest) and all(
@@ -298,7 +298,7 @@ def _runs_on(prose: Prose, index: int, rest: Sequence[str]) -> bool:
 
 
 def _fitted(prose: Prose, family: Family, number: int, index: int, last: int) -> Site | None:
-    """The site of a family whose form stands at some words; None where its neighbours are not as they must be."""
+    """The site of a family whose form is at the given words; None where its neighbours do not match."""
     text, start, stop = prose.text, prose.words[index][0], prose.words[last][1]
     if (start and text[start - 1] not in " \n\t(—") or not _END.match(text, stop):
         return None
@@ -328,7 +328,7 @@ def _capital(form: str) -> str:
 
 
 def _opens(text: str, start: int) -> bool:
-    """Whether a sentence or a line begins at a place."""
+    """Whether a place starts a sentence or a line."""
     at = start - 1
     while at >= 0 and text[at] in " \t(":
         at -= 1
@@ -338,7 +338,7 @@ def _opens(text: str, start: int) -> bool:
 
 
 def _pattern(kind: str, pattern: str, families: Sequence[Sequence[str]]) -> Callable[[Prose], Iterator[Site]]:
-    """A function from a text to what a pattern matches, each match a form of a family."""
+    """A function from a text to the matches of a pattern, each of which is a form of a family."""
     compiled = re.compile(pattern)
     known = {form: (tuple(family), number) for family in families for number, form in enumerate(family)}
 
@@ -361,7 +361,7 @@ _RANGE_BEFORE = re.compile(rf"(?:\d|{_MONTH})(?:{_RANGE})? \Z")
 
 
 def _dates(prose: Prose) -> Iterator[Site]:
-    """12 March 2024 and March 12, 2024; without the year too."""
+    """12 March 2024 and March 12, 2024, also without the year."""
     text = prose.text
     for match in _DATE.finditer(text):
         day, month, year = (match[low] or match[low.upper()] for low in "dmy")
@@ -379,7 +379,7 @@ _THOUSANDS = re.compile(rf"(?<![^\s(])(\d{{1,3}},\d{{3}}|\d{{4,6}})(?= (?:{'|'.j
 
 
 def _thousands(prose: Prose) -> Iterator[Site]:
-    """12,500 and 12500 of what is counted; no number that may be a year."""
+    """12,500 and 12500 for counted things; never a number that may be a year."""
     for match in _THOUSANDS.finditer(prose.text):
         value = int(match[0].replace(",", ""))
         forms = (f"{value:,}", str(value))
@@ -396,7 +396,7 @@ _ORDERED = re.compile(r"[^.\n]{0,300}?\b(?:respectively|order|ordered|then|follo
 
 
 def _lists(prose: Prose) -> Iterator[Site]:
-    """Enumerations of single words: the comma before the last item and, where nothing depends on it, their order."""
+    """Enumerations of single words: the comma before the last item and, where nothing depends on it, the order."""
     text = prose.text
     for match in _LIST.finditer(text):
         items = [match[1], *match[2][2:].split(", "), match[5]]
@@ -433,14 +433,14 @@ _OPENING = re.compile(
 
 
 def _openings(prose: Prose) -> Iterator[Site]:
-    """The comma behind a time or an adverb that opens a sentence."""
+    """The comma after a time or an adverb that opens a sentence."""
     for match in _OPENING.finditer(prose.text):
         yield Site(match.start(1), match.end(1), "comma/opening", (", ", " "), int(match[1] == " "))
 
 
 RULES = tuple(
     MarkRule(name, "en", sites)
-    for name, sites in (  # of sites at one place the first counts
+    for name, sites in (  # of sites at one place the first is kept
         *((name, _pattern(name, pattern, families)) for name, pattern, families in patterns()),
         ("spelling", lexical("spelling", spelling_lines())),
         *((table, lexical(table, phrase_lines(table))) for table in ("contraction", "synonym", "that", "unit")),
@@ -451,4 +451,4 @@ RULES = tuple(
         ("opening", _openings),
     )
 )
-"""Of every language that can be marked."""
+"""Rules of every language that can be marked."""

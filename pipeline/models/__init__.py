@@ -1,1 +1,1 @@
-"""Models on disk: checkpoints, tokenizers, adapters."""
+"""Models on disk: checkpoints, tokenizers and adapters."""

@@ -1,4 +1,4 @@
-"""The type that weights are opened in: fast on the device at hand, and no less exact than the checkpoint's own."""
+"""Choice of the dtype of loaded weights: fast on the device, and not less exact than the checkpoint's dtype."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from pipeline.errors import UserError
 from pipeline.models.checkpoints import TYPES, check_files, refuse_integers, stored_weights, weight_files
 
 FLAGS_VARIABLE = "SEENSET_CPU_FLAGS"
-"""Environment variable whose words replace the flags of the processor, for a machine that hides or overstates them."""
+"""Environment variable that replaces the CPU flags, for a machine that reports too few or too many."""
 
 RELEVANT_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 AMPERE = (8, 0)
-"""Least compute capability of a GPU that multiplies bfloat16 natively."""
+"""Minimum compute capability of a GPU with native bfloat16 products."""
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a number."""
+"""Bytes per number."""
 
 SLOW = 3.0
-"""From this factor on, a type that is slower than float32 gets a warning."""
+"""Minimum slowdown compared to float32 for a warning about a dtype."""
 
 REPEATS = 5
 ROWS, INNER = 512, 576
@@ -43,10 +43,10 @@ _NAMES = ", ".join(WIDTHS)
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What decides the type of weights: a CPU, or GPUs of one compute capability."""
+    """Properties of a CPU, or of GPUs of one compute capability, that determine the dtype of weights."""
 
-    capability: tuple[int, int] | None = None  # of the GPUs, the least; None: a CPU
-    flags: tuple[str, ...] = ()  # of the CPU, those of RELEVANT_FLAGS
+    capability: tuple[int, int] | None = None  # minimum of the GPUs; None: a CPU
+    flags: tuple[str, ...] = ()  # flags of the CPU that are in RELEVANT_FLAGS
     bfloat16: bool = False  # whether the CPU multiplies bfloat16 natively
     free: int | None = None  # bytes of memory for the weights; None: unknown
 
@@ -63,29 +63,29 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The type that weights are opened in, and why."""
+    """The dtype of loaded weights, and the reason."""
 
     dtype: str  # such as float32
     reason: str  # such as "chosen for this CPU"
-    warning: str = ""  # one line where the choice is slow
+    warning: str = ""  # one line if the choice is slow
 
 
 OWN = "the checkpoint's own"
 
 
 def choose(stored: str, size: int, processor: Processor, measure: Callable[[str], float] | None = None) -> Choice:
-    """The type that `dtype: auto` opens weights in.
+    """The dtype of weights with `dtype: auto`.
 
-    A GPU of compute capability 8.0 or higher takes the type of the checkpoint; an older one float16 where the
-    checkpoint is float16, else float32. A CPU takes bfloat16 only where the checkpoint is bfloat16 and the processor
-    multiplies it natively, and float16 never: bfloat16 and float16 weights convert to float32 without loss. Where
-    float32 weights exceed the free memory, the type of the checkpoint stays.
+    A GPU of compute capability 8.0 or higher uses the dtype of the checkpoint; an older one float16 if the checkpoint
+    is float16, else float32. A CPU uses bfloat16 only if the checkpoint is bfloat16 and the processor multiplies it
+    natively, and never float16: bfloat16 and float16 weights convert to float32 without loss. If float32 weights
+    exceed the free memory, the dtype of the checkpoint is kept.
 
     Args:
-        stored: type of the weights in the files, from `stored_type`.
-        size: bytes of the weights in the files, of all copies that the machine opens.
-        processor: of the workers.
-        measure: how many times longer than in float32 a product takes in a type; None: `slowdown`, on this machine.
+        stored: dtype of the weights in the files, from `stored_type`.
+        size: bytes of the weights in the files, for all copies that the machine loads.
+        processor: processor of the workers.
+        measure: returns the slowdown of products in a dtype compared to float32; None: `slowdown`, on this machine.
     """
     halves = ("bfloat16", "float16")
     gpu = processor.capability is not None
@@ -103,18 +103,18 @@ def choose(stored: str, size: int, processor: Processor, measure: Callable[[str]
 
 
 def _cost(dtype: str, processor: Processor, measure: Callable[[str], float]) -> str:
-    """The end of a sentence that states how much slower than float32 a type is on this CPU; empty where it is not."""
+    """The end of a message with the slowdown of a dtype on this CPU compared to float32; empty if it is not slower."""
     factor = 1.0 if processor.native and dtype == "bfloat16" else measure(dtype)
     return f"; products in {dtype} take {factor:.1f} times as long here as in float32" if factor > 1 else ""
 
 
 def choose_model(config: ModelConfig, size: int, processor: Processor) -> Choice:
-    """The type that `dtype: auto` opens a model in: as `choose`; of a GGUF file float32, which it is unpacked to.
+    """The dtype of a model with `dtype: auto`: as `choose`; float32 for a GGUF file, which is unpacked to it.
 
     Args:
-        config: of the model.
-        size: as for `choose`.
-        processor: of the workers.
+        config: configuration of the model.
+        size: as in `choose`.
+        processor: processor of the workers.
 
     Raises:
         UserError: as `stored_type`.
@@ -125,15 +125,15 @@ def choose_model(config: ModelConfig, size: int, processor: Processor) -> Choice
 
 
 def choose_training(processor: Processor) -> Choice:
-    """The type that `dtype: auto` of a training computes in: bfloat16 where it is native, else float32."""
+    """The dtype of computations in a training with `dtype: auto`: bfloat16 where it is native, else float32."""
     return Choice("bfloat16" if processor.native else "float32", f"chosen for this {processor.name}")
 
 
 def stored_type(config: ModelConfig) -> str:
-    """The type of the weights in a model's files, such as bfloat16.
+    """The dtype of the weights in a model's files, such as bfloat16.
 
     Raises:
-        UserError: a file is missing, the files do not state their type, or it is an 8-bit float or an integer.
+        UserError: a file is missing, the files do not state the dtype, or it is an 8-bit float or an integer.
     """
     source = check_files(config)
     settings = _read_json(source.folder / "config.json")
@@ -158,7 +158,7 @@ def stored_type(config: ModelConfig) -> str:
 
 
 def stored_bytes(config: ModelConfig) -> int:
-    """Bytes of a model's weight files; 0 where they are not on this machine yet."""
+    """Bytes of a model's weight files; 0 if they are not on this machine yet."""
     source = check_files(config)
     names = [source.gguf] if source.gguf else weight_files(config, source)
     return sum((source.folder / name).stat().st_size for name in names)
@@ -167,7 +167,7 @@ def stored_bytes(config: ModelConfig) -> int:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # the loader states what is wrong with it
+    except (OSError, ValueError):  # the loader reports the problem
         return {}
     return settings if isinstance(settings, dict) else {}
 
@@ -177,14 +177,14 @@ def _quantised_by(settings: dict[str, Any]) -> str:
     return str(method.get("quant_method", "")) if isinstance(method, dict) else ""
 
 
-# --- the device at hand
+# --- the device of this process
 
 
 def processor_here(gpus: float = 0) -> Processor:
     """The processor that this process computes on.
 
     Args:
-        gpus: of a worker; 0: the CPU.
+        gpus: GPUs per worker; 0: the CPU.
     """
     if gpus:
         import torch
@@ -197,19 +197,19 @@ def processor_here(gpus: float = 0) -> Processor:
 
 
 def free_memory() -> int:
-    """Bytes that this process and its children may take, by the machine and by the limit of its container."""
+    """Bytes of free memory for this process and its children, within the limit of the container."""
     free = int(psutil.virtual_memory().available)
     group = Path("/sys/fs/cgroup")
     try:
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
         counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return min(free, limit - used + int(counts.get("inactive_file", 0)))  # of files that were read: given back
+        return min(free, limit - used + int(counts.get("inactive_file", 0)))  # page cache, which can be freed
     except (OSError, ValueError):  # no such limit
         return free
 
 
 def flags_here() -> tuple[str, ...]:
-    """Those of RELEVANT_FLAGS that the CPU has; empty where the system does not state them."""
+    """The flags of the CPU that are in RELEVANT_FLAGS; empty if the system does not report flags."""
     text = os.environ.get(FLAGS_VARIABLE)
     if text is None:
         with contextlib.suppress(OSError):
@@ -220,10 +220,10 @@ def flags_here() -> tuple[str, ...]:
 
 
 def flags_differ(decided: Sequence[str]) -> str:
-    """One line where this CPU has other flags than the one that decided the types of a run; empty where it has not.
+    """A warning if the flags of this CPU differ from those that determined the dtypes of a run; otherwise empty.
 
     Args:
-        decided: flags of the CPU that decided.
+        decided: flags of the CPU that determined the dtypes.
     """
     here = flags_here()
     if here == tuple(decided):
@@ -260,7 +260,7 @@ def _measured_once() -> bool:
 
 
 def slowdown(dtype: str) -> float:
-    """How many times longer a matrix product takes on this CPU in a type than in float32; medians of five each."""
+    """Ratio of the times of a matrix product in a dtype and in float32 on this CPU; medians of five runs each."""
     return _product_seconds(dtype) / _product_seconds("float32")
 
 
@@ -270,7 +270,7 @@ def _product_seconds(dtype: str) -> float:
     left = torch.ones(ROWS, INNER, dtype=getattr(torch, dtype))
     right = torch.ones(INNER, INNER, dtype=getattr(torch, dtype))
     times = []
-    for _ in range(REPEATS + 1):  # the first one warms up
+    for _ in range(REPEATS + 1):  # the first run warms up
         began = time.perf_counter()
         torch.mm(left, right)
         times.append(time.perf_counter() - began)
@@ -278,15 +278,15 @@ def _product_seconds(dtype: str) -> float:
 
 
 def check_explicit(key: str, dtype: str, processor: Processor) -> str:
-    """A warning of one line where a stated type is slow on this processor; empty where it is not.
+    """A warning if a configured dtype is slow on this processor; otherwise empty.
 
     Args:
-        key: of the configuration, such as model.dtype.
-        dtype: that it states.
-        processor: of the workers.
+        key: setting, such as model.dtype.
+        dtype: value of the setting.
+        processor: processor of the workers.
 
     Raises:
-        UserError: the GPU has no such type.
+        UserError: the GPU does not support the dtype.
     """
     if dtype not in ("bfloat16", "float16"):
         return ""

@@ -1,4 +1,4 @@
-"""A model on disk: locate and check its files, read its configuration and its weights' names. Loads no weights."""
+"""A model on disk: locate and check its files, read its configuration and weight names. Weights are not loaded."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ HUB_SECONDS = 10
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The place of a model's files on this machine."""
+    """The location of a model's files on this machine."""
 
     folder: Path
     gguf: str | None  # name of the GGUF file in it
 
     @property
     def gguf_argument(self) -> dict[str, str]:
-        """The argument of `from_pretrained` that names a GGUF file; empty without one."""
+        """The argument of `from_pretrained` for a GGUF file; empty without one."""
         return {"gguf_file": self.gguf} if self.gguf else {}
 
 
 @contextlib.contextmanager
 def in_one_line(config: ModelConfig, part: str) -> Iterator[None]:
-    """Turn any exception of a loader into a UserError of one line that names the model and the part that was read."""
+    """Convert any exception of a loader to a one-line UserError that names the model and the part that was read."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # loaders raise whatever their parsers do
+    except Exception as error:  # loaders raise any exception of their parsers
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = not_opened(error) if isinstance(error, ImportError) else lines[0] if lines else type(error).__name__
         raise UserError(f"model {config.shown}: cannot read its {part}: {reason}") from error
 
 
 def locate(config: ModelConfig, *, weights: bool) -> Checkpoint:
-    """Locate the model's files on this machine; those of a hub model are fetched first, weights only with `weights`.
+    """Locate the model's files on this machine; files of a hub model are downloaded, weights only with `weights`.
 
     Raises:
-        UserError: no such folder, file or hub model, or the hub cannot be reached.
+        UserError: the folder, file or hub model does not exist, or the hub cannot be reached.
     """
     path = Path(expand_user(config.path))
     if path.suffix == ".gguf":
         if config.gguf_file is not None:
-            raise UserError(f"model path {config.shown} is a GGUF file already; gguf_file {config.gguf_file!r} must go")
+            raise UserError(f"model path {config.shown} is a GGUF file already; remove gguf_file {config.gguf_file!r}")
         return _gguf(path.parent, path.name, str(path.parent))
     if path.is_dir():
         return _gguf(path, config.gguf_file, config.shown) if config.gguf_file else Checkpoint(path, None)
@@ -129,11 +129,11 @@ def matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
     return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
 
-_BLOCK = 1 << 24  # read at a time: after each, a thread that imports libraries lets others wait for milliseconds
+_BLOCK = 1 << 24  # bytes per read: a thread that imports libraries delays each read by milliseconds
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of the content of a file, hexadecimal."""
+    """Hexadecimal SHA-256 of the content of a file."""
     content = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -142,7 +142,7 @@ def file_digest(path: Path) -> str:
 
 
 def digest(paths: Sequence[Path]) -> str:
-    """SHA-256 over names and contents."""
+    """SHA-256 of the names and contents of files."""
     total = hashlib.sha256()
     for path in paths:
         total.update(f"{path.name} {file_digest(path)}\n".encode())
@@ -150,13 +150,13 @@ def digest(paths: Sequence[Path]) -> str:
 
 
 def weight_files(config: ModelConfig, source: Checkpoint) -> list[str]:
-    """Names of the weight files that a load reads, safetensors before pickles."""
+    """Names of the weight files that are loaded; safetensors are preferred to pickles."""
     names = [path.name for path in matching(source.folder, ["*.safetensors"])]
     return names or ([path.name for path in matching(source.folder, PICKLES)] if config.allow_pickle else [])
 
 
 def check_weights(config: ModelConfig, source: Checkpoint) -> None:
-    """Check that weights exist and are safetensors or GGUF, or pickles that the config allows.
+    """Check that weights exist and are safetensors, GGUF, or pickles that the configuration allows.
 
     Raises:
         UserError: no weights, or pickles that are not allowed.
@@ -181,10 +181,10 @@ def check_weights(config: ModelConfig, source: Checkpoint) -> None:
 
 
 def check_files(config: ModelConfig) -> Checkpoint:
-    """Locate a model and check what its files' names tell: nothing that takes a library of models, which takes seconds.
+    """Locate a model and check its file names, without importing a model library, which takes seconds.
 
     Raises:
-        UserError: a file is missing, or the weights are of a kind that is not allowed.
+        UserError: a file is missing, or the format of the weights is not allowed.
     """
     source = locate(config, weights=False)
     check_weights(config, source)
@@ -206,26 +206,26 @@ def _hub_names(config: ModelConfig) -> list[str] | None:
 
     try:
         info = HfApi().model_info(config.path, revision=config.revision, timeout=HUB_SECONDS)
-    except Exception:  # a cached model needs no hub: the load says what is missing
+    except Exception:  # a cached model needs no hub; the load reports missing files
         return None
     return [entry.rfilename for entry in info.siblings or []]
 
 
 Kind = Literal["causal", "rewriter", "pictures", "any"]
-"""What a model must be: a causal language model; that or an encoder-decoder one; one that reads pictures with text."""
+"""Required type of model: causal language model; causal or encoder-decoder; vision-language; any."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """Models that one class of transformers opens."""
+    """Models that are loaded by one auto class of transformers."""
 
     auto_class: str  # name of the class
-    mapping: str  # name of its table of classes by types of models
-    refused: tuple[str, ...] = ()  # parts of the names of architectures that it opens without their own head
-    task: str = "CAUSAL_LM"  # of adapters
+    mapping: str  # name of its mapping from model types to classes
+    refused: tuple[str, ...] = ()  # parts of architecture names that it would load without their head
+    task: str = "CAUSAL_LM"  # task type of adapters
 
     def class_of(self, loaded: Any) -> str | None:
-        """Name of the class of a configuration, if this family has one."""
+        """Name of the model class for a configuration, if this family has one."""
         from transformers.models.auto import modeling_auto
 
         if self is PICTURES and getattr(loaded, "vision_config", None) is None:
@@ -234,7 +234,7 @@ class ModelFamily:
         return name if name is None or isinstance(name, str) else name[0]
 
     def opens(self, loaded: Any) -> bool:
-        """Whether this family has a class for a configuration, and the configuration is not of another task."""
+        """Whether this family has a class for a configuration, and the configuration is not for another task."""
         names = loaded.architectures or []
         return self.class_of(loaded) is not None and not any(part in name for name in names for part in self.refused)
 
@@ -254,7 +254,7 @@ PICTURES = ModelFamily("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_T
 
 
 def model_family(loaded: Any, kind: Kind) -> ModelFamily:
-    """The family by which a model of a kind is opened."""
+    """The family that loads a model of a kind."""
     if kind == "pictures" or (kind == "any" and PICTURES.class_of(loaded) in (loaded.architectures or [])):
         return PICTURES
     return SEQ2SEQ if kind in ("rewriter", "any") and loaded.is_encoder_decoder else CAUSAL
@@ -289,7 +289,7 @@ def read_model_config(config: ModelConfig, source: Checkpoint, kind: Kind = "cau
 
 @lru_cache(maxsize=8)
 def _parsed_config(source: Checkpoint, trust_remote_code: bool, changed: int) -> Any:
-    """The configuration as transformers reads it, once a process: of a GGUF file that takes seconds."""
+    """The configuration from transformers, cached per process: reading it from a GGUF file takes seconds."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(source.folder, trust_remote_code=trust_remote_code, **source.gguf_argument)
@@ -302,14 +302,14 @@ def _known_type(model_type: str | None) -> bool:
 
 
 def max_positions(loaded: Any) -> int | None:
-    """Positions of the model (for T5 those of its training); None if its configuration does not say."""
+    """Number of positions of the model (for T5: in training); None if its configuration does not state it."""
     text_config = loaded.get_text_config()
     value = getattr(text_config, "max_position_embeddings", None) or getattr(text_config, "n_positions", None)
     return int(value) if isinstance(value, int) and value > 0 else None
 
 
 def dtype_name(config: ModelConfig, source: Checkpoint, loaded: Any) -> str:
-    """Name of the dtype that the weights have once loaded, such as float32; auto if the files do not say."""
+    """Name of the dtype of the loaded weights, such as float32; auto if the files do not state it."""
     if config.dtype != "auto":
         return config.dtype
     if source.gguf:
@@ -321,7 +321,7 @@ def dtype_name(config: ModelConfig, source: Checkpoint, loaded: Any) -> str:
 
 
 def locate_adapter(config: ModelConfig) -> Path:
-    """The folder of the adapter that the configuration names.
+    """The folder of the configured adapter.
 
     Raises:
         UserError: the folder or its adapter_config.json is missing.
@@ -337,7 +337,7 @@ def locate_adapter(config: ModelConfig) -> Path:
 
 
 def check_adapter(config: ModelConfig, task: str = "CAUSAL_LM") -> Path:
-    """The folder of the configured adapter, checked to be for the task and to hold no pickle.
+    """The folder of the configured adapter, after checking its task and that it contains no pickle.
 
     Raises:
         UserError: a file is missing, the adapter is for another task, or its weights are a pickle.
@@ -359,16 +359,16 @@ def check_adapter(config: ModelConfig, task: str = "CAUSAL_LM") -> Path:
 
 
 TYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""Names of the types of weights: in a safetensors file, and in torch."""
+"""Names of dtypes: in safetensors files -> in torch."""
 
 NAMED = 3
-"""Weights of a kind that an error names."""
+"""Maximum number of weights of a kind in an error."""
 
 
 def stored_weights(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type, such as BF16, and shape of every weight in the safetensors files of a folder, by name; no weight is read.
+    """Dtype, such as BF16, and shape of every weight in the safetensors files of a folder; weights are not read.
 
-    A damaged file is left out: the loader states what is wrong with it.
+    A damaged file is skipped: the loader reports the problem.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -387,8 +387,8 @@ def refuse_integers(what: str, folder: Path) -> None:
     """Refuse a checkpoint without quantization whose weights are integers: their scales are unknown.
 
     Args:
-        what: the model, with which the error starts.
-        folder: of the safetensors files.
+        what: the model, as the start of the error.
+        folder: folder of the safetensors files.
 
     Raises:
         UserError: a weight is an integer; the first three are named.
@@ -403,7 +403,7 @@ def refuse_integers(what: str, folder: Path) -> None:
 
 
 def other_shapes(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Names of the weights in the safetensors files of a folder whose shape is another than expected."""
+    """Names of the weights in the safetensors files of a folder with an unexpected shape."""
     stored = stored_weights(folder)
     return [name for name, shape in expected.items() if name in stored and stored[name][1] != shape]
 
@@ -411,18 +411,17 @@ def other_shapes(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> list[
 def refuse_misfit(
     what: str, missing: Collection[str], unexpected: Collection[str], mismatched: Collection[str] = ()
 ) -> None:
-    """Refuse weights that do not fit: a missing or mismatched one would have random values.
+    """Refuse weights that do not match the model: a missing or mismatched weight would have random values.
 
     Args:
-        what: the file and the model, with which the error starts.
-        missing: weights that the model has and the file lacks, without those that are tied to others or that the
-            architecture is known to make itself.
-        unexpected: weights that the file has and the model lacks, without those that the architecture is known to
-            ignore.
-        mismatched: weights of another shape.
+        what: the file and the model, as the start of the error.
+        missing: weights of the model that the file lacks, without tied weights and weights that the architecture
+            initializes itself.
+        unexpected: weights of the file that the model lacks, without those that the architecture ignores.
+        mismatched: weights with another shape.
 
     Raises:
-        UserError: there is one; the first three of each kind are named.
+        UserError: there is such a weight; the first three of each kind are named.
     """
     kinds = (
         ("missing from the file", missing),

@@ -1,4 +1,4 @@
-"""Devices, as far as they decide the bytes of rows, and what libraries of models take and change in a process."""
+"""Devices, as far as they affect the bytes of results, and process-wide settings of model libraries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Literal
 from pipeline.errors import LostDeviceError, UserError
 
 ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""Of a process that computes deterministically, before it begins with CUDA."""
+"""Environment variables of a deterministic process, set before CUDA is initialized."""
 
 UNIT = 4 << 30
-"""Memory of a card is counted in whole units: drivers leave a little less or more of the same card."""
+"""Memory of a GPU is rounded down to whole units: drivers report slightly different sizes for the same model."""
 
 _MESSAGE_CHARACTERS = 120
 _LOST = re.compile(r"\A(CUDA|HIP|cuDNN|XPU) error|device-side assert")
@@ -29,12 +29,12 @@ _NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STAT
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The CPU, or GPUs of one kind."""
+    """The CPU, or GPUs of one model."""
 
-    gpus: float = 0.0  # of an actor; 0: the CPU
-    memory: int = 0  # bytes of one GPU, from which budgets are made
-    name: str = ""  # the model of GPU; empty where its arithmetic is not held to that of one
-    deterministic: bool = False  # also attention and gradients
+    gpus: float = 0.0  # per actor; 0: the CPU
+    memory: int = 0  # bytes of one GPU, from which budgets are computed
+    name: str = ""  # model of the GPU; empty if results may come from several models
+    deterministic: bool = False  # including attention and gradients
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:
@@ -43,7 +43,7 @@ class Device:
 
     @property
     def mark(self) -> str:
-        """What a fingerprint holds of it, beside the budgets that follow from its memory."""
+        """The device in a fingerprint, without the budgets that follow from its memory."""
         return f"cuda, deterministic on {self.name}" if self.gpus and self.deterministic else self.kind
 
 
@@ -51,16 +51,16 @@ CPU = Device()
 
 
 def nominal_memory(total: int) -> int:
-    """The memory of a card, in bytes, from what a driver gives of it: down to whole units, or to GiB below one."""
+    """Nominal memory of a GPU in bytes: the reported memory rounded down to whole units, or to GiB below one unit."""
     unit = UNIT if total >= UNIT else 1 << 30
     return max(1 << 30, total // unit * unit)
 
 
 def gpus_in_sight() -> tuple[int, str]:
-    """The least memory of the GPUs that this process sees, in nominal bytes, and the model of the first.
+    """The minimum nominal memory, in bytes, of the visible GPUs, and the model of the first.
 
     Raises:
-        UserError: it sees none.
+        UserError: no GPU is visible.
     """
     import torch
 
@@ -71,14 +71,14 @@ def gpus_in_sight() -> tuple[int, str]:
 
 
 def check_device(mark: str, gpus: float) -> None:
-    """Check that a worker is where its rows are said to be made.
+    """Check that a worker has the device in the fingerprint of its stage.
 
     Args:
-        mark: of the device, from the fingerprint of its stage.
-        gpus: that the worker has.
+        mark: device, from the fingerprint of its stage.
+        gpus: GPUs of the worker.
 
     Raises:
-        UserError: it is not, or it is another model of GPU than the one that the mark names.
+        UserError: the worker has another device, or another model of GPU than `mark`.
     """
     kind = "cuda" if gpus else "cpu"
     if mark.partition(",")[0] != kind:
@@ -92,14 +92,14 @@ def check_device(mark: str, gpus: float) -> None:
 
 
 def compute_as(mark: str, gradients: bool) -> None:
-    """Set how CUDA computes in this process: as fast as it can, or the same bits each time.
+    """Configure CUDA in this process: as fast as possible, or deterministic.
 
-    The forward kernels of attention are deterministic as they are, once cuBLAS keeps its workspace; the flash and
-    memory-efficient backward kernels are only where torch is told so.
+    The forward kernels of attention are deterministic with a fixed cuBLAS workspace; the flash and memory-efficient
+    backward kernels only with torch's deterministic setting.
 
     Args:
-        mark: of the device, from the fingerprint of the stage; on a CPU nothing is set.
-        gradients: whether the stage takes gradients.
+        mark: device, from the fingerprint of the stage; nothing is set for a CPU.
+        gradients: whether the stage computes gradients.
     """
     if not mark.startswith("cuda"):
         return
@@ -115,7 +115,7 @@ def compute_as(mark: str, gradients: bool) -> None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there was too little memory."""
+    """Whether an error reports insufficient memory."""
     import torch
 
     kinds = (torch.OutOfMemoryError, MemoryError)
@@ -123,37 +123,37 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def check_lost(error: BaseException) -> None:
-    """Tell an error of one computation from one after which a device refuses all further work of this process.
+    """Distinguish an error of one computation from one after which a device refuses all further work of this process.
 
-    A GPU keeps such an error (a failed assertion in a kernel, an access outside its memory) until the process ends.
+    A GPU stays in such an error (a failed assertion in a kernel, an invalid memory access) until the process ends.
 
     Args:
-        error: that a computation raised.
+        error: exception of a computation.
 
     Raises:
-        LostDeviceError: the device is lost, from this error on.
+        LostDeviceError: the device is lost.
     """
     if out_of_memory(error) or not _is_lost(error):
         return
     reason = (" ".join(str(error).split()) or type(error).__name__)[:_MESSAGE_CHARACTERS]
     raise LostDeviceError(
-        f"the device refuses all further work of this process ({reason}); the same command goes on: it tries the "
-        "documents that were in flight one at a time, and leaves out one that does this again"
+        f"the device refuses all further work of this process ({reason}); rerun the command: it processes the "
+        "documents that were in flight one at a time, and leaves out one that repeats the fault"
     ) from error
 
 
 def _is_lost(error: BaseException) -> bool:
-    """By what the devices say that this process uses; where torch can ask none, by the error."""
+    """Whether a device of this process is lost, by a test of the devices, or by the error if torch can test none."""
     import torch
 
     if torch.cuda.is_initialized():
         return not all(map(_answers, range(torch.cuda.device_count())))
-    lost = getattr(torch, "AcceleratorError", ())  # torch has it from 2.8 on
+    lost = getattr(torch, "AcceleratorError", ())  # torch >= 2.8
     return isinstance(error, lost) or (isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None)
 
 
 def _answers(device: int) -> bool:
-    """Whether a device that this process uses still works; one that it does not use must not be opened."""
+    """Whether a device that this process uses still works; an unused device must not be initialized."""
     import torch
 
     try:
@@ -165,32 +165,32 @@ def _answers(device: int) -> bool:
 
 
 BUILDING = threading.RLock()
-"""Held by a thread while it builds a model: transformers sets torch's default dtype for all threads meanwhile, and two
-models that are built at once come out with weights of each other's dtype."""
+"""Lock of a thread that builds a model: transformers then changes torch's default dtype for all threads, so two models
+built concurrently would get each other's dtype."""
 
 OBJECTS_BETWEEN_COLLECTIONS = (100_000, 50, 100)
-"""Thresholds of Python's collector in a process of ours; 700, 10 and 10 by default."""
+"""Thresholds of Python's garbage collector; the defaults are 700, 10 and 10."""
 
 
 def collect_rarely() -> None:
-    """Search rarely for objects that refer to each other alone, and not when the process ends.
+    """Run Python's garbage collector rarely, and not at the end of the process.
 
-    Libraries and a model are a million objects, all in use: to look through them takes a second of opening a model,
-    and nearly two of the end.
+    Libraries and a model are a million objects in use: traversing them takes a second when a model is opened, and
+    nearly two at the end.
     """
     gc.set_threshold(*OBJECTS_BETWEEN_COLLECTIONS)
     atexit.register(gc.freeze)
 
 
 KEPT = {-3: 1 << 25, -1: 1 << 28}
-"""Settings of the GNU C library: what is larger is mapped by itself (M_MMAP_THRESHOLD), and so much that is free at the
-end of the heap is kept (M_TRIM_THRESHOLD). In bytes."""
+"""Settings of the GNU C library in bytes: minimum size of separately mapped memory (M_MMAP_THRESHOLD), and free memory
+kept at the end of the heap (M_TRIM_THRESHOLD)."""
 
 
 def keep_memory() -> None:
-    """Let the C library keep what a batch has freed for the next one, up to some hundred MB, until `give_back`.
+    """Let the C library keep freed memory of a batch for the next one, up to some hundred MB, until `give_back`.
 
-    By default it gives arrays of a batch back to the machine one by one, and each comes anew as empty pages: a sixth of
+    By default every large array is returned to the system and allocated again as zeroed pages, which takes a sixth of
     the time of a small model.
     """
     with contextlib.suppress(OSError, AttributeError):  # not the GNU one
@@ -206,16 +206,16 @@ def give_back() -> None:
 
 
 CONTEXT_BYTES = 600 << 20
-"""Left in each share for what CUDA itself takes in a process, which torch does not count."""
+"""Reserved in each share for the CUDA context of a process, which torch does not count."""
 
 
 def cap_memory(gpus: float) -> None:
-    """Keep this process to its share of the memory of its GPU; called before a model is loaded.
+    """Limit this process to its share of the memory of its GPU; called before a model is loaded.
 
-    What goes beyond it is out of memory here, where a batch is halved, and not in the actor beside it.
+    Excessive use then fails in this process, which halves the batch, and not in another actor on the same GPU.
 
     Args:
-        gpus: of this process; a share below 1 is a limit, others are none.
+        gpus: GPUs of this process; only a share below 1 sets a limit.
     """
     import torch
 
@@ -226,25 +226,25 @@ def cap_memory(gpus: float) -> None:
 
 
 def import_package() -> None:
-    """Import the package transformers itself, before a thread imports more of it beside this one.
+    """Import the package transformers before several threads import parts of it.
 
-    While it is imported, the package puts another module in its own place. A thread that waits for it then holds the
-    one before, which has none of its names.
+    During its import the package replaces its module object. A thread that waits for the import would keep the old
+    object, which has none of the names.
     """
     import transformers.models.auto  # noqa: F401
 
 
 def quieten() -> None:
-    """Keep the progress bars and notices of libraries off the terminal."""
+    """Suppress progress bars and notices of libraries on the terminal."""
     from huggingface_hub.utils import disable_progress_bars
     from transformers.utils import logging as transformers_logging
 
     disable_progress_bars()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    # For good: to catch the warnings of one block would let another thread's through.
+    # Permanently: a filter for one block would let warnings of other threads through.
     warnings.filterwarnings("ignore", module=r"(peft|transformers)\b")
-    logging.getLogger("DeepSpeed").addFilter(_is_error)  # imported to save a model; says on stdout that no GPU is there
+    logging.getLogger("DeepSpeed").addFilter(_is_error)  # prints to stdout that there is no GPU
 
 
 def _is_error(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Open models and their adapters, check them without loading weights, and fingerprint them."""
+"""Load models and their adapters, check them without loading weights, and compute their fingerprints."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer
 from pipeline.models.unpacked import Opened, is_small, unpacked, unpacked_settings
 from pipeline.store.receipts import DIGEST, is_sealed, sealed
 
-_KINDS = {None: "none", "8bit": "8bit", "4bit": "4bit nf4"}  # of quantised weights, as a fingerprint names them
+_KINDS = {None: "none", "8bit": "8bit", "4bit": "4bit nf4"}  # names of quantizations in fingerprints
 
 
 def open_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
     """Load a model and its tokenizer.
 
     Args:
-        config: Which model, and how.
-        gpus: 0 is the CPU, up to 1 torch's current GPU, more spreads the model over the visible GPUs.
+        config: configuration of the model.
+        gpus: 0: the CPU; up to 1: torch's current GPU; more: the model is spread over the visible GPUs.
 
     Raises:
         UserError: a file is missing or damaged, the weights are pickles, or a library or GPU is missing.
@@ -64,12 +64,12 @@ def open_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
 
 
 def open_picture_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
-    """Load a model that reads pictures with text, and its processor.
+    """Load a vision-language model and its processor.
 
     Arguments are those of `open_model`.
 
     Raises:
-        UserError: as `open_model`, or its processor has no token that stands for a picture.
+        UserError: as `open_model`, or its processor has no picture token.
     """
     opened = _open(config, gpus, "pictures")
     assert isinstance(opened, LanguageModel)
@@ -78,7 +78,7 @@ def open_picture_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel
 
 
 def open_paraphraser(config: ModelConfig, *, gpus: float = 0) -> LanguageModel | Seq2SeqModel:
-    """Load a model that rewrites texts, causal or encoder-decoder, as its checkpoint says.
+    """Load a model that rewrites texts, causal or encoder-decoder according to its checkpoint.
 
     Arguments and errors are those of `open_model`.
     """
@@ -86,7 +86,7 @@ def open_paraphraser(config: ModelConfig, *, gpus: float = 0) -> LanguageModel |
 
 
 def _open(config: ModelConfig, gpus: float, kind: Kind) -> LanguageModel | Seq2SeqModel:
-    """Open a model of a kind."""
+    """Load a model of a kind."""
     import torch
 
     quieten()
@@ -95,7 +95,7 @@ def _open(config: ModelConfig, gpus: float, kind: Kind) -> LanguageModel | Seq2S
     use_fused_attention("cuda" if gpus > 0 else "cpu")
     source = locate(config, weights=True)
     check_weights(config, source)
-    if config.dtype == "auto":  # a run has decided before; this is for a model that is opened by itself
+    if config.dtype == "auto":  # for a model outside of a run, which has chosen the dtype before
         choice = choose_model(config, stored_bytes(config), processor_here(gpus))
         config = config.model_copy(update={"dtype": choice.dtype})
     files = _unpacked(config, source, kind) if _is_cached(config, source) else source
@@ -116,14 +116,14 @@ def _open(config: ModelConfig, gpus: float, kind: Kind) -> LanguageModel | Seq2S
 
 
 def _load(config: ModelConfig, files: Checkpoint, gpus: float, kind: Kind) -> Opened:
-    """The model in these files, without the configured adapter, and its tokenizer."""
+    """Load the model in these files, without the configured adapter, and its tokenizer."""
     tokenizer = load_tokenizer(config, files)
     loaded = read_model_config(config, files, kind)
     return _load_weights(config, files, gpus, loaded, kind), tokenizer
 
 
 def _is_cached(config: ModelConfig, source: Checkpoint) -> bool:
-    """Whether the model is kept unpacked. Quantised anew it never opens, and that shall not hang on a cache."""
+    """Whether the model is cached unpacked. With `quantization` a GGUF model is refused, with or without a cache."""
     return source.gguf is not None and config.quantization is None
 
 
@@ -140,8 +140,8 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
     """Check without loading weights that a model can be opened.
 
     Args:
-        config: Which model, and how.
-        kind: Of the model: `open_paraphraser` opens rewriters, `open_picture_model` those of pictures.
+        config: configuration of the model.
+        kind: type of model: `open_paraphraser` opens rewriters, `open_picture_model` vision-language models.
 
     Returns:
         "architecture", "dtype", "max_tokens" (None if unknown) and "parameters" (None if unknown before the
@@ -174,7 +174,7 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
 
 
 def _checked_files(config: ModelConfig, source: Checkpoint, kind: Kind) -> Checkpoint:
-    """The files of a model's configuration and tokenizer; a small GGUF file is unpacked for them, which saves time."""
+    """The files of a model's configuration and tokenizer; a small GGUF file is unpacked first, which saves time."""
     if not _is_cached(config, source):
         return source
     return _unpacked(config, source, kind) if is_small(source) else unpacked_settings(source)
@@ -187,13 +187,13 @@ def _auto_class(loaded: Any, kind: Kind) -> Any:
 
 
 def _count_parameters(config: ModelConfig, loaded: Any, kind: Kind) -> int | None:
-    """Number of parameters, shared ones counted once, from a copy of the model without weights."""
+    """Number of parameters, with shared ones counted once, from a model without weights."""
     empty = _empty_model(config, loaded, kind)
     return None if empty is None else sum(parameter.numel() for parameter in empty.parameters())
 
 
 def open_empty(config: ModelConfig) -> Any | None:
-    """A causal model without weights, to look at its layers; None where its code cannot make one.
+    """A causal model without weights, for inspection of its layers; None if its code does not support this.
 
     Raises:
         UserError: a file is missing or damaged, or a setting is not allowed.
@@ -203,7 +203,7 @@ def open_empty(config: ModelConfig) -> Any | None:
 
 
 def count_parameters(config: ModelConfig) -> int | None:
-    """Number of parameters of a model of any kind; None where its code cannot make an empty one.
+    """Number of parameters of a model of any kind; None if its code cannot construct an empty one.
 
     Raises:
         UserError: a file is missing or damaged, or a setting is not allowed.
@@ -217,17 +217,17 @@ def _empty_model(config: ModelConfig, loaded: Any, kind: Kind) -> Any | None:
     try:
         with BUILDING, torch.device("meta"):
             return _auto_class(loaded, kind).from_config(loaded, trust_remote_code=config.trust_remote_code)
-    except Exception:  # what is wrong with a model's code shows at load
+    except Exception:  # errors of a model's code are reported at load
         return None
 
 
 def fingerprint_model(config: AnyModel) -> dict[str, str]:
-    """Digests of all that the model's answers depend on; they do not depend on where its files lie.
+    """Digests of everything that the model's results depend on, independent of the paths of its files.
 
     Returns:
-        "model" (SHA-256 over weights and configuration, the adapter's too), "tokenizer" (over its files, or the GGUF),
-        "dtype" and "quantization" ("none" without one). For an endpoint, "model" is its name, address, interface and
-        instruction: which weights it serves under that name is unknown.
+        "model" (SHA-256 of weights and configuration, including the adapter's), "tokenizer" (of its files, or the
+        GGUF), "dtype" and "quantization" ("none" if unset). For an endpoint, "model" is its name, address, interface
+        and instruction: the weights that it serves under that name are unknown.
 
     Raises:
         UserError: a file is missing, or the adapter's record names another base model.
@@ -271,7 +271,7 @@ def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: 
     quiet = contextlib.redirect_stderr(io.StringIO()) if source.gguf else contextlib.nullcontext()
     if config.quantization is None and not source.gguf and getattr(loaded, "quantization_config", None) is None:
         refuse_integers(f"model {config.shown}", source.folder)
-    with in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar knows no switch
+    with in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar has no setting
         try:
             with BUILDING:
                 model, info = _auto_class(loaded, kind).from_pretrained(
@@ -279,7 +279,7 @@ def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: 
                     dtype=dtype if dtype == "auto" else getattr(torch, dtype),
                     trust_remote_code=config.trust_remote_code,
                     output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # they are refused below, by name
+                    ignore_mismatched_sizes=True,  # refused below, with their names
                     **settings,
                 )
         except Exception:
@@ -288,7 +288,7 @@ def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: 
     what = _misfit(config, model)
     mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]
     refuse_misfit(what, info["missing_keys"], info["unexpected_keys"], mismatched)
-    if source.gguf and hasattr(model, "hf_quantizer"):  # its weights are those of any other model now
+    if source.gguf and hasattr(model, "hf_quantizer"):  # its weights are no longer quantized
         model.hf_quantizer.remove_quantization_config(model)
     return model
 
@@ -298,27 +298,27 @@ def _misfit(config: ModelConfig, model: Any) -> str:
 
 
 def _refuse_shapes(config: ModelConfig, source: Checkpoint, loaded: Any, kind: Kind) -> None:
-    """Name the weights of another shape where the loader fails at them, as at those of tied layers."""
+    """Raise for weights with another shape at which the loader itself fails, such as tied weights."""
     if (empty := _empty_model(config, loaded, kind)) is not None:
         shapes = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
         refuse_misfit(_misfit(config, empty), (), (), other_shapes(source.folder, shapes))
 
 
 def _dense() -> dict[str, Any]:
-    """The argument of `from_pretrained` that unpacks a GGUF file also where kernels for its blocks are installed."""
+    """The argument of `from_pretrained` that unpacks a GGUF file even if kernels for its blocks are installed."""
     try:
         from transformers import GgufConfig
     except ImportError:
-        return {}  # a release that unpacks every file
+        return {}  # this release unpacks every file
     return {"quantization_config": GgufConfig(dequantize=True)}
 
 
 def _quantization(config: ModelConfig, dtype: str) -> Any:
-    """Settings of a quantised load: 8 bits, or 4 whose steps fit normally distributed weights.
+    """Settings of quantization on load: 8 bits, or 4 bits for normally distributed weights (NF4).
 
     Args:
-        config: Which model, and how.
-        dtype: Of the model, in which its 4-bit layers compute; auto computes in bfloat16.
+        config: configuration of the model.
+        dtype: dtype of the model and of computations of 4-bit layers; auto: bfloat16.
 
     Raises:
         UserError: bitsandbytes is not installed.
@@ -334,26 +334,26 @@ def _quantization(config: ModelConfig, dtype: str) -> Any:
 
 
 def _merge_adapter(config: ModelConfig, model: Any, task: str) -> Any:
-    """The model with the adapter added to its weights."""
+    """Merge the adapter into the weights of the model."""
     folder = check_adapter(config, task)
     with in_one_line(config, f"adapter {config.adapter_shown}"):
         return load_adapter(model, folder, config.shown).merge_and_unload()
 
 
 RECORD = "training.json"
-"""File beside an adapter's weights: settings, versions, base model, loss of every step."""
+"""File next to an adapter's weights: settings, versions, base model, loss of every step."""
 
 
 def adapter_record(folder: Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of an adapter that was just trained, with digests of its files and of itself."""
+    """The record of a trained adapter with digests of its files and of itself."""
     return sealed({**json.loads(json.dumps(record)), "files": _digests(folder)})
 
 
 def check_adapter_digests(folder: Path) -> None:
-    """Refuse an adapter that is not as it was trained, where its record has digests: other software writes none.
+    """Refuse an adapter that was changed after training, if its record has digests (other software writes none).
 
     Raises:
-        DamagedError: names the file.
+        DamagedError: a file was changed; the message names it.
     """
     try:
         record = json.loads((folder / RECORD).read_bytes())
@@ -374,18 +374,18 @@ def check_adapter_digests(folder: Path) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of an adapter beside its record, by name."""
+    """SHA-256 of every file of an adapter except its record, by name."""
     files = (path for path in sorted(folder.iterdir()) if path.is_file() and path.name != RECORD)
     return {path.name: file_digest(path) for path in files}
 
 
 def check_base(folder: Path, base: str, model_path: str) -> None:
-    """Refuse an adapter that was trained on another base model, where its record says on which.
+    """Refuse an adapter whose record states another base model.
 
     Args:
-        folder: of the adapter.
-        base: SHA-256 of the base model that it is to be used with, as `fingerprint_model` gives it.
-        model_path: of that model, for the error.
+        folder: folder of the adapter.
+        base: SHA-256 of the base model, from `fingerprint_model`.
+        model_path: path of the base model, for the error.
 
     Raises:
         UserError: the adapter was trained on another one.
@@ -393,7 +393,7 @@ def check_base(folder: Path, base: str, model_path: str) -> None:
     try:
         base_record = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("base") or {}
     except (OSError, ValueError, AttributeError):
-        return  # written by other software: a misfit shows when it is loaded
+        return  # written by other software: a mismatch is detected at load
     trained_on = base_record.get("model", base)
     if trained_on != base:
         raise UserError(
@@ -403,17 +403,17 @@ def check_base(folder: Path, base: str, model_path: str) -> None:
 
 
 def load_adapter(model: Any, folder: Path, model_path: str) -> Any:
-    """The model with an adapter over it: the weights of the file are those that its settings give it, one for one.
+    """Add an adapter to a model; its file must contain exactly the weights that its settings define.
 
     Raises:
-        UserError: the adapter is for another base model, or its file lacks weights or has others.
+        UserError: the adapter is for another base model, or its file has missing or additional weights.
     """
     import peft
 
     problem = f"adapter {folder} is for another base model than {model_path}"
     try:
         with BUILDING:
-            # Its device is said: peft would open a GPU wherever torch sees one, also for a model on the CPU.
+            # The device is explicit: peft would use any visible GPU, also for a model on the CPU.
             adapted = peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu")
     except (RuntimeError, ValueError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -421,7 +421,7 @@ def load_adapter(model: Any, folder: Path, model_path: str) -> Any:
             raise UserError(f"{problem}: {lines[-1]}") from None
         raise
     written = peft.load_peft_weights(str(folder), device="cpu").keys()
-    # Never "auto", which would ask the hub whether the vocabulary has grown.
+    # Not "auto", which queries the hub for the size of the vocabulary.
     least, most = (
         peft.get_peft_model_state_dict(adapted, save_embedding_layers=with_embedding).keys()
         for with_embedding in (False, True)

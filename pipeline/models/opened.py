@@ -1,4 +1,4 @@
-"""What an open model is, for the passes: nothing of how its files were read, so that a bare machine can run them."""
+"""Loaded models as used by the passes, without dependencies of loading."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class LanguageModel:
 
     model: nn.Module
     tokenizer: Any
-    device: torch.device  # where token ids go
+    device: torch.device  # device of token ids
     max_tokens: int | None  # positions of the model; None if unknown
-    processor: Any | None = None  # of a model that reads pictures with text
+    processor: Any | None = None  # of a vision-language model
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +29,25 @@ class Seq2SeqModel:
 
     model: nn.Module
     tokenizer: Any
-    device: torch.device  # where token ids go
-    max_tokens: int | None  # tokens that it can read, and as many that it can write; None if unknown
+    device: torch.device  # device of token ids
+    max_tokens: int | None  # maximum tokens of input, and of output; None if unknown
 
 
 def embedding_rows(model: Any) -> int:
-    """The number of token ids that a model of transformers has an embedding of, >= 1.
+    """Number of rows of the input embedding of a transformers model, >= 1.
 
-    An id beyond them would end all work on a GPU: `unknown_id` finds it before a device sees it.
+    A larger token id would make a GPU unusable for the process: `unknown_id` detects it beforehand.
     """
     weight = model.get_input_embeddings().weight
-    return int(getattr(weight, "ds_shape", weight.shape)[0])  # DeepSpeed may hold its parts elsewhere
+    return int(getattr(weight, "ds_shape", weight.shape)[0])  # DeepSpeed may have partitioned it
 
 
 def unknown_id(ids: Sequence[int], rows: int) -> str | None:
-    """What is wrong with token ids, in a line; None where all of them have a row.
+    """An error for token ids without a row in the embedding; None if all have one.
 
     Args:
-        ids: of one text.
-        rows: of the model's embedding.
+        ids: token ids of one text.
+        rows: rows of the model's embedding.
     """
     largest = max(ids, default=0)
     if largest < rows:
@@ -58,9 +58,9 @@ def unknown_id(ids: Sequence[int], rows: int) -> str | None:
 def fused_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any
 ) -> Any:
-    """The `sdpa` attention of transformers, with the heads of keys repeated where no fused kernel takes fewer of them.
+    """The `sdpa` attention of transformers, with key heads repeated if no fused kernel supports grouped heads.
 
-    Shapes are (documents, heads, tokens, features of a head), of `key` and `value` with fewer heads.
+    Shapes are (documents, heads, tokens, head features); `key` and `value` have fewer heads.
     """
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
@@ -68,15 +68,15 @@ def fused_attention(
     prefill = query.shape[2] > 1 and settings.get("cache") is None
     if groups > 1 and prefill and query.device.type != "cpu" and not _takes_groups(query, key, value, attention_mask):
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-        module = SimpleNamespace(is_causal=getattr(module, "is_causal", True))  # without groups
+        module = SimpleNamespace(is_causal=getattr(module, "is_causal", True))  # without grouped heads
     return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
 
 
 def use_fused_attention(device: Any) -> None:
-    """Make `fused_attention` what transformers calls `sdpa`, in this process, for a model on a GPU.
+    """Register `fused_attention` as the `sdpa` attention of transformers in this process, for a model on a GPU.
 
     Args:
-        device: of the model, as torch names it; with "cpu" nothing is done.
+        device: torch device of the model; nothing is done for "cpu".
     """
     from transformers import AttentionInterface
 
@@ -85,7 +85,7 @@ def use_fused_attention(device: Any) -> None:
 
 
 def _takes_groups(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Whether a fused kernel takes fewer heads of keys than of queries, by torch's answer for these tensors."""
+    """Whether, according to torch, a fused kernel supports grouped heads for these tensors."""
     import torch
 
     params = torch.backends.cuda.SDPAParams(query, key, value, mask, 0.0, mask is None, True)
@@ -95,7 +95,7 @@ def _takes_groups(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What a model does with its hidden states: softcap(head(hidden) * factor)."""
+    """The computation of logits from hidden states: softcap(head(hidden) * factor)."""
 
     base: nn.Module
     head: nn.Module
@@ -106,8 +106,8 @@ class Tail:
         """Scale and cap float32 logits.
 
         Args:
-            logits: of the head, of any shape.
-            in_place: whether they are overwritten; gradients need them as they were.
+            logits: output of the head, of any shape.
+            in_place: whether to overwrite them; False for gradients.
         """
         import torch
 
@@ -119,15 +119,15 @@ class Tail:
         return logits
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of hidden states (..., hidden), float32 (..., vocabulary); gradients can be taken of them."""
+        """Logits of hidden states (..., hidden), float32 (..., vocabulary), differentiable."""
         return self.finish(self.head(hidden).float(), in_place=False)
 
 
 def stated_tail(model: Any) -> Tail | None:
-    """The tail that a model's configuration states; None where it has no base, or no head. It is yet to be proved.
+    """The tail according to a model's configuration; None without base model or head. Verify it with `agree`.
 
     Args:
-        model: of transformers.
+        model: model of transformers.
     """
     base, head = getattr(model, "base_model", None), model.get_output_embeddings()
     if base is None or base is model or head is None:
@@ -138,12 +138,12 @@ def stated_tail(model: Any) -> Tail | None:
 
 
 def agree(parts: Tensor, whole: Tensor, dtype: torch.dtype) -> bool:
-    """Whether logits by a tail are those that the model itself gave.
+    """Whether logits of a tail agree with the logits of the model.
 
     Args:
-        parts: by the tail, float32.
-        whole: of the model, float32, perhaps on another device: a model over several hands its logits to the first.
-        dtype: in which the model computes.
+        parts: logits of the tail, float32.
+        whole: logits of the model, float32, perhaps on another device: a model over several returns them on the first.
+        dtype: dtype of the model's computations.
     """
     import torch
 

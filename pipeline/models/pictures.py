@@ -1,4 +1,4 @@
-"""What a model that reads pictures with text is given: the picture as its processor writes it, and an instruction."""
+"""Inputs of vision-language models: a picture, encoded by the model's processor, and an instruction."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PicturePrompt:
-    """A picture and the instruction, as a model reads them."""
+    """A picture and the instruction as model input."""
 
-    ids: list[int]  # of the tokens, those that stand for the picture among them
-    numbers: dict[str, Tensor]  # what the processor made of the pixels, one picture along the first axis
-    along: dict[str, Tensor]  # what it says of each token, (1, tokens)
+    ids: list[int]  # token ids, including those of the picture
+    numbers: dict[str, Tensor]  # output of the processor for the pixels, with one picture on the first axis
+    along: dict[str, Tensor]  # output of the processor per token, (1, tokens)
 
 
 def picture_prompt(lm: LanguageModel, picture: Image) -> PicturePrompt:
-    """What a model is given of a picture: the picture itself and `INSTRUCTION`, as its processor writes them.
+    """The model input for a picture: the picture and `INSTRUCTION`, encoded by the processor.
 
     Args:
-        lm: From `open_picture_model`.
-        picture: RGB.
+        lm: model from `open_picture_model`.
+        picture: RGB picture.
     """
     processor: Any = lm.processor
     inputs = processor(images=[picture], text=[_prompt_text(processor)], return_tensors="pt")
@@ -41,20 +41,20 @@ def picture_prompt(lm: LanguageModel, picture: Image) -> PicturePrompt:
 
 
 def caption_ids(lm: LanguageModel, caption: str) -> list[int]:
-    """Token ids of a caption, as they follow the prompt: a blank parts the two where the prompt ends in a word.
+    """Token ids of a caption after the prompt, separated by a blank if the prompt ends in a word.
 
-    A caption that writes the mark of a picture has no picture there, and the mark is left out.
+    Picture tokens in the text of a caption are removed.
 
     Args:
-        lm: From `open_picture_model`.
-        caption: of a picture.
+        lm: model from `open_picture_model`.
+        caption: caption of a picture.
     """
     prompt = _prompt_text(lm.processor)
     blank = "" if prompt[-1:].isspace() else " "
     before, both, alone = lm.tokenizer(
         [prompt, f"{prompt}{blank}{caption.lstrip()}", f"{blank}{caption.lstrip()}"], add_special_tokens=False
     )["input_ids"]
-    # some tokenizers put a blank of their own before whatever comes first
+    # some tokenizers insert a blank before the first token
     ids: list[int] = both[len(before) :] if both[: len(before)] == before else alone
     mark = picture_token(lm.model.config)
     return [one for one in ids if one != mark]
@@ -82,7 +82,7 @@ def padded_prompts(
 
 
 def _stacked(numbers: Sequence[Tensor]) -> Tensor:
-    """Numbers of pictures behind one another. Where they are cut into tiles, empty ones fill up the smaller."""
+    """Concatenated processor outputs of pictures; pictures with fewer tiles are padded with empty tiles."""
     import torch
 
     if numbers[0].dim() < 4:
@@ -99,12 +99,12 @@ def load_processor(config: ModelConfig, source: Checkpoint, loaded: Any) -> Any:
     """Load the processor of a checkpoint.
 
     Args:
-        config: of the model.
-        source: of its files.
-        loaded: its configuration.
+        config: configuration of the model in the run.
+        source: location of the model's files.
+        loaded: configuration of the model from its files.
 
     Raises:
-        UserError: a file is missing or damaged, or no token stands for a picture.
+        UserError: a file is missing or damaged, or there is no picture token.
     """
     from PIL import Image
     from transformers import AutoImageProcessor, AutoProcessor
@@ -115,18 +115,18 @@ def load_processor(config: ModelConfig, source: Checkpoint, loaded: Any) -> Any:
     if not hasattr(processor, "tokenizer") or not hasattr(processor, "image_processor"):
         raise UserError(f"model {config.shown}: its processor takes no pictures with text: {type(processor).__name__}")
     if picture_token(loaded) is None:
-        raise UserError(f"model {config.shown}: no token stands for a picture: its configuration has no image_token_id")
-    # By Pillow, so that a picture becomes the same numbers whether or not torchvision is installed.
+        raise UserError(f"model {config.shown}has no picture token: its configuration has no image_token_id")
+    # With Pillow, so that results do not depend on whether torchvision is installed.
     with in_one_line(config, "processor"):
         processor.image_processor = AutoImageProcessor.from_pretrained(source.folder, backend="pil", **trusted)
         blank = processor(images=[Image.new("RGB", (64, 64))], text=[_prompt_text(processor)], return_tensors="np")
     if picture_token(loaded) not in blank["input_ids"][0]:
-        raise UserError(f"model {config.shown}: its processor writes no token that stands for a picture")
+        raise UserError(f"model {config.shown}: its processor writes no picture token")
     return processor
 
 
 def _prompt_text(processor: Any) -> str:
-    """`INSTRUCTION` behind the mark of a picture, as a turn of a conversation where the processor knows turns."""
+    """The picture token followed by `INSTRUCTION`, as a chat turn if the processor has a chat template."""
     if getattr(processor, "chat_template", None):
         content = [{"type": "image"}, {"type": "text", "text": INSTRUCTION}]
         text: str = processor.apply_chat_template(
@@ -137,13 +137,13 @@ def _prompt_text(processor: Any) -> str:
 
 
 def _without_videos(kind: type) -> Any | None:
-    """A model's class of processors without that of videos, which no picture needs and which takes torchvision.
+    """A model's processor class without its video processor, which requires torchvision.
 
     Args:
-        kind: the class of the model's configuration.
+        kind: class of the model's configuration.
 
     Returns:
-        None where transformers knows no class, or one that reads no videos.
+        None if transformers has no such class, or one without a video processor.
     """
     from transformers import ProcessorMixin
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -153,7 +153,7 @@ def _without_videos(kind: type) -> Any | None:
         return None
 
     class Pictures(whole):
-        apply_chat_template = ProcessorMixin.apply_chat_template  # others look at the settings of videos
+        apply_chat_template = ProcessorMixin.apply_chat_template  # overrides read the video settings
 
         @classmethod
         def get_attributes(cls) -> list[str]:
@@ -163,12 +163,12 @@ def _without_videos(kind: type) -> Any | None:
         def from_args_and_dict(cls, args: Any, processor_dict: dict[str, Any], **settings: Any) -> Any:
             return super().from_args_and_dict(args, {**processor_dict, "video_processor": None}, **settings)
 
-    Pictures.__name__ = Pictures.__qualname__ = whole.__name__  # which a saved processor is opened by
+    Pictures.__name__ = Pictures.__qualname__ = whole.__name__  # a saved processor is opened by this name
     return Pictures
 
 
 def picture_token(loaded: Any) -> int | None:
-    """The id of the token that stands for a part of a picture; None where a configuration names none."""
+    """The id of the picture token; None if a configuration states none."""
     value = getattr(loaded, "image_token_id", None)
     value = getattr(loaded, "image_token_index", None) if value is None else value
     return None if value is None else int(value)

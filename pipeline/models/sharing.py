@@ -1,4 +1,4 @@
-"""One set of weights for several threads and several adapters: each has layers of its own over the same tensors."""
+"""One set of weights for several threads and adapters: each has separate layers over the same tensors."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Opened = TypeVar("Opened", bound=LanguageModel | Seq2SeqModel)
 
 
 class SharedModels:
-    """Opens each model once, however many threads ask for it.
+    """Loads each model once for all threads.
 
-    A thread may hook into its layers or exchange them (gradient norms and adapters do); the weights are never changed.
+    A thread may hook or replace its layers (gradient norms and adapters do); the weights are never changed.
     """
 
     def __init__(self, alone: bool = False) -> None:
-        """Hold no model yet.
+        """Create an empty collection.
 
         Args:
-            alone: whether one thread at a time asks for models: it has them themselves, without copies.
+            alone: whether only one thread at a time uses models; it gets the models without copies.
         """
         self.alone = alone
         self._lock = threading.Lock()
         self._opened: dict[str, Any] = {}
 
     def begin(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> None:
-        """Open a model in a thread, before it is requested; arguments as those of `copy_of`, which waits for it."""
+        """Start to load a model in a background thread; arguments as in `copy_of`, which waits for it."""
 
         def work() -> None:
             with contextlib.suppress(Exception), self._lock:  # raised again by `copy_of`
@@ -48,17 +48,17 @@ class SharedModels:
         threading.Thread(target=work, name="seenset-model", daemon=True).start()
 
     def copy_of(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> Opened:
-        """A model with layers of its own over the shared weights, or for one thread alone the model itself.
+        """A model with separate layers over the shared weights, or the model itself if `alone`.
 
         Args:
             opener: `open_model` or `open_paraphraser`.
-            config: of the model.
-            gpus: as the opener takes them.
+            config: configuration of the model.
+            gpus: as in the opener.
 
         Raises:
             UserError: as the opener.
         """
-        with self._lock:  # one copy after the other: the first thread works while the second's is made
+        with self._lock:  # copies are made in turn: the first thread works while the second waits
             opened = self._open(opener, config, gpus)
             return opened if self.alone else own_layers(opened)
 
@@ -70,9 +70,9 @@ class SharedModels:
 
 
 def own_layers(lm: Opened) -> Opened:
-    """The same model with modules, parameters and a tokenizer of its own, over the same storage.
+    """The same model with separate modules, parameters and tokenizer over the same storage.
 
-    A parameter is one of its own because a backward pass keeps gradients in it.
+    Parameters are separate because a backward pass stores gradients in them.
     """
     copies: dict[int, Any] = {id(buffer): buffer for buffer in lm.model.buffers()}
     for parameter in lm.model.parameters():
@@ -85,20 +85,20 @@ def own_layers(lm: Opened) -> Opened:
 
 
 class Adapters:
-    """The adapters of one model. Inside `with adapters.on(name)` one of them is on, elsewhere none.
+    """The adapters of one model. Inside `with adapters.on(name)` one of them is active, elsewhere none.
 
-    Each adapter is a set of layers that hold the adapter's weights and share the model's. Adapters of different kinds
-    and targets can be mixed. With none on, the model is exactly the base model.
+    Each adapter is a set of layers that hold the adapter's weights and share the model's. Adapters of different methods
+    and targets can be combined. Without an active adapter, the model is exactly the base model.
     """
 
     def __init__(self, lm: LanguageModel | None, folders: Mapping[str, Path], base: str, model_path: str) -> None:
         """Load the adapters.
 
         Args:
-            lm: the model, which stays as it is; None, without adapters, where nothing reads its weights.
-            folders: name -> folder of an adapter that belongs to the model.
-            base: SHA-256 of the model's weights, as `fingerprint_model` gives it.
-            model_path: of the model, for errors.
+            lm: the model, which is not changed; None if there are no adapters and its weights are not used.
+            folders: name -> folder of an adapter of the model.
+            base: SHA-256 of the model's weights, from `fingerprint_model`.
+            model_path: path of the model, for errors.
 
         Raises:
             UserError: an adapter for another base model, or one that is damaged.
@@ -113,7 +113,7 @@ class Adapters:
 
     @contextmanager
     def on(self, name: str) -> Iterator[None]:
-        """Switch an adapter on for the length of the block; "" switches none on."""
+        """Activate an adapter for the length of the block; "" activates none."""
         layers = self._layers[name] if name else {}
         self._replace_layers(layers)
         try:
@@ -122,7 +122,7 @@ class Adapters:
             self._replace_layers({place: self._plain[place] for place in layers})
 
     def _load(self, folder: Path, model_path: str) -> dict[str, nn.Module]:
-        """The layers by which an adapter replaces the model's. The model's own layers are restored."""
+        """The layers with which an adapter replaces layers of the model. The model's layers are restored."""
         try:
             load_adapter(self._model, folder, model_path).eval().requires_grad_(False)
         finally:
@@ -144,15 +144,15 @@ class Adapters:
 
 
 class LowRank(nn.Module):
-    """A linear layer with a LoRA update added in place: x W' + (x A') B', which peft computes in several passes."""
+    """A linear layer with a LoRA update added in place: x W' + (x A') B'; peft needs several passes for it."""
 
     def __init__(self, base: nn.Linear, down: Tensor, up: Tensor) -> None:
-        """Share the layer.
+        """Share the weights of a layer.
 
         Args:
-            base: the model's layer.
+            base: layer of the model.
             down: A, (rank, inputs).
-            up: B with its scale, (outputs, rank).
+            up: B including its scale, (outputs, rank).
         """
         super().__init__()
         self.base = base
@@ -167,7 +167,7 @@ class LowRank(nn.Module):
 
 
 def _low_rank(layer: nn.Module) -> nn.Module:
-    """A plain LoRA layer of peft as `LowRank`; a layer of another kind is returned unchanged."""
+    """A plain LoRA layer of peft as `LowRank`; other layers are returned unchanged."""
     from peft.tuners.lora import Linear as LoraLinear
 
     if type(layer) is not LoraLinear or type(layer.get_base_layer()) is not nn.Linear:

@@ -1,18 +1,18 @@
-"""Tokenizers: open them, turn texts into token ids of bounded number, and cut texts into the pieces of their tokens.
+"""Tokenizers: loading, truncated tokenization, and splitting of texts into the pieces of their tokens.
 
-A text that is much longer than `max_tokens` is cut to a beginning, and the tokens that are kept of it are used only if
-no text that could follow it would change them. There are two proofs.
+Of a text that is much longer than `max_tokens` only a prefix is tokenized, if no continuation of the prefix can change
+the tokens that are kept. There are two proofs.
 
-- White space. No entry of the vocabulary holds a letter and then a blank. No token then lies across the place between
-  a letter and a blank, so both sides are tokenised alone: what comes after a few such places changes nothing before
-  them. This holds for byte-pair encoding, unigram and word-piece models with any rule that splits texts into words by
-  looking at a run of like characters and the one behind it.
-- Agreement. The tokens of the whole text end somewhere among any L characters in a row, where L is the length of the
-  longest entry of the vocabulary, and up to there they are the tokens of the text cut at that place. Where the text
-  cut at each of these L places has the same kept tokens, the whole text has them too. It serves texts without blanks,
-  with byte-pair encoding and unigram models that know every character: else a token may be longer than any entry.
+- White space. No entry of the vocabulary contains a letter followed by a blank. No token then spans a boundary between
+  a letter and a blank, so both sides are tokenized independently: text after a few such boundaries does not change the
+  tokens before them. This holds for byte-pair encoding, unigram and word-piece models with any rule that splits texts
+  into words by runs of characters of one class and the following character.
+- Agreement. Let L be the length of the longest entry of the vocabulary. Among any L consecutive positions there is one
+  at which a token of the whole text ends, and up to it the tokens are those of the text cut there. If the text cut at
+  each of these L positions has the same kept tokens, the whole text has them too. This covers texts without blanks,
+  for byte-pair encoding and unigram models that cover every character: else a token may be longer than any entry.
 
-Where neither holds, a longer beginning is tried, and at last the whole text.
+If neither proof holds, a longer prefix is tried, and finally the whole text.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ TOKENIZER_FILES = (
 _WORD = re.compile(r"\S+")
 
 PROBE = "Été 2024: two models, one text."
-"""What two tokenizers are compared on: a BOS or a rule of splitting shows in no vocabulary."""
+"""Text for the comparison of two tokenizers: the vocabulary does not show a BOS or a splitting rule."""
 
 COPIES = 3
-"""Of a text that is repeated, one behind the other."""
+"""Number of copies of a repeated text."""
 
 Span = tuple[int, int]
 
-_CUT = "\ufffd"  # what stands for the bytes of a character that is not whole
-_LONGEST = 4  # bytes of a character
+_CUT = "\ufffd"  # decoded bytes of an incomplete character
+_LONGEST = 4  # maximum bytes of a character
 
 
 def open_tokenizer(config: ModelConfig) -> Any:
@@ -63,14 +63,14 @@ def open_tokenizer(config: ModelConfig) -> Any:
 
 
 def tokenize(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
-    """Token ids of texts, cut to max_tokens. A BOS or EOS appears only if the tokenizer adds one by itself.
+    """Token ids of texts, truncated to max_tokens. A BOS or EOS appears only if the tokenizer adds it by default.
 
-    Of a long text only a beginning is tokenised, if that decides the ids that are kept, by one of the two proofs above.
+    Of a long text only a prefix is tokenized, if it determines the kept ids by one of the two proofs above.
 
     Args:
-        tokenizer: Of a model of transformers.
-        texts: The texts.
-        max_tokens: Most ids a text, >= 1.
+        tokenizer: tokenizer of a transformers model.
+        texts: texts to tokenize.
+        max_tokens: maximum number of ids per text, >= 1.
     """
     encode = partial(_encode, tokenizer, max_tokens)
     length = first_length(max_tokens)
@@ -99,23 +99,23 @@ def _encode(tokenizer: Any, max_tokens: int, texts: list[str]) -> list[Tokens]:
 
 
 def plain_ids(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text without any that the tokenizer adds."""
+    """Token ids of a text without special tokens."""
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return ids
 
 
 def check_same_tokens(first: Any, second: Any, models: tuple[str, str], reader: str, token_ids: bool = False) -> None:
-    """Make sure that two tokenizers have one vocabulary, with the same ids.
+    """Check that two tokenizers have the same vocabulary with the same ids.
 
     Args:
-        first: a tokenizer of a model of transformers.
-        second: the other model's.
-        models: names of the two, for the error.
-        reader: the detector that gives both the same tokens.
-        token_ids: whether the documents are token ids, so that no text is tokenised.
+        first: tokenizer of a transformers model.
+        second: tokenizer of the other model.
+        models: names of both models, for the error.
+        reader: detector that gives both models the same tokens.
+        token_ids: whether the documents are token ids, so that no text is tokenized.
 
     Raises:
-        UserError: the vocabularies, or what they make of a sentence, differ.
+        UserError: the vocabularies, or the token ids of a sentence, differ.
     """
     differs = difference_of(first, second, token_ids)
     if differs is None:
@@ -131,7 +131,7 @@ def check_same_tokens(first: Any, second: Any, models: tuple[str, str], reader: 
 
 
 def difference_of(first: Any, second: Any, token_ids: bool = False) -> str | None:
-    """In what two tokenizers differ; None where they agree. The arguments are those of `check_same_tokens`."""
+    """The difference between two tokenizers; None if they agree. Arguments as in `check_same_tokens`."""
     one, two = first.get_vocab(), second.get_vocab()
     if one != two:
         ids = {token: (one.get(token, "none"), two.get(token, "none")) for token in one.keys() | two.keys()}
@@ -142,7 +142,7 @@ def difference_of(first: Any, second: Any, token_ids: bool = False) -> str | Non
 
 
 def count_words(texts: Sequence[str], max_tokens: int) -> list[Tokens]:
-    """`tokenize` for a model without a tokenizer at hand: each word counts as one token, and all ids are 0."""
+    """`tokenize` without a tokenizer: each word counts as one token, and all ids are 0."""
     tokens = []
     for text in texts:
         ends = [word.end() for word in islice(_WORD.finditer(text), max_tokens + 1)]
@@ -161,12 +161,12 @@ def _encode_slowly(tokenizer: Any, max_tokens: int, text: str) -> Tokens:
 
 
 def repeated(ids: Sequence[int], max_tokens: int, beginning: int | None) -> list[int]:
-    """The ids of a text `COPIES` times over, of its first tokens where all copies would be more than `max_tokens`.
+    """The ids of a text repeated `COPIES` times; of its first tokens if the copies would exceed `max_tokens`.
 
     Args:
-        ids: of the text.
-        max_tokens: most ids of all copies together.
-        beginning: the id that marks the beginning of a text, kept before the first copy alone; None: there is none.
+        ids: ids of the text.
+        max_tokens: maximum number of ids of all copies together.
+        beginning: id of the BOS token, kept only before the first copy; None if there is none.
     """
     mark = int(bool(ids) and ids[0] == beginning)
     return [*ids[:mark], *list(ids[mark : mark + max(1, (max_tokens - mark) // COPIES)]) * COPIES]
@@ -187,23 +187,23 @@ def load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:
 
 
 def pieces_of(tokenizer: Any, text: str, ids: Sequence[int], kept: int) -> list[str]:
-    """Cut the kept part of a text into its tokens.
+    """Split the kept part of a text into the pieces of its tokens.
 
-    Of a character that several tokens share (its bytes, mostly) the first has all; the others have "", as special
-    tokens do.
-    What no token covers (blanks, where a tokenizer drops them) stands before the next one, or behind the last.
+    A character that several tokens share (mostly its bytes) belongs to the first one; the others get "", as do special
+    tokens.
+    Characters that no token covers (blanks, if a tokenizer drops them) belong to the next token, or to the last one.
 
     Args:
-        tokenizer: of transformers.
-        text: whole.
-        ids: that `tokenize` keeps of it, at least one.
-        kept: characters of the text that they cover.
+        tokenizer: tokenizer of transformers.
+        text: whole text.
+        ids: ids that `tokenize` kept, at least one.
+        kept: number of characters of the text that they cover.
 
     Returns:
-        One piece a token; joined they are the kept part.
+        One piece per token; joined they are the kept part.
 
     Raises:
-        ValueError: the tokenizer gives other ids now, or one without offsets does not give back the text.
+        ValueError: the tokenizer now gives other ids, or a tokenizer without offsets does not decode to the text.
     """
     spans = _offsets(tokenizer, text, ids) if tokenizer.is_fast else _decoded(tokenizer, text[:kept], ids)
     ends, last, covering = [], 0, len(spans) - 1
@@ -216,20 +216,20 @@ def pieces_of(tokenizer: Any, text: str, ids: Sequence[int], kept: int) -> list[
 
 
 def _offsets(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span]:
-    """Where each token stands in a text, from the shortest of its beginnings that gives these ids.
+    """The span of each token in a text, from the shortest prefix that gives these ids.
 
     Raises:
-        ValueError: none does.
+        ValueError: no prefix does.
     """
     for beginning in _beginnings(text, len(ids)):
         encoded = tokenizer(beginning, return_attention_mask=False, return_offsets_mapping=True, verbose=False)
         if list(encoded["input_ids"][: len(ids)]) == list(ids):
             return list(encoded["offset_mapping"][: len(ids)])
-    raise ValueError("its tokens are others now")
+    raise ValueError("its tokens have changed")
 
 
 def _beginnings(text: str, tokens: int) -> Iterator[str]:
-    """A text cut as `tokenize` cuts it, the longer ones last."""
+    """The prefixes of a text that `tokenize` tries, by ascending length."""
     length = min(len(text), first_length(tokens))
     yield text[:length]
     while length < len(text):
@@ -238,10 +238,10 @@ def _beginnings(text: str, tokens: int) -> Iterator[str]:
 
 
 def _decoded(tokenizer: Any, kept: str, ids: Sequence[int]) -> list[Span]:
-    """Where tokens stand in the kept part of a text by what they decode to, for a tokenizer that knows no offsets.
+    """The spans of tokens in the kept part of a text by decoding, for a tokenizer without offsets.
 
     Raises:
-        ValueError: all of them do not decode to it.
+        ValueError: the tokens do not decode to the kept part.
     """
 
     def decode(count: int) -> str:
@@ -255,14 +255,14 @@ def _decoded(tokenizer: Any, kept: str, ids: Sequence[int]) -> list[Span]:
 
 
 CHARACTERS_A_TOKEN = 16
-"""Of the first beginning, for each of max_tokens; shorter texts are tokenised whole."""
+"""Characters of the first prefix per token of max_tokens; shorter texts are tokenized whole."""
 
 WHOLE_CHARACTERS = 1 << 20
-"""Of a text that is tokenised whole where white space proves nothing."""
+"""Characters of a text up to which it is tokenized whole if the white-space proof does not apply."""
 
-_LONGER = 8  # times as long is the next beginning
-_PLACES = 4  # between letters and blanks, behind the kept tokens; one would do
-_LETTER_BLANK = re.compile("[A-Za-z][ \u0120\u2581]")  # as texts, byte-level and SentencePiece vocabularies write it
+_LONGER = 8  # factor between the lengths of prefixes
+_PLACES = 4  # boundaries between letters and blanks required after the kept tokens; one would be enough
+_LETTER_BLANK = re.compile("[A-Za-z][ \u0120\u2581]")  # in texts, byte-level and SentencePiece vocabularies
 _BETWEEN_WORDS = re.compile("[A-Za-z] (?=[A-Za-z])")
 
 
@@ -277,23 +277,23 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What is known of the entries of a tokenizer."""
+    """Properties of the vocabulary of a tokenizer."""
 
     longest: int  # characters
-    splits_at_blanks: bool  # no entry holds a letter and then a blank
+    splits_at_blanks: bool  # no entry contains a letter followed by a blank
     bounds_tokens: bool  # no token is longer than the longest entry
 
 
 @lru_cache(maxsize=16)
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
-    """What is known of the entries of a tokenizer of transformers, those that were added to it among them."""
+    """Properties of the vocabulary of a transformers tokenizer, including added tokens."""
     entries = tokenizer.get_vocab()
     longest = max(map(len, entries), default=1)
     return Vocabulary(longest, not any(map(_LETTER_BLANK.search, entries)), _knows_all(tokenizer))
 
 
 def _knows_all(tokenizer: Any) -> bool:
-    """Whether a model is known to have no token for runs of characters or words that no entry covers."""
+    """Whether a model is known to have no unknown token for characters or words outside of the vocabulary."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     model = {} if backend is None else json.loads(backend.to_str())["model"]
     whole = model.get("byte_fallback") or (model.get("type") == "BPE" and not model.get("unk_token"))
@@ -301,12 +301,12 @@ def _knows_all(tokenizer: Any) -> bool:
 
 
 def first_length(max_tokens: int) -> int:
-    """Characters that a text is cut to at first."""
+    """Length of the first prefix in characters."""
     return CHARACTERS_A_TOKEN * max_tokens
 
 
 def _next_length(text: str, length: int) -> int:
-    """Characters that a text is cut to next, where the beginning of this length proves nothing."""
+    """Length of the next prefix, if a prefix of this length proves nothing."""
     return length * _LONGER if len(text) > WHOLE_CHARACTERS else len(text)
 
 
@@ -316,11 +316,11 @@ def _checked_tokens(
     """The kept tokens of a long text.
 
     Args:
-        encode: texts -> their kept tokens, each by itself.
-        vocabulary: of the tokenizer.
-        text: of more than `first_length` characters.
-        tokens: of its first so many.
-        max_tokens: that are kept.
+        encode: texts -> their kept tokens, independently.
+        vocabulary: vocabulary of the tokenizer.
+        text: text of more than `first_length` characters.
+        tokens: tokens of the prefix of `first_length` characters.
+        max_tokens: maximum number of kept tokens.
     """
     length = first_length(max_tokens)
     while length < len(text):
@@ -336,7 +336,7 @@ def _checked_tokens(
 
 
 def _words_end(text: str, start: int, stop: int) -> bool:
-    """Whether enough words end between two places."""
+    """Whether enough words end between two positions."""
     places = _BETWEEN_WORDS.finditer(text, start, stop)
     return sum(1 for _, _ in zip(range(_PLACES), places, strict=False)) == _PLACES
 
@@ -344,7 +344,7 @@ def _words_end(text: str, start: int, stop: int) -> bool:
 def _all_agree(
     encode: Callable[[list[str]], list[Tokens]], longest: int, text: str, tokens: Tokens, length: int
 ) -> bool:
-    """Whether the text cut at each of `longest` places in a row, behind the kept tokens, has the same kept tokens."""
+    """Whether the text cut at each of `longest` positions after the kept tokens has the same kept tokens."""
     last = min(length, tokens.kept + _PLACES * longest)
     places = range(last - longest + 1, last + 1)
     return places[0] > tokens.kept and all(encode([text[:place]])[0] == tokens for place in places)

@@ -1,7 +1,7 @@
-"""GGUF files as they are once unpacked: a cache of plain weights, so that each machine unpacks a file once.
+"""Cache of unpacked GGUF files as plain weights, so that each machine unpacks a file once.
 
-To read a GGUF file takes many times as long as to read the same weights from safetensors. What is kept is what
-transformers itself makes of the file, and it is kept only if it reads back the same, bit for bit.
+Reading a GGUF file takes many times as long as reading the same weights from safetensors. An entry is written by
+transformers, and kept only if it reads back identically, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from pipeline.models.checkpoints import Checkpoint, file_digest
 _log = logging.getLogger(__name__)
 
 FORMAT = 2
-"""Form of the entries: those of 1 may hold random values in the place of weights that a file lacked."""
+"""Version of the entries: entries of version 1 may hold random values for weights that a file lacked."""
 LIBRARIES = ("gguf", "numpy", "tokenizers", "torch", "transformers")
-"""Libraries whose versions may change what a file is unpacked to."""
+"""Libraries whose versions may affect unpacked weights."""
 
 ENTRY_FILE = "entry.json"
-"""File beside the weights of an entry: digests of all the others."""
+"""File of an entry with the digests of all its other files."""
 
 SMALL_FILE = 1 << 30
-"""Bytes of a GGUF file up to which it is kept in float32, which serves every dtype, and unpacked by a first check."""
+"""Maximum bytes of a GGUF file that is cached in float32, for every dtype, and unpacked by the first check."""
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -44,19 +44,19 @@ Opened = tuple[Any, Any]
 
 
 def cache_folder() -> Path:
-    """Where unpacked files are kept: $SEENSET_CACHE, else $XDG_CACHE_HOME/seenset, else ~/.cache/seenset."""
+    """Folder of unpacked files: $SEENSET_CACHE, else $XDG_CACHE_HOME/seenset, else ~/.cache/seenset."""
     if folder := os.environ.get("SEENSET_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "seenset"
 
 
 def is_small(source: Checkpoint) -> bool:
-    """Whether a GGUF file is small enough to be unpacked by its first reader, also for its settings alone."""
+    """Whether a GGUF file is small enough to be unpacked by its first reader, even if only its settings are read."""
     return _file(source).stat().st_size <= SMALL_FILE
 
 
 def unpacked_settings(source: Checkpoint) -> Checkpoint:
-    """The files of a GGUF file's configuration and tokenizer: an entry of the cache if there is one, else the file."""
+    """The files of a GGUF model's configuration and tokenizer: an entry of the cache if present, else the GGUF file."""
     for dtype in DTYPES:
         folder = _entry_folder(source, dtype)
         record = _whole_record(folder, weights=False)
@@ -71,19 +71,19 @@ def unpacked(
     unpack: Callable[[str], Opened],
     read_back: Callable[[Checkpoint, str], Opened],
 ) -> Checkpoint:
-    """A folder in safetensors that holds the model of a GGUF file; it is made if the cache has none.
+    """A folder with the model of a GGUF file as safetensors; it is created if the cache has none.
 
-    Several processes may ask at once: one makes it, the others wait. Where the cache cannot be written, a warning says
-    so once, and everything else stays as it is.
+    Of concurrent processes one creates it and the others wait. If the cache cannot be written, a warning is logged once
+    and the GGUF file is used.
 
     Args:
-        source: a GGUF file.
-        dtype: that the model will be opened in.
-        unpack: opens the file itself in a dtype, on the CPU.
-        read_back: opens a folder in a dtype, on the CPU.
+        source: GGUF file.
+        dtype: dtype that the model will be loaded in.
+        unpack: loads the GGUF file in a dtype, on the CPU.
+        read_back: loads a folder in a dtype, on the CPU.
 
     Returns:
-        The folder, which gives the same model as the file, or `source` where there is none.
+        The folder, which contains the same model as the file, or `source` if there is none.
     """
     kept = _kept_dtype(source, dtype)
     folder = _entry_folder(source, kept)
@@ -104,9 +104,9 @@ def unpacked(
 
 @contextmanager
 def _parsed_once() -> Iterator[None]:
-    """Let transformers do once what it does again and again while it unpacks a file.
+    """Cache repeated work of transformers while it unpacks a file.
 
-    It parses the file for settings, tokenizer and weights, and writes out the names of all tensors for each module.
+    It parses the file for settings, tokenizer and weights, and lists the names of all tensors for each module.
     """
     import gguf
 
@@ -122,17 +122,17 @@ def _parsed_once() -> Iterator[None]:
 
 
 class _CacheError(Exception):
-    """The cache cannot be used; the model can."""
+    """The cache cannot be used; the model is not affected."""
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Only one process on this machine is in the block for this folder."""
+    """Lock a folder for one process on this machine."""
     lock = FileLock(f"{folder}.lock")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-    except (OSError, NotImplementedError) as error:  # the second where a file system has no locks
+    except (OSError, NotImplementedError) as error:  # NotImplementedError: the file system has no locks
         raise _CacheError(_reason(error)) from error
     try:
         yield
@@ -141,15 +141,15 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _write(folder: Path, opened: Opened, read_back: Callable[[Path], Opened]) -> dict[str, Any]:
-    """Make an entry; it appears whole or not at all. Its record says whether it reads back the same."""
+    """Create an entry atomically. Its record states whether it reads back identically."""
     import torch
 
     model, tokenizer = opened
-    if not torch.cuda.is_available():  # else DeepSpeed, which saving imports where it is installed, prints that
+    if not torch.cuda.is_available():  # else DeepSpeed, imported by saving, prints that there is no GPU
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     attempt = None
     try:
-        for left in folder.parent.glob(f".{folder.name}-*"):  # of a process that was killed: this one has the lock
+        for left in folder.parent.glob(f".{folder.name}-*"):  # left by a killed process; this one has the lock
             shutil.rmtree(left, ignore_errors=True)
         attempt = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         model.save_pretrained(attempt)
@@ -162,7 +162,7 @@ def _write(folder: Path, opened: Opened, read_back: Callable[[Path], Opened]) ->
         (attempt / ENTRY_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)  # damaged
         attempt.rename(folder)
-    except Exception as error:  # a full disk is an error of its own kind in each library
+    except Exception as error:  # each library has another exception for a full disk
         raise _CacheError(_reason(error)) from error
     finally:
         if attempt is not None:
@@ -171,7 +171,7 @@ def _write(folder: Path, opened: Opened, read_back: Callable[[Path], Opened]) ->
 
 
 def _is_same(one: Opened, other: Opened) -> bool:
-    """Whether two models and tokenizers are equal, weights bit for bit."""
+    """Whether two models and tokenizers are equal, with bitwise equal weights."""
     import torch
 
     left, right = one[0].state_dict(), other[0].state_dict()
@@ -182,7 +182,7 @@ def _is_same(one: Opened, other: Opened) -> bool:
 
 
 def _settings(config: Any) -> dict[str, Any]:
-    """The settings of a model that decide what it computes."""
+    """The settings of a model that affect its results."""
     settings: dict[str, Any] = config.to_dict()
     return {key: value for key, value in settings.items() if key not in ("_name_or_path", "architectures", "dtype")}
 
@@ -196,7 +196,7 @@ def _is_same_tokenizer(one: Any, other: Any) -> bool:
 
 
 def _whole_record(folder: Path, weights: bool = True) -> dict[str, Any] | None:
-    """The record of an entry whose files, or those without weights, are as they were written; None of any other."""
+    """The record of an entry if its files (without weights, if not `weights`) are unchanged; else None."""
     try:
         record: dict[str, Any] = json.loads((folder / ENTRY_FILE).read_text(encoding="utf-8"))
         files = record["files"].items()
@@ -208,7 +208,7 @@ def _whole_record(folder: Path, weights: bool = True) -> dict[str, Any] | None:
 
 
 def _digest(path: Path) -> str:
-    """XXH3 of a file's content: as quick as memory, and enough to notice damage."""
+    """XXH3 of a file's content: as fast as memory, and sufficient to detect damage."""
     content = xxhash.xxh3_128()
     with path.open("rb") as file:
         while block := file.read(1 << 22):
@@ -217,9 +217,9 @@ def _digest(path: Path) -> str:
 
 
 def _kept_dtype(source: Checkpoint, dtype: str) -> str:
-    """The dtype in which a file is kept: float32 wherever a cast from there is what transformers itself does.
+    """The dtype of a cached file: float32 if transformers itself casts from float32.
 
-    A large file is kept in the dtype that is asked for, so that unpacking takes no more memory than opening.
+    A large file is cached in the requested dtype, so that unpacking takes no more memory than loading.
     """
     if dtype == "float32" or (is_small(source) and _is_unpacked_in_float32(_file(source))):
         return "float32"
@@ -227,20 +227,20 @@ def _kept_dtype(source: Checkpoint, dtype: str) -> str:
 
 
 def _is_unpacked_in_float32(path: Path) -> bool:
-    """Whether transformers unpacks a file in float32 and then casts; some architectures it unpacks in the dtype."""
+    """Whether transformers unpacks a file in float32 and then casts; some architectures are unpacked in the dtype."""
     try:
         from transformers.integrations.gguf.reader import read_gguf_metadata
         from transformers.integrations.gguf.utils import is_gguf_arch_supported
     except ImportError:
-        return True  # a release that has but one way
+        return True  # this release has only one way
     try:
         return not is_gguf_arch_supported(read_gguf_metadata(str(path))[0]["general.architecture"])
-    except Exception:  # a damaged file: who opens it says what is wrong
+    except Exception:  # damaged file: the loader reports the problem
         return False
 
 
 def _entry_folder(source: Checkpoint, dtype: str) -> Path:
-    """The place of an entry: it names the file's content, the dtype, and what unpacks it."""
+    """The folder of an entry; its name depends on the file's content, the dtype, and the library versions."""
     path = _file(source)
     facts = path.stat()
     content = _content(str(path.resolve()), facts.st_size, facts.st_mtime_ns)
@@ -251,7 +251,7 @@ def _entry_folder(source: Checkpoint, dtype: str) -> Path:
 
 @functools.lru_cache(maxsize=64)
 def _content(path: str, size: int, modified: int) -> str:
-    """SHA-256 of a file, read once a process as long as its size and time of change stay the same."""
+    """SHA-256 of a file, cached per process for the same size and modification time."""
     return file_digest(Path(path))
 
 

@@ -1,7 +1,7 @@
-"""How many tokens of a pass fit a GPU: arithmetic from the shape of a model and the memory of the card alone.
+"""Batch sizes of passes on a GPU, computed only from the shape of a model and the memory of the GPU.
 
-Nothing here asks how much memory is free at a moment: the same model and the same card give the same batches. The
-arithmetic is held to what models keep and need on torch's `meta` device (tests/unit/test_budget.py).
+Currently free memory is not used: the same model and the same GPU give the same batches. Tests compare the formulas
+with what models need on torch's `meta` device (tests/unit/test_budget.py).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pipeline.passes.generate import CACHE_POSITIONS
 Attention = Literal["fused", "quadratic"]
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 WEIGHT_WIDTHS = {"8bit": 1.1, "4bit": 0.65}
-"""Bytes of a quantised weight with its scales, about; embeddings and the head keep the model's dtype."""
+"""Approximate bytes of a quantized weight including scales; embeddings and the head keep the model's dtype."""
 
 USABLE = 0.85
-"""Of a card: the rest is for the context of CUDA, for fragments and for what this arithmetic leaves out."""
+"""Usable share of a GPU's memory: the rest is for the CUDA context, fragmentation and what the formulas omit."""
 
 HEAD_BYTES = 16 * HEAD_ELEMENTS["cuda"]
-"""Logits that exist at a time, and the copies of them that a sweep or a gradient makes."""
+"""Bytes of the logits in memory, including the copies for a sweep or a gradient."""
 
 MOST_TOKENS = 1 << 16
-"""Of a batch: a GPU is busy with fewer, and more would only be padding."""
+"""Maximum tokens of a batch: fewer keep a GPU busy, and more would only add padding."""
 
 _PIXEL_BYTES = 3 * 16 * 16 * 2 * 4
-"""Of a patch: three colours, twice where a picture is two frames of a film, in float32."""
+"""Bytes of a patch: three colours in float32, twice for models that read a picture as two frames of a film."""
 
 _PLAIN = {"bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "mpt", "opt", "phi"}
 """Model types whose feed-forward layers have no gate."""
@@ -36,30 +36,30 @@ _PLAIN = {"bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_n
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a causal model's memory follows from."""
+    """The properties of a causal model that determine its memory use."""
 
     hidden: int
     layers: int
     heads: int
     key_value_heads: int
     head_size: int
-    intermediate: int  # of the experts that a token goes through together, where there are several
+    intermediate: int  # sum over the experts of a token, if there are several
     vocabulary: int
-    width: int  # bytes of a number in the model's dtype
+    width: int  # bytes per number in the model's dtype
     weights: int  # bytes of all weights
     attention: Attention = "fused"
     gated: bool = True  # whether the feed-forward layers have a gate
-    tower: Shape | None = None  # of what reads pictures
-    patches: int = 1  # of a picture that become one token
+    tower: Shape | None = None  # vision tower
+    patches: int = 1  # patches of a picture per token
 
 
 def shape_of(config: Any, dtype: str, parameters: int | None = None, quantization: str | None = None) -> Shape:
     """The shape of a model.
 
     Args:
-        config: of transformers.
-        dtype: of its computation; an unknown one counts as float32.
-        parameters: of the model; None: counted by the shape, which takes a model of experts for one of a single one.
+        config: transformers configuration.
+        dtype: dtype of computations; an unknown one counts as float32.
+        parameters: number of parameters; None: derived from the shape, which counts one expert of several.
         quantization: "8bit", "4bit" or None.
     """
     text = config.get_text_config()
@@ -96,7 +96,7 @@ def shape_of(config: Any, dtype: str, parameters: int | None = None, quantizatio
 
 
 def _tower(vision: Any, text: Shape) -> Shape:
-    """The shape of the layers that read a picture's patches, each of which attends to all the others."""
+    """The shape of the layers that read a picture's patches, with attention between all patches."""
     hidden = _first(vision, "embed_dim", "hidden_size", default=1)
     heads = _first(vision, "num_attention_heads", "num_heads", default=1)
     ratio = _first(vision, "mlp_ratio", default=4)
@@ -113,7 +113,7 @@ def _tower(vision: Any, text: Shape) -> Shape:
 
 
 def _patches(config: Any) -> int:
-    """Patches of a picture that become one token."""
+    """Number of patches of a picture per token."""
     merged = _first(config.vision_config, "spatial_merge_size", default=1)
     return int((merged * _first(config, "scale_factor", default=1)) ** 2)
 
@@ -131,22 +131,22 @@ def _first(config: Any, *names: str, default: int) -> int:
 
 
 def layer_parameters(shape: Shape) -> int:
-    """Parameters of one layer, without the few of norms and biases."""
+    """Number of parameters of one layer, without norms and biases."""
     queries, keys = shape.heads * shape.head_size, shape.key_value_heads * shape.head_size
     return shape.hidden * (2 * queries + 2 * keys + (3 if shape.gated else 2) * shape.intermediate)
 
 
 def kept_bytes(shape: Shape, length: int) -> float:
-    """Bytes a token that a gradient pass keeps of its forward half, until the gradients come back.
+    """Bytes per token that a gradient pass keeps from its forward half for the backward half.
 
-    A layer keeps the inputs of its norms, in float32 too, those of its matrices, and what attention and the activation
-    need of their own.
+    A layer keeps the inputs of its norms, also in float32, the inputs of its matrices, and the intermediate values of
+    attention and activation.
 
     Args:
         shape: of the model.
         length: tokens of a document, which quadratic attention needs to know.
     """
-    wide = 4 if shape.width < 4 else 0  # the norms' copies in float32
+    wide = 4 if shape.width < 4 else 0  # float32 copies of the norms
     norms = 2 * (2 * shape.width + wide) * shape.hidden
     queries, keys = _widths(shape)
     attention = shape.width * (2 * queries + 2 * keys) + 4 * shape.heads
@@ -158,9 +158,9 @@ def kept_bytes(shape: Shape, length: int) -> float:
 
 
 def _widths(shape: Shape) -> tuple[int, int]:
-    """Numbers of a token in its queries, and in its keys as attention reads them.
+    """Features per token of its queries, and of its keys as read by attention.
 
-    Grouped heads share their keys only in the kernels for 16 bits; elsewhere each head has a copy.
+    Grouped heads share their keys only in 16-bit kernels; otherwise each head has a copy.
     """
     queries = shape.heads * shape.head_size
     shared = shape.width < 4 and shape.attention == "fused"
@@ -168,14 +168,13 @@ def _widths(shape: Shape) -> tuple[int, int]:
 
 
 def gradient_bytes(shape: Shape, length: int) -> float:
-    """Bytes a token that a gradient pass needs at its peak: what it keeps, one layer's gradients, the Gram matrices."""
+    """Peak bytes per token of a gradient pass: kept activations, gradients of one layer, and Gram matrices."""
     gradients = shape.width * (3 * shape.intermediate + 2 * shape.hidden) + 12 * shape.hidden
-    head = 4 * 3 * shape.hidden
-    return kept_bytes(shape, length) + max(gradients, head) + 4 * 3 * length
+    return kept_bytes(shape, length) + gradients + 12 * length
 
 
 def forward_bytes(shape: Shape, length: int) -> float:
-    """Bytes a token that a forward pass needs at its peak, in one layer: nothing of the others is kept.
+    """Peak bytes per token of a forward pass, in one layer: other layers keep nothing.
 
     Args:
         shape: of the model.
@@ -193,44 +192,44 @@ def forward_bytes(shape: Shape, length: int) -> float:
 
 
 def cache_bytes(shape: Shape) -> int:
-    """Bytes of keys and values of one position of one text, in all layers."""
+    """Bytes of the keys and values of one position in all layers."""
     return 2 * shape.layers * shape.key_value_heads * shape.head_size * shape.width
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The memory that a worker has: of one card, or a part of it, or several."""
+    """The GPU memory of a worker: a part of a GPU, one GPU or several."""
 
-    memory: int  # bytes of one, as `nominal_memory` gives them
-    gpus: float = 1.0  # below 1: a part of one
+    memory: int  # bytes per GPU, from `nominal_memory`
+    gpus: float = 1.0  # below 1: a part of one GPU
 
     @property
     def each(self) -> float:
-        """Bytes of each that the worker may use."""
+        """Bytes per GPU that the worker may use."""
         return USABLE * self.memory * min(1.0, self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a batch of each kind of pass holds at most."""
+    """Maximum size of a batch for each kind of pass."""
 
     forward: int  # padded tokens
     gradient: int  # padded tokens
-    cache: int  # positions of keys and values, draws times (prompt and new tokens)
+    cache: int  # positions of keys and values: draws times (prompt and new tokens)
 
 
 CPU_BUDGET = Budget(forward=2048, gradient=2048, cache=CACHE_POSITIONS)
-"""On a CPU batches are as large as its caches like, whatever its memory."""
+"""Batches on a CPU, sized for its caches, independent of its memory."""
 
 
 def budget_of(shape: Shape, card: Card, length: int, others: Sequence[Shape] = ()) -> Budget:
-    """The budgets of a model on a card; 0 where the weights alone leave nothing.
+    """The budgets of a model on a GPU; 0 if the weights leave no memory.
 
     Args:
-        shape: of the model.
-        card: that the worker has.
-        length: tokens that documents are cut to.
-        others: models on the same card.
+        shape: shape of the model.
+        card: GPU memory of the worker.
+        length: maximum tokens of a document.
+        others: other models on the same GPU.
     """
     cards = max(1.0, card.gpus)
     weights = sum(each.weights for each in (shape, *others)) / cards
@@ -238,14 +237,14 @@ def budget_of(shape: Shape, card: Card, length: int, others: Sequence[Shape] = (
     return Budget(
         forward=rounded(min(free / forward_bytes(shape, length), MOST_TOKENS)),
         gradient=rounded(min(free / (gradient_bytes(shape, length) / cards), MOST_TOKENS)),
-        # its room is taken once; the other half is for reading the prompts, and for a layer's keys where heads share
-        # them or draws leave
+        # the cache is allocated once; the other half is for reading the prompts, and for copies of a layer's keys for
+        # grouped heads or when draws end
         cache=rounded(free / 2 / (cache_bytes(shape) / cards)),
     )
 
 
 def rounded(tokens: float) -> int:
-    """Down to three binary digits: a little more or less memory gives the same budget."""
+    """Round down to three binary digits, so that small differences in memory give the same budget."""
     whole = max(0, int(tokens))
     unit = 1 << max(0, whole.bit_length() - 3)
     return whole // unit * unit

@@ -1,7 +1,7 @@
-"""Sample continuations of many prompts; each prompt is read once, whatever the number of its draws.
+"""Sample continuations of many prompts; each prompt is read once, for any number of draws.
 
-A batch of prompts goes through the model (or the encoder) once; its cache is then repeated for the draws. A draw that
-is done leaves the batch, which saves its computation. Every draw has a random stream of its own.
+A batch of prompts goes through the model (or the encoder) once; its cache is then repeated for the draws. Finished
+draws are removed from the batch, which saves computation. Every draw has a separate random stream.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from pipeline.models.opened import LanguageModel, Seq2SeqModel
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.shared import cache_of
 
-CACHE_POSITIONS = 1 << 13  # in the cache at a time, draws times (prompt + new tokens), where a caller names none
+CACHE_POSITIONS = 1 << 13  # default for positions in the cache: draws times (prompt + new tokens)
 COMPACT = 0.25  # share of finished rows at which they are removed from the batch
 End = Literal["eos", "words", "tokens", "non_finite"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to be continued, and the draws to be made.
+    """A text to continue, and the draws to make.
 
-    The random stream of a draw follows from the seed of the run, `key` and the draw's number, and from nothing else:
-    draw 7 is the same whether or not draws 0 to 6 are made.
+    The random stream of a draw depends only on the seed of the run, `key` and the draw's number: draw 7 is the same
+    whether or not draws 0 to 6 are made.
     """
 
     key: tuple[int, ...]  # identifies the text: a document, or a piece of one
@@ -46,9 +46,9 @@ class Prompt:
 class Continuation:
     """The result of one draw, without the prompt and without special tokens."""
 
-    text: str  # may run past the last requested word: the caller cuts it
+    text: str  # may extend past the last requested word: the caller cuts it
     ids: tuple[int, ...]  # new tokens, without the EOS
-    end: End  # why it ended: "tokens" is the limit, "non_finite" is NaN from the model
+    end: End  # why it ended; "tokens": the limit, "non_finite": NaN from the model
 
 
 def continuations(
@@ -63,21 +63,21 @@ def continuations(
     """Draw continuations of prompts; from a sequence-to-sequence model, answers to them.
 
     Args:
-        lm: The model.
-        prompts: What to continue. Batches are formed of these alone, prompts of like length together.
-        sampling: How tokens are drawn.
-        seed: Of the run.
-        batch_tokens: Most positions in the cache at a time, draws times (prompt and new tokens); one prompt with its
-            draws is the least on a CPU, one draw on a GPU. None takes `CACHE_POSITIONS`.
-        parts: What is known of the memory from earlier calls; a batch for which it is too little is drawn in halves.
+        lm: model.
+        prompts: prompts to continue. Batches contain only these, grouped by similar length.
+        sampling: sampling of tokens.
+        seed: seed of the run.
+        batch_tokens: maximum positions in the cache, draws times (prompt and new tokens); the minimum is one prompt
+            with its draws on a CPU, one draw on a GPU. None: `CACHE_POSITIONS`.
+        parts: batch sizes that fit into memory in earlier calls; a batch that does not fit is drawn in halves.
 
     Returns:
-        For each prompt the continuations in the order of its draws. The same prompts and batch_tokens give the same
-        tokens, exactly. In other batches a model's logits may differ in their last bits. A token can then differ, if
-        its random number lies that close to the boundary between two tokens.
+        For each prompt the continuations in the order of its draws. The same prompts and batch_tokens give exactly the
+        same tokens. In other batches a model's logits may differ in their last bits; a token can then differ if its
+        random number is that close to the boundary between two tokens.
 
     Raises:
-        UserError: a prompt leaves no room in the model, or the model keeps no cache.
+        UserError: a prompt fills all positions of the model, or the model has no cache.
     """
     budget = batch_tokens or CACHE_POSITIONS
     parts = PassSizes() if parts is None else parts
@@ -102,7 +102,7 @@ def _drawn(
     sampling: Sampling,
     seed: int,
 ) -> list[tuple[int, Continuation]]:
-    """Draws of one batch, given as (place of the prompt, number of the draw), with the place of the prompt."""
+    """Draws of one batch, given as (index of the prompt, number of the draw), with the index of the prompt."""
     group = list(dict.fromkeys(i for i, _ in pairs))
     owners = {i: owner for owner, i in enumerate(group)}
     rows = [_Draw(seed, prompts[i], number, limits[i], owners[i]) for i, number in pairs]
@@ -114,7 +114,7 @@ def _drawn(
 
 
 def _limit(lm: LanguageModel | Seq2SeqModel, prompt: Prompt, sampling: Sampling) -> int:
-    """Most new tokens of a prompt's draws."""
+    """Maximum number of new tokens of a prompt's draws."""
     limit = min(sampling.max_new_tokens, prompt.max_new_tokens or sampling.max_new_tokens)
     if not len(prompt.ids):
         raise UserError(f"prompt {prompt.key} has no token; a model continues at least 1")
@@ -127,7 +127,7 @@ def _limit(lm: LanguageModel | Seq2SeqModel, prompt: Prompt, sampling: Sampling)
 
 
 def _batches(prompts: Sequence[Prompt], limits: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Indices of prompts of like length together, within the budget."""
+    """Batches of indices of prompts of similar length, within the budget."""
     group: list[int] = []
     rows = limit = 0
     for index in sorted(range(len(prompts)), key=lambda i: (len(prompts[i].ids), limits[i])):
@@ -150,16 +150,16 @@ class _Draw:
     def __init__(self, seed: int, prompt: Prompt, number: int, limit: int, owner: int) -> None:
         self.ids: list[int] = []
         self.limit = limit
-        self.owner = owner  # place of its prompt in the batch
+        self.owner = owner  # index of its prompt in the batch
         self.words = prompt.words
-        self.due = 0 if prompt.words is None else prompt.words + 1  # tokens at which words are counted next
+        self.due = 0 if prompt.words is None else prompt.words + 1  # number of tokens at which words are counted next
         self.end: End | None = None
         name = repr((seed, tuple(map(int, prompt.key)), int(number)))
         key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
         self.uniforms = np.random.Generator(np.random.Philox(key=key)).random(limit)
 
     def take(self, token: int, tokenizer: Any, eos: frozenset[int]) -> None:
-        """Add a token, and end if that was the last."""
+        """Add a token, and end the draw if it was the last."""
         if token < 0:
             self.end = "non_finite"
         elif token in eos:
@@ -170,13 +170,13 @@ class _Draw:
                 missing = self.words - whole_words(_decode(tokenizer, self.ids))
                 if missing <= 0:
                     self.end = "words"
-                self.due = len(self.ids) + missing  # a token hardly ever ends two words: looking later costs nothing
+                self.due = len(self.ids) + missing  # a token rarely ends two words
             if self.end is None and len(self.ids) >= self.limit:
                 self.end = "tokens"
 
 
 def whole_words(text: str) -> int:
-    """Number of complete words of an unfinished text, that is, of words that are followed by whitespace."""
+    """Number of complete words of an unfinished text: words that are followed by whitespace."""
     words = len(text.split())
     return words if not words or text[-1].isspace() else words - 1
 
@@ -233,13 +233,13 @@ def _eos(lm: LanguageModel | Seq2SeqModel) -> frozenset[int]:
 
 @dataclass(slots=True)
 class _Continuations:
-    """A batch of prompts in a causal model, with the cache of what it has read."""
+    """A batch of prompts in a causal model, with the cache of the tokens read so far."""
 
     lm: LanguageModel
     ids: Sequence[Sequence[int]]
     limit: int  # of new tokens
     cache: Any = field(init=False)
-    mask: Tensor | None = field(init=False, default=None)  # None where no prompt is padded, which spares work
+    mask: Tensor | None = field(init=False, default=None)  # None if no prompt is padded, which saves work
     parameters: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -247,7 +247,7 @@ class _Continuations:
         self.cache = cache_of(self.lm.model, max(map(len, self.ids)) + self.limit)
 
     def first(self) -> Tensor:
-        """Read the prompts, padded on the left; logits of what comes next, (prompts, vocabulary)."""
+        """Read the prompts, padded on the left; logits of the next token, (prompts, vocabulary)."""
         longest = max(map(len, self.ids))
         padded = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in self.ids], device=self.lm.device)
         lengths = torch.tensor([len(ids) for ids in self.ids], device=self.lm.device)
@@ -289,7 +289,7 @@ class _Answers:
 
     def __post_init__(self) -> None:
         _forward_parameters(self.lm.model)
-        self.cache = cache_of(self.lm.model, self.limit)  # the first position stands for the start of a text
+        self.cache = cache_of(self.lm.model, self.limit)  # the first position is the decoder start token
 
     def first(self) -> Tensor:
         """Encode the texts, padded on the right; logits of the first token, (texts, vocabulary)."""
@@ -324,10 +324,10 @@ class _Answers:
 
 
 def _forward_parameters(model: Any) -> frozenset[str]:
-    """Names of the parameters of a model's forward method.
+    """Parameter names of a model's forward method.
 
     Raises:
-        UserError: it has none for a cache.
+        UserError: it has no cache parameter.
     """
     names = frozenset(inspect.signature(model.forward).parameters)
     if "past_key_values" not in names:
@@ -350,15 +350,15 @@ def _decoder_start(model: Any) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn: temperature, then the top k, then the top p of those.
+    """Sampling of the next token: temperature, then top k, then top p of these.
 
     Raises:
         UserError: a value outside its limits.
     """
 
     temperature: float = 1.0  # 0 takes the likeliest token
-    top_k: int | None = None  # of the tokens, the k likeliest; None takes all
-    top_p: float = 1.0  # of those, the likeliest that together have this share of their probability
+    top_k: int | None = None  # the k likeliest tokens; None: all
+    top_p: float = 1.0  # the likeliest of these that together have this share of their probability
     max_new_tokens: int = 1024
 
     def __post_init__(self) -> None:
@@ -373,17 +373,17 @@ class Sampling:
 
 
 def sample_tokens(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
-    """Draw one token a row by inverting the distribution function, in the order of the token ids.
+    """Draw one token per row by inverting the distribution function, in the order of the token ids.
 
     Args:
         logits: (rows, vocabulary), any floating dtype.
-        sampling: Temperature, top k, top p: applied in this order, as transformers does, in float32. Of tokens that
-            tie for the k-th place, some are taken.
+        sampling: temperature, top k, top p: applied in this order in float32, as in transformers. Of tokens that tie
+            for rank k, some are used.
         uniforms: (rows,) float64 in [0, 1).
 
     Returns:
-        Token ids, (rows,); -1 where the logits are not finite. The order of the ids, unlike that of the probabilities,
-        is not changed by rounding, so that only a uniform at the very edge of a token can give another one.
+        Token ids, (rows,); -1 if the logits are not finite. Rounding does not change the order of the ids, unlike that
+        of the probabilities, so only a uniform number at the boundary of a token can give another token.
     """
     values = logits.float()
     if sampling.temperature == 0:
@@ -397,7 +397,7 @@ def sample_tokens(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tenso
         values, ids = values.sort(dim=1, descending=True)
     p = values.softmax(1)
     if sampling.top_p < 1:
-        p = p.masked_fill(p.cumsum(1) - p >= sampling.top_p, 0.0)  # the first stays, and so does NaN
+        p = p.masked_fill(p.cumsum(1) - p >= sampling.top_p, 0.0)  # keeps the first, and NaN
     if ids is not None:
         ids, order = ids.sort(dim=1)
         p = p.gather(1, order)

@@ -1,9 +1,9 @@
 """The gradient pass: the exact norm of each document's gradient over all parameters, for a whole batch at once.
 
 A linear layer with inputs A (tokens, in) and gradients of its outputs B (tokens, out) has the gradient B'A, whose
-squared norm is sum((AA') * (BB')): whichever of the two products costs less is computed, and nothing is stored. The
-gradient of the logits is softmax less one-hot, so autograd starts at the last hidden states. The method is verified on
-each model with a short input; a model that it does not fit is differentiated one document at a time.
+squared norm is sum((AA') * (BB')): the cheaper of the two products is computed, and no gradient is stored. The gradient
+of the logits is softmax minus one-hot, so autograd starts at the last hidden states. The method is verified on each
+model with a short input; other models are differentiated one document at a time.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from pipeline.models.opened import LanguageModel, Tail
 from pipeline.passes.forward import HEAD_ELEMENTS, tail_of
 
 _log = logging.getLogger(__name__)
-_Squares = dict[tuple[int, ...], Tensor]  # ids of parameters -> squared norm of their gradients together, (documents,)
+_Squares = dict[tuple[int, ...], Tensor]  # ids of parameters -> squared norm of their joint gradient, (documents,)
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How a model's gradient norm is computed, and over which parameters."""
+    """Method and parameters of a model's gradient norm."""
 
     method: Literal["batched", "one at a time"]
-    reason: str  # why one at a time, in one line; empty for a batched model
-    uncovered: tuple[str, ...]  # parameters that no rule of the batched method covers
-    differentiable: int  # parameter tensors that the norm is taken over
-    quantised: int  # parameter tensors left out, because a quantised weight has no gradient
+    reason: str  # why not batched, in one line; empty if batched
+    uncovered: tuple[str, ...]  # parameters without a rule in the batched method
+    differentiable: int  # number of parameter tensors in the norm
+    quantised: int  # number of quantized parameter tensors, which have no gradient
 
 
 def gradient_norms(lm: LanguageModel, ids: Sequence[Sequence[int]]) -> Tensor:
-    """L2 norm of the gradient of each document's mean cross-entropy over all parameters (Hu et al. 2025).
+    """L2 norm of the gradient of each document's mean cross-entropy with respect to all parameters (Hu et al. 2025).
 
     Args:
-        lm: The model. No gradient is left on its parameters.
-        ids: Token ids of each document. Lengths may differ; the batch is padded on the right.
+        lm: model. Its parameters have no gradients afterwards.
+        ids: token ids of each document. Lengths may differ; the batch is padded on the right.
 
     Returns:
-        (documents,) float64 on the model's device, >= 0; NaN where the model gives NaN or the text has one token. It
-        does not depend on what else is in the batch, up to rounding.
+        (documents,) float64 on the model's device, >= 0; NaN if the model gives NaN or the text has one token. Up to
+        rounding, it does not depend on the other documents of the batch.
     """
     if not ids:
         return torch.zeros(0, dtype=torch.float64, device=lm.device)
@@ -65,7 +65,7 @@ _coverages: weakref.WeakKeyDictionary[nn.Module, Coverage] = weakref.WeakKeyDict
 
 
 def coverage_of(model: nn.Module) -> Coverage:
-    """Whether the batched method fits a model, and which parameters count; tested once for each model."""
+    """Whether the batched method applies to a model, and which parameters are counted; tested once per model."""
     if model not in _coverages:
         _coverages[model] = result = _examine(model)
         if result.reason:
@@ -90,12 +90,12 @@ def _examine(model: nn.Module) -> Coverage:
 
 
 def _differentiable(parameter: Tensor | None) -> bool:
-    """Whether a parameter has a gradient. Quantised weights are integers, or subclasses that hold packed ones."""
+    """Whether a parameter has a gradient. Quantized weights are integers, or subclasses with packed integers."""
     return type(parameter) is nn.Parameter and parameter.is_floating_point()
 
 
 def _uncovered(model: Any, tail: Tail | None) -> Iterator[str]:
-    """Names of the parameters that no rule covers: those of unknown modules, and those that two modules share."""
+    """Names of the parameters without a rule: those of unknown modules, and those shared by two modules."""
     head = tail.head if tail is not None else model.get_output_embeddings()
     tied = {id(model.get_input_embeddings().weight), id(getattr(head, "weight", None))}
     inside = set(tail.base.modules()) if tail is not None else set(model.modules())
@@ -125,9 +125,9 @@ _COVERED: dict[_Kind, tuple[str, ...]] = {
 
 
 def _kind(module: nn.Module) -> _Kind | None:
-    """The rule for a module, guessed by its type; `_mismatch` notices a wrong guess."""
+    """The rule for a module, chosen by its type; `_mismatch` detects a wrong choice."""
     name = type(module).__name__
-    if isinstance(module, nn.Linear) or (name == "Conv1D" and hasattr(module, "nf")):
+    if isinstance(module, nn.Linear) or name == "Conv1D":
         return "linear"
     if isinstance(module, nn.Embedding) and module.max_norm is None and not module.scale_grad_by_freq:
         return "embedding" if type(module) is nn.Embedding or _has_offset(module) else None
@@ -146,7 +146,7 @@ def _epsilon(module: Any) -> float | None:
 
 
 def _mismatch(model: Any) -> str:
-    """Compare the batched method with autograd on two short documents: the first difference in one line, or ""."""
+    """Compare the batched method with autograd on two short documents; the first difference in one line, or ""."""
     table = model.get_input_embeddings().weight
     ids = [[token % model.config.get_text_config().vocab_size for token in range(*ends)] for ends in ((0, 9), (7, 12))]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -154,10 +154,10 @@ def _mismatch(model: Any) -> str:
         batched = _batched(model, ids, table.device)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # an architecture that the rules do not fit may raise anything
+    except Exception as error:  # an unsupported architecture may raise anything
         return f"the batched pass fails with {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    # Autograd's own float32 norm of a parameter is off by up to 4e-4 of its float64 one (SmolLM2, one thread), which
-    # changes with the number of threads; the batched one of the same parameter by 1.2e-4.
+    # Autograd's float32 norm of a parameter has a relative error of up to 4e-4 (SmolLM2, one thread), which varies
+    # with the number of threads; the batched norm of the same parameter has 1.2e-4.
     relative, floor = (5e-4, 1e-5) if table.dtype == torch.float32 else (0.1, 0.02)
     for row, document in enumerate(ids):
         expected = _autograd_squares(model, document, table.device)
@@ -166,13 +166,13 @@ def _mismatch(model: Any) -> str:
             expected_norm = sum(expected.get(one, 0.0) for one in key) ** 0.5
             norm = batched[key][row].sqrt().item() if key in batched else 0.0
             tolerance = relative * expected_norm + floor * total
-            if abs(norm - expected_norm) > tolerance:  # False for NaN, which says nothing
+            if abs(norm - expected_norm) > tolerance:  # False for NaN, which is inconclusive
                 return f"the rule for the parameter {names[key[0]]} gives {norm:.6g}, autograd {expected_norm:.6g}"
     return ""
 
 
 def _autograd_squares(model: Any, ids: Sequence[int], device: torch.device) -> dict[int, float]:
-    """Squared norm of the gradient by each parameter (by id), from autograd, for one document.
+    """Squared norm of the gradient with respect to each parameter (by id), from autograd, for one document.
 
     Each gradient is freed as soon as its norm is known.
     """
@@ -204,13 +204,13 @@ def _autograd_squares(model: Any, ids: Sequence[int], device: torch.device) -> d
 
 
 def _batched(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> _Squares:
-    """Squared norms of the gradients by the parameters, some parameters together; each (documents,) float64."""
+    """Squared norms of the gradients by (groups of) parameters; each (documents,) float64."""
     tail = tail_of(model)
     assert tail is not None
     longest = max(2, *map(len, ids))
     table = model.get_input_embeddings()
     with torch.inference_mode(False), torch.enable_grad():
-        # padded with a document's own token: that of another could be NaN in a damaged model
+        # padded with a token of the document: another token could give NaN in a damaged model
         padded = torch.tensor([[*one, *[one[-1]] * (longest - len(one))] for one in ids], device=device)
         sweep = _Sweep(padded, torch.tensor([len(one) for one in ids], device=device))
     try:
@@ -221,7 +221,7 @@ def _batched(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> 
 
 
 def _sweep_batch(tail: Tail, table: nn.Module, sweep: _Sweep) -> None:
-    """Run a batch forwards and backwards, adding up its squared norms."""
+    """Run a batch forwards and backwards and sum its squared norms."""
     with torch.inference_mode(False), torch.enable_grad():
         handles = [handle for module in tail.base.modules() for handle in sweep.hook(module)]
         try:
@@ -244,7 +244,7 @@ def _sweep_batch(tail: Tail, table: nn.Module, sweep: _Sweep) -> None:
 
 
 class _Group:
-    """Linear layers with one common input, whose Gram matrix is computed once for all of them."""
+    """Linear layers with a common input, whose Gram matrix is computed once."""
 
     __slots__ = ("inputs", "key", "out_features", "outer", "waiting", "weights")
 
@@ -257,34 +257,34 @@ class _Group:
         self.waiting = 0
 
     def release(self) -> None:
-        """Let go of what is large: autograd's graph may hold the group, and its inputs the graph.
+        """Release large tensors: autograd's graph may hold the group, and its inputs the graph.
 
-        Nothing is computed for it, so that it works where no memory is left.
+        Nothing is computed, so that this works when no memory is left.
         """
         self.outer = self.inputs = None
 
 
 class _Sweep:
-    """One batch: keeps layer inputs until the gradients of the outputs arrive, and adds up squared norms."""
+    """One batch: keeps layer inputs until the gradients of the outputs are available, and sums squared norms."""
 
     def __init__(self, padded: Tensor, lengths: Tensor) -> None:
         self.padded = padded
         self.documents = len(padded)
         n = (lengths - 1)[:, None]
         position = torch.arange(padded.shape[1] - 1, device=padded.device)
-        self.shares = (position < n).float() / n  # of each position in the loss; NaN for a document without one
+        self.shares = (position < n).float() / n  # weights of positions; NaN without positions
         self.squares: _Squares = {}
         self.groups: dict[int, _Group] = {}
-        self.embedded: list[tuple[nn.Embedding, Tensor, Tensor]] = []  # the ids and, as autograd's leaf, the vectors
+        self.embedded: list[tuple[nn.Embedding, Tensor, Tensor]] = []  # ids and vectors (leaves)
 
     def add(self, parameters: Sequence[Tensor], squares: Tensor) -> None:
-        """Add squared norms, (documents,), of the gradient by these parameters."""
+        """Add squared norms, (documents,), of the gradient with respect to these parameters."""
         key = tuple(map(id, parameters))
         squares = squares.to(self.padded.device, torch.float64)
         self.squares[key] = self.squares[key] + squares if key in self.squares else squares
 
     def hook(self, module: nn.Module) -> Iterator[Any]:
-        """Register a forward hook on a module that has trainable parameters itself; yields the hook's handle."""
+        """Register a forward hook on a module with direct trainable parameters; yields the hook's handle."""
         if not any(_differentiable(parameter) for parameter in module.parameters(recurse=False)):
             return
         kind = _kind(module)
@@ -304,7 +304,7 @@ class _Sweep:
             ids = args[0] if args else kwargs["input"]
         else:
             ids = kwargs["position_ids"] + module.offset
-        shape = (self.documents, *output.shape[-2:])  # positions are looked up once for all documents
+        shape = (self.documents, *output.shape[-2:])  # position embeddings are shared by all documents
         leaf = output.expand(shape).detach().requires_grad_()
         self.embedded.append((module, ids.expand(shape[:2]), leaf))
         return leaf
@@ -353,14 +353,14 @@ class _Sweep:
         group.release()
 
     def close_all(self) -> None:
-        """Count the groups that still wait for a layer whose output was not used."""
+        """Close the groups that still wait for a layer whose output was not used."""
         for group in list(self.groups.values()):
             self._close(group)
 
     def release(self) -> None:
-        """Let go of the activations, also of a pass that failed.
+        """Release the activations, also after a failed pass.
 
-        Hooks in the graph hold the groups, whose inputs hold the graph: a circle that Python's collector cannot see.
+        Hooks in the graph hold the groups, whose inputs hold the graph: a cycle that Python's collector cannot detect.
         """
         for group in self.groups.values():
             group.release()
@@ -368,7 +368,7 @@ class _Sweep:
         self.embedded.clear()
 
     def embeddings(self, gradients: Sequence[Tensor | None], table: nn.Module, by_token: Tensor | None) -> None:
-        """Add the embeddings' squared norms, from the gradients of their vectors, (documents, tokens, hidden).
+        """Add the squared norms of the embeddings, from the gradients of their vectors, (documents, tokens, hidden).
 
         `by_token` holds the rows of the tied head's gradient that belong to the documents' tokens, or is None.
         """
@@ -377,7 +377,7 @@ class _Sweep:
                 continue
             ids = ids.to(gradient.device)
             if module.padding_idx is not None:
-                gradient = gradient.masked_fill((ids == module.padding_idx)[..., None], 0)  # as autograd has it
+                gradient = gradient.masked_fill((ids == module.padding_idx)[..., None], 0)  # as in autograd
             same = ids[:, :, None] == ids[:, None, :]
             squares = inner(gram(gradient), same)
             if module is table and by_token is not None:
@@ -386,31 +386,31 @@ class _Sweep:
 
 
 PRODUCT_ELEMENTS = 1 << 26
-"""Of a product that are in memory at a time."""
+"""Maximum number of elements of a product in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _HeadGradient:
     """Gradients of a batch at the head."""
 
-    hidden: Tensor  # gradient by the hidden states, (documents, tokens, hidden), in their dtype
-    weight: Tensor  # squared norm of the gradient by the weight, (documents,) float64
-    bias: Tensor | None  # the same by the bias, if there is one
+    hidden: Tensor  # gradient with respect to the hidden states, (documents, tokens, hidden), in their dtype
+    weight: Tensor  # squared norm of the gradient with respect to the weight, (documents,) float64
+    bias: Tensor | None  # the same for the bias, if there is one
     by_token: Tensor | None  # rows of the weight's gradient for the documents' tokens, (documents, tokens, hidden)
 
 
 def _head_gradient(
     head: nn.Linear, factor: float, hidden: Tensor, tokens: Tensor, shares: Tensor, tied: bool
 ) -> _HeadGradient:
-    """Gradients of each document's mean cross-entropy by what its logits head(hidden) * factor are made of.
+    """Gradients of each document's mean cross-entropy with respect to the inputs of its logits head(hidden) * factor.
 
     Args:
-        head: The head; its weight is (vocabulary, hidden).
-        factor: Of the logits.
-        hidden: Last hidden states, (documents, tokens, hidden).
-        tokens: Token ids, (documents, tokens).
-        shares: Of each position but the last in its document's loss, (documents, tokens - 1) float32; 0 on padding.
-        tied: Whether to give `by_token`.
+        head: head with weight (vocabulary, hidden).
+        factor: factor of the logits.
+        hidden: last hidden states, (documents, tokens, hidden).
+        tokens: token ids, (documents, tokens).
+        shares: weights of all positions but the last in the loss, (documents, tokens - 1) float32; 0 on padding.
+        tied: whether to return `by_token`.
     """
     device = head.weight.device
     rows, tokens, shares = hidden[:, :-1].to(device).contiguous(), tokens.to(device), shares.to(device) * factor
@@ -460,11 +460,11 @@ def _part_of_batch(
 def _differences(
     head: nn.Linear, factor: float, rows: Tensor, tokens: Tensor, budget: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Softmax less one-hot for one part of the vocabulary after another: its start, and (documents, positions, part).
+    """Softmax minus one-hot for successive parts of the vocabulary: start, and (documents, positions, part).
 
-    In the weight's dtype, as autograd would hand it to the head; taking the next part overwrites it.
+    In the weight's dtype, as autograd passes it to the head; the next part overwrites it.
     """
-    vocabulary, flat = len(head.weight), rows.flatten(0, 1)  # flat: torch multiplies it faster
+    vocabulary, flat = len(head.weight), rows.flatten(0, 1)  # flat: faster in torch
     width = min(vocabulary, max(1, budget // (rows.shape[0] * rows.shape[1])))
 
     def logits(start: int) -> Tensor:
@@ -503,22 +503,22 @@ def gram(rows: Tensor) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Products of each document's matrices, in float32: a GPU multiplies those in 16 bits as they are."""
+    """Products of each document's matrices, in float32; a GPU multiplies 16-bit matrices without conversion."""
     halves = left.is_cuda and left.dtype == right.dtype and left.dtype in (torch.bfloat16, torch.float16)
-    if halves and "dtype" in torch.ops.aten.bmm.overloads():  # as of torch 2.8
+    if halves and "dtype" in torch.ops.aten.bmm.overloads():  # torch >= 2.8
         return torch.bmm(left, right, out_dtype=torch.float32)
     return torch.bmm(left.float(), right.float())
 
 
 def _gram_is_cheaper(rows: int, inputs: int, outputs: int) -> bool:
-    """Whether two Gram matrices of `rows` rows cost less than the product (outputs, inputs) of each document."""
+    """Whether two Gram matrices of `rows` rows are cheaper than the product (outputs, inputs) of each document."""
     return rows * (inputs + outputs) < inputs * outputs
 
 
 def _product_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
     """Squared norm of outputs' inputs for each document: (documents, rows, *) twice -> (documents,) float64.
 
-    A large product is computed one band at a time; on a CPU so is each document, whose product stays in its cache.
+    A large product is computed in bands; on a CPU also by document, whose product stays in its cache.
     """
     size = inputs.shape[2] * outputs.shape[2]
     together = max(1, PRODUCT_ELEMENTS // size) if inputs.is_cuda else 1

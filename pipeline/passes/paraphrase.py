@@ -1,4 +1,4 @@
-"""Paraphrase documents of any length: split at sentences, rewrite piece by piece, rejoin, check."""
+"""Paraphrase documents of any length: split at sentences, rewrite the pieces, join and check them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ INSTRUCTION = (
     "the same length. Answer with the paraphrase alone."
 )
 
-LEAST_PIECE = 8  # tokens; a model with less room for a text is refused
-SPARE = 32  # tokens that an answer may have beyond `longest` times those of its text
-KTD_SAMPLING = Sampling(temperature=1.9, top_k=50, top_p=0.95)
+LEAST_PIECE = 8  # tokens; a model with fewer positions for a text is refused
+SPARE = 32  # additional tokens of an answer beyond `longest` times those of its text
 _MARK = "\ue000\ue001\ue000"  # placeholder of the text in a chat template; private-use characters, so in no template
 Reason = Literal["blank", "empty", "unfinished", "verbatim", "non_finite", "unknown_id"]
 MESSAGES: dict[Reason, str] = {
@@ -35,17 +34,17 @@ MESSAGES: dict[Reason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ParaphraseSettings:
-    """How paraphrases are drawn; the defaults are those of KTD (Hu et al. 2025).
+    """Settings of paraphrases; the defaults are those of KTD (Hu et al. 2025).
 
     Raises:
         UserError: a value outside its limits.
     """
 
-    sampling: Sampling = KTD_SAMPLING
+    sampling: Sampling
     instruction: str | None = None  # None: `PREFIX` for an encoder-decoder model, `INSTRUCTION` for a causal one
-    piece_tokens: int = 256  # longest piece; less where the model has less room
-    longest: float = 2.0  # most tokens of an answer, as a multiple of those of its text; `SPARE` comes on top
-    redraws: int = 3  # of a bad draw, before the document fails
+    piece_tokens: int = 256  # longest piece; less if the model has fewer positions
+    longest: float = 2.0  # maximum tokens of an answer as a multiple of its text's, plus `SPARE`
+    redraws: int = 3  # of an invalid draw before the document fails
 
     def __post_init__(self) -> None:
         if self.piece_tokens < LEAST_PIECE:
@@ -58,16 +57,16 @@ class ParaphraseSettings:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The paraphrases of one document, all checked."""
+    """The checked paraphrases of one document."""
 
     key: int
     texts: tuple[str, ...]
-    redrawn: int  # pieces that were drawn again
+    redrawn: int  # number of pieces that were drawn again
 
 
 @dataclass(frozen=True, slots=True)
 class ParaphraseFailure:
-    """A document without paraphrases, because its draws stayed bad after all redraws."""
+    """A document without paraphrases, because its draws were still invalid after all redraws."""
 
     key: int
     reason: Reason
@@ -87,17 +86,17 @@ def draw_paraphrases(
     """Draw paraphrases of documents.
 
     Args:
-        lm: The paraphraser: an encoder-decoder model, or an instruction-tuned causal one.
-        texts: Documents, as (key, text); random streams follow from the seed and the key.
-        draws: Paraphrases of each.
-        settings: How they are drawn.
-        seed: Of the run.
-        batch_tokens: As of `continuations`.
-        parts: As of `continuations`.
+        lm: paraphraser: an encoder-decoder model, or an instruction-tuned causal model.
+        texts: documents as (key, text); random streams depend on the seed and the key.
+        draws: number of paraphrases per document.
+        settings: settings of paraphrases.
+        seed: seed of the run.
+        batch_tokens: as in `continuations`.
+        parts: as in `continuations`.
 
     Returns:
-        For each document its paraphrases, or why there are none. A draw is bad if a piece of it is empty or does not
-        end within its limit, or if all of it repeats the document; it is then drawn again, from other random numbers.
+        For each document its paraphrases, or why there are none. A draw is invalid if a piece of it is empty or does
+        not end within its limit, or if it repeats the document; it is then redrawn with other random numbers.
 
     Raises:
         UserError: the model has no chat template, or no room for a text beside its prompt.
@@ -139,20 +138,20 @@ class _Document:
     draws: int
     redrawn: int = 0
     reason: Reason = "blank"
-    answers: list[list[str | None]] = field(init=False)  # of each draw, of each piece; None: to be drawn
+    answers: list[list[str | None]] = field(init=False)  # by draw and piece; None: to be drawn
 
     def __post_init__(self) -> None:
         self.answers = [[piece if piece.isspace() else None for piece in self.pieces] for _ in range(self.draws)]
 
     def missing(self) -> list[tuple[int, list[int]]]:
-        """Pieces that are still to be drawn, each with the numbers of the draws; none of a refused document."""
+        """Pieces that are still to be drawn, with the numbers of the draws; empty for a refused document."""
         if self.reason == "unknown_id":
             return []
         lacking = [[d for d in range(self.draws) if self.answers[d][p] is None] for p in range(len(self.pieces))]
         return [(piece, numbers) for piece, numbers in enumerate(lacking) if numbers]
 
     def take(self, piece: int, number: int, answer: Continuation) -> None:
-        """Keep an answer if it is good; otherwise note the reason."""
+        """Keep a valid answer; otherwise record the reason."""
         source = self.pieces[piece]
         text = clean(answer.text, source)
         if answer.end in ("tokens", "non_finite"):
@@ -182,7 +181,7 @@ class _Document:
 
 
 def is_verbatim(paraphrased: str, text: str) -> bool:
-    """Whether two texts are the same but for case, punctuation and whitespace."""
+    """Whether two texts are equal except for case, punctuation and whitespace."""
 
     def normal(value: str) -> list[str]:
         return re.findall(r"\w+", value.casefold()) or value.split()
@@ -201,9 +200,9 @@ _QUOTES = {'"': '"', "'": "'", "“": "”", "\u2018": "\u2019", "«": "»", "`"
 
 
 def clean(answer: str, source: str) -> str:
-    """Remove from a model's answer what is not the paraphrase: thoughts, a preamble line, a label, quotes around it.
+    """Remove parts of a model's answer that are not the paraphrase: reasoning, a preamble, a label, enclosing quotes.
 
-    What the source has too is kept. Quotes are removed only as a pair around the whole answer.
+    Parts that the source also has are kept. Quotes are removed only as a pair around the whole answer.
     """
     answer = _THOUGHT.sub("", answer).strip()
     source = source.strip()
@@ -222,13 +221,13 @@ _BOUNDARY = re.compile(r"[.!?…]+[\"'”\u2019»)\]]*\s+|[。\uff01\uff1f]+[”
 
 
 def split_text(text: str, length: Callable[[str], int], limit: int) -> list[str]:
-    """Split a text at the ends of sentences into pieces that fit; joined, they are the text again.
+    """Split a text at the ends of sentences into pieces that fit; joined they are the text.
 
     Args:
-        text: The text.
-        length: Gives the length of a piece; it is called without the whitespace around the piece.
-        limit: Largest length of a piece. A sentence that is longer is cut between words, and a word that is longer
-            within; a piece of one character is the least, whatever its length.
+        text: text to split.
+        length: returns the length of a piece; it is called without the whitespace around the piece.
+        limit: maximum length of a piece. A longer sentence is split between words, and a longer word between
+            characters; the minimum is a piece of one character, of any length.
     """
     ends = [match.end() for match in _BOUNDARY.finditer(text)]
     pieces: list[str] = []
@@ -264,7 +263,7 @@ def _split_sentence(sentence: str, length: Callable[[str], int], limit: int) -> 
 
 
 def _longest_fit(units: list[str], length: Callable[[str], int], limit: int) -> int:
-    """Number of the first units that fit together, by bisection; the count that is returned was itself checked."""
+    """Number of the first units that fit together, by bisection; the returned number has been checked."""
     fits, fails = 0, 1
     while fails <= len(units) and length("".join(units[:fails]).strip()) <= limit:
         fits, fails = fails, 2 * fails
@@ -279,7 +278,7 @@ def _longest_fit(units: list[str], length: Callable[[str], int], limit: int) -> 
 
 
 def piece_limit(lm: LanguageModel | Seq2SeqModel, settings: ParaphraseSettings) -> int:
-    """Most tokens of a piece such that its prompt and its answer fit the model.
+    """Maximum tokens of a piece with which its prompt and its answer fit into the model.
 
     Raises:
         UserError: the model has no chat template, or no room for a text beside its prompt.
@@ -327,8 +326,8 @@ def _encoder(lm: LanguageModel | Seq2SeqModel, settings: ParaphraseSettings) -> 
         [{"role": "user", "content": f"{instruction}\n\n{_MARK}"}],
         tokenize=False,
         add_generation_prompt=True,
-        enable_thinking=False,  # read by the templates of models that think aloud
-        date_string="1 January 2025",  # read by templates that else tell the day: the same prompt on every day
+        enable_thinking=False,  # for templates of reasoning models
+        date_string="1 January 2025",  # for templates that insert the date, so that the prompt is constant
     )
     parts = rendered.split(_MARK)
     if len(parts) != 2:

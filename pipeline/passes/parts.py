@@ -1,7 +1,7 @@
-"""A pass over a batch in parts that fit: by its budget and, where memory ends all the same, in halves.
+"""A pass over a batch in parts that fit into memory: by its budget and, if memory is still insufficient, in halves.
 
-What shares a part decides the last bits of a result. So the parts follow from the batch alone: the next batch begins
-at the whole size again, and what has been learned of the memory only spares attempts that would fail.
+The composition of a part affects the last bits of a result, so parts depend only on the batch: each batch starts at the
+whole size, and sizes that failed before only save attempts that would fail.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Size = tuple[int, int]
 
 @dataclass(slots=True)
 class PassSizes:
-    """Which sizes of one kind of pass have worked and failed with one worker, as (items, tokens of the longest)."""
+    """Sizes of one kind of pass that succeeded or failed in one worker, as (items, tokens of the longest)."""
 
     worked: list[Size] = field(default_factory=list)  # the largest
-    failed: list[Size] = field(default_factory=list)  # the smallest; whatever is as large fails too
+    failed: list[Size] = field(default_factory=list)  # the smallest; larger ones fail too
 
     def run(
         self,
@@ -49,13 +49,13 @@ class PassSizes:
         """The results of the parts of a batch, in order.
 
         Args:
-            work: the pass.
-            items: of the batch.
-            lengths: their tokens.
-            tokens: padded, of a part, at most, but one item at least; None: the batch is one part.
+            work: pass to run.
+            items: items of the batch.
+            lengths: numbers of tokens of the items.
+            tokens: maximum padded tokens of a part, with at least one item; None: the batch is one part.
 
         Raises:
-            Exception: what the pass raises; for want of memory, only with a single item.
+            Exception: raised by the pass; an out-of-memory error only with a single item.
         """
         results = []
         for start, stop in _cuts(lengths, tokens):
@@ -71,7 +71,7 @@ class PassSizes:
             if results := self._attempt(work, items, last=False):
                 self._note_success(size)
                 return results
-            empty_cache()  # which may have been in pieces
+            empty_cache()  # it may be fragmented
             if results := self._attempt(work, items, last=single):
                 self._note_success(size)
                 return results
@@ -84,7 +84,7 @@ class PassSizes:
         ]
 
     def _attempt(self, work: Callable[[Sequence[Item]], Result], items: Sequence[Item], last: bool) -> list[Result]:
-        """The one result; none where memory ended and this was not the last attempt."""
+        """The result in a list; empty if out of memory and not the last attempt."""
         try:
             return [work(items)]
         except Exception as error:
@@ -97,19 +97,19 @@ class PassSizes:
             self.worked = [*(other for other in self.worked if not _within(other, size)), size]
 
     def _note_failure(self, size: Size) -> None:
-        """Remember a failure, but not of a size that has worked: something else took the memory for a moment."""
+        """Record a failed size, unless it succeeded before: other processes then used the memory temporarily."""
         if not any(_within(size, other) for other in self.worked):
             self.failed = [*(other for other in self.failed if not _within(size, other)), size]
 
 
 def empty_cache() -> None:
-    """Give back the memory that torch holds on GPUs and does not use."""
+    """Release unused memory that torch holds on GPUs."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def joined_statistics(parts: Sequence[TokenStatistics]) -> TokenStatistics:
-    """The statistics of the parts of a batch as those of one batch, padded to the longest document."""
+    """Concatenated statistics of the parts of a batch, padded to the longest document."""
     if len(parts) == 1:
         return parts[0]
     longest = max(part.mask.shape[1] for part in parts)
@@ -136,7 +136,7 @@ def joined_statistics(parts: Sequence[TokenStatistics]) -> TokenStatistics:
 def forward_in_parts(
     lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozenset[str], parts: PassSizes
 ) -> TokenStatistics:
-    """`forward`, in halves where memory ends.
+    """`forward`, in halves if out of memory.
 
     Args:
         lm: The model.
@@ -150,7 +150,7 @@ def forward_in_parts(
 def versions_in_parts(
     lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozenset[str], parts: PassSizes
 ) -> TokenStatistics:
-    """`forward_of_versions` where that is worthwhile and the model allows it, else `forward_in_parts`.
+    """`forward_of_versions` if it saves enough and the model supports it, else `forward_in_parts`.
 
     Args:
         lm: The model.
@@ -177,16 +177,16 @@ def behind_in_parts(
     parts: PassSizes,
     held: HeldPrefixes | None = None,
 ) -> TokenStatistics:
-    """`forward_behind` of a batch, so many padded tokens at a time, and in halves where memory ends.
+    """`forward_behind` of a batch in parts of `tokens` padded tokens, and in halves if out of memory.
 
     Args:
-        lm: The model.
-        prefixes: Token ids of each prefix.
-        places: Of each text, which of these stands before it.
-        ids: Token ids of each text.
-        tokens: Of a part, at most, with those of the prefix.
-        parts: Of such passes of this model.
-        held: Prefixes of earlier batches of the same pass.
+        lm: model.
+        prefixes: token ids of each prefix.
+        places: index of the prefix of each text.
+        ids: token ids of each text.
+        tokens: maximum tokens of a part, including the prefix.
+        parts: sizes of such passes of this model.
+        held: prefixes of earlier batches of the same pass.
 
     Returns:
         `log_prob` of the tokens of each text from its second on.
@@ -204,19 +204,19 @@ def behind_in_parts(
 
 
 def gradients_in_parts(lm: LanguageModel, ids: Sequence[Sequence[int]], tokens: int, parts: PassSizes) -> Tensor:
-    """`gradient_norms`, so many padded tokens at a time, and in halves where memory ends.
+    """`gradient_norms` in parts of `tokens` padded tokens, and in halves if out of memory.
 
     Args:
         lm: The model.
         ids: Token ids of each document.
-        tokens: Of a part, at most.
-        parts: Of gradient passes of this model.
+        tokens: maximum tokens of a part.
+        parts: sizes of gradient passes of this model.
     """
     return torch.cat(parts.run(lambda some: gradient_norms(lm, some), ids, [len(one) for one in ids], tokens))
 
 
 def _cuts(lengths: Sequence[int], tokens: int | None) -> list[tuple[int, int]]:
-    """Where parts begin and end: as many items as fit, one at least."""
+    """Bounds of parts: as many items as fit, at least one."""
     cuts, start, longest = [], 0, 0
     for place, length in enumerate(lengths):
         longest = max(longest, length)

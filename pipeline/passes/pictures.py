@@ -1,7 +1,7 @@
-"""Pictures with text: a description of a picture, and statistics of the parts of picture, instruction and description.
+"""Vision-language passes: descriptions of pictures, and statistics of picture, instruction and description.
 
-One forward pass reads the picture, an instruction and a description (arXiv 2411.02902). The head is applied only at the
-positions of the parts that are read, a few hundred at a time.
+One forward pass reads the picture, an instruction and a description (arXiv 2411.02902). The head is applied only to the
+positions of requested parts, a few hundred at a time.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ DESCRIPTION_TOKENS = 32
 
 
 def describe(lm: LanguageModel, prompts: Sequence[PicturePrompt], tokens: int = DESCRIPTION_TOKENS) -> list[list[int]]:
-    """The likeliest continuation of each prompt, token by token, without the token that ends a text.
+    """Greedy continuation of each prompt, without the EOS token.
 
-    The token that stands for a picture is never written: the model would look for one more picture. Prompts of one
-    length share a batch, so that none is padded.
+    The picture token is never generated, because the model would expect another picture. Prompts of the same length
+    share a batch, so that none is padded.
 
     Args:
-        lm: From `open_picture_model`.
-        prompts: Of pictures.
-        tokens: Most of a description.
+        lm: model from `open_picture_model`.
+        prompts: prompts of pictures.
+        tokens: maximum tokens of a description.
     """
     from transformers import GenerationConfig
 
@@ -66,7 +66,7 @@ def describe(lm: LanguageModel, prompts: Sequence[PicturePrompt], tokens: int = 
 
 @contextlib.contextmanager
 def _generating(model: Any, settings: Any) -> Iterator[None]:
-    """A block in which these settings are a model's own: its checkpoint's may punish what it has written before."""
+    """Use these generation settings for a block: those of the checkpoint may penalize repetition."""
     before = model.generation_config
     model.generation_config = settings
     try:
@@ -86,14 +86,14 @@ def _ends(lm: LanguageModel) -> frozenset[int]:
 def positions_of(prompt: PicturePrompt, described: int, part: str, token: int) -> list[int]:
     """The positions of the tokens of a part, ascending.
 
-    The picture's are those of the token that stands for it, wherever its processor put them. The instruction is what
-    follows the last of these in the prompt.
+    The positions of the picture are those of the picture token, wherever the processor puts it. The instruction is the
+    part of the prompt after the last of these.
 
     Args:
-        prompt: of the picture.
-        described: tokens of the description.
+        prompt: prompt of the picture.
+        described: number of tokens of the description.
         part: one of `PARTS`.
-        token: that stands for a part of a picture.
+        token: picture token.
     """
     picture = [place for place, one in enumerate(prompt.ids) if one == token]
     end = len(prompt.ids)
@@ -113,18 +113,18 @@ def forward_pictures(
 ) -> dict[str, TokenStatistics]:
     """Run a batch of pictures with their descriptions through the model once.
 
-    Row i of the logits predicts token i + 1, so a part of n tokens has n - 1 rows: those before its second token and
-    the following ones. Where a row of the picture has no word to predict, its token is the likeliest one.
+    Row i of the logits predicts token i + 1, so a part of n tokens has n - 1 rows: those before its second and later
+    tokens. For rows of the picture that predict no word, the likeliest token is used.
 
     Args:
-        lm: From `open_picture_model`.
-        prompts: Of the pictures.
-        descriptions: Token ids of what is written of each.
-        wanted: Part, of `PARTS`, -> which statistics of it.
+        lm: model from `open_picture_model`.
+        prompts: prompts of the pictures.
+        descriptions: token ids of the description of each picture.
+        wanted: part (of `PARTS`) -> names of its statistics.
 
     Returns:
-        Part -> its statistics, column t for the part's token t + 2. They do not depend on what else is in the batch, up
-        to rounding.
+        Part -> its statistics, column t for the part's token t + 2. Up to rounding, they do not depend on the other
+        pictures of the batch.
     """
     token = picture_token(lm.model.config)
     assert token is not None
@@ -153,7 +153,7 @@ def forward_pictures(
 
 
 def _logits(lm: LanguageModel, inputs: Mapping[str, Tensor], mask: Tensor, rows: Tensor) -> Any:
-    """Logits of some rows of a batch, (rows,) numbered through the padded batch, in chunks as `logits_of_rows`."""
+    """Logits of some rows of a batch, (rows,) as indices into the padded batch, in chunks as in `logits_of_rows`."""
     model: Any = lm.model
     tail = tail_of(model)
     if tail is None:
@@ -171,10 +171,10 @@ def _table(
     statistics: frozenset[str],
     device: torch.device,
 ) -> TokenStatistics:
-    """The statistics of one part, of all that was swept."""
+    """The statistics of one part, from those of all rows."""
     width = max([1, *map(len, at)])
     mask = torch.arange(width) < torch.tensor([len(some) for some in at])[:, None]
-    cells = mask.flatten().nonzero().squeeze(1)  # on the CPU, which would else wait for the device
+    cells = mask.flatten().nonzero().squeeze(1)  # on the CPU, to avoid synchronization with the device
     taken = torch.tensor([place[number * longest + row] for number, some in enumerate(at) for row in some]).long()
     some = to_device(taken, device)
     values = {name: column.index_select(0, some) for name, column in swept.items()}
@@ -188,7 +188,7 @@ def pictures_in_parts(
     wanted: Mapping[str, frozenset[str]],
     parts: PassSizes,
 ) -> dict[str, TokenStatistics]:
-    """`forward_pictures`, in halves where memory ends.
+    """`forward_pictures`, in halves if out of memory.
 
     Args:
         lm: The model.

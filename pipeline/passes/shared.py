@@ -1,7 +1,7 @@
-"""The forward pass over texts of one beginning, which is computed once: versions of one document, or behind a prefix.
+"""The forward pass over texts with a common beginning, computed once: versions of a document, texts after a prefix.
 
-Versions of a document are computed by themselves, so that the bytes of its scores depend on these and on the model
-alone.
+Versions of a document are computed in a separate batch, so that the bytes of its scores depend only on these and on the
+model.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pipeline.passes.forward import (
 from pipeline.passes.statistics import HELD
 
 WORTHWHILE = 0.7
-"""Share of the tokens of all versions, at most, for which a document is computed by itself, in smaller products."""
+"""Maximum share of the tokens of all versions for which a document is computed separately, in smaller products."""
 
 _proven: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
 def common_beginning(ids: Sequence[Sequence[int]]) -> int:
-    """Tokens that all sequences begin with and that none of them ends with; 0 where sharing them saves too little.
+    """Number of tokens that all sequences start with and none ends with; 0 if sharing them saves too little.
 
     Args:
         ids: token ids of each version of a document.
@@ -49,9 +49,9 @@ def common_beginning(ids: Sequence[Sequence[int]]) -> int:
 
 
 def shares_beginnings(lm: LanguageModel) -> bool:
-    """Whether a model gives the same hidden states where a beginning is read once: proven on a short input.
+    """Whether a model gives the same hidden states if a beginning is computed once; verified on a short input.
 
-    It needs a tail that is known, and attention to all positions in every layer.
+    It requires a known tail, and attention to all positions in every layer.
     """
     model = lm.model
     if model not in _proven:
@@ -73,7 +73,7 @@ def _prove(model: Any) -> bool:
             beginning, held = _begun(model, tail, probe[:1, :4])
             rests = _followed(tail, held, probe[:, 4:])
             parts = torch.cat([part.expand(2, -1, -1) for part in (beginning, rests)], 1)
-        except (TypeError, AttributeError, ValueError):  # of a model that takes no cache, or another one
+        except (TypeError, AttributeError, ValueError):  # the model supports no cache, or another one
             return False
     return agree(parts.float(), whole.float(), whole.dtype)
 
@@ -81,19 +81,19 @@ def _prove(model: Any) -> bool:
 def forward_of_versions(
     lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozenset[str], common: int
 ) -> TokenStatistics:
-    """As `forward` of the versions of one document, up to rounding; tokens that all begin with are computed once.
+    """As `forward` for the versions of one document, up to rounding; common first tokens are computed once.
 
     Args:
-        lm: the model, of which `shares_beginnings` is true.
+        lm: model for which `shares_beginnings` is true.
         ids: token ids of each version.
-        statistics: as of `forward`.
-        common: from `common_beginning`, > 0.
+        statistics: as in `forward`.
+        common: result of `common_beginning`, > 0.
     """
     tail = tail_of(lm.model)
     assert tail is not None
     whole, rest = pad(ids, lm.device), pad([one[common:] for one in ids], lm.device)
-    counts = torch.tensor([len(one) - common for one in ids])  # tokens of each rest
-    before = common - 1  # rows that predict tokens of the beginning, and stand once before those of all rests
+    counts = torch.tensor([len(one) - common for one in ids])  # number of tokens of each rest
+    before = common - 1  # rows that predict tokens of the beginning, once, before those of all rests
     of_version = [torch.arange(start, stop) for start, stop in itertools.pairwise([0, *counts.cumsum(0).tolist()])]
     rows = torch.cat([torch.cat([torch.arange(before), before + places]) for places in of_version])
     stands = to_device(torch.arange(rest.ids.shape[1]) < counts[:, None], lm.device)
@@ -114,14 +114,14 @@ def forward_of_versions(
 
 
 class HeldPrefixes:
-    """Keys and values of prefixes, which a worker computes once for one model with one adapter."""
+    """Keys and values of prefixes, computed once by a worker for one model with one adapter."""
 
     def __init__(self) -> None:
-        """Hold none."""
+        """Create an empty collection."""
         self._held: dict[tuple[int, ...], Any] = {}
 
     def of(self, lm: LanguageModel, tail: Tail, prefix: Sequence[int]) -> Any:
-        """The cache of a prefix of at least one token, of one row."""
+        """The cache, with one row, of a prefix of at least one token."""
         key = tuple(prefix)
         if key not in self._held:
             if sum(map(len, self._held)) + len(key) > HELD:
@@ -137,19 +137,19 @@ def forward_behind(
     statistics: frozenset[str],
     held: HeldPrefixes | None = None,
 ) -> TokenStatistics:
-    """As `forward`, of texts that stand behind a prefix, whose keys and values are computed once.
+    """As `forward`, for texts after a prefix whose keys and values are computed once.
 
-    Where the model does not share beginnings, each text is read with the prefix.
+    If the model does not support shared beginnings, each text is read with the prefix.
 
     Args:
-        lm: the model.
+        lm: model.
         prefix: token ids, at least one.
         ids: token ids of each text.
-        statistics: as of `forward`.
-        held: of earlier calls with this model, in which prefixes are looked up; None: this one is computed.
+        statistics: as in `forward`.
+        held: prefixes of earlier calls with this model; None: the prefix is computed.
 
     Returns:
-        Statistics of the tokens of each text from its second on, as `forward` of the texts alone shapes them.
+        Statistics of the tokens of each text from its second on, with the shape of `forward` of the texts alone.
     """
     if not shares_beginnings(lm):
         keep = [[False] * len(prefix) + [True] * (len(one) - 1) for one in ids]
@@ -173,16 +173,16 @@ def _begun(model: Any, tail: Tail, beginning: Tensor) -> tuple[Tensor, Any]:
 
 
 def _followed(tail: Tail, begun: Any, rests: Tensor) -> Tensor:
-    """Hidden states of what follows a beginning, (texts, tokens, hidden); the cache of the beginning is not changed.
+    """Hidden states of texts after a beginning, (texts, tokens, hidden); the cache of the beginning is not changed.
 
     Args:
-        tail: of the model.
-        begun: the cache of the beginning, of one row.
-        rests: (texts, tokens) ids, padded on the right: behind a causal mask no token sees the padding.
+        tail: tail of the model.
+        begun: cache of the beginning, with one row.
+        rests: (texts, tokens) ids, padded on the right: with a causal mask no token attends to the padding.
     """
     cache = copy.copy(begun)
     cache.layers = [copy.copy(layer) for layer in begun.layers]
-    for layer in cache.layers:  # views, which the layers copy when they append to them
+    for layer in cache.layers:  # views, which layers copy when they append
         layer.keys, layer.values = (states.expand(len(rests), -1, -1, -1) for states in (layer.keys, layer.values))
     hidden: Tensor = tail.base(input_ids=rests, past_key_values=cache, use_cache=True).last_hidden_state
     return hidden
@@ -191,12 +191,12 @@ def _followed(tail: Tail, begun: Any, rests: Tensor) -> Tensor:
 def cache_of(model: Any, positions: int) -> Any:
     """An empty cache of keys and values, whose rows can be selected and repeated.
 
-    The room is taken when rows are first selected: until then it holds the prompts, each once. Layers that look at a
-    window of positions, and those without positions, keep theirs as transformers does.
+    Its memory is allocated when rows are first selected: before, it holds each prompt once. Sliding-window layers and
+    layers without positions use the cache of transformers.
 
     Args:
-        model: of transformers.
-        positions: of a row at most, >= 1.
+        model: model of transformers.
+        positions: maximum positions of a row, >= 1.
     """
     from transformers import DynamicCache, EncoderDecoderCache
     from transformers.cache_utils import DynamicLayer
@@ -208,19 +208,19 @@ def cache_of(model: Any, positions: int) -> Any:
 
 @cache
 def _reserved_layer() -> Any:
-    """The class of a layer with reserved room; here, because transformers takes seconds to import."""
+    """The class of a layer with preallocated memory; defined here because importing transformers takes seconds."""
     from transformers.cache_utils import DynamicLayer
 
     class ReservedLayer(DynamicLayer):
-        """Keys and values (rows, heads, positions, features), as views of the first positions of their room."""
+        """Keys and values (rows, heads, positions, features), as views of the first positions of a buffer."""
 
         def __init__(self, positions: int) -> None:
             super().__init__()
             self.positions = positions
-            self.room: list[Tensor] = []  # of keys and of values; none before rows are selected
+            self.room: list[Tensor] = []  # buffers of keys and values; empty before rows are selected
 
         def reorder_cache(self, beam_idx: Tensor) -> None:
-            """Go on with these rows, in room of their own."""
+            """Continue with these rows, in a new buffer."""
             if self.get_seq_length() == 0:
                 return
             held = self.get_seq_length()
@@ -233,7 +233,7 @@ def _reserved_layer() -> Any:
                 self.room[place : place + 1] = [room]
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **settings: Any) -> tuple[Any, Any]:
-            """Add positions; all keys and values."""
+            """Append positions and return all keys and values."""
             held, new = self.get_seq_length(), key_states.shape[-2]
             if not self.room or held + new > self.room[0].shape[2]:
                 self.room = []

@@ -1,4 +1,4 @@
-"""What a pass reads of a text, and the names of what it measures: read before the library of any model is loaded."""
+"""Inputs and statistics of passes, without an import of model libraries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 Part = Literal["image", "instruction", "description", "instruction_description"]
 PARTS: tuple[Part, ...] = ("image", "instruction", "description", "instruction_description")
-"""Of what a model reads of a picture, in their order."""
+"""Parts of the model input for a picture, in order."""
 
 RENYI_ORDERS = ("0.5", "1", "2", "inf")
 MODIFIED_ORDERS = ("0.5", "2")
-"""Of modified Renyi entropies; that of order 1 is `m_entropy`."""
+"""Orders of modified Renyi entropies; order 1 is `m_entropy`."""
 
 STATISTICS = frozenset(
     {
@@ -26,30 +26,30 @@ STATISTICS = frozenset(
         *(f"mod_renyi_{order}" for order in MODIFIED_ORDERS),
     }
 )
-"""Of a forward pass: the fields of `forward.TokenStatistics`, and its Renyi entropies by order."""
+"""Statistics of a forward pass: the fields of `forward.TokenStatistics`, and its Renyi entropies by order."""
 
 GIVEN = frozenset({"token"})
-"""What a forward pass hands on without computing it: the token itself, which no endpoint tells."""
+"""Inputs that a forward pass returns: the token, which endpoints do not return."""
 
 SWAPPED = "swapped"
-"""Before the number of a copy, from 1, in `Pass.text`: swapped1."""
+"""Prefix of the number of a copy, from 1, in `Pass.text`: swapped1."""
 
 HELD = 1024
-"""Tokens of prefixes whose keys and values a worker holds for a pass, at most, unless a single one is longer."""
+"""Maximum tokens of prefixes whose keys and values a worker keeps for a pass, unless a single one is longer."""
 
 SHARE_SWAPPED = 0.3
-"""Of a text's words that change places in a copy (PAC, arXiv 2405.11930)."""
+"""Share of a text's words that are swapped in a copy (PAC, arXiv 2405.11930)."""
 
 _SPACE = re.compile(r"(\s+)")
 
 
 def text_read(text: str, kind: str, seed: int) -> str:
-    """A text as a pass reads it.
+    """The text that a pass reads.
 
     Args:
-        text: the part of a document that max_tokens keeps.
+        text: part of a document that max_tokens keeps.
         kind: `Pass.text`.
-        seed: of the run.
+        seed: seed of the run.
     """
     if kind == "lowercase":
         return text.lower()
@@ -57,10 +57,10 @@ def text_read(text: str, kind: str, seed: int) -> str:
 
 
 def swapped_words(text: str, copy: int, seed: int) -> str:
-    """The text with 30% of its words, rounded down to pairs and at least one pair, exchanged pairwise.
+    """The text with 30% of its words swapped in pairs, rounded down to pairs, at least one pair.
 
-    Which ones depends on the text, the copy's number and the seed alone. White space stays where it is. A text of fewer
-    than two words is returned as it is.
+    The choice depends only on the text, the copy's number and the seed. White space is unchanged. A text of fewer than
+    two words is returned unchanged.
     """
     pieces = _SPACE.split(text)
     places = [i for i in range(0, len(pieces), 2) if pieces[i]]  # the others are white space

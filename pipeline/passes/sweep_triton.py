@@ -1,8 +1,8 @@
-"""The sweep over the vocabulary as one kernel for GPUs; needs Triton, which comes with torch's builds for CUDA.
+"""The sweep over the vocabulary as one GPU kernel; requires Triton, which is part of torch's CUDA builds.
 
-Each row of logits is read once, in blocks: its maximum, and about it the sums of exp and of its first two moments, all
-scaled down whenever a block has a larger maximum. Modified entropies need the normaliser first, and a second reading.
-Nothing but the statistics is written. Sums are float32, whatever the logits are.
+Each row of logits is read once, in blocks: its maximum, and relative to it the sum of exp and its first two moments,
+which are rescaled when a block has a larger maximum. Modified entropies need the normalizer, and therefore a second
+sweep. Only the statistics are written. Sums are float32 for any dtype of logits.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 BLOCK = 4096
 ROWS = {name: row for row, name in enumerate(("log_prob", "mean", "variance", "renyi_0.5", "renyi_2", "renyi_inf"))}
 ROWS |= {name: len(ROWS) + place for place, name in enumerate(("m_entropy", "mod_renyi_0.5", "mod_renyi_2"))}
-"""Where the kernel writes each statistic; that of `renyi_1` is the mean's."""
+"""Row of the result for each statistic; `renyi_1` uses the row of the mean."""
 
 _LOWEST = tl.constexpr(-3e38)  # below every logit, and finite: no -inf - -inf
-_FLOOR = tl.constexpr(-200.0)  # exp(-200) is 0 in float32; keeps 0 * -inf out of the sums
+_FLOOR = tl.constexpr(-200.0)  # exp(-200) is 0 in float32; avoids 0 * -inf in sums
 
 
 @triton.jit
 def _at_least(values: tl.tensor, limit: tl.tensor) -> tl.tensor:
-    """The larger of the two; NaN stays NaN, which `tl.maximum` does not promise."""
+    """The larger of the two; unlike `tl.maximum` it propagates NaN."""
     return tl.where(values < limit, limit, values)
 
 
@@ -86,10 +86,10 @@ def _modified_entropies(
     logit: tl.tensor, log_prob: tl.tensor, SCALED: tl.constexpr, CAPPED: tl.constexpr, ENTROPY: tl.constexpr,
     MODIFIED: tl.constexpr, BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """`m_entropy` of one row, and `mod_renyi` of orders 1/2 and 2, from a second reading.
+    """`m_entropy` of one row, and `mod_renyi` of orders 1/2 and 2, in a second sweep.
 
     The first is -(1-p_y) ln p_y - sum over i != y of p_i ln(1-p_i). The likeliest tokens are counted, not summed: 1 - p
-    of one is the sum of the others, which float32 holds where 1 - p is 0. Every other token has p <= 1/2.
+    of one is the sum of the others, which float32 can represent when 1 - p rounds to 0. Other tokens have p <= 1/2.
     """
     lanes = tl.arange(0, BLOCK)
     likeliest = 0.0
@@ -111,7 +111,7 @@ def _modified_entropies(
             halves += tl.sum(_of_other(p, True), 0)
             squares += tl.sum(_of_other(p, False), 0)
     p_top = tl.exp(-log_sum)
-    ties = likeliest - 1.0  # of two tokens as likely as each other, each has p <= 1/2
+    ties = likeliest - 1.0  # of two equally likely tokens, each has p <= 1/2
     tied = tl.where(ties > 0, p_top, 0.0)
     others += ties * p_top
     terms += ties * tied * _surprise_of_not(tied)
@@ -119,7 +119,7 @@ def _modified_entropies(
     squares += ties * _of_other(tied, False)
     p = tl.exp(log_prob)
     certain = logit == peak
-    of_top = -p_top * tl.maximum(tl.log(others), log_prob)  # y is one of the others, whatever underflows
+    of_top = -p_top * tl.maximum(tl.log(others), log_prob)  # y is one of the others, despite underflow
     unlikely = (1.0 - p) * -log_prob + terms - p * _surprise_of_not(p) + of_top
     entropy = tl.where(certain, others * -log_prob + terms, unlikely)
     half = _modified(halves, p, log_prob, others, -log_sum, certain, True)
@@ -190,17 +190,17 @@ def _sweep_row(
 def fused_sweep(
     logits: Tensor, targets: Tensor, statistics: frozenset[str], factor: float = 1.0, softcap: float | None = None
 ) -> dict[str, Tensor]:
-    """Statistics of each row of logits, read once, or twice where a modified entropy is one of them.
+    """Statistics of each row of logits, which are read once, or twice for modified entropies.
 
     Args:
-        logits: (rows, vocabulary) float32, bfloat16 or float16, as the head gives them. They are left as they are.
-        targets: (rows,) ids of the tokens that came. An id that is not in the vocabulary gives NaN.
-        statistics: which of `STATISTICS`; `log_prob` always is.
-        factor: what the logits are multiplied by, in float32, before anything else.
-        softcap: c of c tanh(logits / c), which follows; None where there is none.
+        logits: (rows, vocabulary) float32, bfloat16 or float16, outputs of the head. They are not changed.
+        targets: (rows,) ids of the actual tokens. An id outside of the vocabulary gives NaN.
+        statistics: names in `STATISTICS`; `log_prob` is always computed.
+        factor: factor of the logits, applied first, in float32.
+        softcap: c of c tanh(logits / c), applied after the factor; None: no cap.
 
     Returns:
-        Each (rows,) float32. A row that holds NaN or inf, or -inf alone, gives NaN.
+        Each (rows,) float32. A row that contains NaN or inf, or only -inf, gives NaN.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()

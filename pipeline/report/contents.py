@@ -1,6 +1,6 @@
-"""What a report says, as report.json holds it and as the page shows it.
+"""The content of a report, for report.json and for the page.
 
-The page calls models and documents by name, without the folders of the machine that they stood on.
+Models and documents are named without the folders of the machine of the run.
 """
 
 from __future__ import annotations
@@ -29,129 +29,129 @@ _CACHED = re.compile(r"models--(.+?)--(.+?)/snapshots/[^/]+/?$")
 
 
 class AnswerText(Record):
-    """The answer of one selection in sentences: what was selected, its guarantee, and what weakens it."""
+    """The answer of one selection in sentences: the count, the guarantee, and its limitations."""
 
-    sentence: str = Field(description="All of it in one line, for those who copy one line.")
+    sentence: str = Field(description="The complete answer in one line, for copying.")
     headline: str = Field(
-        description="How many documents were selected, of how many; a contradiction by a check is stated first."
+        description="Number of selected documents, and of how many; a contradiction by a check is stated first."
     )
     bound: str | None = Field(
         None,
         description="How many of all audited documents are members (with direction clean, non-members) at least, with "
         "a stated confidence; null where no theorem bounds it.",
     )
-    terms: str = Field(description="How many of them may be wrong on average, and what that rests on.")
+    terms: str = Field(description="How many of them may be wrong on average, and the assumption.")
     doubts: list[str] = Field(description="Failed checks: the guarantee may not hold.")
-    cautions: list[str] = Field(description="What else a reader of the numbers must know.")
+    cautions: list[str] = Field(description="Further cautions for reading the numbers.")
 
 
 class Check(Record):
-    """One diagnostic as the page shows it."""
+    """One diagnostic on the page."""
 
     name: str = Field(description="Name of the diagnostic.")
-    title: str = Field(description="Its subject, in a few words; the verdict and the sentence give the result.")
+    title: str = Field(description="Its subject, as a short phrase; the verdict and the sentence give the result.")
     verdict: CheckVerdict = Field(
         description="failed: the guarantee may not hold; inconclusive: the blind test decided nothing or was not made; "
-        "limited: it takes from what can be found; passed; or noted."
+        "limited: it reduces what can be found; passed; or noted."
     )
-    sentence: str = Field(description="What was checked and what came of it.")
+    sentence: str = Field(description="The check and its result.")
 
 
 class Light(Record):
-    """One diagnostic in short."""
+    """One diagnostic in brief."""
 
     name: str = Field(description="Name of the diagnostic.")
-    label: str = Field(description="Its subject, in a few words.")
+    label: str = Field(description="Its subject, as a short phrase.")
     colour: Literal["red", "amber", "grey", "green"] = Field(
-        description="red: failed; amber: not known, or it takes from what can be found; grey: a number to know; green: "
+        description="red: failed; amber: not known, or it reduces what can be found; grey: for information; green: "
         "passed."
     )
     reason: str | None = Field(description="Why it is not green; null where it is.")
 
 
 class BriefAnswer(Record):
-    """The answer of one selection as the first screen shows it, in sentences of one line each."""
+    """The answer of one selection on the first screen, in sentences of one line each."""
 
-    question: str = Field(description="What was asked, and of which detectors.")
-    selected: str = Field(description="How many documents were selected, of how many.")
-    bound: str = Field(description="How many of them are wrong at most, or that nothing is said of that.")
+    question: str = Field(description="The question, and its detectors.")
+    selected: str = Field(description="Number of selected documents, and of how many.")
+    bound: str = Field(description="At most how many of them are wrong, or that no bound is stated.")
     standing: str = Field(description="The conclusion of the checks: supported, inconclusive or contradicted.")
     reason: str | None = Field(description="Why it is contradicted or inconclusive; null where it is supported.")
-    claim: str = Field(description="What was selected; where a check contradicts the guarantee it says that first.")
-    condition: str = Field(description="Under what the next three sentences are said, or that nothing is guaranteed.")
-    average: str = Field(description="What then holds on average over audits.")
-    this_list: str = Field(description="What then holds of this one list.")
-    collection: str = Field(description="What then holds of all audited documents.")
-    lights: list[Light] = Field(description="The diagnostics in short, red ones first.")
+    claim: str = Field(description="What was selected; a contradiction of the guarantee is stated first.")
+    condition: str = Field(description="Condition of the next three sentences, or that nothing is guaranteed.")
+    average: str = Field(description="The guarantee on average over audits.")
+    this_list: str = Field(description="The guarantee for this one list.")
+    collection: str = Field(description="The guarantee for all audited documents.")
+    lights: list[Light] = Field(description="The diagnostics in brief, red ones first.")
 
 
 class SelectedDocument(Record):
     """One selected document."""
 
     doc_id: str = Field(description="Its id.")
-    p_value: float = Field(description="How often a calibration document shows evidence as strong, in (0, 1].")
+    p_value: float = Field(description="P-value in (0, 1]: how often calibration documents have evidence as strong.")
     scores: dict[str, float | None] = Field(description="Its scores by detector; null where not finite.")
-    source: str = Field(description="The input that it stands in.")
-    row: int = Field(description="Its row there, from 0.")
-    excerpt: str | None = Field(None, description="How its text begins; null where texts are left out.")
+    source: str = Field(description="The input that contains it.")
+    row: int = Field(description="Its row in the input, from 0.")
+    excerpt: str | None = Field(None, description="Beginning of its text; null where texts are left out.")
 
 
 class SelectionReport(Record):
-    """One selection: its answer, its numbers and the first of its documents."""
+    """One selection: its answer, its numbers and its first documents."""
 
     answer: AnswerText = Field(description="The answer in sentences.")
-    brief: BriefAnswer = Field(description="The answer in short.")
-    summary: Summary = Field(description="The numbers, as summary.json holds them.")
+    brief: BriefAnswer = Field(description="The answer in brief.")
+    summary: Summary = Field(description="The numbers, as in summary.json.")
     checks: list[Check] = Field(description="The diagnostics, failed ones first.")
     figures: list[str] = Field(description="Files of its figures, below report/.")
     selected: list[SelectedDocument] = Field(description="The first selected documents, smallest p-value first.")
 
 
 class PastQuestion(Concluded):
-    """One question of the run's history, as the page lists it."""
+    """One question of the run's history, for the page."""
 
-    asking: int = Field(description="At which time of asking, from 1; several may be asked at once.")
+    asking: int = Field(description="Number of the request, from 1; a request may have several questions.")
     name: str = Field(description="Name of the selection.")
     settings: dict[str, JsonValue] = Field(description="Its settings, with every default.")
-    others: str = Field(description="Those of them that are not the default and have no column of their own.")
+    others: str = Field(description="Those that differ from the default and have no column of their own.")
     n_audit: int = Field(description="Audited documents, quarantined ones included.")
     n_selected: int = Field(description="Documents selected.")
 
 
 class HistoryReport(Record):
-    """All questions that the run was asked, and what asking several does to a guarantee."""
+    """All questions of the run, and the effect of several questions on a guarantee."""
 
-    n_questions: int = Field(description="Different questions, whatever their names.")
-    n_askings: int = Field(description="Lines of selection/history.jsonl: how often something new was asked.")
-    sentences: list[str] = Field(description="What asking several questions does to the guarantee of an answer.")
-    last_asked_by: str = Field(description="run or select: which command asked for the answers that stand here.")
-    questions: list[PastQuestion] = Field(description="The last questions, first asked first.")
+    n_questions: int = Field(description="Number of different questions, regardless of their names.")
+    n_askings: int = Field(description="Lines of selection/history.jsonl: the number of requests with something new.")
+    sentences: list[str] = Field(description="The effect of several questions on the guarantee of an answer.")
+    last_asked_by: str = Field(description="run or select: the command of the current answers.")
+    questions: list[PastQuestion] = Field(description="The last questions, in the order of the requests.")
 
 
 class ModelReport(Record):
     """The audited model."""
 
-    name: str = Field(description="What it is called in the answers.")
+    name: str = Field(description="Its name in the answers.")
     path: str = Field(description="Hub id, folder or file; name and address of an endpoint.")
-    revision: str | None = Field(description="Revision on the hub, if one was asked for.")
+    revision: str | None = Field(description="Revision on the hub, if one was requested.")
     adapter: str | None = Field(description="Adapter that was merged into it, if any.")
     quantization: str | None = Field(description="How its weights were quantised, if they were.")
     architecture: str = Field(description="Class of the model.")
     dtype: str = Field(description="Arithmetic of its weights.")
-    parameters: int | None = Field(description="Its parameters; null where only loading would tell.")
+    parameters: int | None = Field(description="Number of parameters; null where only loading determines it.")
     digest: str | None = Field(
         None,
         description="SHA-256 over its weights and configuration, and over the adapter's; null where it is not known, "
         "as of an endpoint.",
     )
-    fingerprint: str = Field(description="Short digest of all that could change a score.")
-    max_tokens: int = Field(description="The longest text that was read.")
-    counted: Literal["tokens", "words"] = Field(description="What that length counts.")
-    fine_tuned: dict[str, str] = Field(description="What adapters of the fsd detector were trained on, by name.")
+    fingerprint: str = Field(description="Short digest of all values that could change a score.")
+    max_tokens: int = Field(description="Maximum length of a text; longer texts are cut.")
+    counted: Literal["tokens", "words"] = Field(description="Unit of that length.")
+    fine_tuned: dict[str, str] = Field(description="Training documents of adapters of the fsd detector, by name.")
 
 
 class RoleCount(Record):
-    """How many documents of one role were read, scored and quarantined."""
+    """Numbers of documents of one role: read, scored and quarantined."""
 
     role: str = Field(description="audit, unseen or seen.")
     n_in: int = Field(description="Documents read.")
@@ -172,11 +172,11 @@ class QuarantinedDocument(Record):
 
     doc_id: str | None = Field(description="Its id.")
     role: str | None = Field(description="Its role.")
-    source: str | None = Field(description="The input that it stands in.")
-    row: int | None = Field(description="Its row there, from 0.")
+    source: str | None = Field(description="The input that contains it.")
+    row: int | None = Field(description="Its row in the input, from 0.")
     stage: str | None = Field(description="The stage that could not read it.")
-    reason: str = Field(description="Why, as one of a fixed set of words.")
-    message: str | None = Field(description="Why, in a sentence; null where texts are left out.")
+    reason: str = Field(description="The reason, one of a fixed set of words.")
+    message: str | None = Field(description="The reason as a sentence; null where texts are left out.")
 
 
 class QuarantineReport(Record):
@@ -187,7 +187,7 @@ class QuarantineReport(Record):
 
 
 class Report(VersionedRecord):
-    """All that the report of a run says: `report/report.json`."""
+    """The content of the report of a run: `report/report.json`."""
 
     run: str = Field(description="The run directory.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
@@ -197,21 +197,21 @@ class Report(VersionedRecord):
         description="When the answers were first given, in UTC, as selection/history.jsonl records it; null where it "
         "records none.",
     )
-    notices: list[str] = Field(description="What a reader must know before the first answer.")
+    notices: list[str] = Field(description="Cautions that precede the first answer.")
     model: ModelReport = Field(description="The audited model.")
     selections: list[SelectionReport] = Field(description="The answers, in the order of the configuration.")
     verdict: CollectionVerdict | None = Field(
-        None, description="Whether the collection was trained on; null where seenset verdict was not asked."
+        None, description="Whether the collection was trained on; null where seenset verdict was not run."
     )
-    not_covered: list[str] = Field(description="What the guarantee does not mean.")
-    history: HistoryReport | None = Field(description="What the run was asked so far; null where nothing was noted.")
-    documents: list[RoleCount] = Field(description="How many documents of each role there are.")
+    not_covered: list[str] = Field(description="Limits of the guarantee.")
+    history: HistoryReport | None = Field(description="The questions of the run so far; null where none are recorded.")
+    documents: list[RoleCount] = Field(description="Numbers of documents by role.")
     quarantine: QuarantineReport = Field(description="Documents that could not be scored.")
-    provenance: Provenance = Field(description="What the scores are made of.")
+    provenance: Provenance = Field(description="The origin of the scores.")
 
 
 def model_name(model: AnyModel) -> str:
-    """The audited model by its name: its name where no weights are at hand, a hub id, or the last part of a path."""
+    """The name of the audited model: its configured name where there are no weights, a hub id, or the end of a path."""
     if not isinstance(model, ModelConfig):
         return model.name
     name = _last_part(model.path, display_name(model)) + (f" ({model.gguf_file})" if model.gguf_file else "")
@@ -220,7 +220,7 @@ def model_name(model: AnyModel) -> str:
 
 
 def run_names(first: str, second: str) -> tuple[str, str]:
-    """Two run directories by the last parts of their paths, as many as tell them apart."""
+    """Two run directories by the last parts of their paths, as many as distinguish them."""
     parts = [path.rstrip("/").split("/") for path in (first, second)]
     last = 1
     while parts[0][-last:] == parts[1][-last:] and last < max(map(len, parts)):
@@ -238,13 +238,13 @@ def _last_part(path: str, shown: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The folders of a run's inputs, which no name on its page begins with."""
+    """The folders of a run's inputs, which are removed from the names on its page."""
 
     prefixes: tuple[str, ...]  # longest first; each ends with a slash
 
     @classmethod
     def of(cls, inputs: Iterable[InputRecord]) -> Folders:
-        """The longest folder that the inputs of each role have in common, or where that is the root, each one's own."""
+        """The longest common folder of the inputs of each role; where that is the root, the folder of each input."""
         names: dict[str, list[str]] = {}
         for entry in inputs:
             if format_named(entry.format).has_path:
@@ -256,12 +256,12 @@ class Folders:
         return cls(tuple(sorted(folders - {"", "/"}, key=lambda folder: (-len(folder), folder))))
 
     def relative(self, name: str) -> str:
-        """A document's id or the name of an input, relative to its corpus."""
+        """The id of a document or the name of an input, relative to its corpus."""
         prefix = next((prefix for prefix in self.prefixes if name.startswith(prefix)), "")
         return name[len(prefix) :]
 
     def without(self, text: str) -> str:
-        """A message in which names of files are relative to their corpus."""
+        """A message with file names relative to their corpus."""
         for prefix in self.prefixes:
             if prefix.startswith("/") or "://" in prefix:
                 text = text.replace(prefix, "")

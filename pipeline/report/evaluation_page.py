@@ -1,4 +1,4 @@
-"""Write an evaluation: its figures as JSON, the ROC curves, and one HTML page that needs nothing else."""
+"""Write an evaluation: its figures as JSON, the ROC curves, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEAST_RATE = 1e-3
 SMALL_RATE = 0.01
 ALL_POINTS = 1200
 NAMED = 12
-"""Detectors that are drawn at most; the table has all of them."""
+"""Maximum number of drawn detectors; the table has all of them."""
 
 Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
@@ -43,7 +43,7 @@ def write_evaluation(store: Store, evaluated: Evaluated) -> str:
 
     Args:
         store: the run directory.
-        evaluated: from `pipeline.audit.evaluation.evaluate_scores`.
+        evaluated: result of `pipeline.audit.evaluation.evaluate_scores`.
 
     Returns:
         the path or URL of evaluation.html.
@@ -82,7 +82,7 @@ def headline(evaluation: Evaluation) -> str:
     rows = [row for row in evaluation.rows if row.group is None and not is_blind(row.detector)]
     defined = [(row.auc.value, row) for row in rows if row.auc.value is not None]
     if not defined:
-        return "No figure is defined: documents of one kind alone are compared."
+        return "No figure is defined: only documents of one kind are compared."
     value, row = max(defined, key=lambda pair: pair[0])
     interval = "" if row.auc.low is None else f", 95% interval {row.auc.low:.3f} to {row.auc.high:.3f}"
     of = f"{len(rows):,} detector{'' if len(rows) == 1 else 's'}"
@@ -100,10 +100,10 @@ def roc_figures(
     """The ROC curves of detectors, whole and at small false positive rates.
 
     Args:
-        curves: detector -> FPR and TPR, each (thresholds + 1,); none where there are documents of one kind alone.
+        curves: detector -> FPR and TPR, each (thresholds + 1,); empty where all documents are of one kind.
         areas: AUC of the same detectors.
         kinds: names of the two kinds of documents, members first.
-        dashed: the detector that is drawn so, if any.
+        dashed: the detector that is drawn dashed, if any.
     """
     members, others = kinds
     undefined = f"not defined: there are no {members} documents, or no {others} ones"
@@ -155,7 +155,7 @@ def roc_figures(
 
 
 def _thinned(fpr: np.ndarray, tpr: np.ndarray, points: int, logarithmic: bool) -> tuple[np.ndarray, np.ndarray]:
-    """At most so many points of a curve, about as far from one another on the axes that they are drawn on."""
+    """At most `points` points of a curve, about equally spaced on the axes of the figure."""
     if fpr.size <= points:
         return fpr, tpr
     x, y = (np.log(np.maximum(rate, LEAST_RATE)) if logarithmic else rate for rate in (fpr, tpr))

@@ -1,4 +1,4 @@
-"""What a report says, read from a run directory: no model, no score shard, only summaries and receipts."""
+"""The facts of a report, read from the summaries and receipts of a run directory, without a model or a score shard."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from pipeline.store.receipts import Receipt, read_filed, read_receipts
 
 R = TypeVar("R", bound=Record)
 LISTED = 50
-CHUNK = 500  # rows that are read, and that the browser parses, at a time
+CHUNK = 500  # rows that are read, and parsed by the browser, at a time
 EXAMPLES = 20
 NOT_SCORES = {"doc_id", "p_value", "source", "row", "text_key", "group", "role", "selected", "excerpt"}
 
 
 @dataclass(frozen=True, slots=True)
 class RankHistogram:
-    """How many audit documents have each rank; ranks ascending in 1..n + 1, counts > 0, both int64."""
+    """The number of audit documents of each rank; ranks ascending in 1..n + 1, counts > 0, both int64."""
 
     rank: np.ndarray
     count: np.ndarray
@@ -47,7 +47,7 @@ class RankHistogram:
 
 @dataclass(frozen=True, slots=True)
 class SelectionFacts:
-    """One selection as the run directory holds it."""
+    """One selection, as in the run directory."""
 
     name: str
     summary: Summary
@@ -60,7 +60,7 @@ class SelectionFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """All that the report says of a run."""
+    """All facts of a run for the report."""
 
     url: str
     manifest: Manifest
@@ -68,15 +68,15 @@ class RunFacts:
     n_receipts: int
     state: RunState | None
     selections: tuple[SelectionFacts, ...]
-    verdict: CollectionVerdict | None  # of the whole collection
-    missing: tuple[str, ...]  # selections that were asked for and are not made
+    verdict: CollectionVerdict | None  # verdict on the whole collection
+    missing: tuple[str, ...]  # requested selections without an answer
     history: tuple[HistoryEntry, ...]
     roles: tuple[RoleCount, ...]
     quarantine: QuarantineReport
 
 
 def read_facts(store: Store) -> RunFacts:
-    """Read the facts of a run, whole or half done.
+    """Read the facts of a run, complete or not.
 
     Raises:
         UserError: not a run directory, a damaged file in it, or one of another version.
@@ -89,8 +89,8 @@ def read_facts(store: Store) -> RunFacts:
     others = [name for name in store.names("selection") if name not in (*names, HISTORY)]
     selections = [_selection(store, name) for name in (*names, *others)]
     made = tuple(selection for selection in selections if selection is not None)
-    duplicates = _duplicates(store)  # once the answers, which list that file, are checked
-    if status is not None and status.state != "complete":  # of a run that goes on with other selections than before
+    duplicates = _duplicates(store)  # after the check of the answers, which list that file
+    if status is not None and status.state != "complete":  # a resumed run may have other selections
         names += [selection.name for selection in manifest.config.selections if selection.name not in names]
     return RunFacts(
         url=store.url,
@@ -151,13 +151,13 @@ def _scores(store: Store, name: str) -> ScoreHistogram | None:
 
 
 def first_selected(store: Store, selection: str, limit: int, texts: bool = True) -> Iterator[pa.RecordBatch]:
-    """The first selected documents of a selection, some hundred at a time.
+    """The first selected documents of a selection, in batches of some hundred.
 
     Args:
         store: the run directory.
         selection: its name.
-        limit: documents, at most.
-        texts: whether their excerpts are read.
+        limit: maximum number of documents.
+        texts: whether excerpts are read.
 
     Raises:
         UserError: their list cannot be read.
@@ -189,12 +189,12 @@ def _document(row: dict[str, Any]) -> SelectedDocument:
 
 
 def finite(value: float | None) -> float | None:
-    """The value, or None for one that JSON cannot hold."""
+    """The value, or None for a value that JSON cannot represent."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 
 def _duplicates(store: Store) -> Counter[str]:
-    """By role, documents that were scored and then quarantined because their id stands in an earlier shard."""
+    """By role, the number of scored documents that are quarantined because their id occurs in an earlier shard."""
     if not store.exists(DUPLICATES):
         return Counter()
     return Counter(store.read_table(DUPLICATES, ["role"]).column("role").to_pylist())
@@ -217,7 +217,7 @@ def _role_counts(receipts: Sequence[Receipt], duplicates: Counter[str], planned:
 
 
 def _digest_of(receipts: Sequence[Receipt]) -> str:
-    """One digest of the documents of all these shards."""
+    """One digest of the documents of all given shards."""
     digests = [receipt.documents for receipt in sorted(receipts, key=lambda receipt: receipt.shard)]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
@@ -239,7 +239,7 @@ def _quarantine(store: Store, receipts: Sequence[Receipt], duplicates: Counter[s
 def _examples(
     store: Store, receipts: Sequence[Receipt], reasons: Sequence[str], duplicates: bool
 ) -> list[QuarantinedDocument]:
-    """The first documents of each reason, about equally many, opening only the files that hold them."""
+    """The first documents of each reason, in about equal numbers, opening only the files that contain them."""
     wanted = dict.fromkeys(reasons, max(1, EXAMPLES // max(1, len(reasons))))
     examples: list[QuarantinedDocument] = []
     columns = list(QuarantinedDocument.model_fields)

@@ -1,4 +1,4 @@
-"""The figures of a selection, drawn from counts: as fast for a million documents as for a hundred.
+"""The figures of a selection, drawn from counts, so that the time does not depend on the number of documents.
 
 The same counts give the same bytes.
 """
@@ -30,11 +30,11 @@ MAX_BARS, BAR_HEIGHT = 20, 0.2
 P_BINS = 20
 TAIL = 0.001
 LARGEST_ALPHA = 0.5
-"""Alpha is drawn up to here, or up to the one that was asked for where that is larger."""
+"""Upper end of the axis of alpha; the requested alpha where that is larger."""
 
 
 def draw_figures(selection: SelectionFacts) -> list[FigureImage]:
-    """The figures of a selection for which the run directory holds the counts."""
+    """The figures of a selection whose counts are in the run directory."""
     figures, summary = [], selection.summary
     if selection.scores is not None and _drawable(selection.scores):
         figures.append(
@@ -79,7 +79,7 @@ def _score_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureIm
         f"{_median(scores, role):.3g} for {total:,} {ROLE_LABELS.get(role, role)}" for role, total in totals.items()
     )
     outside = sum(total - int(roles[role].sum()) for role, total in totals.items())
-    hidden = f" {documents(outside)} with extreme scores lie outside the drawn range." if outside else ""
+    hidden = f" {documents(outside)} with extreme scores are outside the drawn range." if outside else ""
     return draw(
         f"{selection.name}-scores.svg",
         "Scores by role",
@@ -101,7 +101,7 @@ def _w_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureImage:
         axes.axvline(0, color=INK, linewidth=0.8)
         if least is not None:
             axes.axvline(least, color=ORANGE, linestyle="--", label=f"selected from W = {least:.3g} on")
-            axes.axvline(-least, color=ORANGE, linestyle=":", label="as far below 0: what stands for the wrong ones")
+            axes.axvline(-least, color=ORANGE, linestyle=":", label="mirrored below 0: stands for the wrong ones")
         _count_documents(figure, axes, f"W: {label(scores.column)}")
 
     outcome = f"{n_selected:,} selected" if n_selected else "none is selected"
@@ -110,21 +110,21 @@ def _w_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureImage:
         f"{selection.name}-w.svg",
         "W of the audited documents",
         f"Distribution of W over {documents(total)}, with a median of about {_median(scores, 'audit'):.3g}; {outcome}.",
-        "Where signs are fair coins for non-members (with direction clean, members), as many of these lie left of the "
+        "Where signs are fair coins for non-members (with direction clean, members), as many of these are left of the "
         "dotted line as right of the dashed one.",
         paint,
     )
 
 
 def _count_documents(figure: Figure, axes: Axes, xlabel: str) -> None:
-    """Axes of a histogram of audited documents, with its legend."""
+    """Label the axes of a histogram of audited documents, and add its legend."""
     axes.set(xlabel=xlabel, ylabel="audited documents", ylim=(0, None))
     count_axis(axes)
     put_legend(figure)
 
 
 def _median(scores: ScoreHistogram, role: str) -> float:
-    """The middle of the bin that holds it."""
+    """The middle of the bin of the median."""
     counts = np.array(scores.roles[role])
     at = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2))
     return (scores.edges[at] + scores.edges[at + 1]) / 2
@@ -136,7 +136,7 @@ def _drawable(scores: ScoreHistogram) -> bool:
 
 
 def _bins(scores: ScoreHistogram) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Neighbouring bins joined until the curves are readable, without the outermost tails."""
+    """Adjacent bins merged until the curves are readable, without the outermost tails."""
     roles = {role: np.array(counts) for role, counts in scores.roles.items() if sum(counts) > 0}
     edges = np.array(scores.edges)
     shares = [np.cumsum(counts) / counts.sum() for counts in roles.values()]
@@ -154,10 +154,10 @@ def _bins(scores: ScoreHistogram) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def _version_ranks_figure(selection: SelectionFacts, ranks: RankHistogram, versions: int) -> FigureImage:
-    """How many published versions have each rank; with fewer versions of some documents, their share of the most."""
+    """The number of published versions at each rank; documents with fewer versions are scaled to the maximum."""
     counts = np.zeros(versions, dtype=np.int64)
     counts[ranks.rank - 1] = ranks.count
-    counts[-1] -= selection.summary.n_quarantined  # without scores
+    counts[-1] -= selection.summary.n_quarantined  # documents without scores
     m = int(counts.sum())
     p = selection.summary.details["p_uniform_ranks"]
 
@@ -175,7 +175,7 @@ def _version_ranks_figure(selection: SelectionFacts, ranks: RankHistogram, versi
         f"Histogram of the ranks of {documents(m)}: {int(counts[0]):,} at rank 1 of {versions:,}, where "
         f"{m / versions:,.1f} are expected of documents that were not learnt (evenly spread: p = {p:.3g}).",
         "A document that the model did not learn has each rank with the same probability, for any score; the dashed "
-        "line is that. Documents that were learnt stand at the left.",
+        "line shows that. Documents that were learnt are at the left.",
         paint,
     )
 
@@ -207,13 +207,13 @@ def _p_value_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureIm
         f"evenly spread; {null}, drawn as a level line.",
         "Documents that are just like the calibration documents spread evenly from 0 to 1; the dashed line is "
         f"their share, {'estimated by the procedure' if estimated else 'which this procedure takes to be all'}. "
-        "Documents that could not be scored stand at p = 1.",
+        "Documents that could not be scored are at p = 1.",
         paint,
     )
 
 
 def _slope(summary: Summary, m: int) -> float | None:
-    """Documents per unit of p on the line that the curve must reach; None if the procedure has no such line."""
+    """Documents per unit of p on the line that the curve must reach; None for procedures without such a line."""
     return None if summary.factor is None else summary.factor * m / summary.alpha
 
 
@@ -264,7 +264,7 @@ def _quantile_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureI
 
 
 def plain_logs(axes: Axes) -> None:
-    """Ticks of logarithmic axes as plain numbers, few of them."""
+    """Few ticks of logarithmic axes, as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for axis in (axes.xaxis, axes.yaxis):
@@ -275,7 +275,7 @@ def plain_logs(axes: Axes) -> None:
 
 
 def _thinned(x: np.ndarray, y: np.ndarray, threshold: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """About MAX_POINTS points, evenly on a logarithmic axis, the last with y at most the threshold among them."""
+    """About MAX_POINTS points, evenly spaced on a logarithmic axis, including the last with y at most the threshold."""
     if x.size > MAX_POINTS:
         even = np.searchsorted(x, np.geomspace(x[0], x[-1], MAX_POINTS))
         at = np.searchsorted(y, 1.0 if threshold is None else threshold, side="right") - 1
@@ -284,7 +284,7 @@ def _thinned(x: np.ndarray, y: np.ndarray, threshold: float | None) -> tuple[np.
     return x, y
 
 
-# --- what other alphas, groups and detectors come to
+# --- other alphas, groups and detectors
 
 
 def _alpha_figure(selection: SelectionFacts, whole: AlphaCurve) -> FigureImage:
@@ -315,15 +315,14 @@ def _alpha_figure(selection: SelectionFacts, whole: AlphaCurve) -> FigureImage:
     right += condition(selection.summary) if bounds is not None else ""
     kept = "The guarantee holds at the configured alpha, and is lost if alpha is chosen by this figure"
     if bounds is not None:
-        kept += "; the bound, if what it assumes holds, is of all points at once"
+        kept += "; the bound, if its assumption holds, covers all points at once"
     if void:
-        kept = "Nothing is guaranteed at any alpha: a check contradicts what the guarantee rests on"
+        kept = "Nothing is guaranteed at any alpha: a check contradicts the assumption of the guarantee"
     most, widest = curve.n_selected[-1], percent(curve.alphas[-1])
     return draw(
         f"{selection.name}-alphas.svg",
         "Selected at other values of alpha",
-        f"Documents selected against alpha: {size:,} at the {percent(alpha)} that was asked for{right}; {most:,} at "
-        f"{widest}.",
+        f"Documents selected against alpha: {size:,} at the requested {percent(alpha)}{right}; {most:,} at {widest}.",
         f"{kept}.",
         paint,
     )

@@ -1,4 +1,4 @@
-"""Write the report: one HTML page that needs nothing else, the same facts as JSON, and the figures as files.
+"""Write the report: one self-contained HTML page, the same facts as JSON, and the figures as files.
 
 The page carries the top selected documents of each selection, compressed, in bounded memory.
 """
@@ -38,20 +38,20 @@ from pipeline.store.files import Store
 
 NOT_AVAILABLE = "text not available"
 PAGE_SIZE = 4_800_000
-"""Characters of a page at most, where its figures leave that room to the documents."""
+"""Maximum number of characters of a page, unless its figures leave less than `LEAST_ROOM` for the documents."""
 LEAST_ROOM = 500_000
 
 MAX_ROWS = 20_000
-"""Most documents on a page, over all of its selections."""
+"""Maximum number of documents on a page, over all of its selections."""
 
-_ATTRIBUTIONS = 0.35  # the share of the room that goes to tokens
+_ATTRIBUTIONS = 0.35  # share of the characters for tokens
 _DIGITS = 6
 
 
 def write_report(store: Store, texts: bool = True) -> str:
     """Write report/report.html, report/report.json and report/figures/*.svg from the run directory alone.
 
-    Figures of selections that are no longer there are removed. The same run directory gives the same bytes.
+    Figures of removed selections are deleted. The same run directory gives the same bytes.
 
     Args:
         store: the run directory.
@@ -79,11 +79,11 @@ def write_report(store: Store, texts: bool = True) -> str:
 
 
 def rewrite_report(store: Store) -> None:
-    """Write the report anew where there is one, with texts or without them as it was.
+    """Write an existing report again, with texts or without them as before.
 
     Raises:
-        DamagedError: what is there does not tell whether it shows texts.
-        UserError: as `write_report`.
+        DamagedError: the existing report does not state whether it shows texts.
+        UserError: the errors of `write_report`.
     """
     name, remedy = "report/report.json", f"seenset report {store.url} writes it again"
     try:
@@ -94,7 +94,7 @@ def rewrite_report(store: Store) -> None:
         return
     texts = earlier.get("texts") if isinstance(earlier, dict) else None
     if not isinstance(texts, bool):
-        raise DamagedError(f"{store.url}/{name} is damaged: it does not say whether texts are shown; {remedy}")
+        raise DamagedError(f"{store.url}/{name} is damaged: it does not state whether texts are shown; {remedy}")
     write_report(store, texts)
 
 
@@ -102,7 +102,7 @@ def rewrite_report(store: Store) -> None:
 
 
 def _report(run: RunFacts, texts: bool, figures: dict[str, list[FigureImage]]) -> Report:
-    """Everything that the page says; without texts, no text of a document."""
+    """All content of the page; without texts, no text of a document."""
     return Report(
         run=run.url,
         limit=run.manifest.limit,
@@ -124,7 +124,7 @@ def _model(run: RunFacts) -> ModelReport:
     model, known = run.manifest.config.model, run.manifest.model
     weights = model if isinstance(model, ModelConfig) else None
     fingerprint = json.dumps(run.manifest.fingerprint, sort_keys=True)
-    digest = run.manifest.fingerprint.get("model")  # of the weights
+    digest = run.manifest.fingerprint.get("model")  # digest of the weights
     return ModelReport(
         name=model_name(model),
         path=display_name(model),
@@ -157,12 +157,12 @@ def _selection(
 
 
 def _with_excerpt(document: SelectedDocument, texts: bool) -> SelectedDocument:
-    """How it begins, as it was recorded when it was selected."""
+    """The document with the recorded beginning of its text, or without it."""
     return document.model_copy(update={"excerpt": (document.excerpt or NOT_AVAILABLE) if texts else None})
 
 
 def _without_messages(quarantine: QuarantineReport) -> QuarantineReport:
-    """Messages of errors may quote a text."""
+    """The quarantine without messages of errors, which may quote a text."""
     examples = [example.model_copy(update={"message": None}) for example in quarantine.examples]
     return quarantine.model_copy(update={"examples": examples})
 
@@ -171,13 +171,13 @@ def _without_messages(quarantine: QuarantineReport) -> QuarantineReport:
 
 
 def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Sequence[FigureImage]]) -> str:
-    """The page: everything but the table of documents, and as many of these as there is room for."""
+    """The page: everything except the table of documents, and as many of these as the size limit allows."""
     folders = Folders.of(run.manifest.inputs)
     report = _without_folders(report, folders)
     markup = {name: figure_markup(name, group) for name, group in figures.items()}
     script = page_script() if any(selection.summary.n_selected for selection in run.selections) else ""
     summaries, remark = [entry.summary for entry in report.selections], several_questions(run.history)
-    lit = [untested(summary) for summary in summaries]  # what the light of the blind test states
+    lit = [untested(summary) for summary in summaries]  # the text of the light of the blind test
     notes = common_notes(report.selections, [f"{remark} Section 2 lists them."] if remark else [])
     values = {
         "report": report,
@@ -199,7 +199,7 @@ def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Seq
 
 
 def _without_folders(report: Report, folders: Folders) -> Report:
-    """The report with names relative to their corpus in all its sentences: paths stand under provenance alone."""
+    """The report with names relative to their corpus in all sentences; only provenance has full paths."""
     selections = [
         entry.model_copy(
             update={name: _relative(getattr(entry, name), folders) for name in ("answer", "brief", "checks")}
@@ -211,7 +211,7 @@ def _without_folders(report: Report, folders: Folders) -> Report:
 
 
 def _relative(value: Any, folders: Folders) -> Any:
-    """A value with every text in it made relative."""
+    """A value with all of its texts made relative."""
     if isinstance(value, str):
         return folders.without(value)
     if isinstance(value, list):
@@ -222,7 +222,7 @@ def _relative(value: Any, folders: Folders) -> Any:
 
 
 def figure_markup(selection: str, figures: Sequence[FigureImage]) -> dict[str, Markup]:
-    """The figures of a selection as the page shows them, by name: `scores`, `p-values` and so on."""
+    """The figures of a selection in the markup of the page, by name, such as `scores` and `p-values`."""
     template = "<figure>\n{image}\n<figcaption><b>{title}.</b> {caption}</figcaption>\n</figure>"
     return {
         figure.file.removeprefix(f"{selection}-").rpartition(".")[0]: Markup(template).format(
@@ -236,15 +236,15 @@ def figure_markup(selection: str, figures: Sequence[FigureImage]) -> dict[str, M
 class Listing:
     """The top selected documents of one selection, for the table of the page.
 
-    `rows` and `attributions` are base64 of gzip of lines of JSON: a line of `rows` holds the columns of some hundred
-    documents, a line of `attributions` the tokens of one.
+    `rows` and `attributions` are base64 of gzip of lines of JSON: a line of `rows` has the columns of some hundred
+    documents, a line of `attributions` the tokens of one document.
     """
 
     rows: str
     attributions: str
     n_rows: int
     n_attributions: int
-    sources: bool  # whether they stand in several inputs
+    sources: bool  # whether the documents come from several inputs
 
 
 def read_listings(
@@ -254,10 +254,10 @@ def read_listings(
 
     Args:
         store: the run directory.
-        selections: of the run.
-        folders: of the inputs, which no id begins with.
+        selections: selections of the run.
+        folders: folders of the inputs, which are omitted from ids.
         texts: whether texts of documents may be on the page.
-        room: characters that all of them may take.
+        room: maximum number of characters of all listings.
 
     Raises:
         UserError: a list of selected documents that cannot be read.
@@ -265,7 +265,7 @@ def read_listings(
     limits = even_shares([selection.summary.n_selected for selection in selections], MAX_ROWS)
     listings: dict[str, Listing] = {}
     for served, (selection, limit) in enumerate(zip(selections, limits, strict=True)):
-        part = room // (len(selections) - served)  # what smaller ones leave goes to those that follow
+        part = room // (len(selections) - served)  # unused characters go to the next ones
         listing = _listing(store, selection, folders, texts, limit, part)
         listings[selection.name] = listing
         room -= len(listing.rows) + len(listing.attributions)
@@ -273,7 +273,7 @@ def read_listings(
 
 
 def even_shares(sizes: Sequence[int], total: int) -> list[int]:
-    """How much each of several may have of a total: all of it, or as much as any other that does not have all."""
+    """Share a total among several sizes: each gets its size, or a share at least as large as any other's."""
     shares = [0] * len(sizes)
     smallest_first = sorted(range(len(sizes)), key=lambda index: sizes[index])
     for served, index in enumerate(smallest_first):
@@ -301,12 +301,12 @@ def _listing(store: Store, selection: SelectionFacts, folders: Folders, texts: b
 
 
 def _columns(batch: Mapping[str, list[Any]], places: dict[str, int], folders: Folders, texts: bool) -> dict[str, Any]:
-    """Some hundred documents as the page's script reads them: an id that only says the place is left out.
+    """Some hundred documents in the form that the page's script reads; an id that only states the place is left out.
 
     Args:
-        batch: of the documents.
-        places: numbers of the inputs, in the order in which they are met; new ones are added.
-        folders: of the inputs.
+        batch: columns of the documents.
+        places: numbers of the inputs, in order of occurrence; new ones are added.
+        folders: folders of the inputs.
         texts: whether texts are on the page.
     """
     met = len(places)
@@ -337,7 +337,7 @@ def _thumbnails(batch: Mapping[str, list[Any]], thumbnails: Mapping[tuple[str, i
 
 
 def _short(value: float | None) -> float | None:
-    """A number with so many digits as a reader can use."""
+    """A number with as many digits as a reader can use."""
     known = finite(value)
     return None if known is None else float(f"{known:.{_DIGITS}g}")
 
@@ -348,7 +348,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _tokens(index: int, shown: TokenAttributions, folders: Folders, texts: bool) -> dict[str, Any]:
-    """What made the score of the document with an index on the page; without texts, no token and no value of one."""
+    """Token values of the document with an index on the page; without texts, no token and no value."""
     tokens: dict[str, Any] = {
         "at": index,
         "kind": shown.kind,
@@ -365,7 +365,7 @@ def _tokens(index: int, shown: TokenAttributions, folders: Folders, texts: bool)
 
 
 class _Packed:
-    """Lines of JSON, compressed as they come, in a bounded number of characters."""
+    """Lines of JSON, compressed as they are added, in a limited number of characters."""
 
     def __init__(self, room: int) -> None:
         self.room = 3 * room // 4 - 64  # base64 takes four characters for three bytes
@@ -374,7 +374,7 @@ class _Packed:
         self._size = 0
 
     def add(self, value: Any) -> bool:
-        """Add a line if there is room for it; whether there was."""
+        """Add a line if it fits; returns whether it did."""
         line = json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
         tried = self._pack.copy()
         part = tried.compress(line.encode("utf-8", "replace")) + tried.flush(zlib.Z_SYNC_FLUSH)

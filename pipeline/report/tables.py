@@ -1,4 +1,4 @@
-"""Tables of figures, for a terminal, a text file or a page: one row a detector, a sweep's settings in front."""
+"""Tables of figures, for a terminal, a text file or a page: one row per detector, sweep settings first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 def detector_rows(settings: Mapping[str, Any], detections: Mapping[str, Detection], models: int) -> list[Row]:
     """A row for each detector: AUC and TPR at small FPR with their intervals; None where not defined.
 
-    `untrained` is the number of independent untrained documents, of the model that has the fewest.
+    `untrained` is the number of independent untrained documents of the model with the fewest.
     """
     return [
         {
@@ -37,7 +37,7 @@ def detector_rows(settings: Mapping[str, Any], detections: Mapping[str, Detectio
 
 
 def evaluation_table(evaluation: Evaluation) -> Table:
-    """The figures of an evaluation for a terminal; all documents are the group "all"."""
+    """The figures of an evaluation for a terminal; the group "all" has all documents."""
     rows = [
         {
             "group": "all" if row.group is None else row.group,
@@ -75,13 +75,13 @@ def _text(value: Any) -> str:
 
 
 def labels(settings: Sequence[str]) -> list[str]:
-    """What people read for the paths of a sweep: `selections.0.alpha` is alpha, if no other setting is."""
+    """Labels of the paths of a sweep: `selections.0.alpha` is alpha, if that is unique."""
     short = [path.split(".", 2)[-1] if path.startswith("selections.") else path for path in settings]
     return [one if short.count(one) == 1 else path for one, path in zip(short, settings, strict=True)]
 
 
 def readable(rows: Sequence[Row], settings: Sequence[str]) -> list[Row]:
-    """The rows with their sweep settings as text for people: of paths in one folder, only what differs."""
+    """The rows with their sweep settings as readable text; for paths in one folder, only the differing parts."""
     shorter: dict[str, dict[Any, str]] = {}
     for setting in settings:
         values = list(dict.fromkeys(row[setting] for row in rows))
@@ -93,7 +93,7 @@ def readable(rows: Sequence[Row], settings: Sequence[str]) -> list[Row]:
 
 
 def blocks_of(table: Table, rows: Sequence[Row], settings: Sequence[str]) -> Iterator[tuple[list[Text], Row]]:
-    """Each row and its cells of settings, printed once, and set off by a rule, where a few rows share them."""
+    """Each row and the cells of its settings; settings shared by several rows are printed once, with a rule."""
     before: list[str] | None = None
     keys = [[row[s] for s in settings] for row in readable(rows, settings)]
     shared = len({tuple(key) for key in keys}) < len(keys)
@@ -105,17 +105,17 @@ def blocks_of(table: Table, rows: Sequence[Row], settings: Sequence[str]) -> Ite
 
 
 def of_numbers(*names: str) -> list[Column]:
-    """Columns of numbers, which stand at the right."""
+    """Columns of numbers, aligned to the right."""
     return [Column(name, justify="right") for name in names]
 
 
 def detector_table(rows: Sequence[Row], settings: Sequence[str], title: str, counts: Sequence[str] = ()) -> Table:
-    """The detectors' rows for a terminal.
+    """The table of the detectors' rows for a terminal.
 
     Args:
-        rows: with the settings, `detector`, the counts, and AUC and TPR with their intervals.
-        settings: keys of the rows that stand in front.
-        title: of the table.
+        rows: rows with the settings, `detector`, the counts, and AUC and TPR with their intervals.
+        settings: keys of the rows for the first columns.
+        title: title of the table.
         counts: keys of numbers of documents.
     """
     figures = of_numbers(*counts, "AUC", *(f"TPR at {rate:.0%} FPR" for rate in RATES))
@@ -128,7 +128,7 @@ def detector_table(rows: Sequence[Row], settings: Sequence[str], title: str, cou
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """A table as a page shows it, in plain text."""
+    """A table for a page, in plain text."""
 
     title: str
     header: list[tuple[str, bool]]  # name of a column, and whether it holds numbers
@@ -137,7 +137,7 @@ class PageTable:
 
 
 def page_table(table: Table) -> PageTable:
-    """The cells of a table for a terminal."""
+    """Convert a table for a terminal."""
     columns = [[_plain_text(cell) for cell in column.cells] for column in table.columns]
     return PageTable(
         title=_plain_text(table.title or ""),
@@ -152,7 +152,7 @@ def _plain_text(content: Any) -> str:
 
 
 def as_text(tables: Sequence[Table]) -> str:
-    """Tables as plain text, wide enough that nothing is cut."""
+    """Tables as plain text, wide enough that nothing is cut off."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=240, color_system=None)
     for table in tables:

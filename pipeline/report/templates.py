@@ -1,7 +1,7 @@
-"""Templates of pages and their script: one style, everything escaped, nothing loaded from anywhere.
+"""Templates of pages and their script: one style, everything escaped, no external resources.
 
-Matplotlib's figures become SVG files, which pages show as images: a browser runs and loads nothing of an image.
-`figures.css` inverts the lightness of the colours on a dark page.
+Matplotlib's figures become SVG files, which pages show as images: a browser runs no script of an image and loads no
+resource of it. `figures.css` inverts the lightness of the colours on a dark page.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _EXPORTS = re.compile(r"export\s*\{[^}]*?([\w$]+) as default[^}]*\};?")
 BLUE, ORANGE, GREEN, INK = "#0072B2", "#D55E00", "#009E73", "#333333"  # Okabe & Ito: safe for colour blindness
 COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", INK)
 SIZE = (5.4, 3.7)
-"""Inches, at 72 units each; on a narrow phone a unit is still a pixel."""
+"""Inches, at 72 units each; on a narrow phone a unit is at least a pixel."""
 LONGEST_LABEL, SHORT_LABEL = 40, 26
 AXES_HEIGHT, LINE_HEIGHT = 3.1, 0.21
 SETTINGS = {
-    "font.family": "DejaVu Sans",  # as wide as any that a page may use, so that what is laid out by it fits
+    "font.family": "DejaVu Sans",  # as wide as any font of a page, so that the layout fits
     "font.size": 10,
     "text.usetex": False,
     "text.parse_math": False,
@@ -57,24 +57,24 @@ SETTINGS = {
     "svg.fonttype": "none",
     "svg.hashsalt": "seenset",
 }
-FONTS = b"'DejaVu Sans', 'Segoe UI', Roboto, Arial, sans-serif"  # a reader may not have the first one
+FONTS = b"'DejaVu Sans', 'Segoe UI', Roboto, Arial, sans-serif"  # the first font may be missing
 _TAG = re.compile(rb"<(?:path|text) [^>]*")
 _FRACTION = re.compile(rb"(\.\d\d)\d+")
 
 
 def render(template: str, **values: Any) -> str:
-    """A page: a template of this folder, or of another room, with its values, every one of which is escaped.
+    """A page from a template of this folder or of another package; all of its values are escaped.
 
     Args:
-        template: name of the file; of another room's, behind its name and a slash: `pipeline.compare/comparison.html`.
-        values: that it names; a missing one is an error.
+        template: file name; for another package with its name and a slash, as `pipeline.compare/comparison.html`.
+        values: the values of the template; a missing one is an error.
     """
     return _environment().get_template(template).render(**values)
 
 
 @cache
 def _environment() -> Environment:
-    """Which keeps what it compiled: that takes longer than to fill it in."""
+    """The cached environment: compiling a template takes longer than filling it in."""
     environment = Environment(
         loader=FunctionLoader(_source),
         autoescape=True,
@@ -98,7 +98,7 @@ def _source(name: str) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """What a page prints for any value, before escaping: nothing that hides, and a dash for nothing."""
+    """The text of any value before escaping: invisible characters are shown, and an empty value is a dash."""
     if value is None:
         return "\N{EN DASH}"
     return visible(value) if type(value) is str else value
@@ -112,10 +112,10 @@ def _pretty(value: Any) -> str:
 
 @cache
 def page_script() -> str:
-    """One module script: DataTables, and what the page does with it.
+    """One module script: DataTables and its use on the page.
 
     Raises:
-        UserError: the package that carries DataTables is not installed, or is of a form that is not known.
+        UserError: the package that contains DataTables is not installed, or has an unknown form.
     """
     bundle = _bundle().read_text(encoding="utf-8")
     exports = _EXPORTS.search(bundle)
@@ -124,31 +124,31 @@ def page_script() -> str:
     table = f"const DataTable = {exports.group(1)};"
     documents = resources.files("pipeline.report").joinpath("documents.js").read_text(encoding="utf-8")
     before, after = bundle[: exports.start()], bundle[exports.end() :]
-    script = f"{before}{{\n{table}\n{documents}}}\n{after}"  # in a block: its names are not those of the bundle
+    script = f"{before}{{\n{table}\n{documents}}}\n{after}"  # a block avoids name conflicts with the bundle
     return _UNUSUAL.sub(_as_base64, script)
 
 
 def _as_base64(unusual: re.Match[str]) -> str:
-    """A character that hides as JavaScript writes it, so that nothing hides on the page; any other as it is."""
+    """An invisible character as a JavaScript escape; any other character unchanged."""
     character = unusual.group()
     return character if visible(character) == character else f"\\u{ord(character):04x}"
 
 
 def script_hash(script: str) -> str:
-    """How a Content-Security-Policy names a script that may run."""
+    """The hash of an allowed script in a Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
 
 
 def _bundle() -> Path:
-    package = find_spec("itables")  # which is read and not imported: that would load notebooks
+    package = find_spec("itables")  # only located, because an import would load notebooks
     if package is None or not package.submodule_search_locations:
-        raise UserError("the report needs the package itables, which carries DataTables: pip install 'itables>=2.9'")
+        raise UserError("the report needs the package itables, which contains DataTables: pip install 'itables>=2.9'")
     return Path(package.submodule_search_locations[0]) / "html" / "dt_bundle.js"
 
 
 @dataclass(frozen=True, slots=True)
 class FigureImage:
-    """A figure: its file name, what it shows in words, and its file."""
+    """A figure: its file name, its text alternative, and its file."""
 
     file: str
     title: str
@@ -158,7 +158,7 @@ class FigureImage:
 
     @property
     def image(self) -> Markup:
-        """The figure as a page shows it."""
+        """The figure in the markup of a page."""
         source = base64.b64encode(self.svg).decode()
         return Markup('<img src="data:image/svg+xml;base64,{}" alt="{}">').format(Markup(source), visible(self.alt))
 
@@ -170,17 +170,17 @@ def draw(file: str, title: str, alt: str, caption: str, paint: Paint) -> FigureI
     """A figure of one pair of axes.
 
     Args:
-        file: its name, ending in .svg; no two figures of a page share one.
-        title: a few words.
-        alt: what it shows in one sentence.
-        caption: what a reader must know to read it.
+        file: file name, ending in .svg, unique on a page.
+        title: a short title.
+        alt: the content in one sentence.
+        caption: explanation for the reader.
         paint: draws on the axes, and makes the legend if there is one.
     """
-    import matplotlib  # costs a second, and nothing but a page needs it
+    import matplotlib  # import takes a second, and only pages need it
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():  # type: ignore[arg-type]
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's fonts draw the text
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the browser's fonts draw the text
         figure = Figure(figsize=SIZE, layout="constrained")
         paint(figure, figure.add_subplot())
         buffer = io.BytesIO()
@@ -190,18 +190,18 @@ def draw(file: str, title: str, alt: str, caption: str, paint: Paint) -> FigureI
 
 
 def _shorten(tag: re.Match[bytes]) -> bytes:
-    """A tag with its coordinates to a hundredth of a point, and with fonts to fall back on."""
+    """A tag with coordinates rounded to a hundredth of a point, and with fallback fonts."""
     return _FRACTION.sub(rb"\1", tag.group()).replace(b"'DejaVu Sans'", FONTS)
 
 
 def label(text: str) -> str:
-    """A name that a user chose, as a figure shows it: nothing hides, and a long one is cut."""
+    """A name from the user in a figure: invisible characters are shown, and a long name is cut."""
     shown = " ".join(visible(text).split())
     return shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 1] + "…"
 
 
 def put_legend(figure: Figure, title: str | None = None) -> None:
-    """The legend above the axes, which keep their height: the figure grows."""
+    """Put the legend above the axes, which keep their height; the figure grows."""
     _, names = figure.axes[0].get_legend_handles_labels()
     columns = 2 if len(names) > 3 and max(map(len, names)) <= SHORT_LABEL else 1
     figure.set_figheight(AXES_HEIGHT + LINE_HEIGHT * (-(-len(names) // columns) + (title is not None)))
@@ -209,7 +209,7 @@ def put_legend(figure: Figure, title: str | None = None) -> None:
 
 
 def count_axis(axes: Axes) -> None:
-    """Whole numbers with thousands apart on the vertical axis."""
+    """Whole numbers with thousands separators on the vertical axis."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -1,3 +1,3 @@
-"""From scores to selected documents: ranks, counts of ranks, and a decision with its guarantee."""
+"""Selection of documents from scores: ranks, counts of ranks, and a decision with its guarantee."""
 
-from pipeline.selection import procedures as procedures  # first: its modules import those that import it
+from pipeline.selection import procedures as procedures  # first, because of circular imports

@@ -1,10 +1,10 @@
-"""What one list is worth: how many of its documents can be wrong, at a stated confidence; a function of rank counts.
+"""Confidence bounds for one list: how many of its documents can be wrong; computed from rank counts.
 
-An `Envelope` says how many of k nulls can lie at small ranks, with a stated probability. Given n calibration documents
-and k null audit documents exchangeable with them, all (n + k)! / (n! k!) orders of the two kinds are as likely. So the
-nulls' counts over the n + 1 ranks are multinomial with Dirichlet(1, ..., 1) probabilities, whatever the scores are
-(Polya's urn; Gazin, Blanchard & Roquain 2024), and an envelope can be computed without any data. The proof of what
-follows for lists is in docs/guarantee.md.
+An `Envelope` bounds how many of k nulls have small ranks, with a stated probability. Given n calibration documents and
+k null audit documents exchangeable with them, all (n + k)! / (n! k!) orders of the two kinds are equally likely. So the
+nulls' counts over the n + 1 ranks are multinomial with Dirichlet(1, ..., 1) probabilities for any scores (Polya's urn;
+Gazin, Blanchard & Roquain 2024), and an envelope can be computed without data. The proof for lists is in
+docs/guarantee.md.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from pipeline.selection.conformal import RankCounts
 DRAWS = 10_000
 SEED = 20260522
 UNLUCKY = 1e-3
-"""Probability that a simulation gives an envelope below the true one."""
+"""Probability that a simulated envelope is below the true one."""
 EXACT_RANKS, EXACT_WORK = 4_000, 2_000_000
-"""Up to so many calibration documents, and so many of them times nulls, an envelope is counted and not simulated."""
+"""Maximum calibration documents, and their product with nulls, for which an envelope is counted and not simulated."""
 PRECISION = 1e-3
-"""By how much of itself a counted envelope may lie above the least one."""
+"""Relative excess of a counted envelope over the smallest one."""
 ROUNDS = 200
-"""Most steps of the search for a counted envelope; each halves the interval, so that 60 reach the precision."""
+"""Maximum steps of the search for a counted envelope; each halves the interval, so that 60 reach the precision."""
 LEAST_DELTA = 1e-9
-"""Above the rounding error of a counted probability: a smaller 1 - confidence is not counted."""
+"""Minimum 1 - confidence of a counted envelope; it exceeds the rounding error of a counted probability."""
 LOWEST, HIGHEST = 0.01, 0.99
 ENOUGH = 10
-"""Documents expected at the lowest level, of nulls and of calibration: below that the envelope would be all noise."""
+"""Minimum expected documents at the lowest level, nulls and calibration: with fewer the envelope is only noise."""
 STEP = 1.03
-"""Levels lie a rank apart, or by this factor where that is more."""
+"""Levels differ by one rank, or by this factor if that is more."""
 EXACT = 64
 GROWTH = 1.02
-"""Numbers of nulls above EXACT are rounded up to powers of this."""
+"""Numbers of nulls above EXACT are rounded up to powers of this number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Envelope:
-    """How many of k nulls lie at ranks 1..j at most, at every level j at once, with probability 1 - delta.
+    """Maximum number of k nulls at ranks 1..j, simultaneously for every level j, with probability 1 - delta.
 
-    It is k t + h sqrt(t (1 - t)), t = j / (n + 1), with the least h that makes it so.
+    It is k t + h sqrt(t (1 - t)), t = j / (n + 1), with the smallest valid h.
     """
 
     n: int
@@ -63,7 +63,7 @@ class Envelope:
         return cls(n, m, depth, 1 - confidence, _levels(n, depth))
 
     def most(self, k: int) -> np.ndarray:
-        """Nulls at ranks up to each level, at most, int64; of k nulls or fewer. It grows with k."""
+        """Maximum nulls at ranks up to each level, int64, of at most k nulls. It increases with k."""
         if k == 0:
             return np.zeros(self.levels.size, dtype=np.int64)
         k = min(self.m, _GRID[bisect_left(_GRID, k)])
@@ -71,13 +71,13 @@ class Envelope:
 
 
 def _limits(k: int, t: np.ndarray, height: float | np.ndarray) -> np.ndarray:
-    """The whole part of k t + height sqrt(t (1 - t)), at most k; a hair above it, so that no rounding lowers it."""
+    """The integer part of k t + height sqrt(t (1 - t)), at most k, protected against rounding down."""
     return np.floor(np.minimum(k, (k * t + height * np.sqrt(t * (1 - t))) * (1 + 1e-12))).astype(np.int64)
 
 
 @lru_cache(maxsize=64)
 def _levels(n: int, depth: int) -> np.ndarray:
-    """The ranks at which the nulls are counted: close to 0 and to 1 all, between them by factors of STEP."""
+    """The ranks at which the nulls are counted: all close to 0 and to 1, between them by factors of STEP."""
     size = n + 1
     first, last = math.ceil(size * LOWEST / 2**depth), math.floor(size * HIGHEST)
     levels, j = [], first
@@ -90,7 +90,7 @@ def _levels(n: int, depth: int) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _chances(n: int, depth: int) -> np.ndarray:
-    """Dirichlet(1, ..., 1) weights of the ranks between levels, broken off one after the other: (levels, DRAWS)."""
+    """Dirichlet(1, ..., 1) weights of the ranks between levels, by stick breaking: (levels, DRAWS)."""
     rng = np.random.default_rng([SEED, n, depth])
     levels = _levels(n, depth)
     gaps = np.diff(levels, prepend=0)
@@ -101,7 +101,7 @@ def _chances(n: int, depth: int) -> np.ndarray:
 def _height(n: int, depth: int, k: int, delta: Fraction) -> float:
     """The h for which P(more than k t + h sqrt(t (1 - t)) of k nulls at ranks 1..j, at any level j) is at most delta.
 
-    t = j / (n + 1). Infinite where a simulation has too few draws to tell, or a count too few digits.
+    t = j / (n + 1). Infinite if a simulation has too few draws, or a count too few digits.
     """
     if delta < LEAST_DELTA:
         return math.inf
@@ -111,7 +111,7 @@ def _height(n: int, depth: int, k: int, delta: Fraction) -> float:
 
 
 def _exact_height(n: int, depth: int, k: int, delta: float) -> float:
-    """By counting: k nulls and n calibration documents stand in one of (n + k)! / (n! k!) orders, all as likely."""
+    """By counting: all (n + k)! / (n! k!) orders of k nulls and n calibration documents are equally likely."""
     levels = _levels(n, depth)
     t = levels / (n + 1)
 
@@ -120,12 +120,12 @@ def _exact_height(n: int, depth: int, k: int, delta: float) -> float:
         return np.log(np.maximum(1 - kept, 1e-300))
 
     target = math.log(delta)
-    if failing(np.zeros(1))[0] <= target:  # no relative precision is ever reached on the way down to 0
+    if failing(np.zeros(1))[0] <= target:  # no relative precision can be reached for 0
         return 0.0
-    low, high = 0.0, k * math.sqrt((1 - t[0]) / t[0])  # the higher one allows all k nulls at every level
+    low, high = 0.0, k * math.sqrt((1 - t[0]) / t[0])  # `high` allows all k nulls at every level
     tries = min(high, 3 * math.sqrt(k * (n + 1 + k) / (n + 2))) * np.array([0.8, 0.9, 1.0, 1.2])
     at_low, at_high = 0.0, -700.0
-    for _ in range(ROUNDS):  # `high` suffices after any number of them
+    for _ in range(ROUNDS):  # `high` is valid after any number of rounds
         if high - low <= PRECISION * high:
             break
         tries = tries[(tries > low) & (tries < high)]
@@ -134,7 +134,7 @@ def _exact_height(n: int, depth: int, k: int, delta: float) -> float:
                 high, at_high = height, log_p
             if log_p > target and height > low:
                 low, at_low = height, log_p
-        between = low + (high - low) * (at_low - target) / (at_low - at_high)  # where a line meets the target
+        between = low + (high - low) * (at_low - target) / (at_low - at_high)  # linear interpolation of the target
         near = PRECISION / 2.2 * high
         tries = np.array([between - near, between + near, (low + high) / 2])
     return high
@@ -142,14 +142,14 @@ def _exact_height(n: int, depth: int, k: int, delta: float) -> float:
 
 def probability_of_keeping(n: int, k: int, levels: np.ndarray, limits: np.ndarray) -> np.ndarray:
     """P(of k nulls, those at ranks 1..j are at most the limit of each level j): (rows,) of limits (rows, levels)."""
-    orders = np.zeros((len(limits), k + 1))  # of the ranks so far, by how many nulls they hold; scaled
+    orders = np.zeros((len(limits), k + 1))  # number of orders of the ranks so far, by number of nulls; scaled
     orders[:, 0] = 1
     log_scale = np.zeros(len(limits))
     before = 0
     for j, limit in zip([*levels.tolist(), n + 1], [*limits.T, np.full(len(limits), k)], strict=True):
         for rank in range(before, j):
             np.cumsum(orders, axis=1, out=orders)
-            if rank % 8 == 0:  # a rank multiplies by k + 1 at most
+            if rank % 8 == 0:  # each rank multiplies by at most k + 1
                 scale = orders.max(axis=1)
                 orders /= scale[:, None]
                 log_scale += np.log(scale)
@@ -161,7 +161,7 @@ def probability_of_keeping(n: int, k: int, levels: np.ndarray, limits: np.ndarra
 
 
 def _simulated_height(n: int, depth: int, k: int, delta: Fraction) -> float:
-    """By Polya's urn: Dirichlet weights, and a multinomial of k nulls with them; O(levels) a draw, whatever n and k."""
+    """By Polya's urn: Dirichlet weights, and a multinomial of k nulls with them; O(levels) per draw for any n and k."""
     place = _place(delta)
     if place > DRAWS:
         return math.inf
@@ -177,7 +177,7 @@ def _simulated_height(n: int, depth: int, k: int, delta: Fraction) -> float:
 
 @lru_cache(maxsize=64)
 def _place(delta: Fraction) -> int:
-    """Which of the ordered draws to take, from 1, so that it is below the true quantile with probability UNLUCKY."""
+    """The order statistic of the draws, from 1, that is below the true quantile with probability UNLUCKY."""
     from scipy.special import bdtrc
 
     return bisect_left(range(DRAWS), -UNLUCKY, key=lambda below: -bdtrc(below, DRAWS, 1 - float(delta))) + 1
@@ -195,7 +195,7 @@ _GRID = _grid()
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What holds of one list and of all audited documents, all at once, with probability `confidence`."""
+    """Bounds on one list and on all audited documents that hold simultaneously with probability `confidence`."""
 
     confidence: Annotated[float, Field(description="Probability with which all of this holds, in (0, 1).")]
     wrong_at_most: Annotated[int, Field(description="Selected documents that are wrong, at most.")]
@@ -212,15 +212,15 @@ def wrong_in_list(counts: RankCounts, rank: int, confidence: Fraction, unlisted:
     """The bound of the list of all audit documents at ranks 1..rank.
 
     Guaranteed: if the null audit documents and the calibration documents are exchangeable, then with probability
-    `confidence` over both, what it says is true, of this and of every other list of this kind at once, so the rank may
-    be chosen after looking at the counts. Ties that count against selection only make it safer: were equal scores
-    ordered at random, no null's rank would be larger.
+    `confidence` over both, the bound holds simultaneously for this and every other list of this kind, so the rank may
+    be chosen after looking at the counts. Ties that count against selection are conservative: with random order of
+    equal scores, no null's rank would be larger.
 
-    The counts must be of conformal ranks among n calibration documents of one kind, so not of several groups.
+    The counts must be of conformal ranks among n calibration documents of one kind, not of several groups.
 
     Args:
-        counts: of the m >= 1 audit documents, those without a score at the last rank.
-        rank: of the last that is listed, 0 for an empty list.
+        counts: counts of the m >= 1 audit documents; those without a score are at the last rank.
+        rank: last rank of the list, 0 for an empty list.
         confidence: in (0, 1), exact.
         unlisted: documents at that rank that are not on the list, such as those without a score.
     """
@@ -237,10 +237,10 @@ def wrong_in_list(counts: RankCounts, rank: int, confidence: Fraction, unlisted:
 
 
 def fewest_in_list(n: int, m: int, alpha: Fraction, confidence: Fraction) -> int:
-    """A number of documents that no list of `ListBounds.longest` falls short of, if it holds any.
+    """A lower bound on the number of documents of a nonempty list of `ListBounds.longest`.
 
-    A list that is not everything leaves more than alpha m nulls consistent, else everything would do. So its bound is
-    at least that of alpha m nulls at the lowest level, and its length that over alpha. More than m: there is none.
+    If the list is not everything, more than alpha m nulls are consistent with the counts. So its bound is at least that
+    of alpha m nulls at the lowest level, and its length is this bound over alpha. More than m: there is no list.
 
     Args:
         n: calibration documents, >= 1.
@@ -254,24 +254,24 @@ def fewest_in_list(n: int, m: int, alpha: Fraction, confidence: Fraction) -> int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ListBounds:
-    """What holds of every list of the audit documents at ranks 1..j, all at once."""
+    """Bounds that hold simultaneously for every list of the audit documents at ranks 1..j."""
 
-    nulls: int  # at most so many of the audit documents are nulls
-    reached: np.ndarray  # int64, (n + 1,): documents at ranks 1..j, at j - 1
-    wrong: np.ndarray  # int64, (n + 1,): of these, so many are nulls at most
+    nulls: int  # maximum number of nulls among the audit documents
+    reached: np.ndarray  # int64, (n + 1,): documents at ranks 1..j, at index j - 1
+    wrong: np.ndarray  # int64, (n + 1,): maximum number of nulls among these
 
     def wrong_at(self, rank: int) -> int:
-        """Of the documents at ranks 1..rank, nulls at most."""
+        """Maximum number of nulls among the documents at ranks 1..rank."""
         return int(self.wrong[rank - 1]) if rank else 0
 
     def longest(self, alpha: Fraction) -> int:
-        """The last rank of the longest list of which at most a share alpha, exact, is wrong; 0 where there is none.
+        """The last rank of the longest list of which at most a share alpha (exact) is wrong; 0 if there is none.
 
-        Guaranteed: as `wrong_in_list`, so the share of wrong documents in this list exceeds alpha with a probability of
+        Guaranteed: as in `wrong_in_list`, so the share of wrong documents in this list exceeds alpha with probability
         at most 1 - confidence.
         """
         near = np.flatnonzero((self.reached > 0) & (self.wrong <= float(alpha) * self.reached * (1 + 1e-9)))
-        for index in near[::-1].tolist():  # rationals decide what floats propose
+        for index in near[::-1].tolist():  # floats give candidates, rationals decide
             if int(self.wrong[index]) <= alpha * int(self.reached[index]):
                 return index + 1
         return 0
@@ -281,7 +281,7 @@ def bounds_of_lists(counts: RankCounts, confidence: Fraction) -> ListBounds:
     """The bounds of all lists, with the largest number of nulls that the counts are consistent with.
 
     Args:
-        counts: as for `wrong_in_list`.
+        counts: as in `wrong_in_list`.
         confidence: in (0, 1), exact.
     """
     reached = np.cumsum(counts.counts)
@@ -290,7 +290,7 @@ def bounds_of_lists(counts: RankCounts, confidence: Fraction) -> ListBounds:
 
 
 def published_bounds(counts: RankCounts, confidence: Fraction) -> ListBounds:
-    """The bounds of Gazin, Blanchard & Roquain (2024), which take all m audit documents for nulls."""
+    """The bounds of Gazin, Blanchard & Roquain (2024), which treat all m audit documents as nulls."""
     envelope = Envelope.of(counts.n, counts.m, confidence)
     return _lists(np.cumsum(counts.counts), envelope, counts.m)
 
@@ -298,8 +298,8 @@ def published_bounds(counts: RankCounts, confidence: Fraction) -> ListBounds:
 def _most_nulls(reached: np.ndarray, envelope: Envelope) -> int:
     """The largest number of nulls k with k <= most_k(j) + m - reached(j) at every level j.
 
-    The right side grows with k, so going down from m to what it allows ends there: no k that fulfils the condition is
-    ever passed over.
+    The right side increases with k, so iterating it downwards from m ends there: no k that fulfils the condition is
+    skipped.
     """
     m = int(reached[-1])
     above = m - reached[envelope.levels - 1]
@@ -312,10 +312,10 @@ def _most_nulls(reached: np.ndarray, envelope: Envelope) -> int:
 
 
 def _lists(reached: np.ndarray, envelope: Envelope, nulls: int) -> ListBounds:
-    """The least of what is known of each list: from the levels below it, the level above it, and its length."""
+    """The smallest bound of each list: from the levels below it, the level above it, and its length."""
     most = envelope.most(nulls)
     rank = np.arange(1, reached.size + 1)
-    below = np.searchsorted(envelope.levels, rank, side="right")  # levels at or below the rank
+    below = np.searchsorted(envelope.levels, rank, side="right")  # number of levels <= rank
     least = np.minimum.accumulate(np.concatenate([[0], most - reached[envelope.levels - 1]]))
     next_most = np.concatenate([most, [nulls]])[np.searchsorted(envelope.levels, rank)]
     return ListBounds(nulls, reached, np.clip(np.minimum(reached + least[below], next_most), 0, None))

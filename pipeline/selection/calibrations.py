@@ -1,4 +1,4 @@
-"""The ways to calibrate p-values, one record each: among which known documents an audited one is ranked."""
+"""Calibrations of p-values, one record each: the known documents among which an audited document is ranked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.selection.passes import Batch
 Groups: TypeAlias = Sequence[str | None] | np.ndarray | pa.Array | pa.ChunkedArray
 
 Ranking = tuple[Callable[[Batch], np.ndarray], int | Grid]
-"""A function from a batch to its ranks, and the number of calibration documents or grid that they refer to."""
+"""A function from a batch to its ranks, and the number of calibration documents or the grid of the ranks."""
 
 UNIT = 62  # p-values are multiples of 2^-62
 
@@ -30,23 +30,23 @@ class GroupCalibration:
     """The calibration scores of every group, and the pooled p-values that its documents can have."""
 
     names: tuple[str, ...]  # sorted
-    scores: tuple[np.ndarray, ...]  # a group, ascending, float64, (n_g,)
+    scores: tuple[np.ndarray, ...]  # per group: float64, (n_g,), ascending
     grid: Grid
-    positions: tuple[np.ndarray, ...]  # a group, int64, (n_g + 1,): the grid's rank of the group's rank k
+    positions: tuple[np.ndarray, ...]  # per group: int64, (n_g + 1,): pooled rank of the group's rank k
 
 
 def pool(grids: Sequence[Grid]) -> tuple[Grid, tuple[np.ndarray, ...]]:
-    """All p-values of several grids as one grid, and where each grid's ranks went.
+    """All p-values of several grids as one grid, and the new positions of each grid's ranks.
 
-    Nothing is merged: two groups' equal p-values are neighbours with ranks of their own. The order is exact
-    and depends on the order of the grids alone. A share delta of each grid adds up to that of the pool, as
-    the probability that any of them fails.
+    Nothing is merged: equal p-values of two groups are neighbours with separate ranks. The order is exact and depends
+    only on the order of the grids. The delta of the pool is the sum of those of the grids, which bounds the
+    probability that any of them fails.
 
     Args:
         grids: at least one.
 
     Returns:
-        the grid, and for each given grid int64 of its size: the pooled rank of its rank k at k - 1.
+        The grid, and for each given grid int64, (size,): the pooled rank of its rank k at index k - 1.
     """
     numerators = np.concatenate([grid.numerators for grid in grids])
     denominators = np.concatenate([np.broadcast_to(grid.denominators, grid.size) for grid in grids])
@@ -70,7 +70,7 @@ def calibrate_by_group(scores: np.ndarray, groups: Groups) -> GroupCalibration:
     """Sort the calibration scores of each group, once, for `ranks_by_group`.
 
     Args:
-        scores: shape (n,), n >= 1, of the null role's documents.
+        scores: shape (n,), n >= 1, scores of the null role's documents.
         groups: n group names.
 
     Raises:
@@ -100,22 +100,22 @@ def ranks_by_group(
 
     Guaranteed: if in each group the null documents are exchangeable with the group's calibration documents
     given all other scores, then each p-value is valid and BH's FDR is at most alpha times the share of
-    nulls: given the unordered scores of a null document and its group's calibration, its rank is uniform, its
-    group's other p-values do not fall as it grows, and the other groups' do not change. Groups may differ in
-    distribution and in their share of nulls, where pooled calibration holds nothing.
+    nulls: given the unordered scores of a null document and its group's calibration, its rank is uniform, the
+    other p-values of its group do not decrease as it increases, and those of other groups do not change. Groups
+    may differ in distribution and in their share of nulls, for which pooled calibration guarantees nothing.
 
     Args:
         scores: shape (documents,), finite or infinite.
-        groups: as many group names.
-        calibration: from `calibrate_by_group`.
+        groups: group name of each document.
+        calibration: result of `calibrate_by_group`.
         direction: `members` or `clean`.
-        draws: as for `ranks`.
+        draws: as in `ranks`.
 
     Returns:
         int64, shape (documents,), in 1..grid.size.
 
     Raises:
-        UserError: a document without a group, or of a group that has no calibration documents; or as `ranks`.
+        UserError: a document has no group, or its group has no calibration documents; or as in `ranks`.
     """
     values = np.asarray(scores, dtype=np.float64)
     array = _strings(groups)
@@ -141,7 +141,7 @@ def _strings(groups: Groups) -> pa.Array:
 
 
 def _codes(groups: pa.Array, names: Sequence[str]) -> np.ndarray:
-    """Index into names of each group, -1 outside."""
+    """Index in `names` of each group; -1 if absent."""
     codes = pc.index_in(groups, value_set=pa.array(names, pa.string()))
     return pc.fill_null(codes, -1).to_numpy(zero_copy_only=False)
 
@@ -156,7 +156,7 @@ def _pooled(selection: SelectionConfig, seed: int, known: Batch) -> Ranking:
 
 
 def _by_group(selection: SelectionConfig, seed: int, known: Batch) -> Ranking:
-    assert known.groups is not None  # the configuration names their columns
+    assert known.groups is not None  # the configuration has their columns
     groups = calibrate_by_group(known.first, known.groups)
 
     def rank(batch: Batch) -> np.ndarray:
@@ -168,13 +168,13 @@ def _by_group(selection: SelectionConfig, seed: int, known: Batch) -> Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A way to calibrate p-values: which columns it reads, and what its p-values are."""
+    """A method to calibrate p-values: the columns that it reads, and its p-values."""
 
     name: str
     ranking: Callable[[SelectionConfig, int, Batch], Ranking] = _pooled
-    grouped: bool = False  # ranks a document among those of its group: reads their groups
-    weighted: bool = False  # counts calibration documents by weights: reads them
-    conditional: bool = False  # for the calibration documents at hand, and not on average over sets of them
+    grouped: bool = False  # ranks a document among those of its group
+    weighted: bool = False  # counts calibration documents by weights
+    conditional: bool = False  # valid for given calibration documents, not on average over them
 
     @property
     def plain(self) -> bool:
@@ -183,20 +183,20 @@ class Calibration:
 
     @property
     def ranks_together(self) -> bool:
-        """Whether all documents are ranked among the same ones, each counted once."""
+        """Whether all documents are ranked among the same calibration documents with equal weights."""
         return not (self.grouped or self.weighted)
 
     @property
     def valid_on_average(self) -> bool:
-        """Whether each p-value by itself is proved to be valid on average over calibration sets."""
+        """Whether each p-value is proved to be marginally valid, on average over calibration sets."""
         return not (self.weighted or self.conditional)
 
     def delta(self, selection: SelectionConfig) -> Fraction | None:
-        """The share of calibration sets for which the guarantee may fail, exact; None where it is an average."""
+        """The exact share of calibration sets for which the guarantee may fail; None if it is an average."""
         return Fraction(repr(selection.delta)) if self.conditional else None
 
     def regridded(self, selection: SelectionConfig, n: int) -> Grid | None:
-        """The p-values of the ranks among n documents, where they are not those that `ranking` refers to."""
+        """The p-values of the ranks among n documents if they differ from those of `ranking`; else None."""
         delta = self.delta(selection)
         return None if delta is None else simes_grid(n, delta)
 
@@ -213,7 +213,7 @@ CALIBRATIONS = {
 
 
 def calibration_of(name: str) -> Calibration:
-    """The calibration of a name, as a configuration or an answer holds it."""
+    """The calibration with a name of a configuration or an answer."""
     return CALIBRATIONS[name]
 
 
@@ -233,10 +233,10 @@ def simes_grid(n: int, delta: Fraction) -> Grid:
     P(p <= t) <= t for all t. On that event BH's FDR given the calibration documents is at most alpha times
     the share of nulls. Ties in the scores are conservative.
 
-    The price is the smallest p-value: 1 - delta^(1/s), about 2 ln(1/delta) / n, instead of 1 / (n + 1).
+    The cost is a larger smallest p-value: 1 - delta^(1/s), about 2 ln(1/delta) / n, instead of 1 / (n + 1).
 
-    Each b_k is computed in float64, enlarged by more than its error and rounded up to a multiple of 2^-62, so
-    it is exact to work with and never below the theorem's.
+    Each b_k is computed in float64, increased by more than its error and rounded up to a multiple of 2^-62, so
+    it is exact and never below the theorem's.
 
     Args:
         n: calibration documents, >= 1.
@@ -254,14 +254,14 @@ def simes_grid(n: int, delta: Fraction) -> Grid:
 
 
 def smallest_simes(n: int, delta: Fraction) -> Fraction:
-    """The smallest p-value of `simes_grid`, alone: 1 - delta^(1/s), rounded up; n >= 1."""
+    """Only the smallest p-value of `simes_grid`: 1 - delta^(1/s), rounded up; n >= 1."""
     return Fraction(int(_raised(np.zeros(1), max(1, n // 2), delta)[0]), 1 << UNIT)
 
 
 def _raised(logs: np.ndarray, s: int, delta: Fraction) -> np.ndarray:
-    """The b_k of the logarithms of their products, rounded up to whole multiples of 2^-62: int64."""
-    log_delta = math.log1p(delta - 1) if delta > Fraction(1, 2) else math.log(delta)  # exact to an ulp near 1 too
+    """The b_k from the logarithms of their products, rounded up to integer multiples of 2^-62: int64."""
+    log_delta = math.log1p(delta - 1) if delta > Fraction(1, 2) else math.log(delta)  # exact to an ulp, also near 1
     bounds = -np.expm1((log_delta + logs) / s)
-    error = (np.arange(logs.size) + 16) * 2.0**-52  # relative; a running sum of one sign loses half an ulp a term
+    error = (np.arange(logs.size) + 16) * 2.0**-52  # relative; a running sum of one sign loses half an ulp per term
     raised = np.ceil(np.ldexp(bounds * (1 + error), UNIT))
     return np.minimum(raised, 2.0**UNIT).astype(np.int64)

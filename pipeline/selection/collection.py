@@ -1,4 +1,4 @@
-"""Was a collection trained on? A permutation test of a linear score, and a count, over whole blocks of documents."""
+"""Tests whether a collection was trained on: a permutation test of a linear score, and a count, by blocks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pipeline.selection.conformal import hash_keys
 PERMUTATIONS = 9_999
 FOLDS = 5
 RIDGE = 0.1
-"""Added to the diagonal of the covariance of the standardised columns."""
+"""Ridge added to the diagonal of the covariance of the standardized columns."""
 
 LEAST_BLOCKS = 20
-"""Of each role: with fewer no permutation test is made."""
+"""Minimum blocks of each role for a permutation test."""
 
 MOST_BLOCKS = 5_000
-"""Of each role; of more, so many are drawn, which costs no level and next to no power."""
+"""Maximum blocks of each role; larger numbers are subsampled, which preserves the level and nearly all power."""
 
 REACHED = Fraction(4, 5)
-"""Of the blocks of either role, so many have at least as many documents as are drawn of each for the count."""
+"""Share of the blocks of either role that have at least the number of documents drawn per block for the count."""
 
 _AT_ONCE = 500
-"""Permutations in memory at a time."""
+"""Number of permutations in memory."""
 
 _ROUNDING = 1e-9
 """A permuted statistic this close to the observed one counts as a tie."""
@@ -37,16 +37,16 @@ _BLOCKS, _FOLDS, _PERMUTE = 1, 2, 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """Blocks of documents that are moved whole, each of one role."""
+    """Blocks of documents of one role, which are permuted as a whole."""
 
     scores: np.ndarray  # float64, (blocks, columns): means over the block's documents
     sizes: np.ndarray  # int64, (blocks,): documents
     audited: np.ndarray  # bool, (blocks,)
-    n_mixed: int  # documents of blocks that stand in both roles, which nothing can move; they are left out
+    n_mixed: int  # documents of blocks with both roles, which cannot be permuted and are left out
 
     @property
     def differences(self) -> np.ndarray:
-        """By column, mean of audited less mean of unseen blocks, in standard deviations of all: (columns,)."""
+        """Per column: mean of audited minus mean of unseen blocks, in standard deviations of all: (columns,)."""
         scale = self.scores.std(axis=0)
         difference = self.scores[self.audited].mean(axis=0) - self.scores[~self.audited].mean(axis=0)
         return np.asarray(difference / np.where(scale > 0, scale, 1.0))
@@ -54,15 +54,15 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnBlocks:
-    """Blocks of one role each, by the mean of equally many of their documents."""
+    """Blocks of one role each, represented by the mean of an equal number of their documents."""
 
-    each: int  # documents that were drawn of each block
+    each: int  # number of documents drawn per block
     scores: np.ndarray  # float64, (blocks, columns)
     keys: np.ndarray  # int64, (blocks,): the smallest key of the block's documents
     audited: np.ndarray  # bool, (blocks,)
-    n_audited: int  # audited blocks, smaller ones included
-    n_smaller: int  # of these, blocks with fewer documents, which have no score
-    n_mixed: int  # documents of blocks of both roles; they are left out
+    n_audited: int  # audited blocks, including smaller ones
+    n_smaller: int  # of these, blocks with too few documents, which have no score
+    n_mixed: int  # documents of blocks with both roles, which are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ class PermutationTest:
     """The evidence against the hypothesis that audited and unseen blocks are exchangeable."""
 
     p_value: float  # in (0, 1], exact
-    auc: float  # of the fitted score on the blocks that it was not fitted on, mean over the folds
+    auc: float  # out-of-fold AUC of the fitted score, mean over the folds
 
 
 def joined_blocks(family: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Number the blocks: documents of one family or of one group are in one block, and so is what that joins.
+    """Number the blocks: connected components of documents with a common family or group.
 
     Args:
         family: int64, (documents,), from 0.
@@ -95,13 +95,13 @@ def joined_blocks(family: np.ndarray, group: np.ndarray) -> np.ndarray:
 
 
 def make_blocks(scores: np.ndarray, block: np.ndarray, audited: np.ndarray, seed: int) -> Blocks:
-    """The blocks that can be moved, at most MOST_BLOCKS of each role, by their means.
+    """The blocks that can be permuted, at most MOST_BLOCKS of each role, with their means.
 
     Args:
         scores: float64, (documents, columns), finite.
         block: int64, (documents,), from `joined_blocks`.
         audited: bool, (documents,); the others are unseen.
-        seed: of the draw where there are more.
+        seed: seed of the subsample if there are more.
     """
     count = int(block.max(initial=-1)) + 1
     sizes = np.bincount(block, minlength=count)
@@ -122,7 +122,7 @@ def check_blocks(blocks: Blocks) -> None:
     """Check that there are enough blocks of each role for a permutation test.
 
     Raises:
-        UserError: there are not: says how many it takes.
+        UserError: there are too few; the message states the required number.
     """
     counts = {"audited": int(blocks.audited.sum()), "unseen": int((~blocks.audited).sum())}
     for role, count in counts.items():
@@ -141,23 +141,23 @@ def check_blocks(blocks: Blocks) -> None:
 
 
 def permutation_test(blocks: Blocks, seed: int, permutations: int = PERMUTATIONS) -> PermutationTest | None:
-    """Are audited blocks like unseen ones? A cross-fitted linear score, refitted for every permutation of the labels.
+    """Test the exchangeability of audited and unseen blocks with a cross-fitted linear score, refitted per permutation.
 
-    Columns are standardised over all blocks; folds and covariance are made without labels. T is the sum over folds of
+    Columns are standardized over all blocks; folds and covariance do not depend on labels. T is the sum over folds of
     the difference of the means of a linear discriminant that is fitted on the other folds. Labels are permuted within
-    classes of size (1, 2 to 3, 4 to 7, ... documents): p = (1 + #{T* >= T}) / 10,000 (docs/methods.md, section 3.13).
-    p = 1 where audited blocks do not score higher on average over the columns: training raises scores.
+    size classes (1, 2 to 3, 4 to 7, ... documents): p = (1 + #{T* >= T}) / 10,000 (docs/methods.md, section 3.13).
+    p = 1 if audited blocks do not score higher on average over the columns: training raises scores.
 
-    Guaranteed: where blocks of one class are exchangeable between the roles, P(p <= t) <= t. Documents within a block
-    may depend on each other in any way.
+    Guaranteed: if blocks of one class are exchangeable between the roles, P(p <= t) <= t, for any dependence of
+    documents within a block.
 
     Args:
         blocks: at least LEAST_BLOCKS of each role.
-        seed: of the folds and permutations.
-        permutations: of the labels.
+        seed: seed of the folds and permutations.
+        permutations: number of permutations of the labels.
 
     Returns:
-        The test; None where no class of size has blocks of both roles, so that no labels can be permuted.
+        The test; None if no size class has blocks of both roles, so that no labels can be permuted.
 
     Raises:
         UserError: as `check_blocks`.
@@ -190,7 +190,7 @@ class _CrossFit:
     """The cross-fitted discriminant of labellings of blocks."""
 
     def __init__(self, z: np.ndarray, fold: np.ndarray) -> None:
-        """Take columns standardised over all blocks, and the fold of each block.
+        """Prepare the columns, standardized over all blocks, and the fold of each block.
 
         Args:
             z: float64, (blocks, columns).
@@ -202,9 +202,9 @@ class _CrossFit:
         self.inverse = np.linalg.inv(covariance + RIDGE * np.eye(columns))
 
     def _sums(self, labels: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-        """By fold, the differences of the means of the two kinds inside it and on the other folds: (rows, columns).
+        """Per fold: differences of the means of the two kinds in the fold and in the other folds: (rows, columns).
 
-        0 where a kind is missing inside the fold or outside it.
+        0 if a kind is missing in the fold or in the other folds.
         """
         whole, number = self.z.sum(axis=0), len(self.z)
         audited, count = labels @ self.z, labels.sum(axis=1)
@@ -220,7 +220,7 @@ class _CrossFit:
             yield within, outside
 
     def statistic(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """T of each labelling, and the sum of the sizes of what it adds up: float64, (rows,) each.
+        """T of each labelling, and the sum of the absolute values of its terms: float64, (rows,) each.
 
         Args:
             labels: float64, (rows, blocks), 1 for audited.
@@ -233,7 +233,7 @@ class _CrossFit:
         return total, size
 
     def auc(self, labels: np.ndarray) -> float:
-        """Area under the ROC curve of each fold's score inside the fold, mean over the folds; 0.5 without any."""
+        """Area under the ROC curve of each fold's score in the fold, mean over the folds; 0.5 without folds."""
         areas = []
         for one, (_, outside) in enumerate(self._sums(labels[None].astype(np.float64))):
             inside = self.fold == one
@@ -244,25 +244,26 @@ class _CrossFit:
 
 
 def _difference(first: np.ndarray, second: np.ndarray, n: np.ndarray, m: np.ndarray) -> np.ndarray:
-    """Mean of one kind less that of the other, by sums (rows, columns) and numbers (rows,); 0 where one is missing."""
+    """Difference of the means of two kinds, from sums (rows, columns) and numbers (rows,); 0 if one is missing."""
     both = ((n > 0) & (m > 0))[:, None]
     means = first / np.maximum(n, 1)[:, None] - second / np.maximum(m, 1)[:, None]
     return np.asarray(np.where(both, means, 0.0))
 
 
 def draw_blocks(scores: np.ndarray, block: np.ndarray, audited: np.ndarray, keys: np.ndarray, seed: int) -> DrawnBlocks:
-    """The blocks of one role each, by the mean of b of their documents, the same b for all of them.
+    """The blocks of one role each, with the mean of b of their documents, the same b for all blocks.
 
-    b is the largest size that 80% of the blocks of either role reach, so 1 where most blocks of a role are single
+    b is the largest size that 80% of the blocks of either role reach, so 1 if most blocks of a role are single
     documents. The b documents are drawn by a hash of their keys. Means of different numbers of documents would not be
-    exchangeable: their spread depends on the number. Assumed: a block's size carries no information on its score.
+    exchangeable, because their variance depends on the number. Assumption: a block's size is not informative on its
+    score.
 
     Args:
         scores: float64, (documents, columns), finite.
         block: int64, (documents,), from `joined_blocks`.
         audited: bool, (documents,); the others are unseen.
         keys: int64, (documents,), hashes of the ids.
-        seed: of the draw.
+        seed: seed of the draw.
     """
     count = int(block.max(initial=-1)) + 1
     sizes = np.bincount(block, minlength=count)
@@ -290,14 +291,14 @@ def draw_blocks(scores: np.ndarray, block: np.ndarray, audited: np.ndarray, keys
 
 
 def _reached(sizes: np.ndarray) -> int:
-    """The largest size that REACHED of the blocks reach; 1 without blocks."""
+    """The largest size that a share REACHED of the blocks has; 1 without blocks."""
     if not sizes.size:
         return 1
     return int(np.sort(sizes)[::-1][math.ceil(REACHED * sizes.size) - 1])
 
 
 def _strata(blocks: Blocks) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Positions of the audited and of the unseen blocks of each class of size; sizes in one class differ by a half."""
+    """Positions of the audited and of the unseen blocks of each size class; sizes in a class differ by a factor < 2."""
     classes = np.floor(np.log2(blocks.sizes)).astype(np.int64)
     each = [np.flatnonzero(classes == one) for one in np.unique(classes)]
     return [(places[blocks.audited[places]], places[~blocks.audited[places]]) for places in each]
@@ -313,7 +314,7 @@ def _permuted(counts: list[tuple[int, int]], rows: int, rng: np.random.Generator
 
 
 def _area(audited: np.ndarray, unseen: np.ndarray) -> float:
-    """Share of pairs in which the audited block's score is the higher; ties count half."""
+    """Share of pairs in which the audited block has the higher score; ties count half."""
     ordered = np.sort(unseen)
     below, upto = (np.searchsorted(ordered, audited, side=side).sum() for side in ("left", "right"))
     return float((below + upto) / (2 * audited.size * unseen.size))

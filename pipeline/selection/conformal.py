@@ -1,4 +1,4 @@
-"""Calibration: from scores to conformal ranks, their counts, p-values on an exact grid, and splits of documents."""
+"""Calibration: conformal ranks of scores, their counts, p-values on an exact grid, and splits of documents."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 
 SAMPLE_SIZE = 20_000
-# A split and a sample need hashes of their own: with the same ones the half of the larger hashes would hardly enter
-# the sample while audit documents would, and the sample would tell the roles apart (simulated: FDR .116 for .100).
+# A split and a sample need different hashes: with the same ones the half of the larger hashes would hardly be in the
+# sample while audit documents would, and the sample would depend on the roles (simulated: FDR .116 for .100).
 _SPLIT, _SAMPLE = 1, 2
 
 
@@ -48,14 +48,14 @@ def ranks(
     With calibration scores s_1..s_n and an audit score s, direction `members` (the null is "unseen", a high
     score is evidence against it) has k = 1 + #{s_i >= s}, and direction `clean` (the null is "seen", a low
     score is evidence against it) has k = 1 + #{s_i <= s}. TD4Eval's eq. 4 has neither the +1, without which
-    the FDR can reach 1, nor this direction: read literally it selects the contaminated.
+    the FDR can reach 1, nor this direction: taken literally it selects the contaminated documents.
 
     Guaranteed: for a null document whose score is exchangeable with the n calibration scores,
     P(k <= j) <= j / (n + 1) for every j, with equality without ties (Vovk, Gammerman & Shafer 2005).
 
     With draws, k = 1 + #{more extreme} + floor(U (1 + #{ties})), U = draw / 2^32. Then the equality holds with ties
-    too, because k is uniform on the places that the tied share, up to 2^-32 and as far as the hash of `tie_draws` is
-    random. BH keeps its guarantee: with U given, the other documents' ranks still do not fall as this one's grows.
+    too, because k is uniform on the tied positions, up to 2^-32 and as far as the hash of `tie_draws` is random. BH
+    keeps its guarantee: given U, the ranks of other documents still do not decrease as this one increases.
 
     Args:
         scores: shape (documents,), finite or infinite.
@@ -84,9 +84,9 @@ def ranks(
 
 
 def tie_draws(keys: np.ndarray, seed: int) -> np.ndarray:
-    """A number of each document by which `ranks` orders equal scores: uint64, (documents,), in [0, 2^32).
+    """A random number per document with which `ranks` orders equal scores: uint64, (documents,), in [0, 2^32).
 
-    An answer depends on the seed, so the seed is to be chosen once, before scores are read.
+    Results depend on the seed, so choose the seed once, before scores are read.
 
     Args:
         keys: int64, (documents,), a hash of each document's id.
@@ -115,10 +115,10 @@ def hash_keys(keys: np.ndarray, seed: int) -> np.ndarray:
 
 
 def refuse_nan(values: np.ndarray, role: str) -> None:
-    """Refuse scores of a role among which there is a NaN.
+    """Refuse scores of a role that contain NaN.
 
     Raises:
-        UserError: with their number.
+        UserError: there are NaN; the message states their number.
     """
     missing = int(np.isnan(values).sum())
     if missing:
@@ -127,21 +127,21 @@ def refuse_nan(values: np.ndarray, role: str) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
-    """The p-values that an audit's documents can have, ascending; rank k = 1..size stands for the k-th.
+    """The possible p-values of an audit's documents, ascending; rank k = 1..size is the k-th.
 
     One group calibrated on n documents has the `uniform` grid k / (n + 1). Calibration by group pools the
-    grids of its groups (`calibrations.pool`), and calibration-conditional p-values have a grid of their own
-    (`calibrations.simes_grid`). Every procedure reads counts over a grid and nothing else, so each runs on all.
+    grids of its groups (`calibrations.pool`), and calibration-conditional p-values have another grid
+    (`calibrations.simes_grid`). A procedure reads only counts over a grid, so it works with every grid.
 
-    p-values may repeat; the last is 1, which is where quarantined documents are counted.
+    p-values may repeat; the last is 1, where quarantined documents are counted.
     """
 
     numerators: np.ndarray  # int64, (size,), read-only
     denominators: np.ndarray  # int64, (size,) or one for all, (); at most 2^62
-    n: int  # calibration documents, of all groups
+    n: int  # calibration documents of all groups
     groups: int = 1
-    delta: Fraction | None = None  # given: valid for all but this share of calibration sets, else on average over them
-    weighted: bool = False  # whether calibration documents count by weights, so that a rank is no number of documents
+    delta: Fraction | None = None  # valid for all but this share of calibration sets; None: on average over them
+    weighted: bool = False  # whether calibration documents have weights, so that a rank is not a number of documents
 
     def __post_init__(self) -> None:
         for name in ("numerators", "denominators"):
@@ -151,7 +151,7 @@ class Grid:
 
     @classmethod
     def uniform(cls, n: int) -> Grid:
-        """P = k / (n + 1), k = 1..n + 1: the conformal p-values against n >= 1 calibration documents."""
+        """The conformal p-values k / (n + 1), k = 1..n + 1, against n >= 1 calibration documents."""
         return cls(np.arange(1, n + 2), np.array(n + 1), n)
 
     @property
@@ -172,7 +172,7 @@ class Grid:
         return Fraction(int(self.numerators[k - 1]), int(denominator))
 
     def at_most(self, p: Fraction) -> int:
-        """How many ranks have a p-value of at most p, exact."""
+        """Number of ranks with a p-value of at most p, exact."""
         if self.denominators.ndim == 0:
             reach = p.numerator * int(self.denominators) // p.denominator
             return int(np.searchsorted(self.numerators, min(reach, int(self.denominators)), side="right"))
@@ -183,7 +183,7 @@ class Grid:
         return bisect_right(range(self.size), 0, key=excess)
 
     def same_as(self, other: Grid) -> bool:
-        """Whether ranks mean the same in both."""
+        """Whether ranks have the same p-values in both."""
         return self is other or (
             (self.n, self.groups, self.delta) == (other.n, other.groups, other.delta)
             and self.weighted == other.weighted
@@ -200,17 +200,17 @@ def shuffled(id_keys: np.ndarray, seed: int, purpose: int) -> np.ndarray:
 
 
 def halves(id_keys: np.ndarray, seed: int) -> np.ndarray:
-    """Choose half of the documents by the hash of their ids.
+    """Choose half of the documents by a hash of their ids.
 
-    Guaranteed: the half depends on ids and seed only, so documents that were exchangeable with others (ids drawn
-    without regard to scores) stay so, in either half, given the other half.
+    Guaranteed: the half depends only on ids and seed, so exchangeable documents (with ids independent of scores) remain
+    exchangeable, in either half, given the other half.
 
     Args:
         id_keys: int64, (n,), distinct.
-        seed: of the selection.
+        seed: seed of the selection.
 
     Returns:
-        bool, (n,), True for floor(n / 2) documents: those of the smallest hashes.
+        bool, (n,), True for the floor(n / 2) documents with the smallest hashes.
     """
     order = np.argsort(shuffled(id_keys, seed, _SPLIT), kind="stable")
     chosen = np.zeros(order.size, dtype=bool)
@@ -220,11 +220,11 @@ def halves(id_keys: np.ndarray, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """The documents of the smallest hashes (other hashes than those of `halves`) among all offered, at most `size`.
+    """The at most `size` documents with the smallest hashes (other hashes than those of `halves`).
 
     `hashes` is uint64, ascending, (k,); `rows` float64, (k, columns). Merging keeps the smallest of both, so the
-    sample of a corpus does not depend on its shards. Nothing in it tells the role of a document, so it is a
-    function of the set of documents, unchanged when two of them swap roles.
+    sample of a corpus does not depend on its shards. It does not contain the roles of documents, so it is a
+    function of the set of documents, invariant when two of them swap roles.
     """
 
     size: int
@@ -249,12 +249,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankCounts:
-    """How many audit documents have each rank.
+    """Number of audit documents at each rank.
 
     `counts` is int64, read-only: index k - 1 holds the number of audit documents at rank k of the grid. By
     default the grid is uniform: `counts` has length n + 1, n is the number of calibration documents, and
-    rank k is the p-value k / (n + 1). Summaries add up, so the shard order, the grouping and retries of a
-    distributed count cannot matter.
+    rank k is the p-value k / (n + 1). Counts are additive, so the order and the grouping of shards and retries
+    do not affect a distributed count.
 
     Raises:
         ValueError: counts that are not integers, not one-dimensional, negative, of fewer than two ranks, or
@@ -278,14 +278,14 @@ class RankCounts:
 
     @classmethod
     def empty(cls, against: int | Grid) -> RankCounts:
-        """No audit documents yet, against n >= 1 calibration documents or over a grid."""
+        """Zero counts, against n >= 1 calibration documents or over a grid."""
         if isinstance(against, Grid):
             return cls(np.zeros(against.size, dtype=np.int64), against)
         return cls(np.zeros(against + 1, dtype=np.int64))
 
     @classmethod
     def of(cls, ranks: np.ndarray, against: int | Grid) -> RankCounts:
-        """Count ranks of any order, against n calibration documents (1..n + 1) or over a grid (1..size).
+        """Count ranks in any order, against n calibration documents (1..n + 1) or over a grid (1..size).
 
         Raises:
             ValueError: a rank outside its limits.
@@ -308,7 +308,7 @@ class RankCounts:
 
     @property
     def m(self) -> int:
-        """Number of audit documents, quarantined ones included."""
+        """Number of audit documents, including quarantined ones."""
         return int(self.counts.sum())
 
     def at_most(self, k: int) -> int:
@@ -316,11 +316,10 @@ class RankCounts:
         return int(self.counts[:k].sum())
 
     def __add__(self, other: RankCounts) -> RankCounts:
-        """The counts of both; exact, commutative and associative.
+        """The sum of both; exact, commutative and associative.
 
         Raises:
-            ValueError: the two were ranked against different numbers of calibration documents, or over
-                different grids.
+            ValueError: they have different numbers of calibration documents or different grids.
         """
         if not isinstance(other, RankCounts):
             return NotImplemented
@@ -331,7 +330,7 @@ class RankCounts:
         return RankCounts(self.counts + other.counts, self.spacing)
 
     def with_quarantined(self, q: int) -> RankCounts:
-        """The same with q more audit documents at p = 1: they could not be scored, and they are hypotheses.
+        """The counts with q additional audit documents at p = 1: they have no scores, but are hypotheses.
 
         Raises:
             ValueError: q is negative.
@@ -343,5 +342,5 @@ class RankCounts:
         return RankCounts(counts, self.spacing)
 
     def over(self, grid: Grid) -> RankCounts:
-        """The same documents with the p-values of another grid of as many ranks, such as a `simes_grid`."""
+        """The same counts with the p-values of another grid of the same size, such as a `simes_grid`."""
         return RankCounts(self.counts, grid)

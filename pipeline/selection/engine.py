@@ -1,8 +1,8 @@
-"""Run a configured selection: calibrate on known documents, then judge audit documents shard by shard.
+"""Run a configured selection: calibrate on known documents, then decide on audit documents shard by shard.
 
-`answer` is a generator. For each pass over the audit shards it yields an `Ask`: what to compute of a shard, and how to
-merge two results. The merged result is sent back to it. So the same code runs in one process and on a cluster, and
-several selections share their passes (`pipeline.selection.passes`), and small audits are answered in memory.
+`answer` is a generator. For each pass over the audit shards it yields an `Ask`: a function of a shard, and a function
+that merges two results. The merged result is sent back to it. The same code therefore runs in one process and on a
+cluster, several selections share passes (`pipeline.selection.passes`), and small audits run in memory.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from pipeline.selection.weighted import calibrate_weighted, least_ranks, ranks_b
 def answer(
     selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int, slot: Slot | None = None
 ) -> Asking[Answer]:
-    """Decide a selection; a generator of the passes that it needs, which returns the answer.
+    """Decide a selection: a generator that yields the required passes and returns the answer.
 
     The answer carries its guarantee and the assumption of that guarantee.
 
     Args:
-        selection: its configuration.
-        seed: of the run; for random ties, splits and random weights.
-        known: the null role's documents.
+        selection: configuration of the selection.
+        seed: seed of the run, for random ties, splits and random weights.
+        known: documents of the null role.
         others: documents that are known not to be nulls; may be empty.
-        quarantined: audit documents without scores; hypotheses at p = 1.
-        slot: the place in a schedule of scans, whose level stands for the selection's alpha; None: in no schedule.
+        quarantined: number of audit documents without scores; hypotheses at p = 1.
+        slot: slot in a schedule of scans, whose level replaces the selection's alpha; None: no schedule.
 
     Raises:
-        UserError: no calibration documents where they are needed, groups without any, or no audit documents.
+        UserError: missing calibration documents, groups without any, or no audit documents.
     """
     level = Level.of(selection, slot)
     question = SelectionInput(selection, level, seed, known, others, quarantined)
@@ -55,7 +55,7 @@ def answer(
     decided = yield from (procedure_of(selection.procedure).answer or plain)(question)
     counts, rank = decided.counts, decided.rank
     if counts is not None and why_unbounded(selection) is None:
-        unlisted = quarantined if rank == counts.grid.size else 0  # without a score, and so never on the list
+        unlisted = quarantined if rank == counts.grid.size else 0  # they have no score and are never on the list
         decided = replace(decided, bound=wrong_in_list(counts, rank, level.confidence, unlisted))
     return in_slot(decided, level, selection)
 
@@ -89,7 +89,7 @@ def _weighted(question: SelectionInput) -> Asking[Answer]:
 
 
 def proved_for(rule: Rule) -> str | None:
-    """The one procedure that a rule of a schedule is proved for; None: it keeps what each scan guarantees by itself."""
+    """The only procedure for which a schedule's rule is proved; None: any procedure with a guarantee per scan."""
     return next((name for name, procedure in PROCEDURES.items() if procedure.schedule == rule), None)
 
 
@@ -97,7 +97,7 @@ def refuse_uncovered(selection: SelectionConfig, rule: Rule) -> None:
     """Refuse a selection for which the rule of a schedule is not proved.
 
     Raises:
-        UserError: with what would be covered.
+        UserError: the message states what is covered.
     """
     where = f"selection {selection.name}: series.rule {rule}"
     calibration = calibration_of(selection.calibration)
@@ -119,7 +119,7 @@ def refuse_uncovered(selection: SelectionConfig, rule: Rule) -> None:
 
 
 def in_slot(answer: Answer, level: Level, selection: SelectionConfig) -> Answer:
-    """An answer with the guarantee of its slot, and with what a slot can select; itself where there is none."""
+    """An answer with the guarantee and the resolution of its slot; unchanged without a slot."""
     slot = level.slot
     if slot is None:
         return answer
@@ -155,11 +155,11 @@ LATE = (
     "Nothing is guaranteed for this list, nor for all scans of the schedule together with it: its run had answered "
     "before it took its place, so what was asked may have been picked by an answer."
 )
-"""The guarantee of a scan that took its place after its run had answered."""
+"""The guarantee of a scan that joined the schedule after its run had answered."""
 
 
 def _guarantee(answer: Answer, slot: Slot, selection: SelectionConfig) -> str:
-    """What holds of all scans together, and of this one where anything does."""
+    """The guarantee of all scans together, and of this scan if there is one."""
     if slot.asked_before:
         return LATE
     whole, part = percentage(slot.alpha), f"{float(slot.level):.3g}"
@@ -188,7 +188,7 @@ class Scores:
     keys: np.ndarray  # int64 hashes of the ids, (documents,)
     groups: pa.Array | None = None
     weights: Mapping[Role, np.ndarray] | None = None
-    """Of calibration weighted: null role -> int64, (documents,), from `weighted.weight_levels`."""
+    """For calibration weighted: null role -> int64, (documents,), from `weighted.weight_levels`."""
 
     @property
     def group_numbers(self) -> np.ndarray:
@@ -199,7 +199,7 @@ class Scores:
         return np.asarray(codes.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
 
     def batch(self, positions: np.ndarray, selection: SelectionConfig) -> Batch:
-        """The documents at these positions, with the columns that a selection reads."""
+        """The documents at some positions, with the columns of a selection."""
         matrix = np.stack([self.columns[column][positions] for column in selection.detectors], axis=1)
         groups, calibration = None, calibration_of(selection.calibration)
         if self.groups is not None and calibration.grouped:
@@ -212,7 +212,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
-    """The answer of one selection, and its result for each audit document, in their order."""
+    """The answer of one selection, and its result for each audit document, in order."""
 
     answer: Answer
     p: np.ndarray  # float64, (documents,)
@@ -227,17 +227,17 @@ def answer_all(
     seed: int,
     slot: Slot | None = None,
 ) -> list[Verdict]:
-    """Answer selections over documents whose roles are positions in `scores`.
+    """Answer selections over documents with roles given as positions in `scores`.
 
-    Equal to what the same selections say of a run directory that holds these documents in these roles.
+    The answers equal those for a run directory with these documents in these roles.
 
     Args:
-        selections: their configurations.
-        scores: the documents.
+        selections: configurations of the selections.
+        scores: documents with scores.
         roles: role -> int64 positions.
-        quarantined: audit documents without scores, on top; hypotheses at p = 1.
-        seed: for random ties, splits and random weights.
-        slot: the place of the selections in a schedule of scans; None: in no schedule.
+        quarantined: number of additional audit documents without scores; hypotheses at p = 1.
+        seed: seed of random ties, splits and random weights.
+        slot: slot of the selections in a schedule of scans; None: no schedule.
 
     Raises:
         UserError: as `engine.answer`.

@@ -1,4 +1,4 @@
-"""The guarantees of procedures, in words that need no statistics: their parts, and their numbers."""
+"""The guarantees of procedures in plain language: their sentences and numbers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ GuaranteeKind = Literal["finite-sample", "asymptotic", "heuristic"]
 
 MOST_DIGITS = 17
 WRITTEN_DIGITS = 12
-"""A number with more significant digits was computed, not written by a user."""
+"""Maximum significant digits of a number that a user wrote; a number with more was computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """The guarantee of a procedure with its assumption, in words that need no statistics."""
+    """The guarantee of a procedure with its assumption, in plain language."""
 
     guarantee: GuaranteeKind
-    assumption: str  # one sentence: what must hold for the guarantee to hold
-    promise: str  # what then holds
+    assumption: str  # one sentence: the condition of the guarantee
+    promise: str  # the guarantee
 
 
 @dataclass(frozen=True, slots=True)
 class StrictAnswer:
-    """The answer with a finite-sample guarantee that stands beside every answer."""
+    """The answer with a finite-sample guarantee that accompanies every answer."""
 
     procedure: Annotated[str, Field(description="The procedure, with how it is used where that matters.")]
     n_selected: Annotated[int, Field(description="Documents that it selects.")]
@@ -87,7 +87,7 @@ _WITH_THESE = "over repetitions with fresh audited documents and these same cali
 
 
 def _probability(delta: Fraction) -> str:
-    """1 - delta, never rounded up: as a decimal where a short one is exact."""
+    """1 - delta, never rounded up: a decimal if a short one is exact."""
     short = f"{float(1 - delta):g}"
     return short if Fraction(short) == 1 - delta else f"1 - {float(delta)!r}"
 
@@ -126,15 +126,15 @@ JOINTLY: dict[str, Guarantee] = {
 """Guarantees of a selection under several models: e-BH on the smallest e-value, and BH on the largest p-value."""
 
 NOTHING_PROVED = StrictAnswer("none", 0, None, "finite-sample")
-"""The strict answer where no procedure has a guarantee: the empty list."""
+"""The strict answer if no procedure has a guarantee: the empty list."""
 
 
 def adapted(stated: Guarantee, grid: Grid) -> Guarantee:
-    """A procedure's guarantee for p-values calibrated in the way that the grid records.
+    """A procedure's guarantee for p-values with the calibration of a grid.
 
-    By group, its assumption is made within each group. Calibration-conditional p-values turn a finite-sample
-    guarantee about the average over calibration sets into one about the calibration documents at hand, which
-    fails for a share delta of them; they add nothing to the guarantee of the other procedures.
+    By group, its assumption applies within each group. Calibration-conditional p-values turn a finite-sample
+    guarantee on average over calibration sets into one for the given calibration documents, which fails with
+    probability delta; they do not change the guarantees of other procedures.
     """
     if grid.weighted:
         return _WEIGHTED
@@ -152,13 +152,13 @@ def adapted(stated: Guarantee, grid: Grid) -> Guarantee:
 
 
 def beside(value: float, limit: float, digits: int = 2, kind: str = "f") -> str:
-    """A number with so many digits, or as many as leave it on its side of a limit.
+    """Format a number with `digits` digits, or more if rounding would move it across a limit.
 
     Args:
         value: finite.
-        limit: what the sentence holds it against.
-        digits: after the point, or significant ones.
-        kind: f counts digits after the point (,f with commas between thousands), g significant ones.
+        limit: the limit in the sentence.
+        digits: digits after the point, or significant digits.
+        kind: f: digits after the point (,f with thousands separators); g: significant digits.
     """
     for count in range(digits, MOST_DIGITS):
         text = f"{value:{kind[:-1]}.{count}{kind[-1]}}"
@@ -169,18 +169,18 @@ def beside(value: float, limit: float, digits: int = 2, kind: str = "f") -> str:
 
 
 def decimal(number: Fraction) -> str:
-    """A number that is a finite decimal, as it is: no rounding, no exponent."""
+    """Format a finite decimal exactly, without exponent."""
     text = f"{Decimal(number.numerator) / Decimal(number.denominator):f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def percentage(share: Fraction) -> str:
-    """A share that is a finite decimal as a percentage, as it is: 1/20 is 5%, 0.9999999 is 99.99999%."""
+    """Format a share that is a finite decimal exactly as a percentage: 1/20 is 5%, 0.9999999 is 99.99999%."""
     return f"{decimal(100 * share)}%"
 
 
 def at_most(share: float) -> Fraction:
-    """A share in (0, 1) as it was written; one that was computed, such as a part of alpha, rounded up to 3 digits."""
+    """A share in (0, 1) as written; a computed one, such as a part of alpha, rounded up to 3 digits."""
     number = Decimal(repr(share))
     if len(number.as_tuple().digits) > WRITTEN_DIGITS:
         number = Context(prec=3, rounding=ROUND_CEILING).plus(number)

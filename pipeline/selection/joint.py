@@ -1,4 +1,4 @@
-"""One selection under several models at one error rate: a document counts only if every model speaks for it."""
+"""One selection under several models at one error rate: a document is selected only if every model supports it."""
 
 from __future__ import annotations
 
@@ -21,68 +21,68 @@ from pipeline.selection.ranked import known_needed
 from pipeline.selection.step_up import ONE, dependence_factor, harmonic_bound
 
 EXACT_CALIBRATION = 1 << 25
-"""Two different p-values of at most so many calibration documents are further apart than float64 rounds."""
+"""Maximum calibration documents for which two different p-values differ by more than the rounding of float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class JointEvidence:
-    """How the p-values of one model become e-values, for m documents at a level alpha fixed beforehand.
+    """Conversion of one model's p-values to e-values, for m documents at a level alpha fixed beforehand.
 
-    With factor L a document's e-value reaches m / (alpha R), which is what e-BH wants of R selected documents, if and
-    only if m p L <= alpha R. `dependence_factor` says why that e-value has a mean of at most 1 for every null, and
-    takes the smaller of two such factors. Where the p-values of a model come from several groups its grid is not
-    known here, and L is the harmonic sum, which holds for any p-value.
+    With factor L a document's e-value reaches m / (alpha R), the threshold of e-BH for R selected documents, if and
+    only if m p L <= alpha R. `dependence_factor` explains why that e-value has a mean of at most 1 for every null, and
+    uses the smaller of two such factors. If the p-values of a model come from several groups, its grid is not known
+    here, and L is the harmonic sum, which is valid for any p-value.
     """
 
     n: int  # calibration documents
     m: int  # audited documents of the joint selection
     alpha: Fraction
     factor: Fraction
-    grouped: bool = False  # whether p-values are of the calibration documents of each group
+    grouped: bool = False  # whether p-values are calibrated within groups
     _places: dict[float, int] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, n: int, m: int, alpha: Fraction, grouped: bool = False) -> JointEvidence:
-        """The e-values of a model that was calibrated on n >= 1 documents; `grouped`: within groups of them."""
+        """The e-values of a model that was calibrated on n >= 1 documents; `grouped`: within groups."""
         factor = harmonic_bound(m) if grouped else dependence_factor(Grid.uniform(n), m, alpha)
         return cls(n, m, alpha, factor, grouped)
 
     def plain(self) -> JointEvidence:
-        """The same p-values with factor 1: what BH asks of them."""
+        """The same p-values with factor 1, as in BH."""
         return JointEvidence(self.n, self.m, self.alpha, ONE, self.grouped)
 
     def levels(self, p: np.ndarray) -> np.ndarray:
-        """The fewest selected documents R at which a document counts, ceil(m p L / alpha): int64; m + 1 for never.
+        """Minimum number R of selected documents that includes a document, ceil(m p L / alpha): int64; m + 1: never.
 
         Args:
-            p: p-values, float64, (documents,), in (0, 1]; each is taken for the fraction k / (n_g + 1) that it is.
+            p: p-values, float64, (documents,), in (0, 1]; each is converted to the exact fraction k / (n_g + 1).
         """
         places, inverse = np.unique(np.asarray(p, dtype=np.float64), return_inverse=True)
-        reach = float(self.alpha / self.factor) * (1 + 1e-9)  # beyond it no document counts, whatever R is
+        reach = float(self.alpha / self.factor) * (1 + 1e-9)  # documents above it are selected for no R
         values = [self._level(one) if one <= reach else self.m + 1 for one in places.tolist()]
         return np.array(values, dtype=np.int64)[inverse]
 
     def _level(self, p: float) -> int:
         if p not in self._places:
-            self._places[p] = min(math.ceil(self.m * self.factor * exact_p(p, self.n) / self.alpha), self.m + 1)
+            self._places[p] = math.ceil(self.m * self.factor * exact_p(p, self.n) / self.alpha)
         return self._places[p]
 
     @property
     def fewest(self) -> int:
-        """The fewest documents that a selection can hold for the sake of this model; more than m: none can."""
+        """Minimum number of documents of a selection with this model; more than m: none is possible."""
         return math.ceil(self.m * self.factor * Fraction(1, self.n + 1) / self.alpha)
 
 
 def joinable(selection: SelectionConfig) -> bool:
-    """Whether each p-value of a selection is valid by itself, on average over calibration sets: it has an e-value."""
+    """Whether each p-value of a selection is marginally valid, on average over calibration sets: it has an e-value."""
     valid = procedure_of(selection.procedure).is_valid(selection.reconformal)
     return calibration_of(selection.calibration).valid_on_average and valid
 
 
 def exact_p(p: float, n: int) -> Fraction:
-    """The fraction with a denominator of at most n + 1 that a conformal p-value is the nearest float to.
+    """The fraction with a denominator of at most n + 1 whose nearest float is a conformal p-value.
 
-    With more than EXACT_CALIBRATION documents it is not told for certain, and a number just above p is taken.
+    With more than EXACT_CALIBRATION documents it is not unique, and a number just above p is returned.
     """
     if n < EXACT_CALIBRATION:
         return Fraction(p).limit_denominator(n + 1)
@@ -98,21 +98,21 @@ class JointCut:
 
 
 def joint_levels(evidence: Sequence[JointEvidence], p: np.ndarray) -> np.ndarray:
-    """The levels of documents under all models: the largest of the models' levels, int64, (documents,).
+    """The levels of documents under all models: the maximum over the models, int64, (documents,).
 
     The smallest of a document's e-values reaches m / (alpha R) if and only if each does. It is an e-value of the
-    union null, "the null of some model holds": where that is the null of model k, its mean is at most that of the
-    e-value of k, which is at most 1. Nothing is assumed of how the models depend on one another.
+    union null, "the null of some model holds": if the null of model k holds, its mean is at most that of the e-value of
+    k, which is at most 1. The models may depend on one another in any way.
 
     Args:
-        evidence: of each model.
+        evidence: evidence of each model.
         p: float64, (models, documents).
     """
     return np.max([one.levels(values) for one, values in zip(evidence, p, strict=True)], axis=0)
 
 
 def count_levels(levels: np.ndarray) -> Counter[int]:
-    """How many documents have each level; such counts add up, in any order."""
+    """Number of documents at each level; counts can be added in any order."""
     values, counts = np.unique(levels, return_counts=True)
     return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
@@ -124,8 +124,8 @@ def joint_cut(counts: Mapping[int, int], m: int) -> JointCut:
     2). With the levels of p-values (`JointEvidence.plain`) it is BH on the largest p-value.
 
     Args:
-        counts: documents by level, from `count_levels`; they are at most m.
-        m: audited documents, without a level those in quarantine.
+        counts: number of documents by level, from `count_levels`; their sum is at most m.
+        m: audited documents, including quarantined ones, which have no level.
     """
     cut, reached = JointCut(0, 0), 0
     for level in sorted(level for level in counts if level <= m):
@@ -136,10 +136,10 @@ def joint_cut(counts: Mapping[int, int], m: int) -> JointCut:
 
 
 def joint_select(evidence: Sequence[JointEvidence], p: np.ndarray) -> np.ndarray:
-    """Which documents e-BH selects under all models: bool, (documents,).
+    """Whether e-BH selects each document under all models: bool, (documents,).
 
     Args:
-        evidence: of each model; their m counts documents in quarantine too, which have no row here.
+        evidence: evidence of each model; their m includes quarantined documents, which have no row here.
         p: float64, (models, documents).
     """
     levels = joint_levels(evidence, p)
@@ -147,13 +147,13 @@ def joint_select(evidence: Sequence[JointEvidence], p: np.ndarray) -> np.ndarray
 
 
 def e_values(levels: np.ndarray, m: int, alpha: Fraction) -> np.ndarray:
-    """What the levels say of e-values: the largest m / (alpha R) that a document's e-value reaches; 0 for none."""
+    """Lower bounds of e-values from levels: the largest m / (alpha R) that a document's e-value reaches; 0 for none."""
     bound = float(m / alpha)
     return np.where(levels <= m, bound / np.maximum(levels, 1), 0.0)
 
 
 def exact_level(alpha: float) -> Fraction:
-    """Alpha as the decimal that was written.
+    """Alpha as the exact decimal.
 
     Raises:
         UserError: it is not in (0, 1).
@@ -165,16 +165,16 @@ def exact_level(alpha: float) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class JointResolution:
-    """How small a joint selection can be, and what makes a smaller one possible."""
+    """The minimum size of a joint selection, and the requirements of smaller ones."""
 
-    fewest: int  # selected documents, if any; above m: nothing can be selected
-    smallest_alpha: float  # at which anything at all can be selected
-    needed_for_any: int  # calibration documents of every model (of every group) for anything to be selectable
+    fewest: int  # minimum number of selected documents; above m: nothing can be selected
+    smallest_alpha: float  # for which anything can be selected
+    needed_for_any: int  # calibration documents of every model (and group) for anything to be selectable
     needed_for_1_percent: int  # the same for a list of 1% of the audited documents
 
 
 def joint_resolution(evidence: Sequence[JointEvidence]) -> JointResolution:
-    """How small a joint selection can be; with groups it is at best so, and what is needed is so in every group.
+    """The minimum size of a joint selection; with groups a lower bound, with the required documents per group.
 
     At alpha below 2 / (n + 1) the factor of `dependence_factor` is 1, so that all m documents, at p = 1 / (n + 1), are
     selected at alpha = 1 / (n + 1) and at none below.

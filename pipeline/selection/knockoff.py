@@ -1,7 +1,7 @@
-"""The knockoff+ filter on a signed statistic W, by counting, and a test of the symmetry that it rests on.
+"""The knockoff+ filter on a signed statistic W, by counting, and a test of the symmetry that it assumes.
 
-The filter is defined on float32(|W|), rounded to nearest: the rounding is monotone and the same for both signs, so
-the guarantee is untouched, and W with float32(|W|) = 0 is zero.
+The filter uses float32(|W|), rounded to nearest: the rounding is monotone and the same for both signs, so it does not
+affect the guarantee; W with float32(|W|) = 0 is zero.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SYMMETRY_LEVEL = 0.01
 
 
 def magnitudes(w: np.ndarray) -> np.ndarray:
-    """float32(|W|), shape as `w`, by which the filter decides; beyond the range of float32 it is infinity."""
+    """float32(|W|), shape as `w`, for the filter; infinity beyond the range of float32."""
     with np.errstate(over="ignore", under="ignore"):
         return np.abs(np.asarray(w, dtype=np.float64)).astype(np.float32)
 
@@ -38,12 +38,12 @@ def is_selected(w: np.ndarray, threshold: Threshold) -> np.ndarray:
 
 
 def fewest(q: Fraction, m: int, draws: int = 1) -> tuple[int, str]:
-    """The fewest of m documents that the filter can select, and a sentence on what that means.
+    """Minimum number of m documents that the filter can select, and a sentence that explains it.
 
     Args:
-        q: exact.
-        m: documents.
-        draws: paraphrases that compete in simultaneous knockoffs: ceil(1 / (draws q)) are the fewest.
+        q: exact level.
+        m: number of documents.
+        draws: paraphrases of simultaneous knockoffs, with the minimum ceil(1 / (draws q)).
     """
     least = math.ceil(1 / (q * draws))
     sentence = f"The shortest possible list of the knockoff filter has {least:,} documents"
@@ -56,21 +56,21 @@ def fewest(q: Fraction, m: int, draws: int = 1) -> tuple[int, str]:
 
 
 def find_threshold(q: Fraction) -> Generator[Callable[[np.ndarray], Any], Any, Threshold]:
-    """The knockoff+ threshold (Barber & Candes 2015; the filter of KTD, Hu et al. 2025) of W spread over shards.
+    """The knockoff+ threshold (Barber & Candes 2015; the filter of KTD, Hu et al. 2025) of W distributed over shards.
 
         tau = min over t in {|W_j| : W_j != 0} with (1 + #{W <= -t}) / max(1, #{W >= t}) <= q; none: no selection.
 
-    KTD's published code then takes the t of the best ratio, which breaks the guarantee. At least ceil(1 / q)
-    documents are selected, or none. The filter of simultaneous knockoffs (Gimenez & Zou 2019), with m paraphrases that
-    compete with each text, counts a negative W as 1/m: (1/m) (1 + #{W <= -t}) / max(1, #{W >= t}) <= q, which is this
-    threshold at m q; there m q can be 1 or more, and a threshold that no positive W reaches selects nothing.
+    KTD's published code uses the t of the best ratio, which violates the guarantee. At least ceil(1 / q) documents are
+    selected, or none. The filter of simultaneous knockoffs (Gimenez & Zou 2019), with m paraphrases that compete with
+    each text, counts a negative W as 1/m: (1/m) (1 + #{W <= -t}) / max(1, #{W >= t}) <= q, which is this threshold at
+    m q; m q can be 1 or more, and a threshold that no positive W reaches selects nothing.
 
     Guaranteed: FDR <= q if, given all |W| and the signs of the members' W, the signs of the nulls' W are independent
     fair coins. Lemma 1 of KTD derives that from perfect paraphrases. For m > 1 draws it is wrong even then: the m
     differences share the document's own score, so W is as skewed as the score. With m = 10, exponential scores,
     10% members and q = .1 the FDR is .46. `sign_symmetry` tests for it.
 
-    The passes are those of `thresholds.find_place`, over W, float64.
+    The passes are those of `thresholds.find_place` over W, float64.
 
     Args:
         q: exact.
@@ -86,7 +86,7 @@ def find_threshold(q: Fraction) -> Generator[Callable[[np.ndarray], Any], Any, T
 
 
 def _places(w: np.ndarray) -> list[np.ndarray]:
-    """The places of positive and of negative W, large |W| first; zeros have none."""
+    """The places of positive and of negative W, large |W| first, without zeros."""
     w = np.asarray(w, dtype=np.float64)
     size = magnitudes(w)
     return [np.uint32(INFINITY) - bits_of(size[(size > 0) & (sign * w > 0)]) for sign in (1, -1)]
@@ -97,13 +97,13 @@ def _places(w: np.ndarray) -> list[np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What W of simultaneous knockoffs is divided by: s, with log s^2 = m0 + b (log v - m0)."""
+    """The scale s of W of simultaneous knockoffs, with log s^2 = m0 + b (log v - m0)."""
 
-    median: float = 0.0  # of v, exp(m0); 0: s = 1
+    median: float = 0.0  # median of v, exp(m0); 0: s = 1
     share: float = 0.0  # b
 
     def of(self, spread: np.ndarray) -> np.ndarray:
-        """The s of documents from their v, the variance of all scores but the largest; float64, shape as `spread`."""
+        """The s of documents from v, the variance of all scores except the largest; float64, shape as `spread`."""
         if not self.median:
             return np.ones(np.shape(spread))
         return np.asarray(np.exp((math.log(self.median) + self.share * self.about_median(spread)) / 2))
@@ -114,12 +114,12 @@ class Scale:
 
 
 def find_scale(draws: int) -> Generator[Callable[[np.ndarray], Any], Any, Scale]:
-    """The scale of documents that are spread over shards, from their v: exact, in any order, and few numbers travel.
+    """The scale of documents distributed over shards, from their v: exact, in any order, with little communication.
 
-    As `versions.gap_statistic` shrinks, with the median and the variance of log v over documents, of each the v without
-    its largest score. v has no part in who scores highest, nor have the median and the variance: the signs of W stay
-    what they are given |W| / s. The median is the lower one, as float32. s = 1 for fewer than 20 documents, for
-    fewer than 3 draws, and where the median is 0.
+    The shrinkage is that of `versions.gap_statistic`, with the median and the variance of log v over documents; v
+    excludes a document's largest score. v, the median and the variance do not depend on which text scores highest, so
+    the distribution of the signs of W given |W| / s is unchanged. The median is the lower one, as float32. s = 1 for
+    fewer than 20 documents, for fewer than 3 draws, or if the median is 0.
 
     Args:
         draws: paraphrases of each document.
@@ -135,43 +135,42 @@ def find_scale(draws: int) -> Generator[Callable[[np.ndarray], Any], Any, Scale]
 
 
 def _spread_places(spread: np.ndarray) -> list[np.ndarray]:
-    """The places of v, and the next ones: as many of the second kind lie up to a place as of the first before it."""
+    """The places of v, and the next places: the second kind up to a place counts the first kind before it."""
     bits = bits_of(np.asarray(spread).astype(np.float32))
     return [bits, bits + np.uint32(1)]
 
 
-# --- does the assumption of the filter hold?
+# --- test of the filter's assumption
 
 
 @dataclass(frozen=True, slots=True)
 class SignSymmetry:
-    """A sign test of W over groups of like |W|, and its result in words."""
+    """A sign test of W in groups of similar |W|, and its result in words."""
 
     p_value: float
-    shares: tuple[float, ...]  # of positive W in each group, |W| ascending
+    shares: tuple[float, ...]  # share of positive W in each group, |W| ascending
     n: int  # documents with W != 0
     ok: bool  # False if p_value < 0.01: the filter's guarantee does not hold here
     sentence: str
 
 
 def sign_symmetry(w: np.ndarray, draws: int = 1) -> SignSymmetry:
-    """Test whether the signs of null documents' W are fair coins whatever |W| is: the knockoff filter's assumption.
+    """Test whether the signs of null documents' W are fair coins for any |W|: the knockoff filter's assumption.
 
-    Of simultaneous knockoffs W is positive where the text scores higher than all `draws` paraphrases, which should
-    happen to 1 / (draws + 1) of the documents.
+    For simultaneous knockoffs W is positive if the text scores higher than all `draws` paraphrases, which is expected
+    for 1 / (draws + 1) of the documents.
 
-    Documents are sorted by |W| and cut into up to 10 groups of equal size, of at least 10 documents. In each the
-    number of positive W is tested against a fair coin, exactly and two-sided; the p-value is the least of these
+    Documents are sorted by |W| and split into up to 10 groups of equal size, of at least 10 documents. In each group
+    the number of positive W is tested against a fair coin, exactly and two-sided; the p-value is the smallest of these
     times their number (Bonferroni).
 
-    Guaranteed: under symmetry P(p_value <= x) <= x for each x, for independent documents. A large p-value proves
-    nothing when documents are few. Documents of equal |W| are grouped in their given order, which must not depend
-    on their signs.
+    Guaranteed: under symmetry P(p_value <= x) <= x for each x, for independent documents. With few documents a large
+    p-value proves nothing. Documents of equal |W| are grouped in the given order, which must not depend on their signs.
 
     Args:
-        w: of calibration documents (known nulls), any order; zeros are left out. Never of audit documents, whose
+        w: W of calibration documents (known nulls), in any order; zeros are ignored. Not for audit documents, whose
             members are positive by design.
-        draws: paraphrases that compete with a text; 1 for every other statistic.
+        draws: number of paraphrases that compete with a text; 1 for other statistics.
     """
     fair = 1 / (draws + 1)
     due = "half" if draws == 1 else f"1 in {draws + 1}"
@@ -208,4 +207,4 @@ def _fair_coin(heads: int, tosses: int, fair: float) -> float:
     from scipy.stats import binom
 
     tails = binom.cdf(heads, tosses, fair), binom.sf(heads - 1, tosses, fair)
-    return min(1.0, 2 * float(min(tails)))
+    return 2 * float(min(tails))

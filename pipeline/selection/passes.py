@@ -1,4 +1,4 @@
-"""What a selection asks of the audit shards and what it answers; several at once share each pass over them."""
+"""Passes of selections over the audit shards, shared by several selections, and their answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Batch:
     matrix: np.ndarray  # float64, (documents, detectors), finite
     groups: pa.ChunkedArray | None
     keys: np.ndarray  # int64 hashes of the ids, (documents,)
-    weights: np.ndarray | None = None  # int64, (documents,), from `weight_levels`; of calibration weighted
+    weights: np.ndarray | None = None  # int64, (documents,), from `weight_levels`; for calibration weighted
     versions: VersionPart | None = None  # of documents with versions
 
     @property
@@ -39,41 +39,41 @@ class Batch:
         return self.matrix[:, 0]
 
     def draws(self, selection: SelectionConfig, seed: int) -> np.ndarray | None:
-        """The numbers that order equal scores at random; None where ties count against selection."""
+        """Random numbers that order equal scores; None if ties count against selection."""
         return tie_draws(self.keys, seed) if selection.ties == "random" else None
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionInput:
-    """A configured selection, and what it is asked of."""
+    """A configured selection and its inputs."""
 
     selection: SelectionConfig
-    level: Level  # its error rate, which is that of its slot in a schedule of scans
+    level: Level  # its error rate, or that of its slot in a schedule of scans
     seed: int  # for random ties, splits and random weights
-    known: Batch  # the null role's documents
+    known: Batch  # documents of the null role
     others: Batch  # documents that are known not to be nulls; may be empty
     quarantined: int  # audit documents without scores; hypotheses at p = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What the numbers of an answer's resolution refer to."""
+    """The basis of the numbers of an answer's resolution."""
 
-    halved: bool = False  # half of the known documents are learnt from, and the others calibrate
-    grouped: bool = False  # p-values are of the documents of each group
-    share: float | None = None  # of nulls, as the procedure estimated it; None where it takes 1
-    sentence: str | None = None  # all that there is to say, where calibration documents do not matter
+    halved: bool = False  # half of the known documents train the score, and the others calibrate
+    grouped: bool = False  # p-values are calibrated within groups
+    share: float | None = None  # share of nulls estimated by the procedure; None: 1
+    sentence: str | None = None  # the whole text, if calibration documents do not matter
 
 
 PLAIN = Basis()
-"""Of a procedure that takes a share of nulls of 1 and calibrates on all known documents."""
+"""Basis of a procedure that assumes a share of nulls of 1 and calibrates on all known documents."""
 
 EMPTY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One pass over the audit shards: a function of each, and how two of its results become one."""
+    """One pass over the audit shards: a function of a shard, and a function that merges two results."""
 
     of_shard: Callable[[Batch], Any]
     merge: Callable[[Any, Any], Any] = operator.add
@@ -84,10 +84,10 @@ Asking = Generator[Ask, Any, T]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedScore:
-    """One score of several detectors, by which a selection ranks documents."""
+    """One score combined from several detectors, by which a selection ranks documents."""
 
     of: Callable[[Batch], np.ndarray]  # float64, (documents,), higher is more evidence against the null
-    calibrating: np.ndarray  # bool, of the null role's documents: those that the others are ranked among
+    calibrating: np.ndarray  # bool, for documents of the null role: whether they calibrate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,42 +96,42 @@ class Answer:
 
     judge: Judge  # a batch -> p-values float64 in (0, 1] and bool selected, both (documents,)
     n_calibration: int
-    m: int  # audit documents, quarantined ones included
+    m: int  # audit documents, including quarantined ones
     guarantee: GuaranteeKind
     assumption: str
     promise: str
-    resolution: Callable[[int], tuple[int, int | None]]  # m -> fewest selectable, known documents needed for 1%
+    resolution: Callable[[int], tuple[int, int | None]]  # m -> minimum number selectable, known documents needed for 1%
     strict: StrictAnswer
-    threshold: float | None = None  # the largest p-value selected; None where p-values do not decide
+    threshold: float | None = None  # the largest selected p-value; None if p-values do not decide
     null_proportion: float = 1.0
     details: dict[str, float] = field(default_factory=dict)
-    factor: float | None = None  # a p-value is selected up to alpha R / (factor m), R as many as it selects
+    factor: float | None = None  # p-values up to alpha R / (factor m) are selected, R their number
     weights: list[float] | None = None
-    symmetry: knockoff.SignSymmetry | None = None  # of the signs that the knockoff filter reads
-    basis: Basis = PLAIN  # what `resolution` refers to
-    counts: RankCounts | None = None  # where ranks decide: of the audit documents
-    rank: int = 0  # where ranks decide: of the last that is selected
-    n_bh: int | None = None  # documents that bh selects, which bears clusters; None where nothing was estimated
-    bound: Bound | None = None  # of the selected, those without scores left out
-    effective: float | None = None  # number of calibration documents that as much rests on; of calibration weighted
-    fused: FusedScore | None = None  # where several detectors are ranked by one score
-    versions: int | None = None  # of a document, at most; None where documents have none
+    symmetry: knockoff.SignSymmetry | None = None  # of the signs of the knockoff filter
+    basis: Basis = PLAIN  # basis of `resolution`
+    counts: RankCounts | None = None  # of the audit documents, if ranks decide
+    rank: int = 0  # last selected rank, if ranks decide
+    n_bh: int | None = None  # number selected by bh, which is robust to clusters; None if nothing was estimated
+    bound: Bound | None = None  # of the selected documents with scores
+    effective: float | None = None  # effective number of calibration documents; for calibration weighted
+    fused: FusedScore | None = None  # if several detectors are combined
+    versions: int | None = None  # maximum number per document; None if documents have no versions
 
     @property
     def places(self) -> int:
-        """The number of p-values on the uniform grid, where documents are ranked together."""
+        """Number of p-values on the uniform grid, if all documents are ranked together."""
         return self.versions or self.n_calibration + 1
 
 
 def together(
     asking: Sequence[Asking[Answer]], run_pass: Callable[[Sequence[tuple[int, Ask]]], dict[int, Any]]
 ) -> list[Answer]:
-    """Decide several selections at once: each pass over the shards serves all that still need one.
+    """Decide several selections together: each pass over the shards is shared by all unfinished selections.
 
     Args:
-        asking: from `answer`.
-        run_pass: given (index of the selection, ask) of this pass, returns the merged result of each; an index
-            without any shard is absent.
+        asking: generators from `answer`.
+        run_pass: maps (index of the selection, ask) of a pass to the merged result of each; an index is absent if
+            there are no shards.
     """
     answers: dict[int, Answer] = {}
     results: dict[int, Any] = dict.fromkeys(range(len(asking)))
@@ -150,11 +150,11 @@ def together(
 def search_values(
     passes: Generator[Callable[[np.ndarray], Any], Any, T], values: Callable[[Batch], np.ndarray]
 ) -> Asking[T]:
-    """Run the passes of a search for a threshold, such as `find_fused_threshold`, over the values of every shard.
+    """Run the passes of a threshold search, such as `find_fused_threshold`, over the values of every shard.
 
     Args:
         passes: yields a function of values, float, (documents,), and is sent its merged result; returns the threshold.
-        values: of the documents of a shard.
+        values: returns the values of the documents of a shard.
     """
     counts = None
     while True:

@@ -1,4 +1,4 @@
-"""Answer a selection by the ranks of audit documents among calibration documents: what all share."""
+"""Answers from the ranks of audit documents among calibration documents: shared functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.selection.schedule import Slot, level_of_prds
 from pipeline.selection.step_up import ONE, largest_e_rank, minimum_selectable
 
 ROUNDED_UP = 1 + Fraction(1, 1 << 22)
-"""More than what td4eval's p-values lose by being rounded up to float32."""
+"""Upper bound on the relative increase of td4eval's p-values by rounding up to float32."""
 
 MOST_KNOWN = 1 << 62
 
@@ -29,11 +29,11 @@ MOST_KNOWN = 1 << 62
 def ranked(
     question: SelectionInput, deciding: Callable[[RankCounts], Asking[Decision]] | None = None
 ) -> Asking[Answer]:
-    """Decide by the ranks of one detector's scores, as the calibration of the selection gives them.
+    """Decide by the ranks of one detector's scores with the calibration of the selection.
 
     Args:
-        question: of a selection whose calibration is not weighted.
-        deciding: a generator of the passes that the decision needs; None: it needs none.
+        question: selection whose calibration is not weighted.
+        deciding: generator of passes that the decision needs; None: none.
     """
     selection, level, others = question.selection, question.level, question.others
     calibration = calibration_of(selection.calibration)
@@ -57,12 +57,12 @@ def decide_in_slot(counts: RankCounts, slot: Slot) -> Decision:
     """Select by rule prds or e-lond.
 
     Guaranteed: over all scans of the schedule FDR <= alpha, for prds if the p-values of all scans together are PRDS,
-    for e-lond if each null document is, taken by itself, exchangeable with its calibration documents. A scan's list
-    alone has no such guarantee at its level, as `before` is itself made of scores.
+    for e-lond if each single null document is exchangeable with its calibration documents. The list of one scan has no
+    such guarantee at its level, because `before` depends on scores.
 
     Args:
-        counts: of the m >= 1 audit documents, quarantined ones at the last rank.
-        slot: of rule prds or e-lond.
+        counts: counts of the m >= 1 audit documents; quarantined ones are at the last rank.
+        slot: slot of rule prds or e-lond.
     """
     if slot.rule == "prds":
         return bh(counts, level_of_prds(slot, counts.m))
@@ -71,7 +71,7 @@ def decide_in_slot(counts: RankCounts, slot: Slot) -> Decision:
 
 
 def count_ranks(rank: Callable[[Batch], np.ndarray], against: int | Grid, quarantined: int) -> Asking[RankCounts]:
-    """Count the ranks of the audit documents, quarantined ones at the last.
+    """Count the ranks of the audit documents, with quarantined ones at the last rank.
 
     Raises:
         UserError: no audit documents.
@@ -99,10 +99,10 @@ def of_decision(
     lambda_: Fraction | None = None,
     halved: bool = False,
 ) -> Answer:
-    """The answer of a decision from rank counts; `strict_name` is that of its strict answer, if not its procedure's."""
+    """The answer of a decision from rank counts; `strict_name`: name of its strict answer, if not the procedure."""
     safe, grid, procedure = strict(decided, counts, lambda_), counts.grid, procedure_of(decided.procedure)
     rule = Rule(procedure, decided.alpha, grid.delta, halved)
-    estimated = procedure.estimates or decided.null_proportion != 1  # of a plugin's procedure nothing else tells
+    estimated = procedure.estimates or decided.null_proportion != 1  # the only indication for procedures of plugins
     share = float(decided.factor) if procedure.factor.uncapped else decided.null_proportion
     return Answer(
         judge=judge,
@@ -125,18 +125,18 @@ def of_decision(
 
 
 def resolution_at(grid: Grid, rule: Rule, factor: Fraction, m: int) -> tuple[int, int]:
-    """The fewest of m documents that can be selected, and the known documents needed to select 1%."""
+    """Minimum number of m documents that can be selected, and the known documents needed to select 1%."""
     return minimum_selectable(grid, m, rule.alpha, factor), known_needed(rule, m, max(1, m // 100), factor)
 
 
 def fewest_selectable(rule: Rule, known: int, m: int, factor: Fraction | None = None) -> int:
-    """The fewest documents that a selection of m audited ones can hold if it holds any.
+    """Minimum number of documents of a nonempty selection of m audited documents.
 
     Args:
-        rule: how they are selected.
-        known: documents of the null role.
+        rule: rule of the selection.
+        known: number of documents of the null role.
         m: audited documents, >= 1.
-        factor: by which the procedure divides alpha; by default what it divides by at a share of nulls of 1.
+        factor: divisor of alpha; default: that of the procedure at a share of nulls of 1.
     """
     n = rule.calibrating(known)
     factor = rule.procedure.factor.at_one(rule, n, m) if factor is None else factor
@@ -144,27 +144,27 @@ def fewest_selectable(rule: Rule, known: int, m: int, factor: Fraction | None = 
 
 
 def fewest_at_best(rule: Rule, known: int, m: int) -> int:
-    """As `fewest_selectable`, at the smallest share of nulls that the procedure can ever estimate; a lower limit."""
+    """As `fewest_selectable`, at the smallest share of nulls that the procedure can estimate; a lower bound."""
     factor = rule.procedure.factor.least or rule.procedure.factor.at_one
     return max(1, fewest_selectable(rule, known, m, factor(rule, rule.calibrating(known), m)))
 
 
 def factor_at(rule: Rule, m: int, share: Fraction) -> Fraction:
-    """What a procedure that estimates the share of nulls divides alpha by at this share."""
+    """The divisor of alpha of a procedure that estimates this share of nulls."""
     return share * rule.procedure.factor.at_one(rule, 0, m)
 
 
 def known_needed(rule: Rule, m: int, selectable: int, factor: Fraction | None = None) -> int:
-    """How many documents of the null role let a selection of m audited documents be as small as `selectable`.
+    """Documents of the null role that are needed for a selection of `selectable` of m audited documents.
 
-    One fewer would not: the least number that suffices, where more of them never make the fewest larger. That is so
-    of every procedure but `ebh`, whose factor steps up here and there. Never more than `MOST_KNOWN`, which no smallest
-    p-value of calibration conditional improves on.
+    It is the smallest sufficient number, if more documents never increase the minimum. That holds for every procedure
+    except `ebh`, whose factor has steps. At most `MOST_KNOWN`, above which the smallest p-value of calibration
+    conditional does not decrease.
 
     Args:
-        rule: how they are selected.
+        rule: rule of the selection.
         m: audited documents, >= 1.
-        selectable: >= 1.
+        selectable: number of selected documents, >= 1.
         factor: as in `fewest_selectable`.
     """
     slack = ROUNDED_UP if rule.procedure.fuses_p else ONE

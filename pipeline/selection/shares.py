@@ -1,4 +1,4 @@
-"""Intervals of accuracies and of their differences, exact for any number of results in [0, 1]."""
+"""Confidence intervals of accuracies and of their differences, valid for any number of results in [0, 1]."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 CONFIDENCE_OF_SHARES = 0.95
 
 _OF_RATE = 0.2
-"""Part of the error of a paired interval that its rate of items with different results may use."""
+"""Part of the error of a paired interval for the rate of items with different results."""
 
 
 _LEAST_MEAN = 1e-300
 
 
 def share_interval(values: np.ndarray, confidence: float = CONFIDENCE_OF_SHARES) -> tuple[float, float]:
-    """Confidence interval of the mean of independent results in [0, 1]; each end fails with at most half of the error.
+    """Confidence interval of the mean of independent results in [0, 1]; each end has at most half of the error.
 
-    Of results that are 0 or 1 it is the interval of Clopper and Pearson. Of others it inverts the tail bounds of
-    Hoeffding (1963, eq. 2.1) and Bentkus (2004), of which the smaller one counts. Both hold for any number of results.
+    For results that are 0 or 1 it is the interval of Clopper and Pearson. Otherwise it inverts the smaller of the tail
+    bounds of Hoeffding (1963, eq. 2.1) and Bentkus (2004). Both hold for any number of results.
 
     Args:
         values: float, (results,); without results the interval is (0, 1).
@@ -35,7 +35,7 @@ def share_interval(values: np.ndarray, confidence: float = CONFIDENCE_OF_SHARES)
 
 
 def clopper_pearson(successes: int, trials: int, tail: float) -> tuple[float, float]:
-    """Limits of a share, of which each fails with a probability of at most `tail` (Clopper & Pearson 1934)."""
+    """Limits of a share, each of which fails with probability at most `tail` (Clopper & Pearson 1934)."""
     from scipy.special import betaincinv
 
     low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
@@ -44,16 +44,14 @@ def clopper_pearson(successes: int, trials: int, tail: float) -> tuple[float, fl
 
 
 def hoeffding_limit(mean: float, size: float, tail: float) -> float:
-    """Lower limit of the mean of `size` results in [0, 1], which fails with at most `tail` (Hoeffding 1963, eq. 2.1).
+    """Lower limit of the mean of `size` results in [0, 1], with error at most `tail` (Hoeffding 1963, eq. 2.1).
 
-    It is the p below the mean at which size * KL(mean, p) = -log(tail). It holds for a U-statistic too, with `size`
-    the number of disjoint subsets of its arguments.
+    It is the p below the mean with size * KL(mean, p) = -log(tail). It also holds for a U-statistic, with `size` the
+    number of disjoint subsets of its arguments.
     """
-    from scipy.optimize import brentq  # slow to import, and `seenset status` does not need it
+    from scipy.optimize import brentq  # slow import, not needed by `seenset status`
     from scipy.special import xlogy
 
-    if mean <= 0:
-        return 0.0
     least = -math.log(tail) / size
     if mean >= 1:
         return math.exp(-least)
@@ -71,19 +69,19 @@ def _lower_of_bounded(x: np.ndarray, tail: float) -> float:
 
 
 def difference_to_all(part: np.ndarray, rest: np.ndarray) -> tuple[float, float, float] | None:
-    """The accuracy on a part of the items less that on all of them, with its interval.
+    """The accuracy on a part of the items minus that on all items, with its interval.
 
-    The part is among all items, so the two accuracies depend on each other. What does not is part and rest: with w the
-    share of the part, part - all = (1 - w) (part - rest). With (l1, u1) and (l2, u2) the `share_interval` of part and
-    rest, each with half of the error, the interval is (1 - w) times l1 - u2 to u1 - l2. It is of items like these, of
-    which so many are in the part.
+    All items include the part, so the two accuracies are dependent, but part and rest are independent: with w the share
+    of the part, part - all = (1 - w) (part - rest). With (l1, u1) and (l2, u2) the `share_interval` of part and rest,
+    each with half of the error, the interval is (1 - w) times l1 - u2 to u1 - l2. It is conditional on the number of
+    items in the part.
 
     Args:
         part: results on the part's items, in [0, 1].
-        rest: results on the others.
+        rest: results on the other items.
 
     Returns:
-        the difference and the ends of its interval; None without a part; zeros without a rest, as it is then all.
+        The difference and the ends of its interval; None without a part; zeros without a rest.
     """
     if not part.size:
         return None
@@ -97,17 +95,17 @@ def difference_to_all(part: np.ndarray, rest: np.ndarray) -> tuple[float, float,
 def paired_difference(
     one: np.ndarray, other: np.ndarray, confidence: float = CONFIDENCE_OF_SHARES
 ) -> tuple[float, float, float]:
-    """The accuracy of one model less that of another on the same items, with its interval.
+    """The accuracy of one model minus that of another on the same items, with its interval.
 
-    Of results that are 0 or 1 the difference is r (2 s - 1), with r the rate of items on which the results differ and
-    s the share of these on which the first is right. Given how many items differ, both counts are binomial: r has the
-    interval of Clopper and Pearson with a fifth of the error, s with the rest, and the limits are the least and the
-    largest value of r (2 s - 1) in both. Of other results the limits are l1 - u2 and u1 - l2, with (l1, u1) and
-    (l2, u2) the `share_interval` of what the first and the second is ahead by, each with half of the error.
+    For results that are 0 or 1 the difference is r (2 s - 1), with r the rate of items with different results and s the
+    share of these on which the first is correct. Given the number of such items, both counts are binomial: r has the
+    interval of Clopper and Pearson with a fifth of the error, s with the rest, and the limits are the extremes of
+    r (2 s - 1) over both. For other results the limits are l1 - u2 and u1 - l2, with (l1, u1) and (l2, u2) the
+    `share_interval` of the positive and of the negative part of the difference, each with half of the error.
 
     Args:
         one: results of the first model, in [0, 1], at least one.
-        other: of the other, on the same items.
+        other: results of the other model on the same items.
         confidence: in (0, 1).
     """
     d = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)

@@ -1,9 +1,9 @@
-"""The threshold of a rule on values that are spread over shards, found by counting as if the values were sorted.
+"""The threshold of a rule on values distributed over shards, computed by counting instead of sorting.
 
-The bit patterns of non-negative float32 values, read as integers, are in the order of the values. Each value has a
-place: its bit pattern, or for a rule that accepts large values first, `INFINITY` less its bit pattern. 65,536 counters
-of the high halves of the places show in which few bins the threshold can lie, and 65,536 counters of the low halves in
-each such bin show where: two passes over the data, in memory that does not depend on how many values there are.
+The bit patterns of non-negative float32 values, as integers, have the order of the values. Each value has a place: its
+bit pattern, or `INFINITY` minus its bit pattern for a rule that accepts large values first. 65,536 counters of the high
+halves of the places identify the few bins that can contain the threshold, and 65,536 counters of the low halves in each
+such bin locate it: two passes over the data, with memory that does not depend on the number of values.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Any
 import numpy as np
 
 BINS = 1 << 16
-MOST_BINS = 16  # bins that one second pass counts; more than two are rare
+MOST_BINS = 16  # maximum bins of one second pass; more than two are rare
 INFINITY = 0x7F800000
 
 Places = Callable[[np.ndarray], Sequence[np.ndarray]]
-"""From the values of a shard to the places of each kind of them: uint32, (values of the kind,)."""
+"""Values of a shard -> places of each kind of value: uint32, (values of the kind,)."""
 
 Holds = Callable[[int, Sequence[int], Sequence[int]], bool]
-"""Whether a rule accepts the values up to a place, from (place, before, reached): how many values of each kind lie
-before the place, and up to it. It may hold for smaller `before`, and for larger `reached`, but not the reverse."""
+"""(place, before, reached) -> whether a rule accepts the values up to a place, from the numbers of values of each kind
+before the place and up to it. It must be monotone: decreasing in `before` and increasing in `reached`."""
 
 MANTISSA = 53
-LOW_BITS = 26  # of a mantissa; halves of it add up exactly in int64
+LOW_BITS = 26  # of a mantissa, whose halves are summed exactly in int64
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Where a selection on continuous values ends: `n_selected` documents lie at or beyond `value`.
+    """The threshold of a selection on continuous values: `n_selected` documents are at or beyond `value`.
 
-    `value` is a float32 value, exact as a float; None, with 0 selected, when nothing is selected.
+    `value` is a float32 value, exact as a float; None, with 0 selected, if nothing is selected.
     """
 
     value: float | None
@@ -48,19 +48,19 @@ NO_VALUE = Threshold(None, 0)
 def find_place(
     places: Places, rule: Callable[[int], Holds]
 ) -> Generator[Callable[[np.ndarray], Any], Any, tuple[int, list[int]] | None]:
-    """The last occupied place up to which a rule holds, of values that are spread over shards.
+    """The last occupied place up to which a rule holds, for values distributed over shards.
 
-    Each `yield` asks for one pass over all shards: it gives a function of the values of one shard, and takes the sum of
-    its results over the shards, or None without any shard. Counters travel, values do not.
+    Each `yield` requests one pass over all shards: it yields a function of the values of one shard and receives the sum
+    of its results over the shards, or None without shards. Only counters are transferred, not values.
 
     Guaranteed: equal to sorting the places and trying each from the last one downwards.
 
     Args:
-        places: of the values of a shard.
-        rule: from the number of all values to `Holds`.
+        places: returns the places of the values of a shard.
+        rule: number of all values -> `Holds`.
 
     Returns:
-        the place, and how many values of each kind lie up to it; None where the rule holds nowhere.
+        The place and the number of values of each kind up to it; None if the rule holds nowhere.
     """
     high = yield partial(_count_high, places)
     if high is None:
@@ -79,10 +79,10 @@ def find_place(
 
 
 def _candidate_bins(high: np.ndarray, reached: np.ndarray, holds: Holds, below: int) -> list[int]:
-    """The bins below one that can hold the place, from the last, at most MOST_BINS.
+    """The bins below `below` that can contain the place, from the last, at most MOST_BINS.
 
-    A place of a bin can hold only if the first place of the bin does with all values of the bin counted, and the last
-    occupied place certainly does if the end of the bin does; there the walk ends.
+    A place of a bin can hold only if the first place of the bin holds with all values of the bin counted. If the end of
+    a bin holds, its last occupied place holds, and the search ends.
     """
     bins: list[int] = []
     for h in np.flatnonzero(high[:, :below].any(axis=0))[::-1].tolist():
@@ -95,18 +95,18 @@ def _candidate_bins(high: np.ndarray, reached: np.ndarray, holds: Holds, below: 
 
 
 def _count_high(places: Places, values: np.ndarray) -> np.ndarray:
-    """How many places of each kind have each high half: int64, (kinds, BINS)."""
+    """Number of places of each kind with each high half: int64, (kinds, BINS)."""
     return np.stack([np.bincount(kind >> 16, minlength=BINS) for kind in places(values)])
 
 
 def _count_low(places: Places, bins: Sequence[int], values: np.ndarray) -> np.ndarray:
-    """How many places of each kind in each of some bins have each low half: int64, (bins, kinds, BINS)."""
+    """Number of places of each kind in some bins with each low half: int64, (bins, kinds, BINS)."""
     kinds = places(values)
     return np.array([[np.bincount(kind[kind >> 16 == h] & 0xFFFF, minlength=BINS) for kind in kinds] for h in bins])
 
 
 def bits_of(values: np.ndarray) -> np.ndarray:
-    """The bit patterns of float32 values that are not negative, infinity included: uint32, (values,)."""
+    """The bit patterns of non-negative float32 values, including infinity: uint32, (values,)."""
     return np.ascontiguousarray(values).view(np.uint32).ravel()
 
 
@@ -117,10 +117,10 @@ def value_of(bits: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """How many numbers there are, their exact sum and the exact sum of their squares, each square rounded to float64.
+    """Count, exact sum, and exact sum of the squares of numbers, each square rounded to float64.
 
-    Sums are of the numbers less a centre, which is the same for all shards and near their mean, so that the squares
-    lose nothing that matters.
+    Sums are of the numbers minus a centre, which is the same for all shards and near their mean, so that the rounding
+    of the squares is negligible.
     """
 
     count: int
@@ -137,27 +137,27 @@ class Moments:
         return cls(centred.size, centre, exact_sum(centred), exact_sum(squared))
 
     def __add__(self, other: Moments) -> Moments:
-        """The moments of both, about one centre; exact, commutative and associative."""
+        """The moments of both, with the same centre; exact, commutative and associative."""
         return Moments(self.count + other.count, self.centre, self.total + other.total, self.squares + other.squares)
 
     @property
     def mean(self) -> float:
-        """The mean; the centre without any number."""
+        """The mean; the centre if there are no numbers."""
         return self.centre + float(self.total / self.count) if self.count else self.centre
 
     @property
     def variance(self) -> float:
-        """The sample variance; 0 of fewer than two numbers."""
+        """The sample variance; 0 for fewer than two numbers."""
         if self.count < 2:
             return 0.0
         return max(0.0, float((self.squares - self.total**2 / self.count) / (self.count - 1)))
 
 
 def exact_sum(values: np.ndarray) -> Fraction:
-    """The sum of finite float64 numbers without any rounding, so that their order cannot matter.
+    """The sum of finite float64 numbers without rounding, which does not depend on their order.
 
-    Numbers of one binary exponent are whole multiples of one unit, of at most 53 bits, whose two halves are added as
-    integers.
+    Numbers with the same binary exponent are integer multiples of one unit, of at most 53 bits, whose two halves are
+    added as integers.
     """
     fractions, exponents = np.frexp(np.asarray(values, dtype=np.float64).ravel())
     whole = np.ldexp(fractions, MANTISSA).astype(np.int64)

@@ -1,9 +1,9 @@
-"""Documents with k versions of which one, drawn at random, was published: exact answers without unseen documents.
+"""Documents with k versions, one of which was drawn at random and published: exact tests without unseen documents.
 
 The null of a document: nothing that depends on its published index was used in training. Given all versions of all
 documents, the indices of null documents are uniform and independent, and so are the ranks of their published scores,
-for any model and any score that reads no published version of another document. Masked data are all that the indices
-do not enter: scores and texts of all versions, and the groups of documents.
+for any model and any score that does not depend on the published versions of other documents. Masked data are the data
+that do not depend on the indices: scores and texts of all versions, and the groups of documents.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 MIRROR = 4
-"""Negative ranks for one positive rank, fixed before scores are read."""
+"""Negative ranks per positive rank, fixed before scores are read."""
 
-LEAST_DOCUMENTS = 20  # of one k to shrink variances within, and in which a form varies to fit its preference
-FLOOR = 1e-6  # of the median variance
-_ROUNDING = 1e-12  # of a sum of squares, or of standardised scores for each version: less is rounding, or a tie
+LEAST_DOCUMENTS = 20  # minimum documents of one k to shrink variances, and with a varying form to fit its preference
+FLOOR = 1e-6  # minimum variance relative to the median
+_ROUNDING = 1e-12  # relative, for sums of squares; or per version, for standardised scores: rounding, or a tie
 
 MaskedOrder = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""(scores, offsets, groups) -> statistic of each document; larger ones come first. See `gap_statistic`."""
+"""(scores, offsets, groups) -> statistic of each document, in descending order. See `gap_statistic`."""
 
 REDRAWS = 9_999
 BETS = (0.1, 0.2, 0.5, 0.9)
-"""Stakes of the e-values, all below 1: each factor stays positive."""
+"""Stakes of the e-values, all below 1, so that each factor is positive."""
 
 LEAST_IN_CELL = 5
-"""Expected documents of a cell of the chi-squared test."""
+"""Minimum expected documents per cell of the chi-squared test."""
 
 _COMBINATIONS = 1 << 13
-"""Of versions of some documents, drawn together, at most: their sums fit a processor's cache."""
+"""Maximum combinations of versions of documents that are drawn together: their sums fit the CPU cache."""
 
 _REDRAW = int.from_bytes(b"redraw", "big")
-"""Keeps the redraws apart from all else that is drawn by the same seed, the published indices among it."""
+"""Separates the redraws from other random numbers of the same seed, such as the published indices."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VersionScores:
-    """Scores of all versions of all documents, those of one document side by side.
+    """Scores of all versions of all documents, contiguous for each document.
 
     Raises:
-        UserError: fewer than two versions, an index outside the versions, or a score that is not finite.
+        UserError: fewer than two versions, an index out of range, or a score that is not finite.
     """
 
     scores: np.ndarray  # float64, (versions,), higher is more member-like
     offsets: np.ndarray  # int64, (documents + 1,): document j has versions offsets[j]..offsets[j + 1] - 1
     published: np.ndarray  # int64, (documents,): index among the document's versions, from 0
-    ids: tuple[str, ...]  # of the documents, distinct
+    ids: tuple[str, ...]  # distinct ids of the documents
     digests: np.ndarray  # uint8, (versions, 32): SHA-256 of each version's text, distinct within a document
-    forms: np.ndarray | csr_array | None = None  # (versions, columns): sites at which each (rule, form) stands
+    forms: np.ndarray | csr_array | None = None  # (versions, columns): number of sites with each (rule, form)
 
     def __post_init__(self) -> None:
         sizes = self.sizes
@@ -83,9 +83,9 @@ class VersionScores:
         return np.diff(self.offsets)
 
     def standardised(self) -> np.ndarray:
-        """Each score less the mean of its document's versions, in their standard deviations; 0 where that is 0.
+        """Scores standardized within each document; 0 if the standard deviation is 0.
 
-        Those of several detectors or models are added before they are ranked.
+        Standardized scores of several detectors or models are added before ranking.
         """
         centred, squares = _centred(self.scores, self.offsets)
         sd = np.sqrt(squares / self.sizes)
@@ -97,37 +97,37 @@ class VersionPart:
     """Scores of some documents, and the edited sites of their versions."""
 
     scores: VersionScores  # without forms
-    kinds: pa.Array  # lists of text: of the sites of each document; empty where they are not known
-    forms: pa.Array  # lists of bytes: of each version of each document, a byte for each site
-    like: VersionPart | None = None  # the same documents under other scores: what scores do not enter is its
+    kinds: pa.Array  # lists of text: kinds of the sites of each document; empty if unknown
+    forms: pa.Array  # lists of bytes: for each version of each document, one byte per site
+    like: VersionPart | None = None  # the same documents with other scores; shares what is independent of scores
 
     @cached_property
     def residuals(self) -> VersionScores:
-        """As `residuals_of` this part alone; computed once."""
+        """As `residuals_of` for only this part; computed once."""
         joined, rows, preference = (self.like or self)._masked
         return preference.residuals(replace(joined, scores=self.scores.scores[rows]))
 
     @cached_property
     def _masked(self) -> tuple[VersionScores, np.ndarray, Preference]:
-        """The documents in their order, the row of each version here, and the preference of their forms."""
+        """The documents in order, the row of each version here, and the preference of their forms."""
         numbered = replace(self.scores, scores=np.arange(self.scores.scores.size, dtype=np.float64))
         joined = joined_versions([replace(self, scores=numbered)])
         return joined, joined.scores.astype(np.int64), Preference.of(joined)
 
 
 def residuals_of(parts: Sequence[VersionPart]) -> VersionScores:
-    """The documents of all parts as they are ranked: `preference_residuals` of `joined_versions`."""
+    """The residuals by which the documents of all parts are ranked: `preference_residuals` of `joined_versions`."""
     return parts[0].residuals if len(parts) == 1 else preference_residuals(joined_versions(parts))
 
 
 def joined_versions(parts: Sequence[VersionPart]) -> VersionScores:
-    """The documents of all parts in the order of their ids, so that nothing depends on the order of the parts.
+    """The documents of all parts, ordered by id, so that results do not depend on the order of the parts.
 
-    Of documents with the same set of versions, such as an item that stands twice, the first is used: the draws of
-    their indices are not independent.
+    Of documents with the same set of versions, such as a repeated item, the first is used: the draws of their indices
+    are not independent.
 
     Args:
-        parts: of distinct documents, at least one in all.
+        parts: parts with distinct documents, at least one in total.
     """
     sizes = np.concatenate([part.scores.sizes for part in parts])
     ids = [name for part in parts for name in part.scores.ids]
@@ -156,11 +156,11 @@ def joined_versions(parts: Sequence[VersionPart]) -> VersionScores:
 
 
 def form_counts(kinds: pa.Array, forms: pa.Array) -> csr_array:
-    """How often each form of each kind of site stands in each version: (versions, pairs of kind and form).
+    """Number of occurrences of each form of each kind of site in each version: (versions, pairs of kind and form).
 
     Args:
-        kinds: lists of text, of the sites of each document.
-        forms: lists of bytes, of each version of each document, a byte for each site.
+        kinds: lists of text: kinds of the sites of each document.
+        forms: lists of bytes: for each version of each document, one byte per site.
     """
     from scipy.sparse import csr_array
 
@@ -184,15 +184,15 @@ def form_counts(kinds: pa.Array, forms: pa.Array) -> csr_array:
 
 
 def version_ranks(scores: VersionScores, seed: int, ties: Literal["hash", "against"] = "hash") -> np.ndarray:
-    """Rank of the published score among those of the document's versions, 1 for the largest: int64, (documents,).
+    """Rank of the published score among the document's versions, 1 for the largest: int64, (documents,).
 
     With `hash`, equal scores are ordered by SHA-256 of the text's digest, the id and the seed, so that the rank of a
-    null document is exactly uniform; with `against`, the published version comes last among its equals.
+    null document is exactly uniform; with `against`, the published version is last among equal scores.
 
     Args:
-        scores: of k versions of each document.
+        scores: scores of k versions of each document.
         seed: fixed before scores are read.
-        ties: `against` for e-values only: in `mirrored_list` it breaks the guarantee.
+        ties: `against` only for e-values: in `mirrored_list` it violates the guarantee.
     """
     starts = scores.offsets[:-1]
     observed = np.repeat(scores.scores[starts + scores.published], scores.sizes)
@@ -213,36 +213,36 @@ def version_ranks(scores: VersionScores, seed: int, ties: Literal["hash", "again
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VersionList:
-    """The documents that `mirrored_list` selects, and what it decided on; arrays of shape (documents,)."""
+    """The result of `mirrored_list` with its intermediate values; arrays of shape (documents,)."""
 
     selected: np.ndarray  # bool
-    ranks: np.ndarray  # int64, of the published score, or of its residual
+    ranks: np.ndarray  # int64, rank of the published score or residual
     signs: np.ndarray  # int8: 1 positive, -1 negative, 0 dropped
-    statistic: np.ndarray  # float64, by which documents are ordered
-    z: int  # negative ranks for one positive rank
+    statistic: np.ndarray  # float64, the order of the documents
+    z: int  # negative ranks per positive rank
 
 
 def mirrored_list(
     scores: VersionScores, q: Fraction, seed: int, z: int = MIRROR, order: MaskedOrder | None = None
 ) -> VersionList:
-    """The documents whose published version ranks high, by ranks and their mirror images at the low end.
+    """Select documents whose published version has a high rank, by comparison with mirrored low ranks.
 
-    With r the rank among k versions and G = max(1, floor(k / (z + 1))), a document is positive if r <= G, in group
-    r; negative if r > k - z G, in group ((k - r) mod G) + 1; and dropped otherwise. Where k <= z, z_j = k - 1 stands
-    for z, and a positive document is kept if a hash of its own is below z_j / z. Documents are ordered by masked data,
-    and the positive ones of the longest prefix with (1 + #negative) / (z #positive) <= q are selected (Barber &
-    Candes 2015). z = k - 1 is the filter of simultaneous knockoffs (Gimenez & Zou 2019).
+    With r the rank among k versions and G = max(1, floor(k / (z + 1))), a document is positive if r <= G, in group r;
+    negative if r > k - z G, in group ((k - r) mod G) + 1; and dropped otherwise. If k <= z, z_j = k - 1 replaces z, and
+    a positive document is kept if a hash of it is below z_j / z. Documents are ordered by masked data, and the positive
+    ones of the longest prefix with (1 + #negative) / (z #positive) <= q are selected (Barber & Candes 2015). z = k - 1
+    is the filter of simultaneous knockoffs (Gimenez & Zou 2019).
 
-    Guaranteed: FDR <= q in finite samples for every order, as a null document is positive with probability
-    1 / (z + 1) given the masked data, independently. It takes the uniform draw of indices, a score that reads no other
-    document's published version, and seed and z fixed before scores are read.
+    Guaranteed: FDR <= q in finite samples for every order, because a null document is positive with probability
+    1 / (z + 1) given the masked data, independently. This requires the uniform draw of indices, a score that does not
+    depend on other documents' published versions, and a seed and z fixed before scores are read.
 
     Args:
-        scores: of k versions of each document; `preference_residuals` may come first.
+        scores: scores of k versions of each document, perhaps `preference_residuals`.
         q: exact, in (0, 1).
-        seed: of three hashes, those of equal scores, of equal statistics and of small k.
-        z: >= 1; taken as max k - 1 where that is smaller.
-        order: `gap_statistic` by default; any function of masked data.
+        seed: seed of three hashes: for equal scores, for equal statistics and for small k.
+        z: >= 1; max k - 1 is used if that is smaller.
+        order: any function of masked data; default: `gap_statistic`.
     """
     ranks, z = version_ranks(scores, seed), _mirror_of(scores.sizes, z)
     signs, groups = _mirrored(scores, ranks, z, seed)
@@ -260,12 +260,12 @@ def mirrored_list(
 
 
 def fewest_versions(q: Fraction, sizes: np.ndarray, z: int = MIRROR) -> int:
-    """The fewest documents that `mirrored_list` can select, ceil(1 / (z q)).
+    """Minimum number of documents that `mirrored_list` can select, ceil(1 / (z q)).
 
     Args:
-        q: exact.
-        sizes: int64, (documents,): versions of each; some.
-        z: as given to `mirrored_list`.
+        q: exact level.
+        sizes: int64, (documents,): number of versions of each document, at least one document.
+        z: as in `mirrored_list`.
     """
     return math.ceil(1 / (_mirror_of(sizes, z) * q))
 
@@ -275,7 +275,7 @@ def _mirror_of(sizes: np.ndarray, z: int) -> int:
 
 
 def _mirrored(scores: VersionScores, ranks: np.ndarray, z: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sign (int8) and group (int64, 0 where dropped) of each document."""
+    """Sign (int8) and group (int64, 0 if dropped) of each document."""
     k = scores.sizes
     reach, groups = np.minimum(z, k - 1), np.maximum(1, k // (z + 1))
     positive, negative = ranks <= groups, ranks > k - reach * groups
@@ -287,7 +287,7 @@ def _mirrored(scores: VersionScores, ranks: np.ndarray, z: int, seed: int) -> tu
 
 
 def _prefix(use: str, seed: int, document: str) -> bytes:
-    """What a hash of one use starts with; only a digest of 32 bytes may follow the id, so nothing is ambiguous."""
+    """The prefix of a hash for one use; only a digest of 32 bytes may follow the id, so it is unambiguous."""
     return f"{use}\0{seed}\0{document}\0".encode(errors="surrogatepass")
 
 
@@ -296,13 +296,13 @@ def gap_statistic(scores: np.ndarray, offsets: np.ndarray, groups: np.ndarray) -
 
     v is the variance of the others, for each version of each document. Among the documents of one k, log s^2 is log v
     shrunk towards its median by b = max(0, Var(log v) - trigamma((k - 2) / 2)) / Var(log v); v is at least 1e-6 of its
-    median. s is the pooled within-document standard deviation for k <= 3, for fewer than 20 documents of one k, and
-    where the median of v is 0.
+    median. s is the pooled within-document standard deviation for k <= 3, for fewer than 20 documents of one k, or if
+    the median of v is 0.
 
     Args:
         scores: float64, (versions,), finite.
         offsets: int64, (documents + 1,).
-        groups: int64, (documents,), g; 0 is taken as 1.
+        groups: int64, (documents,), g; 0 is treated as 1.
     """
     sizes = np.diff(offsets)
     document = np.repeat(np.arange(sizes.size), sizes)
@@ -337,7 +337,7 @@ def shrinkage(spread: float, size: int) -> float:
 
 
 def _centred(values: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values less the mean of their document, exactly 0 where all are equal, and sums of their squares by document."""
+    """Values minus the mean of their document, exactly 0 if all are equal, and sums of their squares by document."""
     sizes, starts = np.diff(offsets), offsets[:-1]
     above = values - np.repeat(np.minimum.reduceat(values, starts), sizes)
     centred = above - np.repeat(np.add.reduceat(above, starts) / sizes, sizes)
@@ -345,35 +345,35 @@ def _centred(values: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def preference_residuals(scores: VersionScores) -> VersionScores:
-    """Scores less what the forms of a version explain: the model's natural preference, whatever was published.
+    """Scores without the part explained by the forms of a version: the model's preference, independent of publication.
 
-    Scores and form counts are centred within documents; ridge regression, penalty 1 on standardised columns, of those
-    columns that vary in at least 20 documents. The regression never reads the published index, so that ranks of
-    residuals are as uniform as those of scores. Residuals are in pooled standard deviations, rounded to 10 decimals.
+    Scores and form counts are centred within documents; ridge regression with penalty 1 on the standardized columns
+    that vary in at least 20 documents. The regression does not use the published index, so ranks of residuals are
+    uniform like those of scores. Residuals are in pooled standard deviations, rounded to 10 decimals.
 
     Args:
-        scores: returned unchanged if they have no forms, or none that varies enough.
+        scores: scores of versions; returned unchanged if they have no forms, or none that varies enough.
     """
     return Preference.of(scores).residuals(scores)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Preference:
-    """The part of `preference_residuals` that no score enters: columns of forms that vary, and their products."""
+    """The part of `preference_residuals` that is independent of scores: varying columns of forms and their products."""
 
-    forms: csr_array | None = None  # (versions, columns); None where scores stay as they are
+    forms: csr_array | None = None  # (versions, columns); None if scores are unchanged
     sd: np.ndarray = field(default_factory=lambda: np.empty(0))  # (columns,)
     penalised: np.ndarray = field(default_factory=lambda: np.empty(0))  # (columns, columns)
 
     @classmethod
     def of(cls, scores: VersionScores) -> Preference:
-        """That of the forms of some versions. Two threads multiply; counts are whole, so that their sums are exact."""
-        if scores.forms is None or not scores.sizes.size or not scores.forms.shape[1]:
+        """The preference of some versions. Two threads multiply; sums of integer counts are exact."""
+        if scores.forms is None:
             return cls()
         from scipy.sparse import csr_array
 
         size = scores.scores.size
-        forms = csr_array(scores.forms, dtype=np.float64)  # small integers would overflow in products
+        forms = csr_array(scores.forms, dtype=np.float64)  # products of small integers would overflow
         of_document = csr_array((np.ones(size), np.arange(size), scores.offsets), shape=(scores.sizes.size, size))
         sums = of_document @ forms
         squares = of_document @ csr_array((forms.data**2, forms.indices, forms.indptr), shape=forms.shape)
@@ -388,7 +388,7 @@ class Preference:
             (sums.data / np.repeat(scores.sizes, np.diff(sums.indptr)), sums.indices, sums.indptr), shape=sums.shape
         )
         pairs = [*((half, half) for half in _halves(forms)), *zip(_halves(sums), _halves(means), strict=True)]
-        with ThreadPoolExecutor(2) as pool:  # products of scipy.sparse release the interpreter
+        with ThreadPoolExecutor(2) as pool:  # products of scipy.sparse release the GIL
             products = list(pool.map(lambda pair: (pair[0].T @ pair[1]).toarray(), pairs))
         gram = products[0] + products[1] - (products[2] + products[3])
         sd = np.sqrt(np.diag(gram) / size)
@@ -406,7 +406,7 @@ class Preference:
 
 
 def _halves(rows: csr_array) -> tuple[csr_array, csr_array]:
-    """The first and the second half of the rows, without a copy of them."""
+    """The first and the second half of the rows, without copies."""
     middle = rows.shape[0] // 2
     at = rows.indptr[middle]
     first = (rows.data[:at], rows.indices[:at], rows.indptr[: middle + 1])
@@ -418,13 +418,13 @@ def _halves(rows: csr_array) -> tuple[csr_array, csr_array]:
 def rank_step_up(ranks: np.ndarray, sizes: np.ndarray, q: Fraction) -> np.ndarray:
     """Benjamini & Hochberg's (1995) step-up procedure on p = r / k, exact: bool, (documents,).
 
-    Guaranteed: FDR <= q for independent uniform ranks. p is at least 1 / k, so that R of m documents can be selected
-    only where some k >= m / (q R).
+    Guaranteed: FDR <= q for independent uniform ranks. p is at least 1 / k, so R of m documents can be selected only
+    if some k >= m / (q R).
 
     Args:
         ranks: int64, (documents,), from `version_ranks`.
-        sizes: int64, (documents,): versions of each.
-        q: exact.
+        sizes: int64, (documents,): number of versions of each document.
+        q: exact level.
     """
     pairs, which, counts = np.unique(np.stack([ranks, sizes]), axis=1, return_inverse=True, return_counts=True)
     p = [Fraction(r, k) for r, k in pairs.T.tolist()]
@@ -436,17 +436,17 @@ def rank_step_up(ranks: np.ndarray, sizes: np.ndarray, q: Fraction) -> np.ndarra
 
 
 def redraw_p_value(scores: VersionScores, seed: int, redraws: int = REDRAWS) -> float:
-    """Was anything of the collection learnt? p of T, the sum of the published versions' standardised scores.
+    """Test whether the model learnt from the collection: p of T, the sum of the published standardized scores.
 
-    All indices are drawn anew `redraws` times: p = (1 + #{T* >= T}) / (1 + redraws), ties against (the exchangeability
-    test of Oren et al. 2023, arXiv 2310.17623, with T in place of the mean of likelihoods). Memory O(redraws).
+    All indices are redrawn `redraws` times: p = (1 + #{T* >= T}) / (1 + redraws), with ties counted against (the test
+    of exchangeability of Oren et al. 2023, arXiv 2310.17623, with T instead of the mean likelihood). Memory O(redraws).
 
     Guaranteed: P(p <= t) <= t if no document was learnt, in finite samples.
 
     Args:
-        scores: of k versions of each document.
-        seed: of the redraws, >= 0, fixed before scores are read.
-        redraws: >= 1.
+        scores: scores of k versions of each document.
+        seed: seed of the redraws, >= 0, fixed before scores are read.
+        redraws: number of redraws, >= 1.
     """
     values, rng = scores.standardised(), np.random.default_rng([seed, _REDRAW])
     observed, redrawn, sums, size = 0.0, np.zeros(redraws), np.zeros(1), 0
@@ -465,9 +465,9 @@ def redraw_p_value(scores: VersionScores, seed: int, redraws: int = REDRAWS) -> 
 
 
 def log_e_values(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Evidence on a collection that grows: the mean over stakes L of prod_j (1 + L (k_j + 1 - 2 r_j) / (k_j - 1)).
+    """E-values of a growing collection: the mean over stakes L of prod_j (1 + L (k_j + 1 - 2 r_j) / (k_j - 1)).
 
-    Guaranteed: of a null collection E has mean at most 1 at every stopping time, and P(max E >= 1 / a) <= a (Ville).
+    Guaranteed: for a null collection E has mean at most 1 at every stopping time, and P(max E >= 1 / a) <= a (Ville).
     The order of documents must not depend on their published indices.
 
     Args:
@@ -482,10 +482,10 @@ def log_e_values(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def uniformity_p_value(ranks: np.ndarray, sizes: np.ndarray) -> float:
-    """Chi-squared test that ranks are uniform, for a model that cannot have seen the collection; 1 with too few.
+    """Chi-squared test of uniform ranks, for a model that cannot have seen the collection; 1 for too few documents.
 
-    Documents of each k are counted in cells of neighbouring ranks that expect at least 5; statistics and degrees of
-    freedom add up over k.
+    Documents of each k are counted in cells of adjacent ranks that expect at least 5; statistics and degrees of
+    freedom are summed over k.
 
     Args:
         ranks: int64, (documents,), from `version_ranks`.
@@ -496,7 +496,7 @@ def uniformity_p_value(ranks: np.ndarray, sizes: np.ndarray) -> float:
     statistic, freedom = 0.0, 0
     for k in np.unique(sizes).tolist():
         same = ranks[sizes == k]
-        cells = min(k, k // math.ceil(LEAST_IN_CELL * k / same.size))
+        cells = k // math.ceil(LEAST_IN_CELL * k / same.size)
         if cells < 2:
             continue
         cell = np.arange(k) * cells // k
@@ -508,11 +508,11 @@ def uniformity_p_value(ranks: np.ndarray, sizes: np.ndarray) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedShare:
-    """What one may expect of documents that a model of 8B parameters read so often among 500B tokens."""
+    """Expected results for documents that a model of 8B parameters read this often among 500B tokens."""
 
     copies: int
-    auc: float  # of members against others, across documents (Hubble, arXiv 2510.19811)
-    least: float  # share of those documents that are selected, at least
+    auc: float  # of members versus others, across documents (Hubble, arXiv 2510.19811)
+    least: float  # lower bound of the share of these documents that is selected
     most: float
 
 
@@ -522,4 +522,4 @@ EXPECTED = (
     ExpectedShare(16, 0.73, 0.0, 0.6),
     ExpectedShare(64, 0.996, 0.9, 0.9),
 )
-"""Read once or four times, the collection shows and no document does."""
+"""With one or four readings the collection is detected, but no single document."""

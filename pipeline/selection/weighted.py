@@ -1,4 +1,4 @@
-"""Weighted calibration: documents that differ from the audited ones count as much as they resemble them."""
+"""Weighted calibration: calibration documents are weighted by their similarity to the audited documents."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from pipeline.errors import UserError
 from pipeline.selection.conformal import Grid, RankCounts, calibrate, refuse_nan
 
 LEVELS = 1 << 20
-"""A weight is a whole number of parts of the largest, in 1..LEVELS: sums are exact, in any order."""
+"""Weights are integers in 1..LEVELS, relative to the largest: sums are exact, in any order."""
 
 PRECISION = 10
-"""Bits of a p-value after its first: it is rounded up to one of them, by less than 1 in 2^PRECISION."""
+"""Bits of a p-value after its first bit: rounding up increases it by less than 1 in 2^PRECISION."""
 
 MOST = 1 << 30
-"""Calibration documents, at most: sums of their weights stay below 2^51, exact in all that reads them."""
+"""Maximum number of calibration documents: sums of their weights stay below 2^51 and are exact in float64."""
 
 FEWEST_EFFECTIVE = 50
-"""Below this effective number of calibration documents a few of them decide all, and the guarantee is not supported."""
+"""Minimum effective number of calibration documents: with fewer, a few documents dominate and support no guarantee."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedCalibration:
-    """The calibration scores, what they weigh, and the p-values that documents can have."""
+    """The calibration scores, their weights, and the possible p-values of documents."""
 
     scores: np.ndarray  # float64, (n,), ascending
-    reached: np.ndarray  # int64, (n + 1,): the weight of the first i scores together
+    reached: np.ndarray  # int64, (n + 1,): cumulative weight of the first i scores
     effective: float  # (sum w)^2 / sum w^2, in [1, n]
     grid: Grid
 
     @property
     def total(self) -> int:
-        """The weight of all calibration documents."""
+        """The total weight of the calibration documents."""
         return int(self.reached[-1])
 
 
 def weight_levels(weights: np.ndarray, largest: float) -> np.ndarray:
-    """Weights as whole numbers of parts of the largest.
+    """Convert weights to integers relative to the largest.
 
     Args:
-        weights: float, (documents,), finite and >= 0; those above `largest` count as it.
+        weights: float, (documents,), finite and >= 0; values above `largest` are clipped.
         largest: > 0.
 
     Returns:
@@ -54,11 +54,11 @@ def weight_levels(weights: np.ndarray, largest: float) -> np.ndarray:
 
 
 def calibrate_weighted(scores: np.ndarray, weights: np.ndarray) -> WeightedCalibration:
-    """Sort the calibration scores and add up their weights, once, for `ranks_by_weight`.
+    """Sort the calibration scores and cumulate their weights, once, for `ranks_by_weight`.
 
     Args:
-        scores: shape (n,), n >= 1, of the null role's documents.
-        weights: int64, (n,), from `weight_levels`, of the same scale as those of the audited documents.
+        scores: shape (n,), n >= 1, scores of the null role's documents.
+        weights: int64, (n,), from `weight_levels`, on the same scale as those of the audited documents.
 
     Raises:
         UserError: no calibration documents, a NaN among their scores, or more than 2^30 of them.
@@ -74,13 +74,13 @@ def calibrate_weighted(scores: np.ndarray, weights: np.ndarray) -> WeightedCalib
 
 
 def weighted_grid(total: int, n: int) -> Grid:
-    """The p-values of weighted calibration: numbers of PRECISION + 1 binary digits from 1 / (total + 1) up to 1.
+    """The p-values of weighted calibration: numbers with PRECISION + 1 binary digits from 1 / (total + 1) to 1.
 
-    A weighted p-value depends on the weight of its own document, so an audit has as many different ones as documents.
-    Each is rounded up to this grid: it stays valid, and the counts of ranks that an audit adds up have the same few
-    ten thousand places for any number of documents.
+    A weighted p-value depends on the weight of its document, so an audit has as many different p-values as documents.
+    Each is rounded up to this grid: it remains valid, and the rank counts of an audit have the same few ten thousand
+    entries for any number of documents.
     """
-    octaves = max(1, (total + 1).bit_length())
+    octaves = (total + 1).bit_length()
     mantissas = np.arange(1 << PRECISION, 2 << PRECISION, dtype=np.int64)
     numerators = (mantissas[None, :] << np.arange(octaves, dtype=np.int64)[:, None]).ravel()
     one = np.int64(1) << np.int64(octaves + PRECISION)
@@ -100,21 +100,20 @@ def ranks_by_weight(
 
         p = (sum of w_i 1{s_i >= s} + w) / (sum of w_i + w),
 
-    and in direction `clean` the same with s_i <= s; with draws a drawn share of the equal ones and of the document
-    itself counts. p is rounded up to `weighted_grid`; with equal weights it is k / (n + 1) of
-    `ranks` before that.
+    and in direction `clean` the same with s_i <= s; with draws a random share of equal scores and of the document
+    itself counts. p is rounded up to `weighted_grid`; with equal weights the unrounded p is k / (n + 1) of `ranks`.
 
-    Guaranteed: if the weight of every document is the density of audited null documents over that of calibration
-    documents at what the weight was computed from, then P(p <= t) <= t for a null document, for every t. BH on such
-    p-values is proved as numbers grow (Jin & Candes 2023); in simulations it kept its level at every size. With
-    estimated weights nothing is proved.
+    Guaranteed: if the weight of every document is the density ratio of audited null documents to calibration documents
+    at the features of the weight, then P(p <= t) <= t for a null document, for every t. BH on such p-values is proved
+    asymptotically (Jin & Candes 2023); in simulations it kept its level at every size. With estimated weights nothing
+    is proved.
 
     Args:
         scores: shape (documents,), finite or infinite.
-        weights: int64, (documents,), from `weight_levels`, of the same scale as those of the calibration.
-        calibration: from `calibrate_weighted`.
+        weights: int64, (documents,), from `weight_levels`, on the same scale as those of the calibration.
+        calibration: result of `calibrate_weighted`.
         direction: `members` or `clean`.
-        draws: as for `ranks`.
+        draws: as in `ranks`.
 
     Returns:
         int64, (documents,), in 1..grid.size.
@@ -139,23 +138,23 @@ def ranks_by_weight(
 
 
 def least_ranks(weights: np.ndarray, calibration: WeightedCalibration) -> np.ndarray:
-    """Rank of the smallest p-value that each document can have, w / (sum of w_i + w): int64, (documents,)."""
+    """Rank of the smallest possible p-value of each document, w / (sum of w_i + w): int64, (documents,)."""
     weight = np.asarray(weights, dtype=np.int64)
     return _places(weight / (calibration.total + weight), calibration.grid)
 
 
 def _places(p: np.ndarray, grid: Grid) -> np.ndarray:
-    return np.searchsorted(grid.values, np.minimum(p, 1.0), side="left").astype(np.int64) + 1
+    return np.searchsorted(grid.values, p, side="left").astype(np.int64) + 1
 
 
 def weighted_resolution(least: RankCounts, alpha: Fraction, factor: Fraction) -> tuple[int, int]:
-    """The fewest documents that a selection can hold, and about how many calibration documents 1% would take.
+    """Minimum number of documents of a selection, and approximate calibration documents needed to select 1%.
 
-    The R documents of the smallest possible p-values are selected if the last of these is at most
-    alpha R / (factor m). Exact, but for the second figure, which takes more calibration documents of the same weights.
+    The R documents with the smallest possible p-values are selected if the last of these is at most
+    alpha R / (factor m). The second number assumes more calibration documents with the same weights.
 
     Args:
-        least: counts of `least_ranks` of the m audit documents, those without scores at p = 1.
+        least: counts of `least_ranks` of the m audit documents, with those without scores at p = 1.
         alpha: exact, in (0, 1).
         factor: BH runs at alpha / factor.
 
@@ -178,6 +177,6 @@ def weighted_resolution(least: RankCounts, alpha: Fraction, factor: Fraction) ->
     hundredth = max(1, m // 100)
     p = grid.p(int(occupied[np.searchsorted(reached, hundredth)]) + 1)
     level = alpha * hundredth / (factor * m)
-    if p == 1 or level >= 1:
+    if p == 1:
         return fewest, 1 if level >= 1 else least.n
     return fewest, max(1, math.ceil(least.n * (1 / level - 1) * p / (1 - p)))

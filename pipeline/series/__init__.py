@@ -1,1 +1,1 @@
-"""Series of scans: a ledger of claims and results, and what it says of them all."""
+"""Schedules of scans: a ledger of claims and results, and the summary of all scans."""

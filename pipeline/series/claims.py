@@ -1,4 +1,4 @@
-"""A scan takes the next place of its schedule before its answer can be read, and files the answer at the end."""
+"""Claim the next place of a schedule before a scan's answer can be read, and file the answer at the end."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from pipeline.store.receipts import json_digest
 Say = Callable[[str], None]
 
 IGNORED = OF_A_SHARD | {"document_bytes", "pixels", "detectors", AGAINST}
-"""Of a fingerprint: what is of shards, the detectors of other selections and the documents left out."""
+"""Fingerprint fields of shards, of the detectors of other selections and of left-out documents."""
 
 
 def open_ledger(series: SeriesConfig) -> Store:
-    """The folder of a schedule's ledger; it need not exist yet.
+    """The folder of a schedule's ledger, which may not exist yet.
 
     Raises:
-        UserError: it cannot be a folder.
+        UserError: the path cannot be a folder.
     """
     try:
         return Store(series.ledger)
@@ -53,19 +53,19 @@ def open_ledger(series: SeriesConfig) -> Store:
 
 
 def check_ledger(config: AuditConfig, fingerprint: Mapping[str, Any] | None = None) -> Schedule | None:
-    """Check before hours of scoring what would stop the claim after them.
+    """Check the ledger before scoring for errors that would stop the claim.
 
     Args:
-        config: of the audit, with `series`.
-        fingerprint: of its scores; None: not known yet.
+        config: the audit's configuration, with `series`.
+        fingerprint: fingerprint of its scores; None: not known yet.
 
     Returns:
         The schedule; None where this scan would open it.
 
     Raises:
-        UserError: the ledger is damaged or of other settings, it is in a run directory or holds one, its bucket is not
-            there, all its places are taken, or rule prds would not hold.
-        IncompleteError: its store does not answer.
+        UserError: the ledger is damaged or has other settings, is in a run directory or contains one, its bucket is
+            missing, all its places are taken, or rule prds would not hold.
+        IncompleteError: the store of the ledger does not answer.
     """
     assert config.series is not None
     store = open_ledger(config.series)
@@ -75,7 +75,7 @@ def check_ledger(config: AuditConfig, fingerprint: Mapping[str, Any] | None = No
         _check_bucket(store)
         return None
     _check_opening(config.series, schedule.opening, store.url)
-    if all(scan.claim.run != Store(config.run).url for scan in schedule.scans):  # else it may have its place already
+    if all(scan.claim.run != Store(config.run).url for scan in schedule.scans):  # it may have its place already
         _check_room(schedule, store.url)
     if fingerprint is not None and schedule.opening.rule == "prds":
         check_scorers(schedule, scorers_of(config, fingerprint), {})
@@ -83,7 +83,7 @@ def check_ledger(config: AuditConfig, fingerprint: Mapping[str, Any] | None = No
 
 
 def claim_of(config: AuditConfig, scored: Scored, limit: int | None, say: Say) -> Claiming | None:
-    """What takes the place of a scan in its schedule, as `claim_slots`; None for a run that is no scan of one."""
+    """The claim of a scan's place in its schedule, from `claim_slots`; None for a run without a schedule."""
     if config.series is None:
         return None
     return lambda calibrations: claim_slots(config, scored, calibrations, limit, say)
@@ -92,23 +92,23 @@ def claim_of(config: AuditConfig, scored: Scored, limit: int | None, say: Say) -
 def claim_slots(
     config: AuditConfig, scored: Scored, calibrations: Mapping[str, np.ndarray], limit: int | None, say: Say
 ) -> dict[str, Slot]:
-    """Take the next place of the schedule, or keep the one that this scan has: its level is spent from then on.
+    """Take the next place of the schedule, or keep that of this scan; its level is then spent.
 
-    To be called after all that can refuse a selection, and before anything of an answer can be read.
+    Call this after all checks that can refuse a selection, and before an answer can be read.
 
     Args:
-        config: of the audit, with `series`.
+        config: the audit's configuration, with `series`.
         scored: its finished score shards.
         calibrations: by selection, keys of the texts that it is calibrated on: int64, (documents,).
         limit: the most documents of each role that were read; None when all were.
         say: prints a line.
 
     Returns:
-        What each selection may spend, by name.
+        The place, with its level, of each selection by name.
 
     Raises:
-        UserError: as `check_ledger`, or calibration documents that rule prds does not bear.
-        IncompleteError: the store of the ledger does not answer. The same command goes on.
+        UserError: the errors of `check_ledger`, or calibration documents that rule prds does not allow.
+        IncompleteError: the store of the ledger does not answer. The same command resumes.
     """
     assert config.series is not None
     store, key = open_ledger(config.series), scan_key(config, scored, limit)
@@ -152,18 +152,18 @@ def claim_slots(
 
 
 def file_result(config: AuditConfig, scored: Scored, limit: int | None, summaries: Iterable[Summary], say: Say) -> None:
-    """File what the scan answered, as the last thing that it does; nothing where it is filed.
+    """File the answers of the scan, as its last step, unless they are filed already.
 
     Args:
-        config: of the audit, with `series`.
+        config: the audit's configuration, with `series`.
         scored: its finished score shards.
-        limit: as for its claim.
+        limit: as in its claim.
         summaries: the answers.
         say: prints a line.
 
     Raises:
         UserError: a damaged ledger, or one without the claim of this scan.
-        IncompleteError: the store of the ledger does not answer. The same command goes on.
+        IncompleteError: the store of the ledger does not answer. The same command resumes.
     """
     assert config.series is not None
     store, key = open_ledger(config.series), scan_key(config, scored, limit)
@@ -185,9 +185,9 @@ def file_result(config: AuditConfig, scored: Scored, limit: int | None, summarie
 
 
 def scan_key(config: AuditConfig, scored: Scored, limit: int | None) -> str:
-    """SHA-256 of what an answer is made of: scores, questions without their alpha, plugins, seed; hexadecimal.
+    """SHA-256, hexadecimal, of the inputs of an answer: scores, questions without their alpha, plugins and seed.
 
-    It is the same in another run directory, and for shards that were scored again with the same result.
+    It is equal in another run directory, and for shards that were scored again with the same result.
     """
     shards = [
         [one.shard, one.role, one.documents, one.files[one.data].sha256, one.n_in, sorted(one.reasons.items())]
@@ -204,16 +204,16 @@ def scan_key(config: AuditConfig, scored: Scored, limit: int | None) -> str:
 
 
 def _code_of_procedures(config: AuditConfig) -> dict[str, str]:
-    """The code of procedures that are not built in, by its name."""
+    """The code of procedures that are not built in, by name."""
     modules = {PROCEDURES.modules.get(selection.procedure, BUILT_IN) for selection in config.selections}
     return code_digests(imported(config.import_), sorted(modules)) if modules != {BUILT_IN} else {}
 
 
 def slot_of(schedule: Schedule, scan: Scan, name: str) -> Slot:
-    """What a selection of a scan may spend, exactly.
+    """The exact level of a selection of a scan.
 
     Raises:
-        UserError: another version of the program shared alpha out in another way.
+        UserError: another version of the program divided alpha differently.
     """
     number, opening = scan.claim.slot, schedule.opening
     share = share_of(number, opening.horizon)
@@ -227,7 +227,7 @@ def slot_of(schedule: Schedule, scan: Scan, name: str) -> Slot:
 
 
 def next_slots(config: AuditConfig, schedule: Schedule | None) -> dict[str, Slot]:
-    """What each selection could spend if it claimed the next place now, by name."""
+    """The place that each selection would get if it were claimed now, by name."""
     assert config.series is not None
     number = 1 if schedule is None else len(schedule.scans) + 1
     share, alpha = share_of(number, config.series.horizon), Fraction(repr(config.series.alpha))
@@ -236,7 +236,7 @@ def next_slots(config: AuditConfig, schedule: Schedule | None) -> dict[str, Slot
 
 
 def _before(config: AuditConfig, schedule: Schedule | None) -> dict[str, int]:
-    """What earlier scans had selected for each selection, by its name."""
+    """The number of documents that earlier scans selected, by selection name."""
     return {
         one.name: 0 if schedule is None else selected_before(schedule, one.name, one.direction)
         for one in config.selections
@@ -244,12 +244,12 @@ def _before(config: AuditConfig, schedule: Schedule | None) -> dict[str, int]:
 
 
 def selected_before(schedule: Schedule, name: str, direction: Direction) -> int:
-    """Documents that scans had selected, as far as they are filed with a guarantee that no check contradicts.
+    """Count the documents on lists of earlier scans whose guarantee no check contradicts.
 
     Args:
         schedule: the earlier scans.
-        name: of the selection.
-        direction: what it seeks: a guarantee covers one kind.
+        name: name of the selection.
+        direction: direction of the selection, because a guarantee covers one kind.
     """
     filings = [scan.filing for scan in schedule.scans if scan.filing is not None and not scan.claim.asked_before]
     answers = [one for filing in filings for one in filing.selections if (one.name, one.direction) == (name, direction)]
@@ -262,7 +262,7 @@ def _opening(series: SeriesConfig | None) -> Opening:
 
 
 def _opened(config: AuditConfig, entries: Sequence[LedgerEntry], url: str) -> Schedule:
-    """The schedule of these entries, if it is the one that the configuration describes."""
+    """The schedule of these entries, checked against the configuration."""
     schedule = schedule_of(entries, url)
     if schedule is None or config.series is None:
         raise UserError(f"ledger {url} is empty now, and was not before: put its entries back")
@@ -271,21 +271,21 @@ def _opened(config: AuditConfig, entries: Sequence[LedgerEntry], url: str) -> Sc
 
 
 def _check_bucket(store: Store) -> None:
-    """Check of a ledger that is still to be opened that there is a place for it.
+    """Check that the bucket of a new ledger exists.
 
     Raises:
-        UserError: there is no such bucket, or it may not be read.
+        UserError: the bucket does not exist, or cannot be read.
     """
     bucket = store.root.split("/")[0]
     if bucket and not store.local and not store.fs.exists(bucket):
-        raise UserError(f"series.ledger {store.url}: bucket {bucket} is not there, or may not be read")
+        raise UserError(f"series.ledger {store.url}: bucket {bucket} does not exist, or may not be read")
 
 
 def _check_opening(series: SeriesConfig, opening: Opening, url: str) -> None:
     """Check that a schedule continues with the settings that it was opened with.
 
     Raises:
-        UserError: it does not.
+        UserError: the settings differ.
     """
     for term in ("alpha", "rule", "horizon"):
         stated, opened = getattr(series, term), getattr(opening, term)
@@ -293,21 +293,21 @@ def _check_opening(series: SeriesConfig, opening: Opening, url: str) -> None:
             names = ["null" if value is None else f"{value}" for value in (stated, opened)]
             raise UserError(
                 f"series.{term} is {names[0]}, and ledger {url} was opened with {names[1]}: state {names[1]}, or start "
-                "a new ledger with its own guarantee; the parts of alpha were cut when it was opened, and a change "
+                "a new ledger with its own guarantee; alpha was divided when it was opened, and a change "
                 "would spend more than alpha"
             )
 
 
 def _check_answered(config: AuditConfig, run: Store, schedule: Schedule, url: str) -> None:
-    """Check that a ledger still holds the place at which this run has answered.
+    """Check that a ledger still has the place at which this run has answered.
 
     Raises:
-        UserError: it does not: its last entries are gone, as where an older copy was put in its place.
+        UserError: the place is missing, for instance because an older copy of the ledger was restored.
     """
     for selection in config.selections:
         try:
             answered = read_summary(run, selection.name)
-        except UserError:  # it is made anew
+        except UserError:  # it is made again
             continue
         place = None if answered is None else answered.series
         if place is None or config.series is None or Store(place.ledger).url != url:
@@ -320,10 +320,10 @@ def _check_answered(config: AuditConfig, run: Store, schedule: Schedule, url: st
 
 
 def _check_room(schedule: Schedule, url: str) -> None:
-    """Check that a place is left.
+    """Check that a place is free.
 
     Raises:
-        UserError: none is.
+        UserError: no place is free.
     """
     horizon, taken = schedule.opening.horizon, len(schedule.scans)
     if horizon is not None and taken >= horizon:
@@ -335,7 +335,7 @@ def _check_room(schedule: Schedule, url: str) -> None:
 
 
 def _lines(series: SeriesConfig, schedule: Schedule, scan: Scan, fresh: bool, run: str, limit: int | None) -> list[str]:
-    """What a user must know of a claim."""
+    """Notes for the user on a claim."""
     number, others = scan.claim.slot, [other for other in schedule.scans if other is not scan]
     slot = slot_of(schedule, scan, "")
     if not fresh:
@@ -371,21 +371,21 @@ def _now() -> str:
 
 
 def check_ledger_place(ledger: Store, run: Store) -> None:
-    """Check that a ledger is in no run directory, and no run directory in it.
+    """Check that a ledger is not in a run directory, and that no run directory is in it.
 
     Args:
-        ledger: its folder.
-        run: directory of a scan. Other runs are looked for on a disk alone.
+        ledger: folder of the ledger.
+        run: run directory of a scan. Other runs are searched for on local disks only.
 
     Raises:
-        UserError: one of them is in the other.
+        UserError: one of them is inside the other.
     """
     there, here = ledger.url, run.url
     within = here if f"{there}/".startswith(f"{here}/") else None
     if within is None and f"{here}/".startswith(f"{there}/"):
         raise UserError(
             f"series.ledger {ledger.url}: run {run.url} is in it, and a ledger holds its entries alone: name a folder "
-            "beside the run directories"
+            "next to the run directories"
         )
     if within is None and ledger.local:
         folders = (there, *map(str, Path(there).parents))
@@ -393,16 +393,16 @@ def check_ledger_place(ledger: Store, run: Store) -> None:
     if within is not None:
         raise UserError(
             f"series.ledger {ledger.url} is in run directory {within}, and a run removes what is not its own: name a "
-            "folder beside the run directories"
+            "folder next to the run directories"
         )
 
 
 def scorers_of(config: AuditConfig, fingerprint: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """What decides a selection's scores and how it ranks them, by its name: a short digest each, by name.
+    """Short digests, by name, of what determines a selection's scores and their ranking, by selection name.
 
     Args:
-        config: of the audit.
-        fingerprint: of its scores.
+        config: the audit's configuration.
+        fingerprint: fingerprint of its scores.
     """
     common = {name: value for name, value in fingerprint.items() if name not in IGNORED}
     scorers = {}
@@ -418,15 +418,15 @@ def check_scorers(
     scorers: Mapping[str, Mapping[str, str]],
     digests: Mapping[str, str],
 ) -> None:
-    """Check that p-values of a schedule are positively dependent, as far as its claims can tell.
+    """Check that p-values of a schedule are positively dependent, as far as its claims determine it.
 
-    They are where one unchanged scorer ranks all documents among the same calibration documents. Fresh ones in every
-    scan would do too, if none of them was audited in another scan: that no claim can tell.
+    This holds where one unchanged scorer ranks all documents among the same calibration documents. Fresh ones in every
+    scan would also do, if none was audited in another scan, but claims do not show that.
 
     Args:
         schedule: its earlier scans.
-        scorers: of the next scan, as `scorers_of` makes them.
-        digests: by selection, of its calibration documents; empty where they are not known yet.
+        scorers: scorers of the next scan, from `scorers_of`.
+        digests: by selection, digest of its calibration documents; empty where they are not known yet.
 
     Raises:
         UserError: the scorer or the calibration documents changed.
@@ -447,7 +447,7 @@ def _check_scorer(scan: Scan, name: str, scorer: Mapping[str, str]) -> None:
     earlier = scan.claim.scorer.get(name)
     if earlier is None:
         return
-    names = {*earlier, *scorer}.difference(IGNORED)  # a claim of an older version may hold some
+    names = {*earlier, *scorer}.difference(IGNORED)  # a claim of an older version may have some
     changed = sorted(key for key in names if earlier.get(key) != scorer.get(key))
     if not changed:
         return
@@ -458,21 +458,21 @@ def _check_scorer(scan: Scan, name: str, scorer: Mapping[str, str]) -> None:
 
 
 def keys_digest(keys: np.ndarray) -> str:
-    """SHA-256 of documents by the keys of their texts, whatever their order; hexadecimal."""
+    """SHA-256 of documents by the keys of their texts, in any order; hexadecimal."""
     return hashlib.sha256(np.sort(keys).astype("<i8").tobytes()).hexdigest()
 
 
 def planned_scan(plan: Plan) -> tuple[Plan, dict[str, Any] | None]:
-    """The plan with every selection at the level that it would get if the place were claimed now, and what to say.
+    """The plan with every selection at the level of the next place, and notes for the user.
 
     Args:
-        plan: of an audit.
+        plan: plan of an audit.
 
     Returns:
-        The plan, as it is for an audit that is no scan of a schedule; and the facts, None for such an audit.
+        The plan, unchanged for an audit without a schedule; and the facts, None for such an audit.
 
     Raises:
-        UserError: as `check_ledger`.
+        UserError: the errors of `check_ledger`.
         IncompleteError: the store of the ledger does not answer.
     """
     config = plan.config
@@ -498,7 +498,7 @@ def planned_scan(plan: Plan) -> tuple[Plan, dict[str, Any] | None]:
 
 
 def _level(slot: Slot, audited: int) -> Fraction:
-    """At what a selection of so many documents would be decided."""
+    """The level for a selection of `audited` documents."""
     return level_of_prds(slot, audited) if slot.rule == "prds" else slot.level
 
 

@@ -1,4 +1,4 @@
-"""The page of a schedule of scans: one HTML file that needs nothing else, in the style of the report."""
+"""The page of a schedule of scans: one self-contained HTML file in the style of the report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SERIES_PAGE, SERIES_FILE = "series.html", "series.json"
 
 @dataclass(frozen=True, slots=True)
 class PagePlace:
-    """Where a page is to be written."""
+    """The place of a page to write."""
 
     store: Store
     name: str
@@ -40,11 +40,11 @@ class PagePlace:
 
 
 def check_page_place(page: str, ledger: str) -> PagePlace:
-    """Where `--page` says that the page is written.
+    """The place of the page that `--page` names.
 
     Args:
         page: a folder, or a file whose name ends in .html; local path or fsspec URL.
-        ledger: folder of the ledger, in which nothing else may be.
+        ledger: folder of the ledger, which must have no other files.
 
     Raises:
         UserError: the folder holds other files, or is in the ledger.
@@ -69,8 +69,8 @@ def write_series_page(place: PagePlace, summary: SeriesSummary) -> str:
     """Write the page; the same summary gives the same bytes.
 
     Args:
-        place: of the page.
-        summary: of the schedule.
+        place: place of the page.
+        summary: summary of the schedule.
 
     Returns:
         the path or URL of the page.
@@ -89,7 +89,7 @@ def write_series_page(place: PagePlace, summary: SeriesSummary) -> str:
 
 
 def series_figure(summary: SeriesSummary) -> FigureImage:
-    """Documents selected by each scan, a line for each selection; crosses where a check contradicts the guarantee."""
+    """Documents selected by each scan, one line per selection; crosses where a check contradicts the guarantee."""
     from matplotlib.ticker import MaxNLocator
 
     lines = {

@@ -1,4 +1,4 @@
-"""The scans of a schedule, the records of its ledger that hold them, and the runs that `against` names."""
+"""The scans of a schedule, the records of its ledger, and the runs that `against` names."""
 
 from __future__ import annotations
 
@@ -24,49 +24,49 @@ Say = Callable[[str], None]
 
 
 class Opening(VersionedRecord):
-    """The first entry: the settings, which every scan of the schedule must state alike."""
+    """The first entry: the settings that every scan of the schedule must state."""
 
-    kind: Literal["opening"] = Field("opening", description="What the entry is.")
+    kind: Literal["opening"] = Field("opening", description="Kind of the entry.")
     alpha: float = Field(description="Largest share of all that the scans select together that may be wrong.")
-    rule: Rule = Field(description="How alpha is shared out.")
-    horizon: int | None = Field(description="Scans of the schedule; null: no end.")
+    rule: Rule = Field(description="Rule that divides alpha.")
+    horizon: int | None = Field(description="Number of scans of the schedule; null: no end.")
     version: str = Field(description="Version of Seenset that opened the ledger.")
-    at: str = Field(description="When, by the clock of the command: ISO 8601, UTC.")
+    at: str = Field(description="Time, by the clock of the command: ISO 8601, UTC.")
 
 
 class Claim(VersionedRecord):
-    """A scan took the next place of the schedule, before anyone could read its answer. It has spent its level."""
+    """A scan took the next place of the schedule, before its answer could be read. Its level is spent."""
 
-    kind: Literal["claim"] = Field("claim", description="What the entry is.")
+    kind: Literal["claim"] = Field("claim", description="Kind of the entry.")
     slot: int = Field(description="Number of the place: 1 for the first scan.")
     run: str = Field(description="Run directory of the scan: an absolute path or a URL.")
     key: str = Field(
-        description="SHA-256 of what the answer is made of: scores, questions, seed. The same scan keeps its place."
+        description="SHA-256 of the inputs of the answer: scores, questions, seed. The same scan keeps its place."
     )
-    model: str = Field(description="The audited model, as the run's pages name it.")
+    model: str = Field(description="The audited model, by its name on the run's pages.")
     scorer: dict[str, dict[str, str]] = Field(
-        description="By selection: what decides its scores and how it ranks them, a digest each by name: the model, "
+        description="By selection: digests, by name, of what determines its scores and their ranking: the model, "
         "the detectors, the settings, the version."
     )
     calibration: dict[str, str] = Field(
         description="By selection: SHA-256 of the texts of the documents that it was calibrated on."
     )
     asked_before: bool = Field(
-        False, description="Whether the run had answered questions before this claim: nothing is guaranteed then."
+        False, description="Whether the run had answered questions before this claim: then nothing is guaranteed."
     )
-    share: float = Field(description="Part of alpha that is this scan's.")
+    share: float = Field(description="Part of alpha of this scan.")
     before: dict[str, int] = Field(
         description="By selection: documents that earlier scans had selected, as filed when the place was claimed; "
         "without those of another direction, of a selection whose guarantee a check contradicts, and of a run that had "
         "answered before."
     )
     version: str = Field(description="Version of Seenset.")
-    at: str = Field(description="When, by the clock of the command: ISO 8601, UTC.")
+    at: str = Field(description="Time, by the clock of the command: ISO 8601, UTC.")
 
     @field_validator("run")
     @classmethod
     def _real(cls, value: str) -> str:
-        """Entries of earlier versions have the path as it was written, which may hold `..`."""
+        """Normalise the path: entries of earlier versions may have `..` in it."""
         return real_address(value)
 
 
@@ -74,33 +74,33 @@ class FiledSelection(Bounded):
     """One answer of a scan."""
 
     name: str = Field(description="Name of the selection.")
-    procedure: str = Field(description="The procedure that chose the selected.")
-    direction: Direction = Field(description="members: selects what was trained on; clean: what was not.")
+    procedure: str = Field(description="The procedure of the selection.")
+    direction: Direction = Field(description="members: selects documents that were trained on; clean: that were not.")
     detectors: list[str] = Field(description="Score columns that the selection reads.")
     alpha: float = Field(description="The level at which it selected.")
     n_audit: int = Field(description="Audited documents, quarantined ones included.")
     n_calibration: int = Field(description="Documents that the p-values were calibrated on.")
     n_selected: int = Field(description="Documents selected.")
-    guarantee: GuaranteeKind = Field(description="Of the selection: finite-sample, asymptotic or heuristic.")
+    guarantee: GuaranteeKind = Field(description="Guarantee of the selection: finite-sample, asymptotic or heuristic.")
 
 
 class Filing(VersionedRecord):
-    """What a scan answered. A claim without one has spent its level and says nothing."""
+    """The answers of a scan. A claim without a filing has spent its level and states nothing."""
 
-    kind: Literal["result"] = Field("result", description="What the entry is.")
+    kind: Literal["result"] = Field("result", description="Kind of the entry.")
     slot: int = Field(description="Number of the scan's place.")
     key: str = Field(description="Key of its claim.")
     selections: list[FiledSelection] = Field(description="Its answers, in the order of the configuration.")
-    at: str = Field(description="When, by the clock of the command: ISO 8601, UTC.")
+    at: str = Field(description="Time, by the clock of the command: ISO 8601, UTC.")
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """One place of a schedule that was taken, and what came of it."""
+    """One taken place of a schedule, and its result."""
 
     entry: int  # number of its claim in the ledger
     claim: Claim
-    filing: Filing | None  # None: no answer is filed, and the level is spent
+    filing: Filing | None  # None: no answer is filed, although the level is spent
     filed: int = -1  # number of its filing in the ledger
 
 
@@ -112,11 +112,11 @@ class Schedule:
     scans: tuple[Scan, ...] = ()
 
     def place(self, number: int) -> str:
-        """A place in words: 3 of 52."""
+        """A place as text, such as 3 of 52."""
         return f"{number:,}" if self.opening.horizon is None else f"{number:,} of {self.opening.horizon:,}"
 
     def filed_scans(self) -> list[Scan]:
-        """The scans with a result, in the order in which these were filed."""
+        """The scans with a result, in the order of filing."""
         return sorted((scan for scan in self.scans if scan.filing is not None), key=lambda scan: scan.filed)
 
     def scan_of(self, key: str) -> Scan | None:
@@ -124,7 +124,7 @@ class Schedule:
         return next((scan for scan in self.scans if scan.claim.key == key), None)
 
     def clock_notes(self) -> list[str]:
-        """Claims that are dated before the one before them, a line each: numbers order scans, and clocks do not."""
+        """One line for each claim that is dated before its predecessor; scans are ordered by number."""
         return [
             clock_note(later.claim.slot, later.claim.at, earlier.claim.slot, earlier.claim.at)
             for earlier, later in zip(self.scans, self.scans[1:], strict=False)
@@ -133,23 +133,23 @@ class Schedule:
 
 
 def read_schedule(store: Store) -> Schedule | None:
-    """The schedule of a ledger; None where nothing was ever appended.
+    """The schedule of a ledger; None for an empty ledger.
 
     Raises:
-        UserError: in one line, as `read_ledger`, or an entry that is not of a schedule, or not where it belongs.
+        UserError: the errors of `read_ledger`, or an entry that is not of a schedule or is out of order.
     """
     return schedule_of(read_ledger(store), store.url)
 
 
 def schedule_of(entries: Sequence[LedgerEntry], url: str) -> Schedule | None:
-    """As `read_schedule`, of entries that were read.
+    """As `read_schedule`, for entries in memory.
 
     Args:
-        entries: all of a ledger.
-        url: of the ledger, for messages.
+        entries: all entries of a ledger.
+        url: address of the ledger, for messages.
 
     Raises:
-        UserError: an entry that is not of a schedule, or not where it belongs.
+        UserError: an entry that is not of a schedule or is out of order.
     """
     schedule: Schedule | None = None
     for entry in entries:
@@ -188,7 +188,7 @@ _KINDS: dict[Any, type[Opening] | type[Claim] | type[Filing]] = {
 def _record(content: dict[str, Any], where: str) -> Opening | Claim | Filing:
     kind = content.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise UserError(f"{where} is no entry of a schedule of scans: kind {kind!r}, known: {', '.join(_KINDS)}")
+        raise UserError(f"{where} is not an entry of a schedule of scans: kind {kind!r}, known: {', '.join(_KINDS)}")
     if content.get("schema") != 1:
         raise UserError(
             f"{where} was written by seenset {content.get('version', 'of another version')} in another form"
@@ -199,16 +199,16 @@ def _record(content: dict[str, Any], where: str) -> Opening | Claim | Filing:
 def reconcile_already_audited(
     config: AuditConfig, fingerprint: Mapping[str, Any], store: Store, say: Say = lambda line: None
 ) -> AuditedTexts | None:
-    """Which texts a run leaves out, fixed when it started or now; None where it audits all. The lock must be held.
+    """The texts that a run leaves out, fixed at its start; None where it audits all. The lock must be held.
 
     Args:
-        config: of the audit.
-        fingerprint: of its scores.
+        config: the audit's configuration.
+        fingerprint: fingerprint of its scores.
         store: its run directory.
         say: prints a line.
 
     Raises:
-        UserError: `against` is no run and no ledger, or is this run; or a run that scored otherwise, or is damaged.
+        UserError: `against` is not a run or ledger, or is this run; or a run is damaged or was scored differently.
         IncompleteError: a run that is not complete.
     """
     if (reconciled := recorded_audited_texts(config, store)) is None:
@@ -224,10 +224,10 @@ def reconcile_already_audited(
 
 
 def planned_already_audited(config: AuditConfig) -> str | None:
-    """What `seenset plan` says of the documents that a run would leave out; None where it audits all.
+    """The sentence of `seenset plan` on the documents that a run would leave out; None where it audits all.
 
     Raises:
-        UserError: as `earlier_runs`.
+        UserError: the errors of `earlier_runs`.
     """
     if config.against is None:
         return None
@@ -235,14 +235,14 @@ def planned_already_audited(config: AuditConfig) -> str | None:
 
 
 def earlier_runs(config: AuditConfig, run: str) -> tuple[list[str], bool]:
-    """The run directories that `against` names, and whether it names one run itself.
+    """The run directories that `against` names, and whether it names a single run.
 
     Args:
-        config: of the audit, with `against`.
+        config: the audit's configuration, with `against`.
         run: directory of this run.
 
     Raises:
-        UserError: it is neither a run nor a ledger, or it is this run.
+        UserError: `against` is neither a run nor a ledger, or is this run.
     """
     assert config.against is not None
     try:
@@ -250,7 +250,7 @@ def earlier_runs(config: AuditConfig, run: str) -> tuple[list[str], bool]:
     except UserError as error:
         raise UserError(f"against: {error}") from None
     if named.url == run:
-        raise UserError(f"against {named.url} is this very run: name an earlier one, or a ledger")
+        raise UserError(f"against {named.url} is this run: name an earlier one, or a ledger")
     if named.exists(MANIFEST_FILE):
         return [named.url], True
     schedule = read_schedule(named)

@@ -1,6 +1,6 @@
-"""The summary of a schedule of scans: what each selected, what is guaranteed for all of it and what is not.
+"""The summary of a schedule of scans: the selections of each, the guarantee for all of them, and its limits.
 
-It lists what the latest scan selected and none before it had, as far as the run directories still say.
+It lists the new documents of the latest scan, as far as the run directories are available.
 """
 
 from __future__ import annotations
@@ -34,51 +34,51 @@ from pipeline.series.scans import Claim, FiledSelection, Scan, Schedule, read_sc
 from pipeline.store.files import Store
 
 LISTED = 200
-"""New documents that are named one by one."""
+"""Maximum number of new documents that are named."""
 
 _SHOWN = ["doc_id", "source"]
 _KEY = "text_key"
-"""Two documents are the same if their texts, or the pixels of their pictures, have the same key."""
+"""Two documents are equal if their texts, or the pixels of their pictures, have the same key."""
 
 _STYLES = {"no result": "bold red", **{standing(conclusion): style for conclusion, style in STYLES.items()}}
 
 
 class NewDocument(Record):
-    """A document that no scan filed before had selected."""
+    """A document that no earlier filed scan had selected."""
 
     doc_id: str = Field(description="Its id.")
-    source: str = Field(description="Input file that it stands in.")
+    source: str = Field(description="Input file that contains it.")
 
 
 class LatestList(Concluded):
-    """What is new on one list of the scan that was filed last."""
+    """The new documents on one list of the scan that was filed last."""
 
     name: str = Field(description="Name of the selection.")
     slot: int = Field(description="Place of the scan.")
-    n_selected: int = Field(description="Documents that it selected.")
+    n_selected: int = Field(description="Number of documents that it selected.")
     supported: bool | None = Field(description="Whether the checks support this list; null: inconclusive.")
     n_new: int | None = Field(
-        description="Of these, those that no scan filed before had selected under this name; null: the list cannot be "
+        description="Of these, those that no earlier filed scan had selected under this name; null: the list cannot be "
         "read, and it counts as new."
     )
-    documents: list[NewDocument] = Field(description="The first of them, in the order of the list.")
-    notes: list[str] = Field(description="Which lists could not be read, and what follows from that.")
+    documents: list[NewDocument] = Field(description="The first new documents, in the order of the list.")
+    notes: list[str] = Field(description="Lists that could not be read, and the consequences.")
 
     def sentence(self) -> str:
-        """The same in words."""
+        """The list in one sentence."""
         return new_on_list(self.slot, self.n_selected, self.n_new, self.conclusion == "contradicted")
 
 
 class _Unreadable(Exception):
-    """A list of a run directory cannot be read, or is no longer the one of its claim; says why."""
+    """A list of a run directory cannot be read, or no longer matches its claim; states why."""
 
 
 def latest_lists(schedule: Schedule, url: str) -> list[LatestList]:
-    """What is new on the lists of the scan whose result was filed last; empty where none has one.
+    """The new documents on the lists of the scan filed last; empty where no scan has a result.
 
     Args:
-        schedule: of the ledger.
-        url: of the ledger, by which a run directory tells that a list is of its scan.
+        schedule: schedule of the ledger.
+        url: address of the ledger, which identifies the lists of its scans in a run directory.
     """
     filed = schedule.filed_scans()
     if not filed or (filing := filed[-1].filing) is None:
@@ -103,7 +103,7 @@ def _latest(scan: Scan, answer: FiledSelection, earlier: list[Scan], schedule: S
 def _new_documents(
     scan: Scan, answer: FiledSelection, earlier: list[Scan], schedule: Schedule, url: str
 ) -> tuple[pa.Table | None, list[str]]:
-    """The rows of a list that no earlier one holds, and what could not be read; None where the list itself cannot."""
+    """The rows of a list that no earlier list has, and the unread lists; None where the list itself cannot be read."""
     try:
         rows = _selected(scan, answer, schedule, url)
     except _Unreadable as error:
@@ -122,11 +122,11 @@ def _new_documents(
 
 
 def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) -> pa.Table:
-    """Ids, sources and keys of a filed list, if the run directory still holds it.
+    """Ids, sources and keys of a filed list, if the run directory still has it.
 
     Raises:
-        _Unreadable: it does not, cannot be reached, or an earlier version wrote it.
-        DamagedError: a file of the answer is gone or was changed.
+        _Unreadable: it does not, cannot be reached, or was written by an earlier version.
+        DamagedError: a file of the answer is missing or was changed.
     """
     claim, opening = scan.claim, schedule.opening
     try:
@@ -170,7 +170,7 @@ _NOTHING = pa.schema([("doc_id", pa.string()), ("source", pa.string()), (_KEY, p
 
 
 class ScanAnswer(FiledSelection):
-    """One answer of a scan, and why nothing is guaranteed for it, if nothing is."""
+    """One answer of a scan, and why nothing is guaranteed for it, if so."""
 
     doubt: str | None = Field(description="Why the schedule guarantees nothing for this list; null where it does.")
 
@@ -179,30 +179,28 @@ class ScanSummary(Record):
     """One scan of a schedule."""
 
     slot: int = Field(description="Number of its place: 1 for the first scan.")
-    at: str = Field(description="When it claimed its place, by the clock of its command: ISO 8601, UTC.")
+    at: str = Field(description="Time of its claim, by the clock of its command: ISO 8601, UTC.")
     run: str = Field(description="Run directory of the scan.")
-    model: str = Field(description="The audited model, as the run's pages name it.")
-    level: float = Field(description="What it has spent of alpha, with a result or without one.")
-    filed_at: str | None = Field(description="When its result was filed; null: none is, and it says nothing.")
+    model: str = Field(description="The audited model, by its name on the run's pages.")
+    level: float = Field(description="The part of alpha that it has spent, with a result or without one.")
+    filed_at: str | None = Field(description="Time of its filing; null: there is none, and it states nothing.")
     answers: list[ScanAnswer] = Field(description="Its answers; empty where none is filed.")
 
 
 class ListsBound(Record):
-    """What holds of the lists of all scans at once, with probability `confidence`."""
+    """The simultaneous bound on the lists of all scans, with probability `confidence`."""
 
-    confidence: float = Field(description="Probability with which all of this holds, in (0, 1).")
+    confidence: float = Field(description="Probability of all statements together, in (0, 1).")
     wrong_at_most: int = Field(
-        description="Selected documents that are wrong, at most; all of a list without a bound may be."
+        description="Maximum number of wrong selected documents; all of a list without a bound may be wrong."
     )
-    right_at_least: int = Field(
-        description="Selected documents that are members (with direction clean, non-members), at least."
-    )
+    right_at_least: int = Field(description="Minimum number of selected members (with direction clean, non-members).")
     n_without: int = Field(description="Selected documents of lists without a bound.")
-    sentence: str = Field(description="The same in words.")
+    sentence: str = Field(description="The bound in words.")
 
 
 class SelectionSums(Record):
-    """What the scans select together under one name, and what is guaranteed for it."""
+    """The sums of the scans under one selection name, and the guarantee for them."""
 
     name: str = Field(description="Name of the selection, in every scan.")
     direction: list[Direction] = Field(description="members, clean or both; nothing is guaranteed for the sum of both.")
@@ -214,47 +212,47 @@ class SelectionSums(Record):
         description="True: at most alpha of all selected are wrong on average, and no check contradicts it; null: as "
         "much, but a list's assumption was not tested; false: not guaranteed for all of them."
     )
-    promise: str = Field(description="What is guaranteed for the error rate over all scans.")
-    not_promised: list[str] = Field(description="What is not guaranteed and why, a line each.")
+    promise: str = Field(description="The guarantee of the error rate over all scans.")
+    not_promised: list[str] = Field(description="Limits of the guarantee with reasons, one line each.")
     bound: ListsBound | None = Field(
-        description="What holds of all lists at once; null where no list has a bound, or nothing is selected."
+        description="The bound on all lists at once; null where no list has a bound, or nothing is selected."
     )
 
 
 class SeriesSummary(VersionedRecord):
-    """A schedule of scans from its first to its latest: `seenset series --json`, and series.json beside its page."""
+    """A schedule of scans from its first to its latest: `seenset series --json`, and series.json next to its page."""
 
     ledger: str = Field(description="Folder of the ledger.")
     alpha: float = Field(description="Largest share of all that the scans select together that may be wrong.")
-    rule: Rule = Field(description="How alpha is shared out.")
-    horizon: int | None = Field(description="Scans of the schedule; null: no end.")
-    opened_at: str = Field(description="When its first scan opened it.")
+    rule: Rule = Field(description="Rule that divides alpha.")
+    horizon: int | None = Field(description="Number of scans of the schedule; null: no end.")
+    opened_at: str = Field(description="Time at which its first scan opened it.")
     spent: float = Field(description="Sum of the levels of all scans: the part of alpha that is spent.")
     places_left: int | None = Field(description="Places that no scan has taken; null: no end.")
     scans: list[ScanSummary] = Field(description="All scans by their places.")
     unfiled: list[int] = Field(description="Places without a result: their level is spent.")
     selections: list[SelectionSums] = Field(description="Sums by the name of the selection.")
     latest: int | None = Field(description="Place of the scan whose result was filed last; null: there is none.")
-    new: list[LatestList] = Field(description="What the scan filed last selected and none filed before it had.")
-    notes: list[str] = Field(description="What a reader must know besides, a line each.")
+    new: list[LatestList] = Field(description="New documents of the scan that was filed last.")
+    notes: list[str] = Field(description="Further cautions, one line each.")
 
     def exit_code(self) -> ExitCode:
-        """How `--fail-if-new` ends: 5 where a check contradicts a list with new documents, else 4."""
-        lists = [one for one in self.new if one.n_new != 0]  # None: unknown, and it selected something
+        """Exit code of `--fail-if-new`: 5 where a check contradicts a list with new documents, else 4."""
+        lists = [one for one in self.new if one.n_new != 0]  # None: unknown, with selected documents
         if any(one.conclusion == "contradicted" for one in lists):
             return ExitCode.UNSUPPORTED
         return ExitCode.SELECTED if lists else ExitCode.DONE
 
 
 def read_series(ledger: str) -> SeriesSummary:
-    """The summary of the schedule of a ledger; nothing is written.
+    """The summary of the schedule of a ledger; read only.
 
     Args:
-        ledger: its folder, a local path or an fsspec URL.
+        ledger: folder of the ledger, a local path or an fsspec URL.
 
     Raises:
-        UserError: in one line: no ledger of scans, a damaged or edited one.
-        IncompleteError: its store does not answer.
+        UserError: not a ledger of scans, or a damaged or edited one.
+        IncompleteError: the store of the ledger does not answer.
     """
     try:
         store = Store(ledger)
@@ -267,11 +265,11 @@ def read_series(ledger: str) -> SeriesSummary:
 
 
 def series_summary(schedule: Schedule, url: str) -> SeriesSummary:
-    """As `read_series`, of a schedule that was read.
+    """As `read_series`, for a schedule in memory.
 
     Args:
-        schedule: of the ledger.
-        url: of the ledger.
+        schedule: schedule of the ledger.
+        url: address of the ledger.
     """
     opening, scans = schedule.opening, _scans(schedule)
     unfiled = [scan.slot for scan in scans if scan.filed_at is None]
@@ -346,7 +344,7 @@ def _why(answer: FiledSelection, claim: Claim, schedule: Schedule) -> wording.Do
 
 
 def _selection(name: str, schedule: Schedule, scans: Sequence[ScanSummary]) -> SelectionSums:
-    """The sums and the guarantee of one name."""
+    """The sums and the guarantee for one selection name."""
     answers = [(scan.slot, answer) for scan in scans for answer in scan.answers if answer.name == name]
     directions = list(dict.fromkeys(answer.direction for _, answer in answers))
     sound = [(slot, answer) for slot, answer in answers if answer.doubt is None]
@@ -374,7 +372,7 @@ def _selection(name: str, schedule: Schedule, scans: Sequence[ScanSummary]) -> S
 def _guarantee(
     schedule: Schedule, sound: Sequence[int], partial: bool, untested: Sequence[int], broken: str | None
 ) -> str:
-    """The error rate over all scans; nothing is guaranteed for the sum where one list of it has no guarantee."""
+    """The error rate over all scans; nothing is guaranteed for the sum where one of its lists has no guarantee."""
     if broken or not sound:
         return wording.NO_RATE
     opening, unfiled = schedule.opening, any(scan.filing is None for scan in schedule.scans)
@@ -382,7 +380,7 @@ def _guarantee(
 
 
 def _miscounted(name: str, schedule: Schedule, sound: Sequence[tuple[int, ScanAnswer]]) -> str | None:
-    """Why lists that count what was selected before have no guarantee: they counted lists without one."""
+    """Why lists that count earlier selections have no guarantee: they counted lists without one."""
     if proved_for(schedule.opening.rule) is None:
         return None
     selected = 0
@@ -395,9 +393,9 @@ def _miscounted(name: str, schedule: Schedule, sound: Sequence[tuple[int, ScanAn
 
 
 def _bound(name: str, answered: Sequence[tuple[int, ScanAnswer]], claims: Sequence[Claim]) -> ListsBound | None:
-    """The bounds of all lists at once: what each may fail by adds up, also that of scans that filed none.
+    """The bounds of all lists at once: their error probabilities add up, including scans that filed none.
 
-    Which scans file a bound may hang on what they found; so those that did not count as if they had.
+    Whether a scan files a bound may depend on its result, so scans without one count as well.
     """
     answers = [answer for _, answer in answered]
     sound = [(slot, answer.bound) for slot, answer in answered if answer.bound and answer.doubt is None]
@@ -427,12 +425,12 @@ def _bound(name: str, answered: Sequence[tuple[int, ScanAnswer]], claims: Sequen
 
 
 def _rounded_down(confidence: Fraction) -> Fraction:
-    """A confidence for a sentence: one decimal of a percentage at most, never more than it is."""
+    """A confidence for a sentence, rounded down to at most one decimal of a percentage."""
     return Fraction(math.floor(1000 * confidence), 1000) or confidence
 
 
 def series_table(summary: SeriesSummary) -> Table:
-    """Every answer of every scan, in a row of its own; a scan without a result has one too."""
+    """Every answer of every scan in its own row; a scan without a result also has one."""
     of = "" if summary.horizon is None else f" of {summary.horizon:,}"
     title = f"{len(summary.scans):,}{of} scans, alpha {summary.alpha:g} ({summary.rule})"
     figures = of_numbers("documents", "level", "selected", "wrong at most")

@@ -1,15 +1,15 @@
-"""Stages: a shard of documents -> one file of rows and one receipt.
+"""Stages, which process a shard of documents into one file of rows and one receipt.
 
-A stage is a module here with a record of it (`record.StageKind`) and its worker; `registry` finds the records. What
-stands in this file is read by packages that must not load torch.
+A stage is a module of this package with its record (`base.StageKind`) and its worker; `registry` collects the records.
+This file is imported by packages that must not load torch.
 """
 
 SCORING = "score"
-"""The stage that all others precede: it makes the scores, and its receipts state what is scored."""
+"""The last stage, which computes the scores; its receipts state which documents are scored."""
 
 SCORE_FOLDER = "scores"
 
 
 def is_scoring(stage: str) -> bool:
-    """Whether a stage, given by its name, makes the scores."""
+    """Whether the stage of this name computes the scores."""
     return stage == SCORING

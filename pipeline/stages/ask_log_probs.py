@@ -1,4 +1,4 @@
-"""Log-probabilities that an endpoint gives to the tokens of documents, where it tells them."""
+"""Log-probabilities of the tokens of documents from an endpoint that returns them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WAYS: tuple[Way, ...] = ("prompt_logprobs", "echo")
 
 @dataclass(frozen=True, slots=True)
 class LogProbSettings:
-    """All that log-probabilities depend on."""
+    """Everything that log-probabilities depend on."""
 
     model: EndpointConfig
     forward: Pass
@@ -52,12 +52,12 @@ class LogProbSettings:
 
     @property
     def folder(self) -> str:
-        """A folder's name: log_probs/target-plain."""
+        """The folder of the files: log_probs/target-plain."""
         return f"log_probs/{self.forward.model}-{self.forward.text}"
 
 
 class EndpointReader:
-    """Asks how likely each token of a shard's documents is."""
+    """Requests the log-probabilities of the tokens of a shard's documents."""
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Prepare."""
@@ -68,7 +68,7 @@ class EndpointReader:
         self.batch_size: BatchSize | None = None
 
     async def _chosen_way(self, shared: SharedEndpoint, answers: Answers) -> Way:
-        """How the endpoint tells log-probabilities, which is found out once for all workers."""
+        """How the endpoint returns log-probabilities, determined once for all workers."""
         async with shared.choosing:
             if shared.way is None:
                 question = answers.ask()
@@ -79,23 +79,23 @@ class EndpointReader:
             return cast(Way, shared.way)
 
     def open(self, shard: Shard, store: Store, output: Output) -> dict[tuple[int, str], list[float]]:
-        """The answers of earlier attempts, by number of the row and digest of the text."""
+        """The answers of earlier attempts, by row number and digest of the text."""
         output.answers = self.stage.answers(shard, store)
         return {(line["row"], line["text"]): line["log_probs"] for line in output.answers.before()}
 
     def filed(self, row: Mapping[str, Any], text: str) -> Iterator[dict[str, Any]]:
-        """The answer of a filed row, if it has one."""
+        """The answer in a row of an earlier file, if it has one."""
         if row["log_probs"]:
             yield {"row": row["row"], "text": text, "log_probs": row["log_probs"]}
 
     def prepare(
         self, documents: list[Document], inputs: dict[tuple[int, str], list[float]], output: Output
     ) -> list[Entry]:
-        """Documents, each with its answer, if it has one."""
+        """The documents with their answers, if any."""
         return [Entry(each, 0, inputs.get((each.row, text_digest(each.text)))) for each in documents]
 
     def work(self, batch: list[Entry], output: Output) -> None:
-        """Ask for the log-probabilities of documents."""
+        """Request the log-probabilities of documents."""
         assert self.endpoint is not None
         assert output.answers is not None
         for entry in batch:
@@ -131,7 +131,7 @@ async def ask_log_probs(
     spent: Usage,
     book: Callable[[Usage], None] = lambda most: None,
 ) -> list[float]:
-    """Natural log-probabilities of a text's tokens but the first, in order.
+    """Natural log-probabilities of a text's tokens except the first, in order.
 
     Raises:
         Fault, Refusal, StopError: as `Endpoint.ask`.
@@ -147,7 +147,7 @@ async def ask_log_probs(
 
 
 def _of_prompt(value: dict[str, Any], text: str) -> list[float]:
-    """vLLM: for each token of the prompt a mapping from token ids to what is known of them, its own first."""
+    """vLLM: for each token of the prompt a mapping from token ids to their values, with the token's id first."""
     entries = _choice(value).get("prompt_logprobs") or value.get("prompt_logprobs")
     if not isinstance(entries, list):
         raise Refusal("no prompt_logprobs in the answer")
@@ -158,7 +158,7 @@ def _of_prompt(value: dict[str, Any], text: str) -> list[float]:
 
 
 def _of_echo(value: dict[str, Any], text: str) -> list[float]:
-    """OpenAI's echo: the prompt's tokens, and behind them any that came new."""
+    """OpenAI's echo: the prompt's tokens, followed by generated tokens."""
     choice = _choice(value)
     log_probs = choice.get("logprobs")
     values = log_probs.get("token_logprobs") if isinstance(log_probs, dict) else None
@@ -186,10 +186,10 @@ def _checked(values: list[Any]) -> list[float]:
 async def find_way(
     stage: Stage, endpoint: Endpoint, spent: Usage, book: Callable[[Usage], None] = lambda most: None
 ) -> Way:
-    """How the endpoint of a stage tells log-probabilities of a prompt: as configured, or by trying.
+    """How the endpoint of a stage returns log-probabilities of a prompt: as configured, or determined by requests.
 
     Raises:
-        StopError: it does not, or does not answer.
+        StopError: the endpoint does not return them, or does not answer.
     """
     model: EndpointConfig = stage.settings.model
     problems, answered = [], False
@@ -199,7 +199,7 @@ async def find_way(
             if len(await ask_log_probs(endpoint, model, way, PROBE, spent, book)) >= 2:
                 return way
             problem, answered = "too few values", True
-        except (Fault, Refusal) as error:  # some servers break on what they do not know
+        except (Fault, Refusal) as error:  # some servers fail on unknown parameters
             problem, answered = str(error), answered or isinstance(error, Refusal)
         problems.append(f"{way}: {problem}")
     if not answered:
@@ -211,10 +211,10 @@ async def find_way(
 
 
 def _check(config: AuditConfig) -> None:
-    """Try whether endpoints tell the log-probabilities that detectors read, at the price of a request or two.
+    """Check with one or two requests that endpoints return the log-probabilities that detectors read.
 
     Raises:
-        StopError: one does not.
+        StopError: an endpoint does not return them.
     """
 
     async def check(stage: Stage) -> None:
@@ -258,7 +258,7 @@ def _stage(wanted: Wanted, needed: Pass) -> Stage:
 
 
 def _questions(config: AuditConfig, text_bytes: float) -> list[Questions]:
-    """One for each pass; the endpoint writes a token."""
+    """One request for each pass; the endpoint generates one token."""
     return [Questions(stage.settings.model, 1, text_bytes, 1) for stage in _stages(Wanted(config), ())]
 
 

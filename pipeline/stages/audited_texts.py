@@ -1,4 +1,4 @@
-"""Texts that earlier runs have already audited: documents with one of them are counted, and no stage processes them."""
+"""Texts that earlier runs have audited: documents with such a text are counted, and no stage processes them."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from pipeline.errors import UserError
 from pipeline.store.files import Store
 
 AGAINST = "against"
-"""Of a fingerprint: the digest of these texts."""
+"""Key of a fingerprint for the digest of these texts."""
 
 AUDITED_FILE = "judged.npy"
-"""Of a run directory: the keys of those texts, int64, ascending, written once when the run begins."""
+"""File of a run directory with the keys of these texts, int64, ascending, written once at the start of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedTexts:
-    """The set of a run: where its keys lie, and their digest. The keys themselves are read where they are needed."""
+    """The already audited texts of a run: location and digest of their keys, which are read when needed."""
 
     run: str  # run directory
-    sha256: str  # of the file, hexadecimal
+    sha256: str  # hexadecimal digest of the file
     count: int
 
     def fingerprint(self) -> str:
-        """What a stage's rows depend on."""
+        """The value in the fingerprints of stages."""
         return self.sha256
 
     def hold(self, document: Document) -> bool:
         """Whether an earlier run has audited a document with the same text, or the same pixels.
 
         Raises:
-            UserError: the file is gone, or is not the one that was written.
+            UserError: the file is missing, or differs from the one that was written.
         """
         if not self.count:
             return False
@@ -59,15 +59,15 @@ def write_audited_keys(store: Store, keys: np.ndarray) -> AuditedTexts:
 
 
 def read_audited_keys(store: Store, sha256: str) -> np.ndarray:
-    """The keys of a run directory: int64, ascending.
+    """Read the keys of a run directory: int64, ascending.
 
     Raises:
-        UserError: the file is gone, or is not the one with this SHA-256.
+        UserError: the file is missing, or does not have this SHA-256.
     """
     try:
         data = store.read(AUDITED_FILE)
     except FileNotFoundError:
-        raise _damaged(store, "is gone") from None
+        raise _damaged(store, "is missing") from None
     if hashlib.sha256(data).hexdigest() != sha256:
         raise _damaged(store, "is not the one that was written")
     return np.asarray(np.load(io.BytesIO(data)), dtype=np.int64)
@@ -75,7 +75,7 @@ def read_audited_keys(store: Store, sha256: str) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _keys(run: str, sha256: str) -> np.ndarray:
-    """The keys of a run directory, opened once in a process: mapped from a local file, else read."""
+    """The keys of a run directory, opened once per process: mapped from a local file, else read."""
     store = Store(run)
     if not store.local:
         return read_audited_keys(store, sha256)

@@ -1,4 +1,4 @@
-"""What every stage does: a shard of documents -> one file of rows and one receipt; and the record of a stage."""
+"""Definitions shared by all stages: stages and their fingerprints, workers, outputs and the record of a stage."""
 
 from __future__ import annotations
 
@@ -41,35 +41,35 @@ from pipeline.store.receipts import Receipt
 Digest = Callable[[AnyModel], Mapping[str, str]]
 
 Rows = dict[int, dict[str, Any]]
-"""Columns of each row, by its number."""
+"""Row number -> columns of the row."""
 
 
 def model_digests() -> Digest:
-    """`fingerprint_model` with a memory: weights are read once however many stages ask the model."""
+    """`fingerprint_model` with a cache: weights are read once for all stages of the model."""
     return cache(fingerprint_model)
 
 
 def rows_schema(*columns: tuple[str, pa.DataType]) -> pa.Schema:
-    """The columns of a stage whose rows another stage reads: a document without a result has a reason instead."""
+    """Columns of rows that another stage reads, including a reason for documents without a result."""
     first, last = [("doc_id", pa.string()), ("row", pa.int64())], [("reason", pa.string()), ("problem", pa.string())]
     return pa.schema([*first, *columns, *last])
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a worker runs. It never changes a result."""
+    """The resources of a worker. They never change a result."""
 
     gpus: float = 0  # 0: the CPU
-    threads: int = 1  # on the CPU, for a batch
-    shared: SharedModels | None = None  # with the other workers of this process; None: it opens models itself
-    endpoint: SharedEndpoint | None = None  # of all workers, where the stage asks an endpoint
+    threads: int = 1  # CPU threads for a batch
+    shared: SharedModels | None = None  # with other workers of this process; None: the worker loads models itself
+    endpoint: SharedEndpoint | None = None  # client shared by all workers, if the stage uses an endpoint
 
     def set_up(self, mark: str, gradients: bool = False) -> None:
-        """Check the device of a worker, and set how this process computes on it.
+        """Check the device of a worker, and configure it for this process.
 
         Args:
-            mark: of the device, from the fingerprint of the stage.
-            gradients: whether the stage takes gradients.
+            mark: device, from the fingerprint of the stage.
+            gradients: whether the stage computes gradients.
 
         Raises:
             UserError: as `check_device`.
@@ -80,11 +80,11 @@ class Placement:
             torch.set_num_threads(self.threads)
 
     def open(self, opener: Callable[..., Opened], config: ModelConfig) -> Opened:
-        """A model, for this worker alone or with weights that it shares.
+        """Load a model for this worker, or get one with shared weights.
 
         Args:
             opener: `open_model` or `open_paraphraser`.
-            config: of the model.
+            config: configuration of the model.
 
         Raises:
             UserError: as the opener.
@@ -96,31 +96,31 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step: what its rows depend on, and who makes them.
+    """One step of a run: what its rows depend on, and its worker.
 
-    `fingerprint` is made here, of every field of `settings`, of the transform, the seed, the stages whose rows are read
-    and the code's version. Models count by their content (`fingerprint_model`), values with a method `fingerprint` by
-    what that returns, all others as JSON.
+    `fingerprint` is computed from every field of `settings`, the transform, the seed, the stages whose rows are read
+    and the version of the code. Models are represented by their content (`fingerprint_model`), values with a method
+    `fingerprint` by its result, and all others as JSON.
     """
 
-    name: str  # of its folder of receipts
-    folder: str  # of its files
+    name: str  # name of its folder of receipts
+    folder: str  # folder of its files
     schema: pa.Schema
-    settings: Any  # a frozen dataclass, all of whose fields change rows
-    transform: TransformConfig | None  # of every text
+    settings: Any  # a frozen dataclass; all of its fields affect rows
+    transform: TransformConfig | None  # changes of every text
     seed: int
-    make: Callable[[Stage, Placement], Any]  # a Worker
+    make: Callable[[Stage, Placement], Any]  # constructs a Worker
     digest: InitVar[Digest]
-    reads: tuple[Stage, ...] = ()  # whose rows its worker reads
-    endpoint: EndpointConfig | None = None  # that is asked; None: a model at hand
-    quarantines: bool = False  # documents without a result go to quarantine; else they are rows with a reason
-    grows: str | None = None  # the setting of which more can be asked later, without making anew what is there
-    wanted_by: tuple[str, ...] = ()  # columns of the detectors that read its rows, for messages
-    already_audited: AuditedTexts | None = None  # audit documents with such a text are left out
+    reads: tuple[Stage, ...] = ()  # stages whose rows its worker reads
+    endpoint: EndpointConfig | None = None  # None: a local model
+    quarantines: bool = False  # True: documents without a result are quarantined; False: they are rows with a reason
+    grows: str | None = None  # setting that can be increased later and keeps existing rows
+    wanted_by: tuple[str, ...] = ()  # detector columns that read its rows, for messages
+    already_audited: AuditedTexts | None = None  # audit documents with these texts are left out
     fingerprint: dict[str, Any] = field(init=False)
 
     def __post_init__(self, digest: Digest) -> None:
-        """Make the fingerprint."""
+        """Compute the fingerprint."""
         parts: dict[str, Any] = {}
         for entry in fields(self.settings):
             value = getattr(self.settings, entry.name)
@@ -131,7 +131,7 @@ class Stage:
                 parts[entry.name] = _plain(value)
         if self.transform is not None:
             parts["text_transform"] = _plain(self.transform)
-        for stage in self.reads:  # without the documents that are left out: they change no row of the others
+        for stage in self.reads:  # without left-out documents, which do not affect other rows
             read = json.dumps(without(stage.fingerprint, AGAINST), sort_keys=True).encode()
             parts.setdefault("reads", {})[stage.name] = sha256(read).hexdigest()[:16]
         if self.already_audited is not None:
@@ -139,7 +139,7 @@ class Stage:
         object.__setattr__(self, "fingerprint", {**parts, "seed": self.seed, "code": __version__})
 
     def reads_with(self, column: str) -> tuple[Stage, ...]:
-        """The stages that it reads whose rows have a column."""
+        """The stages in `reads` whose rows have a column."""
         return tuple(stage for stage in self.reads if column in stage.schema.names)
 
     def fingerprint_of(self, shard: Shard) -> dict[str, Any]:
@@ -147,112 +147,112 @@ class Stage:
         return shard_fingerprint(self.fingerprint, shard)
 
     def identity(self, shard: Shard) -> dict[str, Any]:
-        """All that could change a row of a shard, without the setting of which only more can be asked."""
+        """Everything that affects a row of a shard, except the setting `grows`."""
         return without(self.fingerprint_of(shard), self.grows)
 
     def answers(self, shard: Shard, store: Store) -> Answers:
-        """What an endpoint has answered about a shard, and no receipt names yet."""
+        """The endpoint's answers for a shard that are not in a receipt yet."""
         return Answers(store, self.folder, self.name, shard.id, self.identity(shard))
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A document that is ready to be worked on."""
+    """A prepared document."""
 
-    document: Document  # its text may have gone
-    tokens: int  # by which batches are formed
-    work: Any  # what the stage's worker made of it
+    document: Document  # its text may have been dropped
+    tokens: int  # length for batching
+    work: Any  # prepared by the stage's worker
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How many documents a worker prepares at a time, so that it ends with the one that reaches a limit."""
+    """Limits of the documents that a worker prepares together; a window ends with the document that reaches one."""
 
     documents: int
-    characters: float = math.inf  # of their texts
-    kept: float = math.inf  # characters of what is worked on
-    kept_of_one: int = sys.maxsize  # of that in one document, about at most
+    characters: float = math.inf  # characters of their texts
+    kept: float = math.inf  # characters of the kept parts
+    kept_of_one: int = sys.maxsize  # approximate maximum of the kept part of one document
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """How many documents of like length share a batch; a batch has at least one."""
+    """Maximum size of a batch of documents of similar length; a batch has at least one document."""
 
-    tokens: int  # at most, each document padded to the longest
-    padding: int | None = None  # tokens of it, at most; None: as much as it takes
+    tokens: int  # maximum, with each document padded to the longest
+    padding: int | None = None  # maximum padding tokens; None: no limit
 
 
 @dataclass(slots=True)
 class Output:
-    """What a shard's documents came to so far."""
+    """The results for the documents of a shard so far."""
 
-    rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # number of the row -> columns
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # row number -> columns
     refused: dict[int, tuple[Document, str, str]] = field(default_factory=dict)  # document, reason, message
-    unread: set[int] = field(default_factory=set)  # of the refused: no stage can read them
-    n_judged: int = 0  # documents that are left out, because an earlier run has audited their text
+    unread: set[int] = field(default_factory=set)  # refused documents that no stage can read
+    n_judged: int = 0  # documents left out because an earlier run audited their text
     tokens: int = 0
     n_truncated: int = 0
-    gradient: dict[str, Any] | None = None  # over what gradient norms were taken, and how
-    content: ContentDigest = field(default_factory=ContentDigest)  # of the documents as they are read
-    earlier: dict[str, str] = field(default_factory=dict)  # stage whose rows are read -> digest of what it read
-    base: Receipt | None = None  # of the same stage with less asked for, from which its rows go on
+    gradient: dict[str, Any] | None = None  # weights and method of gradient norms
+    content: ContentDigest = field(default_factory=ContentDigest)  # digest of the documents
+    earlier: dict[str, str] = field(default_factory=dict)  # stage whose rows are read -> digest of its documents
+    base: Receipt | None = None  # receipt of the same stage with a smaller `grows`, which its rows extend
     base_rows: Rows = field(default_factory=dict)
-    answers: Answers | None = None  # of an endpoint, of which the rows are made
-    filed: bool = False  # the receipt of the shard is of these rows, not of another attempt's
+    answers: Answers | None = None  # answers of an endpoint, from which rows are made
+    filed: bool = False  # the receipt of the shard belongs to these rows, not to another attempt
 
     def keep(self, document: Document, **columns: Any) -> None:
-        """Note the row of a document."""
+        """Record the row of a document."""
         self.rows[document.row] = {"doc_id": document.doc_id, "row": document.row, **columns}
 
     def refuse(self, document: Document, reason: str, message: str) -> None:
-        """Note why a document has no result."""
+        """Record why a document has no result."""
         self.refused[document.row] = (document, reason, message)
 
 
 class BatchWorker(Protocol):
-    """What turns prepared documents into rows, a batch at a time."""
+    """Computes the rows of prepared documents by batches."""
 
     @property
     def batch_size(self) -> BatchSize | None:
-        """Of its batches; None: a window is a batch, in its order."""
+        """The size of its batches; None: a window is one batch, in order."""
 
     def work(self, batch: list[Entry], output: Output) -> None:
-        """Note a row or a refusal of every document; an exception is the fault of one of them."""
+        """Record a row or a refusal for every document; an exception means that one of them is invalid."""
 
 
 class Worker(BatchWorker, Protocol):
-    """A stage's own part, with its models loaded once. Rows depend on the shard alone."""
+    """The worker of a stage, which loads its models once. Rows depend only on the shard."""
 
     window: Window
 
     def open(self, shard: Shard, store: Store, output: Output) -> Any:
-        """What is needed of the run directory for a shard; finished rows of an earlier attempt go to the output."""
+        """Read the inputs for a shard from the run directory; existing rows of earlier attempts go to the output."""
 
     def prepare(self, documents: list[Document], inputs: Any, output: Output) -> list[Entry]:
-        """Make documents ready, in the reader's thread; those that have no result are refused."""
+        """Prepare documents, in the reader's thread; those that cannot have a result are refused."""
 
 
 Item = TypeVar("Item")
 
 
 class SharedEndpoint:
-    """A client of an endpoint in a thread of its own: all workers of a process share its limits and its budget."""
+    """A client of an endpoint in a separate thread; all workers of a process share its limits and its budget."""
 
     def __init__(self, config: EndpointConfig, spent: Usage) -> None:
-        """Start the thread; `spent` is the part of the budget that earlier calls of the run used."""
+        """Start the thread; `spent` is the usage of earlier calls of the run."""
         self.client = Endpoint(config, spent)
-        self.way: str | None = None  # how the endpoint tells log-probabilities, once a worker knows it
+        self.way: str | None = None  # how the endpoint returns log-probabilities, once known
         self.choosing = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="seenset-endpoint", daemon=True)
         self._thread.start()
 
     def each(self, items: Iterable[Item], work: Callable[[Item], Awaitable[None]]) -> None:
-        """Work on items concurrently and wait for the end, in any thread. The first error cancels the rest.
+        """Process items concurrently and wait for the end, in any thread. The first error cancels the rest.
 
         Raises:
-            StopError: no document would get an answer now, or the budget is spent.
-            UserError: nothing more can be written down. No document is at fault, so that none is asked about again.
+            StopError: no document would get an answer, or the budget is exhausted.
+            UserError: answers cannot be recorded. This concerns no single document, so that none is retried.
         """
         waiting = run_concurrently(items, work, self.client.config.concurrency)
         try:
@@ -263,12 +263,12 @@ class SharedEndpoint:
             raise UserError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
     def close(self) -> None:
-        """Cancel the requests under way, whose cost is written down, and close the client."""
+        """Cancel requests in flight, whose cost is recorded, and close the client."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _serve(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # its end cancels what is under way
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # its end cancels requests in flight
             self._held = runner.get_loop().create_task(self._hold())
             self._loop.run_forever()
 
@@ -278,7 +278,7 @@ class SharedEndpoint:
 
 
 def _plain(value: Any) -> Any:
-    """A value as a fingerprint holds it: what JSON gives back."""
+    """A value as in a fingerprint, after a round trip through JSON."""
     if hasattr(value, "fingerprint"):
         value = value.fingerprint()
     elif isinstance(value, BaseModel):
@@ -289,30 +289,30 @@ def _plain(value: Any) -> Any:
 
 
 def without(fingerprint: Mapping[str, Any], key: str | None) -> dict[str, Any]:
-    """A fingerprint without one of its keys, if it has it."""
+    """A fingerprint without a key, if it has it."""
     return {name: value for name, value in fingerprint.items() if name != key}
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What an endpoint is asked about an average document."""
+    """Size of the requests to an endpoint for an average document."""
 
     model: EndpointConfig
     requests: int
-    prompt_bytes: float  # of all requests
-    answer_tokens: int  # of all requests, at most
+    prompt_bytes: float  # total of all requests
+    answer_tokens: int  # maximum total of all requests
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a configuration asks of the stages of a run."""
+    """The requirements of a run for its stages, from the configuration."""
 
     config: AuditConfig
-    device: Device = CPU  # that the workers compute on
-    digest: Digest = field(default_factory=model_digests)  # of models; reads each model's weights once
-    adapters: Mapping[str, str] | None = None  # name -> key of the folder of each; None: their settings stand for them
+    device: Device = CPU  # device of the workers
+    digest: Digest = field(default_factory=model_digests)  # fingerprints of models; reads each model's weights once
+    adapters: Mapping[str, str] | None = None  # name -> key of its folder; None: their settings are used instead
     already_audited: AuditedTexts | None = None  # texts whose audit documents are left out
-    prefixes: Prefixes | None = None  # what stands before documents; None: nothing, or their settings stand for them
+    prefixes: Prefixes | None = None  # prefixes of documents; None: none, or their settings are used instead
 
     @property
     def detectors(self) -> tuple[Detector, ...]:
@@ -321,14 +321,14 @@ class Wanted:
 
     @property
     def passes(self) -> dict[Pass, frozenset[str]]:
-        """The passes that the detectors read, with the statistics of each."""
+        """Pass -> statistics that the detectors read."""
         return plan_passes(self.detectors)
 
     def budget(self, *models: AnyModel | None) -> Budget:
-        """The sizes of batches of a worker that holds these models: those of the largest. Endpoints take no memory.
+        """Batch sizes of a worker with these models, for the largest of them. Endpoints take no memory.
 
         Raises:
-            UserError: the weights leave nothing of the device.
+            UserError: the weights leave no memory for a batch.
         """
         local = [model for model in models if isinstance(model, ModelConfig)]
         if not self.device.gpus or not local:
@@ -339,17 +339,17 @@ class Wanted:
         if not least.forward:
             size = sum(shape.weights for shape in shapes) / 2**30
             raise UserError(
-                f"model {local[0].shown}: {size:.1f} GiB of weights leave no room for a batch on {gpus:g} GPUs of "
+                f"model {local[0].shown}: {size:.1f} GiB of weights leave no memory for a batch on {gpus:g} GPUs of "
                 f"{memory / 2**30:.0f} GiB an actor; raise resources.gpus_per_actor, or quantise the model"
             )
         return Budget(least.forward, max(1, least.gradient), max(1, least.cache))
 
     def stage(self, name: str, **parts: Any) -> Stage:
-        """A stage with what all stages of the run share.
+        """Construct a stage with the values shared by all stages of the run.
 
         Args:
-            name: of its folder of receipts.
-            parts: the other fields of `Stage`.
+            name: name of its folder of receipts.
+            parts: other fields of `Stage`.
         """
         config = self.config
         shared: dict[str, Any] = {"transform": config.text_transform, "seed": config.seed}
@@ -358,26 +358,26 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class StageKind:
-    """A kind of stage. A module of `pipeline.stages` holds one in its variable `KIND`; nothing else names it.
+    """A kind of stage, in the variable `KIND` of a module of `pipeline.stages`; no other code refers to it.
 
-    A stage that reads the rows of another finds it by a column of these rows (`Stage.reads_with`), whatever its name.
+    A stage that reads the rows of another identifies it by a column of these rows (`Stage.reads_with`), not by name.
     """
 
-    name: str  # of its stages, or what that begins with, before a slash
-    folder: str  # of their files, or what that begins with
-    serves: Callable[[Pass, AuditConfig], bool]  # whether its rows hold a pass, or what a pass reads
-    stages: Callable[[Wanted, Sequence[Stage]], Sequence[Stage]]  # wanted stages, of which it may read the earlier ones
-    check: Callable[[AuditConfig], None] = lambda config: None  # before weights are read; raises UserError
+    name: str  # name of its stages, or their prefix before a slash
+    folder: str  # folder of their files, or its prefix
+    serves: Callable[[Pass, AuditConfig], bool]  # whether its rows contain a pass, or its input
+    stages: Callable[[Wanted, Sequence[Stage]], Sequence[Stage]]  # required stages; they may read earlier ones
+    check: Callable[[AuditConfig], None] = lambda config: None  # called before weights are read; raises UserError
     questions: Callable[[AuditConfig, float], Sequence[Questions]] = (
         lambda config, text_bytes: ()
-    )  # for texts of so many bytes
-    asks: bool = False  # whether endpoints may be asked, so that answers lie in the folder
+    )  # for texts of `text_bytes`
+    asks: bool = False  # whether it may use endpoints, with answers in the folder
     costs: Mapping[str, Callable[[Mapping[str, Any]], float]] = field(default_factory=dict)
-    """Kind of pass -> the cost of a pass of `Plan.passes`, in forward passes over the whole text."""
+    """Kind of pass -> cost of an entry of `Plan.passes`, in forward passes over the whole text."""
 
 
 def least_budget(shapes: Sequence[Shape], card: Card, length: int) -> Budget:
-    """The budget that holds for each of the models that share a card, beside the others; 0 where there is no room."""
+    """The budget that fits for each of the models that share a GPU; 0 if there is no memory for a batch."""
     budgets = [
         budget_of(shape, card, length, [*shapes[:index], *shapes[index + 1 :]]) for index, shape in enumerate(shapes)
     ]

@@ -1,4 +1,4 @@
-"""What a driver hears of the shards of a stage, and the rows of documents that are read once more: without torch."""
+"""Events of the shards of a stage for the driver, and token rows of reread documents; without torch."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ TOKEN_SCHEMA = pa.schema(
         ("standardised", pa.list_(pa.float32())),
     ]
 )
-"""A row a document: the pieces of its text, and two numbers a piece, which are null where the model gives none."""
+"""One row per document: the pieces of its text, and two numbers per piece, null if the model gives none."""
 
 STATISTICS = frozenset({"log_prob", "mean", "variance"})
-"""Of a forward pass: what `standardised` is of."""
+"""Statistics of a forward pass that `standardised` requires."""
 
 VERSIONS = "versions"
-"""The column of a score file with what is known of all versions."""
+"""Column of a score file with the data of all versions."""
 
 VERSIONS_TYPE = pa.struct(
     [
         ("published", pa.int32()),  # index, from 0
-        ("digests", pa.binary()),  # SHA-256 of each version as its file has it, side by side
-        ("kinds", pa.list_(pa.string())),  # of the edited sites
-        ("forms", pa.list_(pa.binary())),  # of each version; empty where they are not known
-        ("scores", pa.list_(pa.float64())),  # of the first version by each detector, then of the second
+        ("digests", pa.binary()),  # concatenated SHA-256 of each version before transforms
+        ("kinds", pa.list_(pa.string())),  # kinds of the edited sites
+        ("forms", pa.list_(pa.binary())),  # of each version; empty if unknown
+        ("scores", pa.list_(pa.float64())),  # scores of the first version by each detector, then of the second
     ]
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A shard that could not be finished, and why in one line."""
+    """A shard that could not be finished, with the reason in one line."""
 
     shard: str
     message: str
@@ -67,7 +67,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """How far a shard is that is not finished yet."""
+    """Progress of an unfinished shard."""
 
     shard: str
     documents: int  # finished or refused
@@ -76,7 +76,7 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The number of requests that an endpoint has answered in a stage so far."""
+    """Number of requests that an endpoint has answered in a stage so far."""
 
     requests: int
 
@@ -88,28 +88,28 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What the user should know of a worker, in one line."""
+    """A message of a worker for the user, in one line."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Nothing new: a second has passed."""
+    """A second has passed without news."""
 
 
 Event = Receipt | Failure | Advance | Answered | Ready | Remark | Tick
 
 
 def failure_of(shard: Shard, raised: Exception | SystemExit) -> Failure:
-    """Why a shard could not be finished."""
+    """The failure event of an exception."""
     error = instead_of_exit(raised)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return Failure(shard.id, f"{kind}{' '.join(str(error).split())}")
 
 
 class ScoredText(NamedTuple):
-    """A document as it was scored."""
+    """A scored document."""
 
     row: int  # number in the input
     key: int  # `text_key`
@@ -118,22 +118,22 @@ class ScoredText(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScoredTexts:
-    """The documents that are read, in the order of their rows."""
+    """The documents to read, in row order."""
 
-    by_shard: Mapping[str, Sequence[ScoredText]]  # id of a shard -> its documents
+    by_shard: Mapping[str, Sequence[ScoredText]]  # shard id -> its documents
 
     def __len__(self) -> int:
-        """How many documents."""
+        """Number of documents."""
         return sum(map(len, self.by_shard.values()))
 
     def fingerprint(self) -> str:
-        """What a reading of these documents depends on."""
+        """The value in the fingerprint of the stage."""
         return hashlib.sha256(json.dumps(self.by_shard).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSettings:
-    """Which documents are read once more, and by what."""
+    """The documents that are read again, and the model."""
 
     texts: ScoredTexts
     model: ModelConfig

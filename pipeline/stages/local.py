@@ -1,8 +1,8 @@
-"""The thread executor: shards through a stage in this process, by workers that share one set of weights.
+"""The thread executor: a stage in this process, with workers that share one set of weights.
 
-A batch is computed by as many threads of the CPU as an actor on a cluster would have, so that the rows are the same
-bytes. Shards with an open attempt, of a process that was killed, are finished first, one at a time: that finds a
-document that ends its process without suspecting those of other shards.
+A batch is computed with the number of CPU threads of an actor on a cluster, so that the rows have the same bytes.
+Shards with an open attempt of a killed process are finished first, one at a time, which identifies a document that
+kills its process without suspecting documents of other shards.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pipeline.store.receipts import Receipt
 
 TICK_SECONDS = 0.5
 ENDPOINT_WORKERS = 2
-"""Shards about which an endpoint is asked, so that the end of one leaves no place of the client empty."""
+"""Concurrent shards for an endpoint, so that the client stays busy at the end of a shard."""
 
 STOP_SECONDS = 2.0
-"""Waited for workers that compute a batch when the driver stops; their shards are begun anew."""
+"""Maximum wait for workers that compute a batch when the driver stops; their shards start again."""
 
 
 def finish_shards(
@@ -44,22 +44,22 @@ def finish_shards(
     """Finish shards in this process.
 
     Args:
-        stage: whose models are at hand.
-        shards: without a receipt of the stage.
-        store: the run directory.
-        workers: batches at a time, >= 1.
-        placement: of all workers, whose models may be open already, and stay so; None: one thread of the CPU each.
-            Several workers share weights. A client of an endpoint is closed at the end.
+        stage: stage with local models or an endpoint.
+        shards: shards without a receipt of the stage.
+        store: run directory.
+        workers: number of concurrent batches, >= 1.
+        placement: resources of all workers; its models may be loaded already and stay loaded; None: one CPU thread
+            each. Several workers share weights. A client of an endpoint is closed at the end.
 
     Returns:
-        Receipts and failures in the order in which shards end, and between them how far the others are. Closing the
+        Receipts and failures in the order in which shards end, interleaved with the progress of others. Closing the
         iterator stops the workers after their batches.
 
     Raises:
         UserError: a model cannot be opened.
         LostDeviceError: the device refuses all further work of this process.
-        StopError: an endpoint would answer about no document now, or the budget is spent.
-        FullError: there is no space left.
+        StopError: an endpoint would answer for no document, or the budget is exhausted.
+        FullError: no space is left.
     """
     placement = placement or Placement()
     if placement.shared is None and workers > 1:
@@ -86,7 +86,7 @@ class _Pool:
         self.store = store
         self.placement = placement
         self.endpoint = placement.endpoint
-        self.alone = alone  # one shard is read or computed at a time
+        self.alone = alone  # only one shard is read or computed at a time
         self.waiting = deque(shards)
         self.workers = 1
         self.taking = threading.Lock()
@@ -95,7 +95,7 @@ class _Pool:
         self.ready = threading.Event()
 
     def run(self, workers: int) -> Iterator[Event]:
-        """Start the threads and pass on their events, until all shards have ended."""
+        """Start the threads and yield their events until all shards have ended."""
         self.workers = workers
         remaining = len(self.waiting)
         threads = [
@@ -122,18 +122,18 @@ class _Pool:
                 thread.join(max(0.0, end - time.monotonic()))
 
     def work(self) -> None:
-        """One thread: make a worker, finish shards until none waits."""
+        """One thread: construct a worker and finish shards until none is left."""
         try:
             worker = self.stage.make(self.stage, self.placement)
             if not self.ready.is_set():
                 self.ready.set()
                 self.events.put(Ready())
-            kept = self.endpoint is None  # what an endpoint is asked ends no process
+            kept = self.endpoint is None  # requests to an endpoint kill no process
             stream = ShardStream(
                 self.stage, worker, self.store, LOCAL_DRIVER, self.advance, alone=self.alone, kept=kept
             )
             for shard, result in stream.finish(self.take):
-                if isinstance(result, (FullError, StopError)):  # no other shard could be finished either
+                if isinstance(result, (FullError, StopError)):  # affects all other shards
                     raise result
                 self.events.put(result if isinstance(result, Receipt) else failure_of(shard, result))
         except _Stopped:
@@ -143,14 +143,14 @@ class _Pool:
             self.events.put(instead_of_exit(error))
 
     def take(self, early: bool) -> Shard | None:
-        """The next shard; none is prefetched that another worker could start soon, or beside a suspect."""
+        """The next shard; it is not prefetched if another worker could start it soon, or during an isolation."""
         with self.taking:
             if self.stop.is_set() or not self.waiting or (early and (self.alone or len(self.waiting) < self.workers)):
                 return None
             return self.waiting.popleft()
 
     def advance(self, shard: Shard, documents: int, tokens: int) -> None:
-        """Note how far a shard is; end the worker where the driver has stopped."""
+        """Record the progress of a shard; stop the worker if the driver has stopped."""
         if self.stop.is_set():
             raise _Stopped
         self.events.put(Advance(shard.id, documents, tokens))

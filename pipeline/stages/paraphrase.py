@@ -1,4 +1,4 @@
-"""Paraphrases of documents, which the `knockoff` detector scores beside them."""
+"""Paraphrases of documents for the `knockoff` detector."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ SCHEMA = rows_schema(("paraphrases", pa.list_(pa.string())))
 
 @dataclass(frozen=True, slots=True)
 class ParaphraserSettings:
-    """All that paraphrases depend on."""
+    """Everything that paraphrases depend on."""
 
-    model: ModelConfig  # the audited one, whose tokenizer says what is kept of a text
+    model: ModelConfig  # audited model, whose tokenizer determines the kept part of a text
     paraphraser: ParaphraserConfig
     sampling: ParaphraseSettings
     draws: int
     max_tokens: int
     device: str  # `Device.mark`
-    cache_positions: int  # at a time
+    cache_positions: int  # maximum at a time
 
 
 def drawing(paraphraser: ParaphraserConfig) -> ParaphraseSettings:
-    """How a configuration draws paraphrases."""
+    """The settings of paraphrases in a configuration."""
     return ParaphraseSettings(
         Sampling(temperature=paraphraser.temperature, top_k=paraphraser.top_k, top_p=paraphraser.top_p)
     )
 
 
 def _check(config: AuditConfig) -> None:
-    """Check without reading weights that the paraphraser can be opened and is not where the audited model is.
+    """Check without reading weights that the paraphraser can be opened and is not at the path of the audited model.
 
     Raises:
         UserError: in one line, what is missing or refused.
@@ -76,7 +76,7 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
     """The stage of the paraphrases that the detectors read.
 
     Raises:
-        UserError: the paraphraser is the audited model, whose paraphrases tell what it knows; or as `Wanted.budget`.
+        UserError: the paraphraser is the audited model, whose paraphrases reveal what it knows; or as `Wanted.budget`.
     """
     config, draws = wanted.config, draws_of(wanted.detectors)
     if not draws:
@@ -98,7 +98,7 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
 
 
 class Paraphraser:
-    """The paraphraser of one actor. Paraphrases depend on the shard alone."""
+    """The paraphraser of one actor. Paraphrases depend only on the shard."""
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Load the model."""
@@ -112,10 +112,10 @@ class Paraphraser:
         self.tokenizer = open_tokenizer(self.settings.model)
 
     def open(self, shard: Shard, store: Store, output: Output) -> None:
-        """Nothing is needed of the run directory."""
+        """No inputs."""
 
     def prepare(self, documents: list[Document], inputs: Any, output: Output) -> list[Entry]:
-        """Cut documents to what is scored of them."""
+        """Truncate documents to the part that is scored."""
         tokens = tokenize(self.tokenizer, [document.text for document in documents], self.settings.max_tokens)
         return [Entry(d, len(entry.ids), d.text[: entry.kept]) for d, entry in zip(documents, tokens, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Pictures: descriptions by the audited model, word by likeliest word, and scores from one forward pass of both."""
+"""Pictures: greedy descriptions by the audited model, and scores from one forward pass over both."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ SCHEMA = rows_schema(("ids", pa.list_(pa.int32())), ("description", pa.string())
 
 
 PICTURE_WINDOW = Window(64, characters=16 << 20)
-"""Pictures that are made ready at a time, and the bytes of their files: of large photographs a model's numbers take a
+"""Pictures that are prepared together, and the bytes of their files: the model input of large photographs takes a
 hundred times as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class DescriptionSettings:
-    """All that descriptions depend on."""
+    """Everything that descriptions depend on."""
 
     model: ModelConfig
     device: str  # `Device.mark`
-    batch_tokens: int  # of prompts and descriptions, in the cache at a time
-    tokens: int = DESCRIPTION_TOKENS  # of a description, at most
+    batch_tokens: int  # maximum of prompts and descriptions in the cache
+    tokens: int = DESCRIPTION_TOKENS  # maximum per description
     instruction: str = INSTRUCTION
 
 
 class Describer:
-    """The model of one actor. Descriptions depend on the shard alone."""
+    """The model of one actor. Descriptions depend only on the shard."""
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Prepare; the model is loaded with the first pictures."""
@@ -80,7 +80,7 @@ class Describer:
         return self.placement.open(open_picture_model, self.settings.model)
 
     def open(self, shard: Shard, store: Store, output: Output) -> None:
-        """Nothing of the run directory is needed."""
+        """No inputs."""
 
     def prepare(self, documents: list[Document], inputs: None, output: Output) -> list[Entry]:
         """Decode pictures."""
@@ -111,7 +111,7 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
         return []
     model = weights_of(wanted.config.model)
     budget = wanted.budget(model)
-    # a picture is read as in scoring, whatever little its keys and values take
+    # a picture is read as in scoring, even if its keys and values take less
     batch = min(budget.cache, budget.forward) if wanted.device.gpus else budget.cache
     settings = DescriptionSettings(model, wanted.device.mark, batch)
     return [wanted.stage(KIND.name, folder=KIND.folder, schema=SCHEMA, settings=settings, make=Describer)]
@@ -120,12 +120,12 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
 KIND = StageKind("describe", "descriptions", _serves, _stages)
 
 
-# --- from the bytes of a picture to what a model is given of it
+# --- from the bytes of a picture to model input
 
 
 @dataclass(frozen=True, slots=True)
 class _ShownPicture:
-    """A picture, decoded, and what a model is given of it."""
+    """A decoded picture and its model input."""
 
     document: Document
     picture: Image
@@ -133,14 +133,14 @@ class _ShownPicture:
 
 
 def shown_pictures(lm: LanguageModel, documents: list[Document], output: Output) -> Iterator[_ShownPicture]:
-    """Decode the pictures of documents; those that cannot be, or that leave a model no room for a word, are refused.
+    """Decode the pictures of documents; those that cannot be decoded or that fill all positions are refused.
 
-    One picture at a time: a caller that keeps none of them holds the pixels of one.
+    Pictures are decoded one at a time, so that a caller that keeps none holds the pixels of one.
 
     Args:
-        lm: from `open_picture_model`.
-        documents: with pictures.
-        output: of the shard.
+        lm: model from `open_picture_model`.
+        documents: documents with pictures.
+        output: output of the shard.
     """
     for document in documents:
         assert document.picture is not None
@@ -159,19 +159,19 @@ def shown_pictures(lm: LanguageModel, documents: list[Document], output: Output)
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A picture that passed its checks, with the words that it is read with."""
+    """A checked picture with its descriptions."""
 
     role: str
-    text_key: int  # of its pixels
+    text_key: int  # key of its pixels
     sketch: bytes
     prompt: PicturePrompt
-    words: Mapping[str, list[int]]  # token ids, by whose they are
+    words: Mapping[str, list[int]]  # source of a description -> its token ids
     text: str
     truncated: bool
 
 
 class PictureScorer:
-    """The model of one actor and the detectors that read parts of pictures. Scores depend on the shard alone."""
+    """The model of one actor and the detectors that read parts of pictures. Scores depend only on the shard."""
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Load the model."""
@@ -181,7 +181,7 @@ class PictureScorer:
         if settings.plugins is not None:
             load_plugins(settings.plugins.plugins)
         self.detectors = settings.detectors.parse()
-        self.wanted: defaultdict[str, dict[str, frozenset[str]]] = defaultdict(dict)  # whose words -> part -> what
+        self.wanted: defaultdict[str, dict[str, frozenset[str]]] = defaultdict(dict)  # source -> part -> statistics
         for needed, names in plan_passes(self.detectors).items():
             self.wanted[needed.caption][needed.part] = names
         self.describe = next(iter(stage.reads_with("description")), None)
@@ -195,11 +195,11 @@ class PictureScorer:
         self.window = PICTURE_WINDOW
 
     def open(self, shard: Shard, store: Store, output: Output) -> tuple[str, Rows]:
-        """The role of the shard's pictures, and their descriptions; none where no pass reads them."""
+        """The role of the shard's pictures, and their descriptions, which are empty if no pass reads them."""
         return shard.role, {} if self.describe is None else read_rows(self.describe, shard, store, output)
 
     def prepare(self, documents: list[Document], inputs: tuple[str, Rows], output: Output) -> list[Entry]:
-        """Decode pictures and find the words that they are read with; those with too few of them are refused."""
+        """Decode pictures and collect their descriptions; pictures with too short descriptions are refused."""
         role, descriptions = inputs
         described = []
         for document in documents:
@@ -226,7 +226,7 @@ class PictureScorer:
         file_scores(self.detectors, batch, scores, output)
 
     def _words(self, shown: _ShownPicture, descriptions: Rows) -> tuple[dict[str, list[int]], bool]:
-        """The token ids of a picture's description, by whose they are, and whether the caption was cut."""
+        """The token ids of a picture's descriptions, by source, and whether the caption was truncated."""
         words: dict[str, list[int]] = {}
         most, truncated = self.max_tokens, False
         if self.lm.max_tokens is not None:
@@ -239,7 +239,7 @@ class PictureScorer:
         return words, truncated
 
     def _too_short(self, prompt: PicturePrompt, words: Mapping[str, list[int]]) -> str | None:
-        """Which part of a picture has too few tokens for a score, if one has."""
+        """A message for a part of a picture with too few tokens for a score, if any."""
         for caption, parts in self.wanted.items():
             for part in parts:
                 count = len(positions_of(prompt, len(words[caption]), part, self.token))

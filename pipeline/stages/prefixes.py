@@ -1,4 +1,4 @@
-"""What stands before documents in the passes of a prefix: token ids of known documents, which no document changes."""
+"""Prefixes of documents: token ids of known documents, independent of the document that follows."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from pipeline.errors import UserError
 from pipeline.passes.statistics import HELD
 
 LEAST_TOKENS = 64
-"""Of a prefix that is cut: with less room, none is read."""
+"""Minimum tokens of a truncated prefix: with fewer, the run is refused."""
 
-_CHOICE = 8  # the stream of random numbers that one of several documents is chosen from
+_CHOICE = 8  # random stream for the choice among several documents
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shots:
     """The documents of one prefix."""
 
-    ids: tuple[list[int], ...]  # token ids: one sequence where they are joined, else one a document; all are counted
+    ids: tuple[list[int], ...]  # token ids: one sequence if joined, else one per document; all are counted
     sketches: np.ndarray  # uint8, (documents, 128)
-    near_copies: float  # the share of common runs from which documents are near-duplicates
+    near_copies: float  # minimum share of common runs of near-duplicates
 
     def places(self, seed: int, id_keys: Sequence[int], sketches: np.ndarray) -> list[int | None]:
-        """Which of `ids` stands before each of some documents; None: all are near-duplicates of it.
+        """Index in `ids` of the prefix of each document; None: all are near-duplicates of it.
 
-        It follows from the seed, the document's id and these documents alone, whatever else is scored.
+        It depends only on the seed, the document's id and these documents.
 
         Args:
-            seed: of the run.
-            id_keys: of the documents.
-            sketches: uint8, (documents, 128), of them.
+            seed: seed of the run.
+            id_keys: keys of the documents' ids.
+            sketches: uint8, (documents, 128), of the documents.
         """
         if len(self.ids) == 1:
             return [0] * len(id_keys)
@@ -52,12 +52,12 @@ class Shots:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefixes:
-    """All prefixes of a run. A fingerprint holds their digests."""
+    """All prefixes of a run."""
 
     shots: Mapping[Prefix, Shots]
 
     def fingerprint(self) -> dict[str, str]:
-        """A digest of the token ids of each prefix, and of what keeps near-duplicates from preceding each other."""
+        """A digest of the token ids of each prefix, and of the data that excludes near-duplicates."""
         digests = {}
         for prefix, one in self.shots.items():
             read = one.ids if prefix.joined else (one.ids, one.sketches.tolist(), one.near_copies)
@@ -66,33 +66,32 @@ class Prefixes:
 
 
 def room_for(max_tokens: int, positions: int | None) -> int:
-    """Tokens that a prefix keeps at most, of its end: as many as a text or 64, and no more than fit beside the longest.
+    """Maximum tokens kept of the end of a prefix: the larger of max_tokens and 64, within the model's positions.
 
-    It is the same before every text, so that one cache of keys and values serves all.
+    It is the same for every text, so that one cache of keys and values is sufficient.
 
     Args:
-        max_tokens: kept of a document.
-        positions: of the model; None: unknown.
+        max_tokens: maximum tokens of a document.
+        positions: positions of the model; None: unknown.
     """
     most = max(max_tokens, LEAST_TOKENS)
     return most if positions is None else min(most, positions - min(max_tokens, positions))
 
 
 def prefix_cost(prefix: Prefix, average: float, length: float, batch: int, room: int) -> dict[str, float]:
-    """About how much is read before documents: for an entry of `Plan.passes`.
+    """Approximate cost of reading a prefix, for an entry of `Plan.passes`.
 
-    A worker reads a prefix once. Only of single documents that are longer than `HELD` together it reads each again
-    for every batch.
+    A worker reads a prefix once, except separate documents that together exceed `HELD`: these are read for every batch.
 
     Args:
-        prefix: what stands before them.
-        average: tokens of a document.
-        length: tokens that are scored of a document, on average.
+        prefix: the prefix.
+        average: mean tokens of a document.
+        length: mean scored tokens of a document.
         batch: padded tokens of a batch.
-        room: tokens that are kept of the prefix, at most.
+        room: maximum tokens kept of the prefix.
 
     Returns:
-        Tokens, and the cost for a document in forward passes over it.
+        Tokens, and the cost per document in forward passes over it.
     """
     if prefix.counted:
         return {}
@@ -100,15 +99,15 @@ def prefix_cost(prefix: Prefix, average: float, length: float, batch: int, room:
     if prefix.joined or prefix.shots * tokens <= HELD:
         return {"prefix_tokens": round(tokens), "prefix_cost": 0.0}
     length = max(1.0, length)
-    passes = min(prefix.shots, batch / length)  # of the prefixes that the documents of a batch choose
+    passes = min(prefix.shots, batch / length)  # number of different prefixes in a batch
     return {"prefix_tokens": round(tokens), "prefix_cost": passes * tokens / batch}
 
 
 def cut_to_room(ids: list[int], max_tokens: int, positions: int | None) -> list[int]:
-    """The end of a prefix that fits beside a text.
+    """The end of a prefix that fits with a text.
 
     Raises:
-        UserError: less than `LEAST_TOKENS` of it would.
+        UserError: fewer than `LEAST_TOKENS` would fit.
     """
     room = room_for(max_tokens, positions)
     if room < min(len(ids), LEAST_TOKENS):
@@ -123,17 +122,17 @@ def cut_to_room(ids: list[int], max_tokens: int, positions: int | None) -> list[
 
 
 def joined_ids(tokenizer: Any, texts: Sequence[str]) -> list[int]:
-    """Token ids of documents that stand one behind the other with a blank between (the published code of ReCaLL)."""
+    """Token ids of documents joined with blanks (as in the published code of ReCaLL)."""
     return list(tokenizer(" ".join(texts), add_special_tokens=True, verbose=False)["input_ids"])
 
 
 def given_ids(texts: Sequence[str], beginning: int | None, joined: bool) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids of documents that are given as such, and the same without the mark of the beginning.
+    """Token ids of documents given as ids, and the same without the BOS token.
 
     Args:
-        texts: of the numbers of each document's ids, as `pipeline.corpus.documents.ids_text` writes them.
-        beginning: the id of that mark; None: there is none.
-        joined: whether they stand one behind the other in one sequence, which keeps the mark of the first.
+        texts: each document's ids as a text, from `pipeline.corpus.documents.ids_text`.
+        beginning: id of the BOS token; None if there is none.
+        joined: whether to join them to one sequence, which keeps the BOS token of the first.
     """
     ids = [list(map(int, text.split())) for text in texts]
     bare = [one[1:] if one[:1] == [beginning] else one for one in ids]
@@ -145,7 +144,7 @@ def rarity_of(sequences: Sequence[Sequence[int]], vocabulary: int) -> np.ndarray
 
     Args:
         sequences: token ids of the documents.
-        vocabulary: token ids that the model has.
+        vocabulary: number of token ids of the model.
     """
     counts = np.bincount(np.concatenate([np.asarray(ids, dtype=np.int64) for ids in sequences]), minlength=vocabulary)
     return np.log(counts.sum() + len(counts)) - np.log(counts + 1)

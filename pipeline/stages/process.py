@@ -1,4 +1,4 @@
-"""What all stages share: which documents of a shard can be read, its file of rows, and its receipt."""
+"""Functions of all stages: readable documents of a shard, its file of rows, and its receipt."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_filed, read_receipt, write_filed, write_receipt
 
 _OUTCOME = ("reason", "problem")
-"""Columns of which the latest table says all."""
+"""Columns for which only the latest table counts."""
 
 
 def readable_documents(stage: Stage, shard: Shard, output: Output, watch: Watch = unwatched) -> Iterator[Document]:
-    """The documents of a shard that can be read, each id once; the others are refused.
+    """The readable documents of a shard, each id once; the others are refused.
 
-    Audit documents that an earlier run has already audited are counted and left out.
+    Already audited documents are counted and left out.
 
     Args:
-        stage: that refuses them.
-        shard: to be read.
-        output: of the shard.
-        watch: of `read_shard`.
+        stage: stage that processes them.
+        shard: shard to read.
+        output: output of the shard.
+        watch: as in `read_shard`.
 
     Raises:
         UserError: the shard's file is damaged.
-        ValueError: the shard's texts are transformed in another way than the stage says.
+        ValueError: the shard and the stage have different transforms.
     """
     if shard.transform != stage.transform:
         raise ValueError(f"shard {shard.id} transforms texts by {shard.transform}, stage {stage.name} by another")
@@ -59,13 +59,13 @@ def readable_documents(stage: Stage, shard: Shard, output: Output, watch: Watch 
 
 
 def read_rows(stage: Stage, shard: Shard, store: Store, output: Output | None = None) -> dict[int, dict[str, Any]]:
-    """The rows of a finished shard, by number.
+    """The rows of a finished shard, by row number.
 
     Args:
-        stage: that made them.
-        shard: of the documents.
-        store: the run directory.
-        output: of the stage that reads them, which must read the same documents; None: the documents are not read.
+        stage: stage of the rows.
+        shard: the shard.
+        store: run directory.
+        output: output of the reading stage, which must read the same documents; None: documents are not read.
 
     Raises:
         UserError: the stage has not finished the shard, or its file is damaged.
@@ -79,10 +79,10 @@ def read_rows(stage: Stage, shard: Shard, store: Store, output: Output | None = 
 
 
 def earlier_rows(stage: Stage, shard: Shard, store: Store, output: Output) -> Iterator[dict[str, Any]]:
-    """The rows that were filed of a shard with another `stage.grows`, the last part of the stage's name.
+    """Existing rows of a shard with another value of `stage.grows`, the last part of the stage's name.
 
-    They are the base of the output, whose table then holds only what is new. Of several receipts the one counts that
-    goes on from most others: it has all that they have. What is damaged is made anew.
+    They are the base of the output, whose table then holds only the additions. Of several receipts the one that extends
+    most others is used, because it includes them. Damaged rows are computed again.
     """
     parent, _, wanted = stage.name.rpartition("/")
     bases: list[tuple[int, int, Receipt]] = []
@@ -103,10 +103,10 @@ def earlier_rows(stage: Stage, shard: Shard, store: Store, output: Output) -> It
 
 
 def file_rows(stage: Stage, shard: Shard, store: Store, output: Output, seconds: float) -> Receipt:
-    """Write the rows of a finished shard, and then its receipt.
+    """Write the rows of a finished shard, then its receipt.
 
     Raises:
-        UserError: the documents are not those that an earlier stage read.
+        UserError: the documents differ from those that an earlier stage read.
     """
     documents = output.content.hexdigest()
     for earlier, digest in output.earlier.items():
@@ -152,7 +152,7 @@ def file_rows(stage: Stage, shard: Shard, store: Store, output: Output, seconds:
     )
     filed = write_receipt(store, stage.name, receipt)
     output.filed = filed.data == data
-    if not output.filed:  # another attempt was quicker: these files are not read
+    if not output.filed:  # another attempt finished first: these files are not used
         store.remove(data)
         if quarantine is not None:
             store.remove(quarantine)
@@ -162,10 +162,10 @@ def file_rows(stage: Stage, shard: Shard, store: Store, output: Output, seconds:
 
 
 def changed_input(shard: Shard, stage: str) -> str:
-    """What to say of a shard whose documents are not those that a stage read."""
+    """The message for a shard whose documents differ from those that a stage read."""
     return (
-        f"input {shard.name} changed since stage {stage} read it (shard {shard.id}): its documents are others now; "
-        "put back the ones that were read, or start a new run directory"
+        f"input {shard.name} changed since stage {stage} read it (shard {shard.id}): its documents have changed; "
+        "restore those that were read, or start a new run directory"
     )
 
 
@@ -186,14 +186,14 @@ def _quarantine_table(stage: Stage, shard: Shard, output: Output) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=QUARANTINE_SCHEMA)
 
 
-# --- rows that grow: a table holds only what is new, and goes on from the tables of earlier receipts
+# --- rows that grow: a table holds only additions to the tables of earlier receipts
 
 
 def filed_rows(store: Store, receipt: Receipt) -> Rows:
-    """The rows of a receipt, by number: its own and what they go on from.
+    """The rows of a receipt, by row number, including the rows that they extend.
 
     Raises:
-        DamagedError: a file is gone, or is not the one that was filed.
+        DamagedError: a file is missing, or differs from its record in the receipt.
     """
     rows: Rows = {}
     for name in (*receipt.earlier, receipt.data):
@@ -204,9 +204,9 @@ def filed_rows(store: Store, receipt: Receipt) -> Rows:
 
 
 def new_rows(rows: Rows, earlier: Rows) -> Iterator[dict[str, Any]]:
-    """What a table has to hold beside those that it goes on from, in the order of the rows.
+    """The additions of rows to earlier rows, in row order.
 
-    A list goes on from the earlier one; another value that has not changed is left out.
+    A list contains only new elements; other values that have not changed are omitted.
     """
     for number in sorted(rows):
         before = earlier.get(number)

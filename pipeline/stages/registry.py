@@ -1,4 +1,4 @@
-"""The stages that a configuration can need: every module of this package that has a record of one."""
+"""Registry of stages: the records of all modules of this package."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def _stage_kinds() -> Iterator[StageKind]:
 
 
 STAGES: tuple[StageKind, ...] = tuple(sorted(_stage_kinds(), key=lambda kind: (is_scoring(kind.name), kind.name)))
-"""In the order in which they run; scoring last, which reads the rows of the others."""
+"""In the order in which they run; scoring is last and reads the rows of the others."""
 
 ANSWER_FOLDERS = {kind.name: kind.folder for kind in STAGES if kind.asks}
-"""Kinds of stages that ask endpoints, and where their answers lie."""
+"""Kind of stage that uses endpoints -> folder of its answers."""
 
 
 def stages_of(wanted: Wanted | AuditConfig) -> tuple[Stage, ...]:
     """The stages of an audit; the last one scores and reads the rows of the others.
 
     Args:
-        wanted: of the stages; a configuration where no more is known yet.
+        wanted: requirements of the run, or only its configuration.
 
     Raises:
-        UserError: a model's file is missing, the paraphraser is the audited model, or a model leaves no room for a
+        UserError: a model's file is missing, the paraphraser is the audited model, or a model leaves no memory for a
             batch on the device.
     """
     wanted = wanted if isinstance(wanted, Wanted) else Wanted(wanted)
@@ -47,43 +47,43 @@ def stages_of(wanted: Wanted | AuditConfig) -> tuple[Stage, ...]:
 
 
 def endpoint_of(stage: Stage, store: Store) -> SharedEndpoint:
-    """A client of the endpoint of a stage, which counts what earlier calls of the run have spent of its budget.
+    """A client of the endpoint of a stage, with the usage of earlier calls of the run.
 
     Args:
-        stage: with an endpoint.
-        store: the run directory.
+        stage: stage with an endpoint.
+        store: run directory.
     """
     assert stage.endpoint is not None
     return SharedEndpoint(stage.endpoint, spent_before(store, stage.name, ANSWER_FOLDERS))
 
 
 def check_stages(config: AuditConfig) -> None:
-    """Check what can be checked of the stages of an audit without reading weights; an endpoint is asked a question.
+    """Check the stages of an audit without reading weights; an endpoint receives a test request.
 
     Raises:
-        UserError: in one line, what is missing or refused.
-        StopError: an endpoint does not give what the detectors need.
+        UserError: one line that states what is missing or refused.
+        StopError: an endpoint does not return what the detectors need.
     """
     for kind in STAGES:
         kind.check(config)
 
 
 def served_before_scoring(needed: Pass, config: AuditConfig) -> bool:
-    """Whether an earlier stage makes a pass, or what a pass reads."""
+    """Whether an earlier stage computes a pass, or its input."""
     return any(kind.serves(needed, config) for kind in STAGES[:-1])
 
 
 def questions_of(config: AuditConfig, text_bytes: float) -> list[Questions]:
-    """What endpoints are asked about an average document.
+    """Size of the requests to endpoints for an average document.
 
     Args:
-        config: of the audit.
-        text_bytes: of the document.
+        config: configuration of the audit.
+        text_bytes: bytes of the document.
     """
     return [question for kind in STAGES for question in kind.questions(config, text_bytes)]
 
 
 def forward_passes(entry: Mapping[str, Any]) -> float:
-    """The cost of a pass of `Plan.passes`, in forward passes over the whole text."""
+    """The cost of an entry of `Plan.passes`, in forward passes over the whole text."""
     costs: Sequence[float] = [kind.costs[entry["kind"]](entry) for kind in STAGES if entry["kind"] in kind.costs]
     return sum(costs)

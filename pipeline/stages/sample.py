@@ -1,8 +1,8 @@
-"""Continuations of documents: a document is cut into what is given and what is compared, and a model draws the rest.
+"""Continuations of documents: a document is split into a prefix and a reference, and a model continues the prefix.
 
-A shard becomes one file, whether the local model or an endpoint draws them: for each document the rest of its text
-and what the model wrote instead, or why there is nothing. A draw that is in a file is never made again, nor stored
-again: a run that asks for more draws makes those that are missing, and its file holds them alone.
+Local models and endpoints write the same file per shard: for each document the reference and the continuations, or why
+there are none. Existing draws are neither computed nor stored again: a run with more draws computes the missing ones,
+and its file contains only these.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from pipeline.store.files import Store
 
 WINDOW_DOCUMENTS = 64
 ENDPOINT_WINDOW = Window(4096, 1 << 23)
-"""Documents about which an endpoint is asked concurrently."""
+"""Documents that are sent to an endpoint concurrently."""
 
 MAX_NEW_TOKENS = 1024
 SCHEMA = rows_schema(("reference", pa.string()), ("continuations", pa.list_(pa.string())))
@@ -54,66 +54,66 @@ SCHEMA = rows_schema(("reference", pa.string()), ("continuations", pa.list_(pa.s
 
 @dataclass(frozen=True, slots=True)
 class SampleSettings:
-    """All that continuations depend on."""
+    """Everything that continuations depend on."""
 
     model: AnyModel
     continued: Continued
     draws: int
     max_tokens: int
     device: str = "endpoint"  # `Device.mark`
-    cache_positions: int = 0  # at a time; 0: an endpoint's own affair
+    cache_positions: int = 0  # maximum at a time; 0 for an endpoint
 
     @property
     def folder(self) -> str:
-        """A folder's name: samples/ratio0.5_t1_k50_p1_reference."""
+        """The folder of the files: samples/ratio0.5_t1_k50_p1_reference."""
         c = self.continued
         shape = f"ratio{c.prefix_ratio:g}_t{c.temperature:g}_k{c.top_k or 'all'}_p{c.top_p:g}_{c.candidate_words}"
         return f"samples/{shape}"
 
     @property
     def stage(self) -> str:
-        """The stage whose receipts say that a shard has so many draws."""
+        """The name of the stage, whose receipts prove this number of draws."""
         return f"sample/{self.folder.removeprefix('samples/')}/{self.draws}"
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A document cut in two: what the model is given, and what it is compared with."""
+    """A document split into the prefix for the model and the reference."""
 
     document: Document
     prefix: str
     reference: str
-    words: int | None  # a draw is done with so many words; None: as the model likes
+    words: int | None  # number of words after which a draw ends; None: no limit
     max_new_tokens: int
 
 
 def token_limit(reference_bytes: int, continued: Continued) -> int:
-    """Most new tokens of a draw: a third more than the reference's own, at four bytes a token, and 16."""
+    """Maximum new tokens of a draw: 4/3 of the reference's tokens, at four bytes per token, plus 16."""
     if continued.candidate_words == "all":
         return MAX_NEW_TOKENS
     return min(MAX_NEW_TOKENS, 16 + reference_bytes // 3)
 
 
 def keep_earlier_draws(stage: Stage, shard: Shard, store: Store, output: Output) -> None:
-    """Put the draws that were filed with another number of draws into the output."""
+    """Add the draws of files with another number of draws to the output."""
     for row in earlier_rows(stage, shard, store, output):
         output.rows[row["row"]] = {**row, "continuations": row["continuations"] or [], "reason": None, "problem": None}
 
 
 def draws_of_row(number: int, output: Output) -> list[str]:
-    """The draws of a document so far, the first ones first."""
+    """The draws of a document so far, in order."""
     texts: list[str] = output.rows[number]["continuations"] if number in output.rows else []
     return texts
 
 
 def task_of(stage: Stage, document: Document, kept: int, output: Output) -> Task | None:
-    """What is to be drawn of a document; None where it has too few words, which is refused.
+    """The task of a document; None if it has too few words and is refused.
 
     Args:
-        stage: of the continuations.
-        document: to be continued.
-        kept: characters of it that max_tokens keeps.
-        output: of the shard.
+        stage: stage of the continuations.
+        document: document to continue.
+        kept: characters of the document that max_tokens keeps.
+        output: output of the shard.
     """
     settings: SampleSettings = stage.settings
     task = cut_in_two(document, kept, settings.continued)
@@ -125,7 +125,7 @@ def task_of(stage: Stage, document: Document, kept: int, output: Output) -> Task
 
 
 def cut_in_two(document: Document, kept: int, continued: Continued) -> Task | None:
-    """Cut the first `kept` characters of a document in two; None where it has too few words."""
+    """Split the first `kept` characters of a document; None if it has too few words."""
     prefix, reference = prefix_and_reference(document.text[:kept], continued.prefix_ratio)
     if not prefix or not reference:
         return None
@@ -134,18 +134,18 @@ def cut_in_two(document: Document, kept: int, continued: Continued) -> Task | No
 
 
 def keep_draws(task: Task, texts: Sequence[str], output: Output) -> None:
-    """Note the draws of a document."""
+    """Record the draws of a document."""
     output.keep(task.document, reference=task.reference, continuations=list(texts))
 
 
-# --- by the model at hand
+# --- by a local model
 
 
 class Sampler:
-    """The model of one actor. Continuations depend on the shard alone."""
+    """The model of one actor. Continuations depend only on the shard."""
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
-        """Prepare; the model is loaded when a draw is missing."""
+        """Prepare; the model is loaded for the first missing draw."""
         self.stage = stage
         self.settings: SampleSettings = stage.settings
         placement.set_up(self.settings.device)
@@ -162,16 +162,16 @@ class Sampler:
 
     @cached_property
     def sampling(self) -> Sampling:
-        """How tokens are drawn."""
+        """The sampling of tokens."""
         continued = self.settings.continued
         return Sampling(continued.temperature, continued.top_k, continued.top_p, MAX_NEW_TOKENS)
 
     def open(self, shard: Shard, store: Store, output: Output) -> None:
-        """Take up the draws that earlier attempts filed."""
+        """Read the draws of earlier attempts."""
         keep_earlier_draws(self.stage, shard, store, output)
 
     def prepare(self, documents: list[Document], inputs: None, output: Output) -> list[Entry]:
-        """Cut documents in two; those that have their draws are passed over, those that are too short refused."""
+        """Split documents; those with all draws are skipped, and those that are too short are refused."""
         missing = [d for d in documents if len(draws_of_row(d.row, output)) < self.settings.draws]
         if not missing:
             return []
@@ -183,7 +183,7 @@ class Sampler:
         return [Entry(task.document, 0, task) for task in tasks if task is not None]
 
     def work(self, batch: list[Entry], output: Output) -> None:
-        """Make the draws that are missing of a batch."""
+        """Compute the missing draws of a batch."""
         rows, known = embedding_rows(self.lm.model), []
         for entry in batch:
             before = draws_of_row(entry.document.row, output)
@@ -209,7 +209,7 @@ class Sampler:
             output.tokens += sum(len(draw.ids) for draw in draws)
 
     def _prompt(self, task: Task, first: int) -> Prompt:
-        """The draws that are missing. Streams of other prefixes of a document are others: the ratio is in the key."""
+        """The missing draws. The key includes the prefix ratio, so that other prefixes have other random streams."""
         key = (id_key(task.document.doc_id), round(self.settings.continued.prefix_ratio * 1e6))
         ids = self.lm.tokenizer(task.prefix, verbose=False)["input_ids"]
         return Prompt(key, ids, range(first, self.settings.draws), task.words, task.max_new_tokens)
@@ -219,7 +219,7 @@ class Sampler:
 
 
 class EndpointSampler:
-    """Asks for what is missing of a shard's draws. An empty answer is asked for again: it continues nothing."""
+    """Requests the missing draws of a shard. Empty answers, which continue nothing, are requested again."""
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Prepare."""
@@ -232,7 +232,7 @@ class EndpointSampler:
         self.batch_size: BatchSize | None = None
 
     def open(self, shard: Shard, store: Store, output: Output) -> dict[tuple[int, str], list[str]]:
-        """The draws of files and of answers that no file holds yet, by number of the row and digest of the text."""
+        """The draws in files and in answers without a file, by row number and digest of the text."""
         output.answers = self.stage.answers(shard, store)
         keep_earlier_draws(self.stage, shard, store, output)
         draws: dict[tuple[int, str], list[str]] = {}
@@ -243,33 +243,33 @@ class EndpointSampler:
         return draws
 
     def filed(self, row: Mapping[str, Any], text: str) -> Iterator[dict[str, Any]]:
-        """The draws of a filed row, an answer each: a file that it goes on from may hold the first of them."""
+        """The draws of an existing row, one answer each; the first ones may be in a file that it extends."""
         for draw, continuation in enumerate(row["continuations"] or ()):
             yield {"row": row["row"], "text": text, "draw": draw, "texts": [continuation]}
 
     def prepare(
         self, documents: list[Document], inputs: dict[tuple[int, str], list[str]], output: Output
     ) -> list[Entry]:
-        """Documents cut in two, each with the draws that there are."""
+        """Split documents with their existing draws."""
         entries = []
         for document in documents:
             kept = count_words([document.text], self.settings.max_tokens)[0].kept
             filed = draws_of_row(document.row, output)
             texts = inputs.get((document.row, text_digest(document.text))) or filed
-            if len(filed) >= self.settings.draws:  # more than is wanted now may be wanted later
+            if len(filed) >= self.settings.draws:  # additional draws may be needed later
                 output.rows[document.row]["continuations"] = texts
             elif (task := task_of(self.stage, document, kept, output)) is not None:
                 entries.append(Entry(document, 0, (task, texts)))
         return entries
 
     def work(self, batch: list[Entry], output: Output) -> None:
-        """Ask for the draws that are missing."""
+        """Request the missing draws."""
         assert self.endpoint is not None
         missing = [entry.work for entry in batch]
         self.endpoint.each(missing, partial(self._ask, output=output, endpoint=self.endpoint.client))
 
     async def _ask(self, missing: tuple[Task, list[str]], output: Output, endpoint: Endpoint) -> None:
-        """Ask until the document has its draws: endpoints may give fewer than were asked for."""
+        """Request draws until the document has all: endpoints may return fewer than requested."""
         assert output.answers is not None
         task, texts = missing
         while len(texts) < self.settings.draws:
@@ -284,7 +284,7 @@ class EndpointSampler:
                 keep_draws(task, texts, output)
                 output.refuse(task.document, "model_error", f"endpoint: {error}")
                 return
-            finally:  # whatever ends it: what it cost is known
+            finally:  # the cost is known in any case
                 output.tokens += question.spent.tokens
                 place = {"row": task.document.row, "text": text_digest(task.document.text), "draw": len(texts)}
                 question.finish(**({**place, "texts": more} if more else {}))
@@ -292,7 +292,7 @@ class EndpointSampler:
         keep_draws(task, texts, output)
 
     def _request(self, task: Task, first: int, number: int) -> tuple[str, dict[str, Any]]:
-        """Path and body of a request. Its seed follows from that of the run, the document and the first draw."""
+        """Path and body of a request. Its seed depends on the seed of the run, the document and the first draw."""
         continued = self.settings.continued
         stream = repr((self.stage.seed, id_key(task.document.doc_id), continued.prefix_ratio, first))
         body: dict[str, Any] = {
@@ -314,7 +314,7 @@ class EndpointSampler:
         """The usable texts of an answer, at least one.
 
         Raises:
-            Fault: it has none.
+            Fault: there is none.
         """
         choices = value.get("choices")
         if not isinstance(choices, list):
@@ -332,7 +332,7 @@ class EndpointSampler:
         return texts
 
 
-# --- what a configuration asks for
+# --- requirements of a configuration
 
 
 def _serves(needed: Pass, config: AuditConfig) -> bool:

@@ -1,4 +1,4 @@
-"""Scoring: documents -> one float64 a detector, from the passes and from the rows of earlier stages."""
+"""Scoring: one float64 per document and detector, from the passes and the rows of earlier stages."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ from pipeline.store.files import Store
 WINDOW_DOCUMENTS = 4096
 WINDOW_CHARACTERS = 1 << 23
 PADDING_TOKENS = {"cpu": 64, "cuda": None}
-"""Padding in a batch: on a CPU it takes as long as text, and another batch as long as a few dozen tokens."""
+"""Maximum padding of a batch: on a CPU it takes as long as text, and another batch as long as a few dozen tokens."""
 
 
 WINDOW_BATCHES = {"cpu": 128, "cuda": 16}
-"""Batches in a window, about: enough for documents of like length to meet, which on a CPU is what keeps padding small;
-and few enough that a GPU does not wait for the first window."""
+"""Approximate number of batches in a window: enough to group documents of similar length, which limits padding on a
+CPU, and few enough that a GPU does not wait for the first window."""
 
 CHARACTERS_OF_TOKEN = 4
 
 
 def window_of(batch_tokens: int, device: str, max_tokens: int, draws: int) -> Window:
-    """So many documents that they are about `WINDOW_BATCHES` batches, by the number of their characters.
+    """The window of about `WINDOW_BATCHES` batches, estimated by characters.
 
     Args:
         batch_tokens: padded tokens in a batch.
         device: "cpu" or "cuda".
-        max_tokens: kept of a document.
-        draws: paraphrases of each document, which are held beside it.
+        max_tokens: maximum tokens of a document.
+        draws: paraphrases per document, which are held with it.
     """
     return Window(
         WINDOW_DOCUMENTS,
@@ -78,23 +78,23 @@ def window_of(batch_tokens: int, device: str, max_tokens: int, draws: int) -> Wi
 
 @dataclass(frozen=True, slots=True)
 class ScoreSettings:
-    """All that scores depend on, beside the rows of earlier stages."""
+    """Everything that scores depend on, except the rows of earlier stages."""
 
     model: AnyModel
-    reference_model: AnyModel | None  # None where no detector reads it
+    reference_model: AnyModel | None  # None if no detector reads it
     detectors: DetectorChoice
-    plugins: PluginCode | None  # None where all detectors are built in
-    adapters: Mapping[str, Any] | None  # name -> key of its folder; before it is known, what decides it
+    plugins: PluginCode | None  # None if all detectors are built in
+    adapters: Mapping[str, Any] | None  # name -> key of its folder, or the settings that determine the key
     max_tokens: int
     batch_tokens: int  # padded, of a forward pass
     gradient_tokens: int  # padded, of a gradient pass over a part of the batch
     device: str  # `Device.mark`
     sketch: str = SKETCH_KIND
-    prefixes: Prefixes | None = None  # None where no detector reads one, or before they are drawn
+    prefixes: Prefixes | None = None  # None if no detector reads one, or before they are drawn
 
 
 def score_schema(columns: Sequence[str]) -> pa.Schema:
-    """Columns of a score file: what selection reads, one float64 a detector last."""
+    """Columns of a score file for selection, ending with one float64 column per detector."""
     fixed = [
         ("doc_id", pa.string()),
         ("role", pa.string()),
@@ -111,7 +111,7 @@ def score_schema(columns: Sequence[str]) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What earlier stages made of a shard's documents, by number of the row."""
+    """Rows of earlier stages for a shard's documents, by row number."""
 
     role: str
     paraphrases: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Inputs:
     log_probs: Mapping[Pass, Mapping[int, Mapping[str, Any]]] = field(default_factory=dict)
 
     def refusal(self, number: int) -> tuple[str, str] | None:
-        """Reason and message why an earlier stage has nothing for a document, if so."""
+        """Reason and message if an earlier stage refused a document."""
         for rows in (self.paraphrases, *self.continuations.values(), *self.log_probs.values()):
             row = rows.get(number)
             if row is not None and row["reason"] is not None:
@@ -129,28 +129,28 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A document that passed its checks, tokenised for every pass."""
+    """A checked document, tokenized for every pass."""
 
     role: str
     text_key: int
-    sketch: bytes  # both of all of the text, whatever max_tokens keeps
-    texts: tuple[str, ...]  # the parts that max_tokens keeps: of the text, and of each of its paraphrases
+    sketch: bytes  # both of the whole text, not only the kept part
+    texts: tuple[str, ...]  # kept parts (max_tokens) of the text and of each paraphrase
     truncated: bool
     ids: Mapping[Pass, list[int]]
     continuations: Mapping[Continued, Continuations]
-    log_probs: Mapping[Pass, Sequence[float]]  # that an endpoint gave
-    keep: Mapping[Pass, Sequence[bool]] | None = None  # tokens from the second on that are scored; None: all
-    places: Mapping[Prefix, int] = field(default_factory=dict)  # which document of each prefix stands before it
+    log_probs: Mapping[Pass, Sequence[float]]  # from an endpoint
+    keep: Mapping[Pass, Sequence[bool]] | None = None  # scored tokens, from the second on; None: all
+    places: Mapping[Prefix, int] = field(default_factory=dict)  # index of its document in each prefix
 
 
 def pair_of(detectors: Sequence[Detector], token_ids: bool) -> str | None:
-    """The first detector that gives the target and its reference the same tokens, as all do where documents are ids."""
+    """The first detector that gives target and reference the same tokens; for token ids every such pair does."""
     same = {d.column: d.same_tokens or (token_ids and any(p.model == "reference" for p in d.needs)) for d in detectors}
     return next((column for column, alike in same.items() if alike), None)
 
 
 class Scorer:
-    """The models of one actor and the detectors that read them. Scores depend on the shard alone."""
+    """The models of one actor and its detectors. Scores depend only on the shard."""
 
     reads_ids = False  # whether documents are token ids
 
@@ -171,7 +171,7 @@ class Scorer:
         gradient = any(p.kind == "gradient" for p in self.passes)
         placement.set_up(settings.device, gradient)
         self.models: dict[str, LanguageModel] = {}
-        self.tokenizer: Any = None  # None for an endpoint: it is unknown
+        self.tokenizer: Any = None  # None for an endpoint, whose tokenizer is unknown
         if isinstance(settings.model, ModelConfig):
             if any(p.model == "target" for p in self.passes):
                 self.models["target"] = placement.open(open_model, settings.model)
@@ -189,11 +189,11 @@ class Scorer:
         self.alike = len(tokenizers) == 2 and difference_of(*tokenizers) is None
         self.base = stage.fingerprint["model"]
         self.shown = display_name(settings.model)
-        self.adapters: Adapters | None = None  # of the run, whose folder is known with the first shard
+        self.adapters: Adapters | None = None  # the folder of the run is known with the first shard
         self.gradient_tokens = settings.gradient_tokens
         shots = {} if settings.prefixes is None else settings.prefixes.shots
         self.prefixes = {prefix: some for prefix, some in shots.items() if not prefix.counted}
-        self.parts: defaultdict[str, PassSizes] = defaultdict(PassSizes)  # by the kind of pass and the model
+        self.parts: defaultdict[str, PassSizes] = defaultdict(PassSizes)  # by kind of pass and model
         self.held: defaultdict[Pass, HeldPrefixes] = defaultdict(HeldPrefixes)
         self.gradient = asdict(coverage_of(self.models["target"].model)) if gradient else None
         self.rows = {name: embedding_rows(lm.model) for name, lm in self.models.items()}
@@ -226,7 +226,7 @@ class Scorer:
         )
 
     def prepare(self, documents: list[Document], inputs: Inputs, output: Output) -> list[Entry]:
-        """Tokenise documents for every pass; those that an earlier stage refused or that are too short are refused."""
+        """Tokenize documents for every pass; too short documents and those refused by an earlier stage are refused."""
         usable = []
         for document in documents:
             if (refusal := inputs.refusal(document.row)) is not None:
@@ -242,7 +242,7 @@ class Scorer:
             kept.append([text[: entry.kept] for text, entry in zip(texts, drawn, strict=True)])
             ids[replace(FORWARD, draw=draw)] = [entry.ids for entry in drawn]
         self.tokenise_passes(kept, ids)
-        for needed, rows in inputs.log_probs.items():  # all that is known of these tokens is how many there are
+        for needed, rows in inputs.log_probs.items():  # only the number of these tokens is known
             ids[needed] = [[0] * (1 + len(rows[d.row]["log_probs"])) for d in usable]
         keys = Keys.of(usable)
         id_keys = [id_key(document.doc_id) for document in usable]
@@ -280,7 +280,7 @@ class Scorer:
         return entries
 
     def tokenise(self, texts: list[str]) -> tuple[list[Tokens], list[str]]:
-        """The tokens of documents, and the parts of their texts that these cover."""
+        """The tokens of documents, and the parts of their texts that the tokens cover."""
         read = count_words if self.tokenizer is None else partial(tokenize, self.tokenizer)
         tokens = read(texts, self.max_tokens)
         return tokens, [text[: entry.kept] for text, entry in zip(texts, tokens, strict=True)]
@@ -290,7 +290,7 @@ class Scorer:
         file_scores(self.detectors, batch, self.scores([entry.work for entry in batch]), output)
 
     def _unknown_id(self, ids: Mapping[Pass, list[list[int]]], index: int) -> str | None:
-        """What is wrong with the token ids of a document: a model has no row for one."""
+        """An error for a token id of a document without a row in a model's embedding."""
         read = {(p.model, id(ids[p])): ids[p][index] for p in self.passes}  # several passes share a list
         problems = (unknown_id(sequence, self.rows[model]) for (model, _), sequence in read.items())
         return next((problem for problem in problems if problem is not None), None)
@@ -300,7 +300,7 @@ class Scorer:
         for needed in self.passes:
             same = replace(needed, kind="forward", adapter="", prefix=None)
             if self.alike and (of_target := replace(same, model="target")) in ids:
-                ids[same] = ids[of_target]  # the end of a text that was cut may else have other tokens
+                ids[same] = ids[of_target]  # else the end of a truncated text may have other tokens
             if same not in ids:
                 texts = kept[needed.draw]
                 texts = [text_read(text, needed.text, self.seed) for text in texts]
@@ -315,14 +315,14 @@ class Scorer:
         """Scores of a batch: float64, (documents, detectors).
 
         Args:
-            batch: of documents.
-            versions: whether these are versions of one, whose common beginning is computed once.
+            batch: prepared documents.
+            versions: whether these are versions of one document, whose common beginning is computed once.
         """
         assert self.adapters is not None
         statistics: dict[Pass, TokenStatistics] = {}
         norms: dict[Pass, torch.Tensor] = {}
         for needed in self.answers:
-            device = next((model.device for model in self.models.values()), "cpu")  # where the other model is
+            device = next((model.device for model in self.models.values()), "cpu")  # the device of the other model
             statistics[needed] = from_log_probs([entry.log_probs[needed] for entry in batch], device)
         for needed, names in self.passes.items():
             model, ids = self.models[needed.model], [entry.ids[needed] for entry in batch]
@@ -352,13 +352,13 @@ class Scorer:
 def file_scores(
     detectors: Sequence[Detector], batch: Sequence[Entry], scores: torch.Tensor | np.ndarray, output: Output
 ) -> None:
-    """Note the scores of a batch; a document with one that is no finite number is refused.
+    """Record the scores of a batch; a document with a score that is not finite is refused.
 
     Args:
-        detectors: of the scores.
-        batch: whose `work` has role, text_key, sketch and truncated.
+        detectors: detectors of the scores.
+        batch: entries whose `work` has role, text_key, sketch and truncated.
         scores: float64, (documents, detectors).
-        output: of the shard.
+        output: output of the shard.
     """
     for entry, values in zip(batch, scores.tolist(), strict=True):
         document, prepared = entry.document, entry.work

@@ -1,6 +1,6 @@
-"""Scoring documents with versions: a score of every version, in one row; a document is scored whole or refused whole.
+"""Scoring of documents with versions: one row with the scores of all versions; a document is scored or refused whole.
 
-Whether a document is refused depends on the unordered versions alone: what is wrong with any of them refuses it.
+A document is refused if any version is invalid, which depends only on the unordered versions.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def versions_schema(columns: Sequence[str]) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A document all of whose versions passed their checks."""
+    """A document with checked versions."""
 
     versions: TextVersions
-    entries: tuple[Entry, ...]  # of the versions, as `Scorer` prepares them, in their order
+    entries: tuple[Entry, ...]  # the versions prepared by `Scorer`, in order
 
 
 class VersionScorer:
-    """The models of one actor, which read every version of a document. Scores depend on the shard alone."""
+    """The models of one actor, which read every version of a document. Scores depend only on the shard."""
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Load the models."""
@@ -55,7 +55,7 @@ class VersionScorer:
         return self.scorer.open(shard, store, output)
 
     def prepare(self, documents: list[Document], inputs: Any, output: Output) -> list[Entry]:
-        """Tokenise all versions; a document of which one is refused is refused, with the reason of the first."""
+        """Tokenize all versions; a document is refused with the reason of its first refused version."""
         entries = []
         for document in documents:
             assert document.versions is not None
@@ -77,7 +77,7 @@ class VersionScorer:
         return entries
 
     def _differing(self, versions: TextVersions, entries: Sequence[Entry]) -> list[Entry]:
-        """The versions of a document, with the tokens that are not common to all."""
+        """The versions of a document, restricted to tokens that are not common to all."""
         made = []
         for text, spans, entry in zip(versions.texts, differing_spans(versions.texts), entries, strict=True):
             keep = {
@@ -88,7 +88,7 @@ class VersionScorer:
         return made
 
     def work(self, batch: list[Entry], output: Output) -> None:
-        """Score all versions of some documents: those of a long common beginning by themselves, others by length."""
+        """Score all versions of some documents: those with a long common beginning separately, others by length."""
         separate = []
         for document in batch:
             if not self._shares(document):
@@ -111,7 +111,7 @@ class VersionScorer:
             start = stop
 
     def _shares(self, document: Entry) -> bool:
-        """Whether some pass computes a common beginning of the versions once."""
+        """Whether a pass computes a common beginning of the versions once."""
         return any(
             needed.kind == "forward"
             and shares_beginnings(self.scorer.models[needed.model])
@@ -120,7 +120,7 @@ class VersionScorer:
         )
 
     def _keep(self, entry: Entry, scores: np.ndarray, output: Output) -> None:
-        """Note the scores of a document, float64, (versions, detectors), or that one is no finite number."""
+        """Record the scores of a document, float64, (versions, detectors); refuse it if one is not finite."""
         document, prepared = entry.document, entry.work
         wrong = ~np.isfinite(scores)
         if wrong.any():
@@ -139,17 +139,17 @@ class VersionScorer:
             "forms": versions.forms,
             "scores": scores.ravel().tolist(),
         }
-        output.tokens += entry.tokens - published.tokens  # those of the other versions
+        output.tokens += entry.tokens - published.tokens  # tokens of the other versions
 
 
-# --- what differs between the versions of a text, aligned by words: the tokens that tell which version was learnt
+# --- differences between the versions of a text, aligned by words
 
 
 def differing_spans(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
-    """Places of each text that are not common to all, as (start, end) in characters, each at least one long.
+    """Spans of each text that are not common to all, as (start, end) in characters, of at least one character.
 
-    The texts are aligned with the first one, whose place does not depend on which of them was published. Every text
-    has a span wherever one differs: where nothing stands there, the character that follows.
+    The texts are aligned with the first one, which does not depend on the published version. Every text has a span
+    wherever one differs: for an omission, the following character.
 
     Args:
         texts: at least two, distinct.
@@ -175,25 +175,25 @@ def differing_spans(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
 
 
 def _matched(first: Sequence[str], other: Sequence[str]) -> dict[int, int]:
-    """Places in the first text -> places in the other of the same pieces, in order."""
+    """Positions in the first text -> positions in the other of equal pieces, in order."""
     blocks = difflib.SequenceMatcher(None, first, other, autojunk=False).get_matching_blocks()
     return {block.a + step: block.b + step for block in blocks for step in range(block.size)}
 
 
 def tokens_in(tokenizer: Any, text: str, spans: Iterable[tuple[int, int]], number: int) -> list[bool]:
-    """Whether each of the tokens of a text from the second on reaches into a span.
+    """Whether each token of a text, from the second on, overlaps a span.
 
     Args:
-        tokenizer: of the model.
-        text: as it is put through the model.
-        spans: as `differing_spans` finds them.
-        number: tokens that are kept of the text.
+        tokenizer: tokenizer of the model.
+        text: text that the model reads.
+        spans: result of `differing_spans`.
+        number: number of kept tokens of the text.
 
     Raises:
-        UserError: a tokenizer that does not state where tokens stand.
+        UserError: the tokenizer has no offsets.
     """
     if not tokenizer.is_fast:
-        raise UserError("versions.differing needs a tokenizer that states where tokens stand (tokenizer.json)")
+        raise UserError("versions.differing needs a tokenizer with token offsets (tokenizer.json)")
     offsets = tokenizer(text, add_special_tokens=True, return_offsets_mapping=True, verbose=False)["offset_mapping"]
     spans = list(spans)
     return [any(begin < stop and start < end for start, stop in spans) for begin, end in offsets[1:number]]

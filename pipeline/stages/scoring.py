@@ -1,4 +1,4 @@
-"""The record of scoring, what scores depend on, and workers that score token ids and columns of scores."""
+"""The record and settings of scoring, and workers for token ids and columns of scores."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _scorer_of(corpus: CorpusConfig) -> Callable[[Stage, Placement], Worker]:
 
 
 def _budget(wanted: Wanted, budget: Budget) -> Budget:
-    """The sizes of batches, as the configuration states them where it does."""
+    """The sizes of batches: configured, or else from `budget`."""
     tokens = wanted.config.resources.batch_tokens
     if tokens == "auto":
         return budget
@@ -92,7 +92,7 @@ def _budget(wanted: Wanted, budget: Budget) -> Budget:
 
 
 def _settings_of(adapter: AdapterConfig) -> dict[str, Any]:
-    """The settings of an adapter; where its corpus lies on this machine is none of them."""
+    """The settings of an adapter, without the local path of its corpus."""
     settings = adapter.model_dump(mode="json")
     if adapter.corpus is not None and adapter.corpus.path is not None:
         settings["corpus"]["path"] = [written(path) for path in adapter.corpus.paths]
@@ -113,7 +113,7 @@ def _gradient(entry: Mapping[str, Any]) -> float:
 
 
 def _check(config: AuditConfig) -> None:
-    """Compare the tokenizers of two models that a detector gives the same tokens. Raises UserError."""
+    """Check that the tokenizers of two models agree if a detector gives them the same tokens. Raises UserError."""
     pair = pair_of(parse_detectors(config.detectors), config.corpus.has_ids)
     if pair is not None:
         assert isinstance(config.model, ModelConfig)
@@ -127,15 +127,15 @@ KIND = StageKind(SCORING, SCORE_FOLDER, _serves, _stages, _check, costs={"forwar
 
 
 class IdScorer(Scorer):
-    """A scorer of token ids. What reads texts, as `zlib` does, reads what the target's tokenizer decodes them to."""
+    """A scorer of token ids. Detectors of texts, such as `zlib`, read the ids decoded by the target's tokenizer."""
 
     reads_ids = True
 
     def tokenise(self, texts: list[str]) -> tuple[list[Tokens], list[str]]:
-        """The ids of documents, cut to `max_tokens`, and the texts that these decode to.
+        """The ids of documents, truncated to `max_tokens`, and their decoded texts.
 
         Args:
-            texts: of the numbers of each document's ids, as `pipeline.corpus.documents.ids_text` writes them.
+            texts: each document's ids as a text, from `pipeline.corpus.documents.ids_text`.
         """
         most, known = self.max_tokens, len(self.tokenizer)
         ids = [list(map(int, text.split(" ", most)[:most])) for text in texts]
@@ -144,7 +144,7 @@ class IdScorer(Scorer):
         return tokens, [str(self.tokenizer.decode([one for one in each if one < known], **plain)) for each in ids]
 
     def tokenise_passes(self, kept: list[list[str]], ids: dict[Pass, list[list[int]]]) -> None:
-        """Give every pass the ids themselves, or several copies of them."""
+        """Use the ids, or several copies of them, for every pass."""
         for needed in self.passes:
             mark = self.models[needed.model].tokenizer.bos_token_id
             ids[needed] = (
@@ -161,7 +161,7 @@ class _Prepared:
     role: str
     text_key: int
     sketch: bytes
-    scores: tuple[float, ...]  # of the detectors
+    scores: tuple[float, ...]  # one per detector
     truncated: bool = False
 
 
@@ -169,18 +169,18 @@ class ColumnScorer:
     """The detectors that read columns of scores; no model is opened."""
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
-        """Take the detectors."""
+        """Store the detectors."""
         settings: ScoreSettings = stage.settings
         self.detectors = settings.detectors.parse()
         self.batch_size: BatchSize | None = None
         self.window = Window(WINDOW_DOCUMENTS, WINDOW_CHARACTERS)
 
     def open(self, shard: Shard, store: Store, output: Output) -> Shard:
-        """The shard, whose columns are known."""
+        """Return the shard, which has the names of the columns."""
         return shard
 
     def prepare(self, documents: list[Document], inputs: Shard, output: Output) -> list[Entry]:
-        """Make the keys of documents: of their texts, or without texts of their roles and ids, near no other's."""
+        """Compute the keys of documents: of their texts, or without texts distinct keys of their roles and ids."""
         if inputs.has_text:
             keys = Keys.of(documents)
             made = zip(keys.text.tolist(), map(bytes, keys.sketch), keys.length.tolist(), strict=True)
@@ -193,7 +193,7 @@ class ColumnScorer:
         ]
 
     def work(self, batch: list[Entry], output: Output) -> None:
-        """Note the scores of a batch."""
+        """Record the scores of a batch."""
         columns = [detector.arguments["column"] for detector in self.detectors]
         values = zip(*(entry.work.scores for entry in batch), strict=True)
         evidence = Evidence(
@@ -204,5 +204,5 @@ class ColumnScorer:
 
 
 def _sketch_of_name(name: str) -> bytes:
-    """A sketch that is alike for no two names: uint8, (128,), as independent and uniform ones."""
+    """A pseudo-random sketch of a name, without near-duplicates: uint8, (128,)."""
     return hashlib.shake_128(name.encode("utf-8", "surrogatepass")).digest(SKETCH)

@@ -1,8 +1,8 @@
-"""Scored documents through the target model once more, one at a time: the log-probability of every token.
+"""Log-probabilities of every token of scored documents, by another pass of each through the target model.
 
-Scores are kept a document, not a token. This stage is no part of a run: what it reads of some documents changes no
-score, so it keeps its files and receipts in a folder of its own. A document is a pass of its own, so that its numbers
-are the same bits whatever else is read with it.
+Scores are stored per document, not per token. This stage is not part of a run: it does not affect scores, so its files
+and receipts are in a separate folder. Each document is a separate pass, so that its bits do not depend on the other
+documents.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pipeline.stages.events import STATISTICS, TOKEN_SCHEMA, ScoredText, TokenSe
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_filed, read_receipt
 
-GONE = "its text is gone, or another now"
+GONE = "its text is missing or has changed"
 SCHEMA = rows_schema(*((name, TOKEN_SCHEMA.field(name).type) for name in TOKEN_SCHEMA.names[2:]))
 
 
 class TokenReader:
-    """The model of one worker. The numbers of a document depend on the document alone."""
+    """The model of one worker. The results of a document depend only on the document."""
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Load the model."""
@@ -45,11 +45,11 @@ class TokenReader:
         self.ids = embedding_rows(self.lm.model)
 
     def open(self, shard: Shard, store: Store, output: Output) -> dict[int, ScoredText]:
-        """The documents of a shard that are read, by number of the row."""
+        """The documents of a shard to read, by row number."""
         return {text.row: text for text in self.settings.texts.by_shard[shard.id]}
 
     def prepare(self, documents: list[Document], inputs: dict[int, ScoredText], output: Output) -> list[Entry]:
-        """The documents that are still what was scored, with their tokens and the pieces of their texts."""
+        """The documents that are unchanged since scoring, with their tokens and the pieces of their texts."""
         entries = []
         for document in documents:
             if (scored := inputs.get(document.row)) is None:
@@ -69,7 +69,7 @@ class TokenReader:
         return entries
 
     def work(self, batch: list[Entry], output: Output) -> None:
-        """Compute the numbers of the tokens of each document, in a pass of its own."""
+        """Compute the results of the tokens of each document in a separate pass."""
         for entry in batch:
             key, ids, pieces = entry.work
             statistics = forward_in_parts(self.lm, [ids], STATISTICS, PassSizes())
@@ -83,7 +83,7 @@ class TokenReader:
 
 
 def token_stage(settings: TokenSettings, shards: Sequence[Shard]) -> Stage:
-    """The stage that reads documents of these shards once more, with the models as they are configured."""
+    """The stage that reads documents of these shards again, with the configured models."""
 
     def digest(model: AnyModel) -> dict[str, str]:
         return {"model": model.model_dump_json()}
@@ -94,7 +94,7 @@ def token_stage(settings: TokenSettings, shards: Sequence[Shard]) -> Stage:
 def read_token_rows(
     stage: Stage, shards: Sequence[Shard], store: Store, failures: Mapping[str, str]
 ) -> tuple[pa.Table, list[str]]:
-    """A table of `TOKEN_SCHEMA` in the order of the shards and rows, and a problem for each document that has no row.
+    """A table of `TOKEN_SCHEMA` in the order of shards and rows, and a problem for each document without a row.
 
     Raises:
         UserError: as `read_filed`.

@@ -1,4 +1,4 @@
-"""A worker and its shards: a thread reads the next documents while these are computed."""
+"""A worker and its shards: a thread prefetches the next documents during computation."""
 
 from __future__ import annotations
 
@@ -26,51 +26,51 @@ KILLED = "it was being worked on when its worker was killed, again and again"
 _MESSAGE_CHARACTERS = 300
 
 Take = Callable[[bool], Shard | None]
-"""The next shard of a worker, given whether it would be read while another is computed; None: none now."""
+"""Returns the next shard of a worker, given whether it is a prefetch; None: none now."""
 
 Ended = tuple[Shard, Receipt | Exception | SystemExit]
-"""A shard and its receipt, or what prevented one."""
+"""A shard and its receipt or the exception that prevented it."""
 
 
 class OvertakenError(Exception):
-    """Another worker has filed the receipt of the shard."""
+    """Another worker has written the receipt of the shard."""
 
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """What is known of the shard that is read or computed."""
+    """The state of a shard that is read or computed."""
 
     shard: Shard
     log: AttemptLog
     output: Output = field(default_factory=Output)
-    seconds: float = 0.0  # in which it was computed or waited for
-    over: bool = False  # nothing more of it is read or computed
+    seconds: float = 0.0  # time of computation and waiting
+    over: bool = False  # no further reads or computations
     error: Exception | SystemExit | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """What the reader hands over; without entries and an end, it reads on only when this is handled."""
+    """An item from the reader; an item without entries pauses the reader until it is processed."""
 
     attempt: _Attempt | None = None
-    entries: list[Entry] | None = None  # of a window; None: the shard is isolated before it is read
+    entries: list[Entry] | None = None  # of a window; None: the shard is isolated first
     ended: Ended | None = None
 
     @property
     def waits(self) -> bool:
-        """Whether nothing is read while this is handled."""
+        """Whether the reader pauses until this item is processed."""
         return self.entries is None and self.ended is None
 
 
 class ShardStream:
-    """The shards of one worker, one after the other; the next one is read while this one is computed.
+    """The shards of one worker in turn; the next shard is prefetched while one is computed.
 
-    A shard whose attempt log shows a death is not prefetched: it is isolated first.
+    A shard whose attempt log records a death is not prefetched: it is isolated first.
 
     Attributes:
-        waited: seconds in which there was nothing to compute.
-        worked: seconds of work.
-        filed: whether the receipt of the shard that ended last is this worker's, not of another that was quicker.
+        waited: seconds without documents to compute.
+        worked: seconds of computation.
+        filed: whether this worker, and not another one, wrote the receipt of the last shard.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class ShardStream:
         alone: bool = True,
         kept: bool = True,
     ) -> None:
-        """Hold the worker.
+        """Prepare a stream for a worker.
 
         Args:
-            stage: of the worker.
-            worker: from `stage.make`.
-            store: the run directory.
-            driver: who asks, for the attempt logs.
+            stage: stage of the worker.
+            worker: worker from `stage.make`.
+            store: run directory.
+            driver: name of the driver, for the attempt logs.
             on_batch: called before every window and after every batch with the shard and its finished documents and
-                tokens so far; what it raises ends the stream, or with `OvertakenError` the attempt.
-            alone: whether no other worker is in this process.
+                tokens so far; an exception ends the stream, and `OvertakenError` only the attempt.
+            alone: whether this process has no other worker.
             kept: whether attempts are recorded.
         """
         self.stage = stage
@@ -111,7 +111,7 @@ class ShardStream:
         """Finish shards until none is left.
 
         Args:
-            take: the next shard.
+            take: returns the next shard.
 
         Raises:
             LostDeviceError: the device refuses all further work of this process.
@@ -136,7 +136,7 @@ class ShardStream:
                     yield from self._handle(at, item)
                 if item.waits:
                     prefetched = _prefetch(items)
-        except LostDeviceError as error:  # as if the process had been killed: the log keeps what was in flight
+        except LostDeviceError as error:  # as after a kill: the log keeps the work in flight
             if at is None:
                 raise
             self._open.remove(at)
@@ -147,7 +147,7 @@ class ShardStream:
                 self._open.pop().log.abandon()
 
     def _received(self, prefetched: Future[_Item | None]) -> _Item | None:
-        """The prefetched item, once it is there; None: there is no more."""
+        """Wait for the prefetched item; None at the end."""
         began = time.monotonic()
         item = prefetched.result()
         seconds = time.monotonic() - began
@@ -156,13 +156,13 @@ class ShardStream:
             item.attempt.seconds += seconds
         return item
 
-    # --- the reader: each item is made in a thread of its own, one at a time
+    # --- the reader: each item is prepared in a separate thread, one at a time
 
     def _items(self, take: Take) -> Iterator[_Item]:
         while True:
             shard = take(True)
             if shard is None:
-                yield _Item()  # until the worker has filed the shard before
+                yield _Item()  # wait until the previous shard is finished
                 if (shard := take(False)) is None:
                     return
             yield from self._items_of(shard)
@@ -170,7 +170,7 @@ class ShardStream:
     def _items_of(self, shard: Shard) -> Iterator[_Item]:
         try:
             if receipt := read_receipt(self.store, self.stage.name, shard.id):
-                forget_attempts(self.store, self.stage.name, shard.id)  # of a worker that died when it had filed it
+                forget_attempts(self.store, self.stage.name, shard.id)  # of a worker that died after its receipt
                 yield _Item(ended=(shard, receipt))
                 return
             attempt = self._begin(shard)
@@ -212,10 +212,10 @@ class ShardStream:
                     fit.append(document)
             yield prepare(self.worker, fit, inputs, output)
 
-    # --- the worker's own thread
+    # --- the worker's thread
 
     def _handle(self, attempt: _Attempt, item: _Item | None) -> Iterator[Ended]:
-        """Compute a window of a shard, isolate it, or without an item file it; how the shard ended, if it has."""
+        """Compute a window of a shard, isolate the shard, or finish it if there is no item; yields ended shards."""
         if attempt.over:
             return
         began = time.monotonic()
@@ -246,9 +246,9 @@ class ShardStream:
         self.on_batch(attempt.shard, len(output.rows) + len(output.refused), output.tokens)
 
     def _compute(self, attempt: _Attempt, entries: list[Entry]) -> None:
-        """Compute the batches of a window; one with which workers died again and again, a document at a time.
+        """Compute the batches of a window; a batch at which workers died repeatedly is computed by single documents.
 
-        A batch is not divided sooner: what shares a batch decides the last bits of a score.
+        A batch is not divided earlier, because its composition affects the last bits of a score.
         """
         log = attempt.log
         self._report(attempt)
@@ -262,7 +262,7 @@ class ShardStream:
         log.enter()
 
     def _isolate(self, attempt: _Attempt) -> None:
-        """Read and compute documents alone, each recorded before; the rows are discarded."""
+        """Read and compute documents alone, each after it is recorded; the rows are discarded."""
         shard, log, output = attempt.shard, attempt.log, Output()
         inputs = self.worker.open(shard, self.store, output)
         for document in readable_documents(self.stage, shard, output, log.watch_alone):
@@ -276,11 +276,11 @@ class ShardStream:
         log.passed()
 
     def _end(self, attempt: _Attempt, result: Receipt | Exception | SystemExit) -> Ended:
-        """How a shard ended; one that another attempt has filed has not failed."""
+        """The end of a shard; a shard that another attempt has finished has not failed."""
         attempt.over = True
         self.filed = isinstance(result, Receipt) and attempt.output.filed
         self._open.remove(attempt)
-        with suppress(Exception):  # the store may refuse to remove a log
+        with suppress(Exception):  # the removal of a log may fail
             if isinstance(result, Receipt):
                 attempt.log.close()
             else:
@@ -290,7 +290,7 @@ class ShardStream:
 
 
 def _prefetch(items: Iterator[_Item]) -> Future[_Item | None]:
-    """Make the next item in a thread, which does not outlive the process; None: there is no more."""
+    """Prepare the next item in a daemon thread; None at the end."""
     future: Future[_Item | None] = Future()
 
     def read() -> None:
@@ -304,13 +304,13 @@ def _prefetch(items: Iterator[_Item]) -> Future[_Item | None]:
 
 
 def work_through(worker: BatchWorker, entries: list[Entry], output: Output) -> None:
-    """Compute prepared documents in this process: nothing is recorded or filed."""
+    """Compute prepared documents in this process, without attempt log and receipt."""
     for batch in longest_first(entries, worker.batch_size):
         _in_halves(batch, lambda some: worker.work(some, output), output)
 
 
 def prepare(worker: Worker, documents: list[Document], inputs: Any, output: Output) -> list[Entry]:
-    """Prepare documents; where that fails, in halves."""
+    """Prepare documents; after a failure in halves."""
     entries: list[Entry] = []
     if documents:
         _in_halves(documents, lambda some: entries.extend(worker.prepare(some, inputs, output)), output)
@@ -318,7 +318,7 @@ def prepare(worker: Worker, documents: list[Document], inputs: Any, output: Outp
 
 
 def refusal_of(error: BaseException) -> tuple[str, str]:
-    """Reason and message of a document whose work ends in an error."""
+    """Reason and message of a document whose processing raised an error."""
     if isinstance(error, SystemExit):
         return "model_error", f"sys.exit({error.code!r}) was called"[:_MESSAGE_CHARACTERS]
     message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS] or type(error).__name__
@@ -326,13 +326,13 @@ def refusal_of(error: BaseException) -> tuple[str, str]:
 
 
 def _in_halves(items: list[Any], work: Callable[[Any], None], output: Output) -> None:
-    """Work on documents or entries together; where that fails, in halves, so that only the culprit has no result."""
+    """Process documents or entries together; after a failure in halves, so that only the failing one has no result."""
     try:
         work(items)
         return
-    except UserError:  # of the settings, which no other document would change
+    except UserError:  # caused by settings, not by a document
         raise
-    except (Exception, SystemExit) as error:  # what a tokenizer, model or detector raises on a text is its fault
+    except (Exception, SystemExit) as error:  # any exception of a tokenizer, model or detector refuses the text
         check_lost(error)
         refusal = refusal_of(error)
     if len(items) == 1:
@@ -345,11 +345,11 @@ def _in_halves(items: list[Any], work: Callable[[Any], None], output: Output) ->
     _in_halves(items[half:], work, output)
 
 
-# --- windows of a shard and batches of a window: they follow from the shard alone, and so do its scores
+# --- windows of a shard and batches of a window depend only on the shard, and so do its scores
 
 
 def windows(documents: Iterator[Document], most: Window) -> Iterator[list[Document]]:
-    """A bounded number of documents at a time, in order."""
+    """Windows of documents, in order."""
     window: list[Document] = []
     characters = kept = 0
     for document in documents:
@@ -364,12 +364,12 @@ def windows(documents: Iterator[Document], most: Window) -> Iterator[list[Docume
 
 
 def longest_first(entries: list[Entry], size: BatchSize | None) -> list[list[Entry]]:
-    """The batches of a window: where memory is too short for one of them, that shows with the first."""
+    """The batches of a window, longest first, so that insufficient memory is detected by the first batch."""
     return list(_batches(entries, size))[::-1]
 
 
 def _batches(entries: list[Entry], size: BatchSize | None) -> Iterator[list[Entry]]:
-    """Documents of like length together, as many as fit the size; at least one."""
+    """Batches of documents of similar length that fit the size, each of at least one document."""
     if size is None:
         if entries:
             yield entries

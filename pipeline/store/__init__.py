@@ -1,1 +1,1 @@
-"""The run directory: files, receipts, lock, attempt logs; independent of what is stored."""
+"""The run directory: files, receipts, lock and attempt logs, independent of their content."""

@@ -1,4 +1,4 @@
-"""The attempt log of a shard: what was in flight when a worker died, so that a document cannot end workers for ever."""
+"""The attempt log of a shard: what was in flight when a worker died, so that a document cannot kill workers forever."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from pipeline.errors import FullError, UserError
 from pipeline.store.files import Store
 
 LOCAL_DRIVER = "local"
-"""In attempt logs: a process that was killed and the one that continues are one driver."""
+"""Driver name of local runs: a process that was killed and the one that continues are one driver."""
 
 MOST_DEATHS = 3
-"""Of workers that died with a document alone in flight; then it is quarantined."""
+"""Number of deaths of workers with a single document in flight after which the document is quarantined."""
 
 MAX_STARTS = 12
-"""Of attempts that die one after the other without a document that is newly quarantined."""
+"""Maximum number of consecutive attempts that die without a newly quarantined document."""
 
 BATCH = "batch "
 WORK = "work "
 READ = "read "
 WAY = "way "
-"""Beginnings of names of what is in flight: a batch, a document that is computed or read, the way to its row."""
+"""Prefixes of names of work in flight: a batch, a document that is computed or read, the advance to its row."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """What the file of an attempt log holds."""
+    """The content of an attempt log."""
 
     driver: str
-    attempt: str = ""  # the latest one
+    attempt: str = ""  # latest attempt
     open: bool = False  # whether it has not ended
-    starts: int = 0  # attempts that died one after the other, and the one that is open
+    starts: int = 0  # consecutive attempts that died, plus the open one
     at: list[str] | None = field(default_factory=list)  # in flight; None: not recorded
-    deaths: dict[str, int] = field(default_factory=dict)  # by name of what was in flight
-    mode: Literal["all", "some"] | None = None  # which documents are isolated: all, or those of the last batch
-    cleared: int = 0  # rows below this number have survived alone
+    deaths: dict[str, int] = field(default_factory=dict)  # by name of the work in flight
+    mode: Literal["all", "some"] | None = None  # isolated documents: all, or those of the last batch
+    cleared: int = 0  # rows below this number have survived isolation
 
 
 _RECORD = TypeAdapter(_Record)
 
 
 def interrupted_work(store: Store, stage: str, driver: str) -> set[str]:
-    """The shards of a stage whose attempt by this driver was not ended by itself."""
+    """The shards of a stage with an attempt of this driver that was interrupted."""
     folder = f"attempts/{stage}"
     records = {name: _read_record(store, f"{folder}/{name}") for name in store.names(folder, ".json")}
     return {name.removesuffix(".json") for name, record in records.items() if record and record.driver == driver}
@@ -59,7 +59,7 @@ def forget_attempts(store: Store, stage: str, shard: str) -> None:
 
 
 def shows_death(store: Store, stage: str, shard: str) -> str | None:
-    """The state of an attempt log that shows that a worker died; None where there is none, or a first attempt."""
+    """The state of an attempt log that records a death; None if there is no log, or only a first attempt."""
     record = _read_record(store, f"attempts/{stage}/{shard}.json")
     if record is None or (record.starts < 2 and not record.deaths and record.mode is None):
         return None
@@ -67,26 +67,26 @@ def shows_death(store: Store, stage: str, shard: str) -> str | None:
 
 
 class AttemptLog:
-    """The attempts at one shard, recorded so that they survive the workers.
+    """Durable record of the attempts at one shard.
 
-    The first attempt records only its start, unless it is of `LOCAL_DRIVER`, whose death ends the user's command; later
-    ones also what is in flight. After a death the shard is isolated once (`isolates`): each document is read and
-    computed alone, with its row recorded before. A document alone in flight at `MOST_DEATHS` deaths is left out from
-    then on. Where batches were recorded, only the documents of the last one are isolated.
+    The first attempt records only its start, unless the driver is `LOCAL_DRIVER`, whose death ends the command; later
+    attempts also record the work in flight. After a death the shard is isolated once (`isolates`): each document is
+    read and computed alone, after its row is recorded. A document that was alone in flight at `MOST_DEATHS` deaths is
+    skipped from then on. If batches were recorded, only the documents of the last one are isolated.
     """
 
     def __init__(
         self, store: Store, work: str, source: str, driver: str, *, alone: bool = True, kept: bool = True
     ) -> None:
-        """Begin an attempt.
+        """Start an attempt.
 
         Args:
-            store: the run directory.
+            store: run directory.
             work: `stage/shard`, the name of the log.
-            source: the input, for messages.
-            driver: attempts of another driver are forgotten.
-            alone: whether nothing else is in flight in this process: a death before the first batch counts.
-            kept: if not, nothing is read or recorded.
+            source: name of the input, for messages.
+            driver: name of the driver; attempts of other drivers are discarded.
+            alone: whether this process has no other work in flight, so that a death before the first batch counts.
+            kept: if False, nothing is read or recorded.
 
         Raises:
             RuntimeError: too many attempts died.
@@ -97,7 +97,7 @@ class AttemptLog:
         record = _read_record(store, self.name) if kept else None
         self.record = _Record(driver) if record is None or record.driver != driver else record
         if self.record.open and self.record.at == []:
-            self.record.starts -= 1  # nothing of it was in flight
+            self.record.starts -= 1  # it had no work in flight
         elif self.record.open:
             self._count(self.record.at)
         self.exact = driver == LOCAL_DRIVER
@@ -109,14 +109,14 @@ class AttemptLog:
         died = self.record.starts
         too_often = died >= MAX_STARTS
         self.record.open = not too_often
-        self.record.starts = 0 if too_often else died + 1  # the next command may try as often
+        self.record.starts = 0 if too_often else died + 1  # the next command starts a new count
         self._write(begins=True)
         if too_often:
             shard = work.rsplit("/", 1)[-1]
             raise RuntimeError(f"shard {shard} of {source}: its worker died {died} times")
 
     def _count(self, at: list[str] | None) -> None:
-        """Count a death with this in flight, and decide what is isolated."""
+        """Count a death with this work in flight, and decide which documents to isolate."""
         record = self.record
         for name in at or []:
             record.deaths[name] = record.deaths.get(name, 0) + 1
@@ -137,11 +137,11 @@ class AttemptLog:
 
     @property
     def isolates(self) -> bool:
-        """Whether documents must be computed alone before the shard is."""
+        """Whether documents must be computed alone before the shard."""
         return self.record.mode is not None
 
     def is_deadly(self, name: str) -> bool:
-        """Whether something was in flight alone at too many deaths."""
+        """Whether this work was alone in flight at too many deaths."""
         return self.record.deaths.get(name, 0) >= MOST_DEATHS
 
     def must_isolate(self, row: int) -> bool:
@@ -151,11 +151,11 @@ class AttemptLog:
         return row >= self.record.cleared and (self.record.mode == "all" or f"{WORK}{row}" in self.record.deaths)
 
     def watch(self, row: int, between: bool) -> bool:
-        """Whether a row, or the way to it, must not be read (`pipeline.corpus.documents.read_shard`)."""
+        """Whether a row, or the advance to it, must be skipped (`pipeline.corpus.documents.read_shard`)."""
         return self.is_deadly(f"{WAY if between else READ}{row}")
 
     def watch_alone(self, row: int, between: bool) -> bool:
-        """As `watch`, and record that it is read next."""
+        """As `watch`, and record that the row is read next."""
         if self.watch(row, between):
             return True
         if self.record.mode == "all" and row >= self.record.cleared:
@@ -163,13 +163,13 @@ class AttemptLog:
         return False
 
     def enter(self, names: Sequence[str] = ()) -> None:
-        """Record what is in flight from now on, if this attempt records that."""
+        """Record the work in flight, if this attempt records it."""
         self.record.at = list(names) or self._idle
         if self.exact or self.died:
             self._write()
 
     def passed(self) -> None:
-        """Record that all that had to be isolated has survived."""
+        """Record that all isolated documents have survived."""
         record = self.record
         record.mode, record.cleared, record.at = None, 0, self._idle
         record.deaths = {
@@ -178,14 +178,14 @@ class AttemptLog:
         self._write()
 
     def close(self) -> None:
-        """The work has its receipt."""
+        """Remove the log: the shard has its receipt."""
         with self._writing:
             if self.kept:
                 self.store.remove(self.name)
             self.ended = True
 
     def abandon(self) -> None:
-        """The attempt ended without a receipt, and its worker lives: it does not count."""
+        """Discard the attempt, which ended without a receipt and without the death of its worker."""
         with self._writing:
             if self.ended or not self._owns():
                 return
@@ -196,12 +196,12 @@ class AttemptLog:
                     self._write()
                     self.ended = True
                     return
-                except FullError:  # what stands there would count as a death
+                except FullError:  # the remaining record would count as a death
                     pass
             self.close()
 
     def _owns(self) -> bool:
-        """Whether the log is still that of this attempt."""
+        """Whether the log still belongs to this attempt."""
         if self.kept and not self.exact:
             record = _read_record(self.store, self.name)
             self.kept = record is not None and record.attempt == self._attempt
@@ -214,7 +214,7 @@ class AttemptLog:
 
 
 def _read_record(store: Store, name: str) -> _Record | None:
-    """A log; None where there is none, or a damaged one: then its attempts are counted from the start."""
+    """A log; None if it is missing or damaged: attempts are then counted from 0."""
     try:
         data = store.find(name)
         return None if data is None else _RECORD.validate_json(data, strict=True)

@@ -1,4 +1,4 @@
-"""The run directory on any fsspec file system: its address, atomic writes, and files that are created once."""
+"""The run directory on any fsspec file system: its address, atomic writes, and exclusive creation of files."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ import pyarrow.parquet as pq
 from pipeline.errors import DamagedError, FullError, UserError, is_full, not_opened, write_error
 
 SIDE_BY_SIDE = 16
-"""Requests to an object store that are under way together."""
+"""Concurrent requests to an object store."""
 
 KEPT_BYTES = 1 << 28
-"""Of files that a process keeps of what it read first."""
+"""Maximum bytes of files that a process keeps in memory."""
 
 LONGEST_NAME = 255
 LONGEST_PATH = 4095
 ROOM = 200
-"""Bytes of a path that names of files in the directory may take."""
+"""Bytes of a path that are reserved for names of files in the directory."""
 
 _NO_SPACE_BYTES = 64 << 10
-"""Free space that is none: some libraries do not say why a file could not be written."""
+"""Free space below which a device counts as full: some libraries do not report why a write failed."""
 
 _OPTIONS = {protocol: {"max_concurrency": 1} for protocol in ("s3", "s3a")}
-"""Else s3fs asks for the size of a file before it reads it, to read a large one in parts."""
+"""By default s3fs requests the size of a file before reading it, to read a large one in parts."""
 
 
 class _Kept(dict[tuple[str, str], bytes]):
-    """Files that never change under their names, by address and name, as long as there is room."""
+    """Cache of immutable files, by address and name, up to `KEPT_BYTES`."""
 
     size = 0
 
@@ -56,10 +56,10 @@ _kept = _Kept()
 
 
 class HashedFile(io.BufferedWriter):
-    """A new file that is written from beginning to end, and the digest of what was written."""
+    """A new file that is written sequentially, and the digest of its content."""
 
     def __init__(self, path: str) -> None:
-        """Create the file, or empty it."""
+        """Create or truncate the file."""
         super().__init__(io.FileIO(path, "w"))
         self._sha256 = hashlib.sha256()
 
@@ -75,7 +75,7 @@ class HashedFile(io.BufferedWriter):
 
 
 class Store:
-    """One run directory. Cheap to make, so every process makes its own from the URL."""
+    """One run directory. It is cheap to construct, so every process constructs its own from the URL."""
 
     def __init__(self, url: str) -> None:
         """Open the directory at a local path or fsspec URL; it need not exist yet.
@@ -98,10 +98,10 @@ class Store:
             self.root = real_address(self.root)
         self.url = self.root if self.local else self.fs.unstrip_protocol(self.root)
         self.check: Callable[[], None] = lambda: None
-        """Called before each change."""
+        """Function called before each change."""
 
     def with_check(self, check: Callable[[], None]) -> Store:
-        """The same directory for a writer that calls `check` before each change; what that raises stops the change."""
+        """The same directory with a `check` that is called before each change and prevents the change if it raises."""
         checked = Store.__new__(Store)
         checked.__dict__.update(vars(self))
         checked.check = check
@@ -123,7 +123,7 @@ class Store:
         names: Iterable[str]
         if self.local and not os.path.isfile(self.path(folder)):
             try:
-                names = os.listdir(self.path(folder))  # fsspec would take a kilobyte of memory for each
+                names = os.listdir(self.path(folder))  # fsspec takes a kilobyte of memory for each
             except FileNotFoundError:
                 return []
         else:
@@ -131,15 +131,15 @@ class Store:
         return sorted(name for name in names if name.endswith(suffix) and not name.startswith("."))
 
     def listing(self, folder: str) -> dict[str, list[str]]:
-        """What stands in a folder, by name, and how it is: equal marks mean that a file was not changed.
+        """The entries of a folder: name -> mark. Equal marks mean that a file was not changed.
 
-        Of a folder only that it is one; empty if the folder does not exist.
+        The mark of a subfolder is constant; empty if the folder does not exist.
         """
         marks = {_base(entry["name"]): _mark(entry) for entry in self._entries(folder, detail=True)}
         return {name: marks[name] for name in sorted(marks) if not name.startswith(".")}
 
     def _entries(self, folder: str, detail: bool = False) -> list[Any]:
-        """What a folder holds, as fsspec lists it: paths, or with their details."""
+        """The entries of a folder as listed by fsspec: paths, or their details."""
         self.fs.invalidate_cache()
         try:
             return list(self.fs.ls(self.path(folder).rstrip("/"), detail=detail))
@@ -147,24 +147,24 @@ class Store:
             return []
 
     def state(self, folder: str, passing: Sequence[str] = ()) -> str:
-        """A digest of a folder's listing, by which a change of any file in it shows.
+        """A digest of a folder's listing, which changes with any file in it.
 
         Args:
-            folder: in the directory; it need not exist.
-            passing: how names begin that do not count.
+            folder: name in the directory; it need not exist.
+            passing: prefixes of names that are ignored.
         """
         kept = [item for item in self.listing(folder).items() if not item[0].startswith(tuple(passing))]
         return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
 
     def read(self, name: str) -> bytes:
         """The bytes of a file. Raises FileNotFoundError."""
-        if self.local:  # fsspec would take three times as long, which counts where there are many receipts
+        if self.local:  # fsspec takes three times as long, which matters for many receipts
             with open(self.path(name), "rb") as file:
                 return file.read()
         return bytes(self.fs.cat_file(self.path(name)))
 
     def find(self, name: str) -> bytes | None:
-        """The bytes of a file; None where it is not there.
+        """The bytes of a file; None if it does not exist.
 
         Raises:
             UserError: it cannot be read.
@@ -179,7 +179,7 @@ class Store:
             raise UserError(f"cannot read {self.url}/{name}: {error.strerror}") from None
 
     def digest(self, name: str) -> str | None:
-        """The SHA-256 of a file, hexadecimal, read in blocks; None where it is not there.
+        """The hexadecimal SHA-256 of a file, read in blocks; None if it does not exist.
 
         Raises:
             UserError: it cannot be read.
@@ -197,11 +197,11 @@ class Store:
             raise UserError(f"cannot read {self.url}/{name}: {error.strerror}") from None
 
     def read_many(self, names: Sequence[str], keep: bool = False) -> list[bytes | None]:
-        """The bytes of files, in order; None for one that is not there. Side by side where each costs a request.
+        """The bytes of files, in order; None for a missing one. Remote files are read concurrently.
 
         Args:
-            names: of the files.
-            keep: whether they never change under their names: then this process asks for them once, if there is room.
+            names: names of the files.
+            keep: whether the files are immutable; this process then keeps them in memory, up to `KEPT_BYTES`.
         """
 
         def read(name: str) -> bytes | None:
@@ -216,7 +216,7 @@ class Store:
             return list(pool.map(read, names))
 
     def read_fixed(self, name: str) -> bytes:
-        """The bytes of a file that never changes under its name, kept while there is room. Raises FileNotFoundError."""
+        """The bytes of an immutable file, kept in memory up to `KEPT_BYTES`. Raises FileNotFoundError."""
         if self.local:
             return self.read(name)
         data = _kept.get((self.url, name))
@@ -226,21 +226,21 @@ class Store:
         return data
 
     def fetch(self, sizes: Mapping[str, int]) -> None:
-        """Prefetch files, side by side, that never change under their names, if there is room to keep all of them.
+        """Prefetch immutable files concurrently, if all of them fit into `KEPT_BYTES`.
 
         Args:
-            sizes: bytes, by name.
+            sizes: name -> bytes.
         """
         if not self.local and sum(sizes.values()) <= KEPT_BYTES:
             self.read_many(list(sizes), keep=True)
 
     def begin(self) -> None:
-        """A command begins: what an earlier one of this process kept is forgotten."""
+        """Discard the files that an earlier command of this process kept in memory."""
         _kept.clear()
         _kept.size = 0
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file whole or not at all, replacing what was there."""
+        """Write or replace a file atomically."""
         if self.local:
             with self.replaced(name) as file:
                 file.write(data)
@@ -250,7 +250,7 @@ class Store:
 
     @contextlib.contextmanager
     def replaced(self, name: str) -> Iterator[HashedFile]:
-        """A file to be written in pieces, which replaces the one of the name when the block ends without an error.
+        """A file to write in pieces; it replaces the file of that name when the block ends without an error.
 
         Raises:
             UserError: the run directory, or the folder for temporary files, cannot be written to.
@@ -265,15 +265,15 @@ class Store:
                 self.fs.put_file(file.name, self.path(name))
 
     def create(self, name: str, data: bytes, last_may_win: bool = True) -> bool:
-        """Write a file only if it is absent; False when it was there already.
+        """Write a file only if it is absent; False if it exists.
 
         Args:
-            name: of the file.
-            data: its bytes.
-            last_may_win: whether the last of several writers at once may win, on a store that cannot tell the first.
+            name: name of the file.
+            data: content of the file.
+            last_may_win: whether the last of concurrent writers may win, on a store without conditional writes.
 
         Raises:
-            UserError: the store cannot tell the first, and must; or a local folder cannot be written to.
+            UserError: the store has no conditional writes and `last_may_win` is False, or the folder is not writable.
         """
         self.check()
         if not self.local:
@@ -285,12 +285,12 @@ class Store:
                 os.link(file.name, self.path(name))
             except FileExistsError:
                 return False
-        if not last_may_win:  # who is told that it was the first is not to find the file gone after a power cut
+        if not last_may_win:  # the file must survive a power failure after True was returned
             _sync_folder(os.path.dirname(self.path(name)))
         return True
 
     def append(self, name: str, data: bytes) -> None:
-        """Append to a file. On stores without appending, write a part beside it; `read_grown` reads all parts."""
+        """Append to a file. A store without appending gets a separate part; `read_grown` reads all parts."""
         self.check()
         if not self.local:
             stem, suffix = os.path.splitext(self.path(name))
@@ -313,11 +313,11 @@ class Store:
             raise write_error(error, f"run directory {self.url}") from None
 
     def read_grown(self, name: str) -> bytes:
-        """All data that was appended under a name, in order; empty if there is none."""
+        """All data appended under a name, in order; empty if there are none."""
         return b"".join(self.read(part) for part in self._grown(name))
 
     def remove_grown(self, name: str) -> None:
-        """Remove the data that was appended under a name."""
+        """Remove the data appended under a name."""
         for part in self._grown(name):
             self.remove(part)
 
@@ -339,10 +339,10 @@ class Store:
             self.fs.rm(self.path(name), recursive=True)
 
     def read_json(self, name: str) -> Any:
-        """A JSON file, or None when it is not there.
+        """The value of a JSON file; None if it does not exist.
 
         Raises:
-            DamagedError: the file is there and is not JSON.
+            DamagedError: the file is not JSON.
             UserError: it cannot be read.
         """
         data = self.find(name)
@@ -352,16 +352,16 @@ class Store:
             raise DamagedError(f"{self.url}/{name} is damaged: not JSON") from None
 
     def write_json(self, name: str, value: Any) -> str:
-        """Write a value as readable JSON, atomically; the SHA-256 of the file, hexadecimal."""
+        """Write a value atomically as readable JSON and return the hexadecimal SHA-256 of the file."""
         data = to_json(value)
         self.write(name, data)
         return hashlib.sha256(data).hexdigest()
 
     def read_table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """A Parquet file.
+        """Read a Parquet file.
 
         Raises:
-            UserError: missing or damaged.
+            UserError: it is missing or damaged.
         """
         try:
             wanted = list(columns) if columns is not None else None
@@ -382,10 +382,10 @@ class Store:
 
     @contextlib.contextmanager
     def _temporary(self, name: str) -> Iterator[HashedFile]:
-        """A new local file, beside the final place of a name if that is local; it is removed with the block.
+        """A new local temporary file, in the folder of `name` if that is local; removed at the end of the block.
 
         Raises:
-            UserError: the directory cannot be written to: it is a file, it is full, or it may not be changed.
+            UserError: the directory cannot be written to: it is a file, its device is full, or it is read-only.
         """
         folder, base = os.path.split(self.path(name))
         folder = folder if self.local else tempfile.gettempdir()
@@ -395,18 +395,18 @@ class Store:
             with HashedFile(temporary) as file:
                 yield file
         except OSError as error:
-            if error.errno is None and not is_full(error):  # of what the block reads
+            if error.errno is None and not is_full(error):  # raised by a read in the block
                 raise
             raise write_error(error, f"run directory {self.url}") from None
         finally:
-            with contextlib.suppress(OSError):  # renamed to its final place
+            with contextlib.suppress(OSError):  # already renamed
                 os.unlink(temporary)
 
     def _finish(self, file: HashedFile) -> None:
-        """Write what is buffered of a file durably."""
+        """Flush a file to disk."""
         file.flush()
         os.fsync(file.fileno())
-        self.check()  # writing durably may have taken a while
+        self.check()  # the flush may have taken long
 
     def _create_remote(self, name: str, data: bytes, last_may_win: bool) -> bool:
         path = self.path(name)
@@ -435,17 +435,17 @@ _MARKS = ("type", "size", "mtime", "ETag", "etag", "md5Hash", "generation", "cre
 
 
 def _mark(entry: dict[str, Any]) -> list[str]:
-    """What a listing says of a file's content and time; of a folder, whose time changes with what is in it, nothing."""
+    """Content tag and modification time of a file in a listing; constant for a folder, whose time changes."""
     return ["directory"] if entry["type"] == "directory" else [str(entry.get(key)) for key in _MARKS]
 
 
 def to_json(value: Any) -> bytes:
-    """Readable JSON with a final newline; NaN is refused."""
+    """Serialize to readable JSON with a final newline; NaN is refused."""
     return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace")
 
 
 def _sync_folder(path: str) -> None:
-    """Write a folder's entries to the disk, where the file system can."""
+    """Flush a folder's entries to disk, if the file system supports it."""
     with contextlib.suppress(OSError):
         folder = os.open(path, os.O_RDONLY)
         try:
@@ -455,10 +455,10 @@ def _sync_folder(path: str) -> None:
 
 
 def _check_address(url: str) -> None:
-    """Check what a run directory is called.
+    """Check the name of a run directory.
 
     Raises:
-        UserError: it is empty, or holds a control character or no valid text.
+        UserError: it is empty, has a control character or is not valid Unicode text.
     """
     if not url.rstrip("/").rpartition("/")[2].strip():
         raise UserError(f"a run directory needs a name, got {url!r}")
@@ -473,15 +473,15 @@ def _check_address(url: str) -> None:
 
 
 def real_address(url: str) -> str:
-    """The one address of a run directory, however it was written: a local path without links, `.` and `..`."""
+    """The canonical address of a run directory: a local path is resolved (no links, `.` and `..`)."""
     return url if "://" in url else os.path.realpath(os.path.expanduser(url))
 
 
 def _check_local_folder(path: str) -> None:
-    """Check that a local path is that of a folder, or could become one.
+    """Check that a local path is a folder or can be created as one.
 
     Raises:
-        UserError: it leads to or through a file or a link to nothing, or is too long.
+        UserError: it leads to or through a file or a broken link, or is too long.
     """
     if len(os.fsencode(path)) > LONGEST_PATH - ROOM:
         raise UserError(f"run directory {path[:50]}... has {len(os.fsencode(path)):,} bytes, more than a path may have")
@@ -500,10 +500,10 @@ def _check_local_folder(path: str) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[None]:
-    """Remove a temporary file or folder where the block that writes it fails.
+    """Remove a temporary file or folder if the block that writes it fails.
 
     Raises:
-        FullError: it failed for want of space, whatever the library that wrote calls that.
+        FullError: no space was left, whatever the exception of the library that wrote.
     """
     try:
         yield
@@ -515,7 +515,7 @@ def whole(path: Path) -> Iterator[None]:
             else:
                 path.unlink(missing_ok=True)
         if full:
-            raise FullError(f"no space left for {path.parent}: make room, and the same command goes on") from None
+            raise FullError(f"no space left for {path.parent}: free some space and rerun the command") from None
         raise
 
 

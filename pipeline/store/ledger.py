@@ -1,8 +1,8 @@
-"""An append-only list of entries in one folder, which several writers may add to and in which a change is noticed.
+"""An append-only, tamper-evident list of entries in one folder, for concurrent writers.
 
-Entry n is the file `0000000n.json`. It holds its content, its number, the SHA-256 of the file of the entry before and a
-digest of itself. To append is to create the next number, which a store lets only one of several writers do; the others
-look at what the winner wrote and take the number after it. Nothing is ever written over or removed.
+Entry n is the file `0000000n.json`. It holds its content, its number, the SHA-256 of the previous entry's file and a
+digest of itself. An entry is appended by exclusive creation of the next number; a writer that loses the race reads the
+winner's entry and uses the following number. No file is ever overwritten or removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import is_sealed, sealed
 
 PAUSES = (0.1, 0.3, 1.0, 3.0)
-"""Seconds between tries of a request that a store did not answer."""
+"""Seconds between attempts of a request that a store did not answer."""
 
 _ENTRY = re.compile(r"[0-9]{8}\.json")
 _KEYS = frozenset({"number", "previous", "writer", "content", "digest"})
@@ -35,22 +35,22 @@ Content = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One entry of a ledger, as it was appended."""
+    """One entry of a ledger."""
 
     number: int  # 0 for the first
     content: dict[str, Any]
-    sha256: str  # of its file, hexadecimal: what the next entry names it by
+    sha256: str  # hexadecimal digest of its file, which the next entry contains
 
 
 def read_ledger(store: Store) -> list[LedgerEntry]:
-    """All entries, in their order; empty where there is none yet.
+    """All entries, in order; empty if there are none.
 
     Args:
         store: the folder of the ledger.
 
     Raises:
-        UserError: in one line, with the number: a hole, an edited entry, one that does not follow the one before, or a
-            file that is no entry.
+        UserError: one line with the number: a missing or edited entry, one that does not follow the previous one, or a
+            file that is not an entry.
         IncompleteError: the store does not answer.
     """
     names = _patiently(store, lambda: store.names(""))
@@ -75,20 +75,20 @@ def read_ledger(store: Store) -> list[LedgerEntry]:
 
 
 def append_entry(store: Store, make: Callable[[Sequence[LedgerEntry]], Content | None]) -> list[LedgerEntry]:
-    """Append what follows from the entries so far; when another writer was quicker, what follows from its entry too.
+    """Append content computed from the previous entries; it is computed again if another writer appends first.
 
     Args:
         store: the folder of the ledger; it need not exist yet.
-        make: from all entries, what to append: plain values; None where there is nothing left to append. It is called
-            again for each entry that another writer adds meanwhile.
+        make: returns the content to append for all entries, as plain values; None to append nothing. It is called
+            again for each entry that another writer appends meanwhile.
 
     Returns:
-        All entries, with the one that was appended, if one was, as the last.
+        All entries, including the appended one, if any, as the last.
 
     Raises:
-        UserError: as `read_ledger`, or the store has no way to create a file only where it is absent.
-        IncompleteError: the store does not answer. Whether the entry stands is not known then; `make` sees it the next
-            time.
+        UserError: as `read_ledger`, or the store cannot create a file only if it is absent.
+        IncompleteError: the store does not answer. The entry may have been written; `make` receives it in the next
+            call.
     """
     for _ in range(_RACES):
         entries = read_ledger(store)
@@ -108,24 +108,24 @@ def append_entry(store: Store, make: Callable[[Sequence[LedgerEntry]], Content |
         )
         if _created(store, entry_file(number), data):
             return [*entries, _checked(store, number, data, entries)]
-    raise IncompleteError(f"{store.url}: {_RACES} other writers were quicker; run it again")
+    raise IncompleteError(f"{store.url}: {_RACES} other writers appended first; rerun the command")
 
 
 def entry_file(number: int) -> str:
-    """The name of an entry's file in the folder of the ledger."""
+    """The file name of an entry in the folder of the ledger."""
     return f"{number:08d}.json"
 
 
 def _read(store: Store, number: int) -> bytes | None:
-    """The file of an entry; None where it is not there."""
+    """The file of an entry; None if it does not exist."""
     return _patiently(store, lambda: store.read_many([entry_file(number)])[0])
 
 
 def _created(store: Store, name: str, data: bytes) -> bool:
-    """Create an entry; False where another writer was quicker.
+    """Create an entry; False if another writer created it first.
 
-    A creation whose answer is lost may have been done, also where the file system asks again by itself: then the file
-    that is in the way is this writer's.
+    A creation whose response is lost may have succeeded, also if the file system repeats requests by itself; the
+    existing file is then this writer's.
     """
 
     def create() -> bool:
@@ -136,19 +136,19 @@ def _created(store: Store, name: str, data: bytes) -> bool:
             if not problem.startswith(start := f"cannot write to run directory {store.url}: "):
                 raise
             raise UserError(
-                f"ledger {store.url} cannot be written to: {problem.removeprefix(start)}: give the right to write "
-                "there, and the same command goes on"
+                f"ledger {store.url} cannot be written to: {problem.removeprefix(start)}: grant write access "
+                "and rerun the command"
             ) from None
 
     return _patiently(store, create)
 
 
 def _patiently(store: Store, work: Callable[[], T]) -> T:
-    """Do requests that may be done again, until the store answers.
+    """Repeat idempotent requests until the store answers.
 
     Raises:
-        UserError: it answers that the folder is not there, or may not be used; or it is a disk.
-        IncompleteError: it does not answer.
+        UserError: the folder does not exist or access is denied, or the store is a local disk.
+        IncompleteError: the store does not answer.
     """
     for pause in (*PAUSES, None):
         try:
@@ -158,11 +158,11 @@ def _patiently(store: Store, work: Callable[[], T]) -> T:
         except Exception as error:
             if not is_of_storage(error):
                 raise
-            if store.local:  # another try would fail alike
+            if store.local:  # another attempt would fail as well
                 raise UserError(f"ledger {store.url}: {_reason(error)}") from None
             if pause is None:
                 raise IncompleteError(
-                    f"ledger {store.url} does not answer ({_reason(error)}): the same command goes on when it does"
+                    f"ledger {store.url} does not answer ({_reason(error)}): rerun the command later"
                 ) from None
             time.sleep(pause)
     raise AssertionError
@@ -177,10 +177,10 @@ def _reason(error: Exception) -> str:
 
 
 def _checked(store: Store, number: int, data: bytes | None, before: Sequence[LedgerEntry]) -> LedgerEntry:
-    """An entry, if it is as it was appended and follows the one before.
+    """Parse an entry and check that it is unchanged and follows the previous one.
 
     Raises:
-        UserError: it is not, or does not.
+        UserError: one of these checks fails.
     """
     where = f"ledger {store.url}: entry {number}"
     if data is None:

@@ -1,9 +1,9 @@
 """The run lock: only one driver works in a run directory at a time.
 
-Every acquisition of the lock has a number and a file of its own, `lock/000007.json`, which only its driver writes. The
-highest number holds the lock. A takeover creates the next number, which a store lets only one of several drivers do. No
-number is used twice, so a driver that was suspended never writes over its successor's file. Clocks are not compared:
-the holder changes its file at every heartbeat, and a waiting driver watches whether the file changes.
+Every acquisition of the lock has a number and a separate file, `lock/000007.json`, which only its driver writes. The
+highest number holds the lock. A takeover is the exclusive creation of the next number. No number is used twice, so a
+driver that was suspended never overwrites its successor's file. Clocks are not compared: the holder changes its file
+at every heartbeat, and a waiting driver watches whether the file changes.
 
 On a local file system of a known type the holder also locks `lock/flock`, which the kernel releases when its process
 ends, so that no driver has to watch there. Other file systems may grant such a lock on two machines at once.
@@ -32,34 +32,34 @@ from pipeline.store.files import Store, to_json
 FOLDER = "lock"
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 45.0
-"""A lock whose file does not change for this long is free, where nothing else shows that its process is gone."""
+"""A lock whose file does not change for this time is free, if nothing else shows whether its process has ended."""
 
 CONFIRM_SECONDS = STALE_SECONDS / 3
-"""A driver whose last heartbeat is older asks the store before it changes anything in its run directory."""
+"""A driver whose last heartbeat is older checks the lock in the store before it changes its run directory."""
 
 LOCAL_FILE_SYSTEMS = frozenset({"apfs", "btrfs", "ext4", "ntfs", "overlay", "tmpfs", "xfs", "zfs"})
 """Types of mounts on which a file lock holds for every process that sees the file."""
 
 PADDED_BYTES = 768
-"""Size of a lock file: a heartbeat is written over the last one, which takes no space on a full disk."""
+"""Size of a lock file: a heartbeat overwrites the last one, which also works on a full disk."""
 
 _TRIES = 20
-_FLOCK_SECONDS = 0.25  # to wait for the file lock, which `lock_is_live` takes for a moment
+_FLOCK_SECONDS = 0.25  # wait for the file lock, which `lock_is_live` holds briefly
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The content of a lock file: the driver that acquired the lock, and its number of heartbeats."""
 
-    owner: str  # random, of one `RunLock`
+    owner: str  # random identifier of one `RunLock`
     host: str
     pid: int
-    machine: str | None  # processes with the same value see each other's process ids; None: not known
+    machine: str | None  # processes with the same value see each other's process ids; None: unknown
     beats: int
     heartbeat: float  # seconds since 1970 by the holder's clock, which may be wrong
     released: bool = False
     flock: bool = False  # whether the holder also locks `lock/flock`
-    process_started: float = 0.0  # for version 0.9.0, which watches every holder whose `machine` has another form
+    process_started: float = 0.0  # for version 0.9.0, which watches holders with another form of `machine`
 
     def to_bytes(self) -> bytes:
         """The JSON of the lock file, padded with spaces."""
@@ -72,8 +72,8 @@ _HOLDER = TypeAdapter(Holder)
 class RunLock:
     """The lock of a run directory, a context manager.
 
-    The lock is free when it was given back, when its process is gone (as seen on the same machine and in the same
-    container, or by its file lock), or when its file did not change for `STALE_SECONDS` while it was watched.
+    The lock is free if it was released, if its process has ended (as seen on the same machine and in the same
+    container, or by its file lock), or if its file did not change for `STALE_SECONDS` while it was watched.
     """
 
     def __init__(self, store: Store, say: Callable[[str], None] | None = None) -> None:
@@ -81,11 +81,11 @@ class RunLock:
 
         Args:
             store: the run directory.
-            say: called with a line when the holder has to be watched.
+            say: called with a message when the holder has to be watched.
         """
         self.store = store
         self.held = store.with_check(self.check_held)
-        """The run directory, in which this driver changes nothing any more once another one has taken it over."""
+        """The run directory; changes raise once another driver has taken it over."""
         self.owner = uuid.uuid4().hex
         self.lost = threading.Event()
         self._flock = _flock_of(store)
@@ -101,7 +101,7 @@ class RunLock:
 
         Raises:
             BusyError: another live driver holds it.
-            UserError: the run directory cannot be written to, or what is in place of its lock cannot be read.
+            UserError: the run directory cannot be written to, or its lock cannot be read.
         """
         if self._flock is not None and not _acquire(self._flock, self.store):
             raise self._busy(_read_holder(self.store.find(_file(_latest(self.store)))))
@@ -117,11 +117,11 @@ class RunLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the lock back, unless another driver has taken it over."""
+        """Release the lock, unless another driver has taken it over."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(STALE_SECONDS)  # a store that does not answer delays no exit for longer
-        with contextlib.suppress(Exception):  # then the next driver sees that this process is gone, or watches it
+            self._thread.join(STALE_SECONDS)  # limits the delay of the exit if the store does not answer
+        with contextlib.suppress(Exception):  # the next driver then sees that this process has ended, or watches it
             if not self.lost.is_set():
                 self._write(released=True)
         _release(self._flock)
@@ -137,7 +137,7 @@ class RunLock:
         except BusyError:
             raise
         except Exception:
-            return  # the next change in the run directory reports the fault of the store
+            return  # the next change in the run directory reports the error of the store
 
     def check_held(self) -> None:
         """Check before a change in the run directory that this driver still holds the lock.
@@ -152,7 +152,7 @@ class RunLock:
             raise BusyError(f"run {self.store.url} was taken over by another driver")
 
     def _take(self) -> None:
-        """Take the number after the latest one, once that is free."""
+        """Acquire the number after the latest one, once that is free."""
         for _ in range(_TRIES):
             number = _latest(self.store)
             data = self.store.find(_file(number))
@@ -165,14 +165,14 @@ class RunLock:
         raise BusyError(f"run {self.store.url} was just taken by another driver")
 
     def _watch(self, number: int, data: bytes, holder: Holder | None) -> bool:
-        """Whether the file of a lock does not change for long; False if another look at the locks is needed.
+        """Whether the file of a lock stays unchanged for `STALE_SECONDS`; False if the locks must be read again.
 
         Raises:
             BusyError: the file changes, so a live driver holds the lock.
         """
         if self._say is not None:
             name = _name(holder)
-            self._say(f"watching for at most {STALE_SECONDS:.0f} s whether {name}, which held the run, lives")
+            self._say(f"checking for at most {STALE_SECONDS:.0f} s whether {name}, which held the run, still runs")
         if not _changes(self.store, number, data, STALE_SECONDS):
             return True
         holder = _read_holder(self.store.find(_file(number)))
@@ -181,7 +181,7 @@ class RunLock:
         return False
 
     def _create(self, number: int, watched: bytes | None) -> bool:
-        """Take a number; False if another driver has it or a higher one, or if the holder is alive again.
+        """Create a number; False if another driver has it or a higher one, or if the holder's file changed.
 
         `watched` is the content of the file of the number below, which did not change; None if that lock is free.
         """
@@ -189,7 +189,7 @@ class RunLock:
         try:
             created = self.store.create(name, self._content()) or self._has(number)
         except Exception:
-            created = self._has(number)  # the answer to a creation may be lost
+            created = self._has(number)  # the response to a creation may be lost
             if not created:
                 raise
         if not created:
@@ -200,27 +200,27 @@ class RunLock:
             self.store.remove(name)
             return False
         self._number = number
-        with contextlib.suppress(Exception):  # files of lower numbers that remain have no effect
+        with contextlib.suppress(Exception):  # remaining files of lower numbers have no effect
             for other in others:
                 self.store.remove(_file(other))
         return True
 
     def _has(self, number: int) -> bool:
-        """Whether the file of a number is this driver's."""
+        """Whether the file of a number belongs to this driver."""
         holder = _read_holder(self.store.find(_file(number)))
         return holder is not None and holder.owner == self.owner
 
     def _beat(self) -> None:
-        """Change the file of the lock, and then check whether this driver still holds the lock.
+        """Change the file of the lock, then check whether this driver still holds the lock.
 
-        A driver that takes it over creates a number and then checks whether the file has changed: one of the two sees
-        the other.
+        A driver that takes the lock over creates a number and then checks whether the file has changed, so at least
+        one of the two detects the other.
         """
         with self._beating:
             started = _now()
             data = self.store.find(_file(self._number))
             holder = _read_holder(data)
-            if data is not None and (holder is None or holder.owner == self.owner):  # a damaged file is written anew
+            if data is not None and (holder is None or holder.owner == self.owner):  # a damaged file is rewritten
                 self._write()
                 if _latest(self.store) == self._number:
                     self._confirmed = started
@@ -229,11 +229,11 @@ class RunLock:
 
     def _renew(self) -> None:
         while not self._stop.wait(HEARTBEAT_SECONDS) and not self.lost.is_set():
-            with contextlib.suppress(Exception):  # any fault of the store: the next heartbeat tries again
+            with contextlib.suppress(Exception):  # any error of the store: the next heartbeat retries
                 self._beat()
 
     def _content(self, released: bool = False) -> bytes:
-        """What the file of the lock holds at the next heartbeat."""
+        """The content of the lock file at the next heartbeat."""
         self._beats += 1
         return describe_process(self.owner, self._beats, released, self._flock is not None).to_bytes()
 
@@ -253,8 +253,8 @@ class RunLock:
 def lock_is_live(store: Store) -> bool:
     """Whether a live driver holds the run directory.
 
-    If neither its process nor its file lock can be seen from here, and its last heartbeat is not recent by the clocks,
-    its file is watched for two heartbeats.
+    If neither its process nor its file lock is visible on this machine, and its last heartbeat is not recent by the
+    clocks, its file is watched for two heartbeats.
     """
     number = _latest(store)
     data = store.find(_file(number))
@@ -264,7 +264,7 @@ def lock_is_live(store: Store) -> bool:
     if holder is not None:
         if _is_gone(holder):
             return False
-        with contextlib.suppress(UserError):  # a directory that may only be read
+        with contextlib.suppress(UserError):  # a read-only directory
             if holder.flock and (flock := _flock_of(store)) is not None:
                 if free := _acquire(flock, store):
                     _release(flock)
@@ -281,9 +281,9 @@ def describe_process(owner: str, beats: int, released: bool = False, flock: bool
 
 
 def machine() -> str | None:
-    """A name for all processes that see each other's process ids: one start of a machine, one container of it.
+    """An identifier shared by processes that see each other's process ids: one boot and one container of a machine.
 
-    Host names do not tell containers apart. None where there is no such name: then the heartbeat is watched.
+    Host names do not distinguish containers. None if there is no identifier: the heartbeat is then watched.
     """
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -292,10 +292,10 @@ def machine() -> str | None:
 
 
 def _is_gone(holder: Holder) -> bool:
-    """Whether the lock was given back, or its process has ended as far as this machine shows."""
+    """Whether the lock was released, or its process has ended as far as this machine can see."""
     if not holder.released and holder.machine is not None and holder.machine == machine():
         try:
-            os.kill(holder.pid, 0)  # only asks whether there is such a process
+            os.kill(holder.pid, 0)  # only checks that the process exists
         except ProcessLookupError:
             return True
         except (OSError, OverflowError):
@@ -304,7 +304,7 @@ def _is_gone(holder: Holder) -> bool:
 
 
 def _read_holder(data: bytes | None) -> Holder | None:
-    """The content of a lock file; None if it is damaged or gone."""
+    """The content of a lock file; None if it is damaged or missing."""
     try:
         return None if data is None else _HOLDER.validate_json(data)
     except ValidationError:
@@ -316,13 +316,13 @@ def _name(holder: Holder | None) -> str:
 
 
 def _flock_of(store: Store) -> FileLock | None:
-    """The file lock of a run directory; None if its file system is not known to keep machines apart."""
+    """The file lock of a run directory; None if its file system is not known to be local."""
     try:
         mounts = psutil.disk_partitions(all=True) if store.local else []
     except (OSError, psutil.Error):
         return None
     mounts = [mount for mount in mounts if Path(store.root).is_relative_to(mount.mountpoint)]
-    mounts.sort(key=lambda mount: len(mount.mountpoint))  # of two at one place the later one counts
+    mounts.sort(key=lambda mount: len(mount.mountpoint))  # of two mounts at one path the later one counts
     if not mounts or mounts[-1].fstype.lower() not in LOCAL_FILE_SYSTEMS:
         return None
     path = store.path(f"{FOLDER}/flock")
@@ -345,7 +345,7 @@ def _acquire(flock: FileLock, store: Store) -> bool:
 
 
 def _release(flock: FileLock | None) -> None:
-    """Release the file lock, and remove its file: a driver that has opened that one opens another."""
+    """Release the file lock and remove its file; a driver that has that file open opens the new one."""
     if flock is not None:
         with contextlib.suppress(OSError):
             os.unlink(flock.lock_file)
@@ -353,20 +353,20 @@ def _release(flock: FileLock | None) -> None:
 
 
 def _changes(store: Store, number: int, data: bytes, seconds: float) -> bool:
-    """Whether a lock file changes within so many seconds in which this process is awake."""
+    """Whether a lock file changes within `seconds`, not counting time in which this process is suspended."""
     pause = min(1.0, HEARTBEAT_SECONDS / 5)
     watched, last = 0.0, time.monotonic()
     while watched < seconds:
         time.sleep(pause)
         if store.find(_file(number)) != data:
             return True
-        watched += min(time.monotonic() - last, 2 * pause)  # no watching while this process was suspended
+        watched += min(time.monotonic() - last, 2 * pause)  # excludes time in which this process was suspended
         last = time.monotonic()
     return False
 
 
 def _latest(store: Store) -> int:
-    """The highest number that was taken; 0 if there is none."""
+    """The highest existing number; 0 if there is none."""
     return max(_numbers(store), default=0)
 
 
@@ -380,5 +380,5 @@ def _file(number: int) -> str:
 
 
 def _now() -> float:
-    """Seconds on a clock that is never set and that goes on while the machine sleeps, where there is one."""
+    """Seconds of a monotonic clock that includes suspension of the machine, if available."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

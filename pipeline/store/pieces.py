@@ -1,4 +1,4 @@
-"""Files that are written and rows that are sorted in pieces, so that memory holds no more than some tens of MB."""
+"""Writing of files and sorting of rows in pieces, with at most some tens of MB of memory."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from pipeline.errors import UserError
 from pipeline.store.files import Store
 
 ROWS = 1 << 15
-"""Rows in a row group of a table that is written in pieces, and in a sorted run."""
+"""Rows per row group of a table that is written in pieces, and per sorted run."""
 
-_BATCH = 1 << 11  # rows of a run that a merge holds at a time
-_TABLES = 256  # small ones at a time: each takes some KB besides its rows
-_RUNS = 16  # runs of a level; they are merged to one of the next
+_BATCH = 1 << 11  # rows of a run in memory during a merge
+_TABLES = 256  # maximum number of small tables: each takes some KB besides its rows
+_RUNS = 16  # runs of a level that are merged to one of the next
 
 
 def write_pieces(store: Store, name: str, schema: pa.Schema, pieces: Iterable[pa.Table]) -> str:
-    """Write a Parquet file in row groups of `ROWS`: the same rows give the same bytes, however they are cut.
+    """Write a Parquet file in row groups of `ROWS`: the same rows give the same bytes for any split into pieces.
 
     Every page has a checksum.
 
     Args:
         store: the run directory.
-        name: of the file.
-        schema: of all pieces.
-        pieces: of any length.
+        name: name of the file.
+        schema: schema of the pieces.
+        pieces: tables of any length.
 
     Returns:
         The SHA-256 of the file, hexadecimal.
@@ -54,18 +54,18 @@ def write_pieces(store: Store, name: str, schema: pa.Schema, pieces: Iterable[pa
 
 
 class SortedRows:
-    """Rows of any number, to be read in the order of their keys.
+    """Any number of rows, read in the order of their keys.
 
-    The last of them stand in memory, the others in sorted runs in a temporary folder, which goes with the object. Rows
-    with equal keys come in no particular order. DuckDB would take half the time, and twice the memory of a driver.
+    The last rows are in memory, the others in sorted runs in a temporary folder that is removed with the object. The
+    order of rows with equal keys is undefined. DuckDB takes half the time, and twice the memory of a driver.
     """
 
     def __init__(self, schema: pa.Schema, keys: Sequence[str]) -> None:
-        """Hold no row yet.
+        """Create an empty collection.
 
         Args:
-            schema: of all rows.
-            keys: columns of numbers or strings without nulls, by which rows ascend.
+            schema: schema of the rows.
+            keys: columns of numbers or strings without nulls, in ascending order.
         """
         self.schema = schema
         self.keys = list(keys)
@@ -76,14 +76,14 @@ class SortedRows:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return self.count
 
     def add(self, rows: pa.Table) -> None:
         """Add rows, in any order.
 
         Raises:
-            UserError: there is no space for temporary files.
+            UserError: no space is left for temporary files.
         """
         self._waiting.append(rows)
         self._held += len(rows)
@@ -95,7 +95,7 @@ class SortedRows:
             self._waiting, self._held = [], 0
 
     def pieces(self) -> Iterator[pa.Table]:
-        """All rows in order, in pieces of a bounded length; may be read several times."""
+        """All rows in order, in pieces of bounded length; may be called several times."""
         runs = [path for level in self._levels for path in level]
         if runs:
             yield from self._merged(runs, self._in_memory())
@@ -103,7 +103,7 @@ class SortedRows:
             yield self._in_memory()
 
     def first(self, count: int) -> pa.Table:
-        """The first rows in order, at most so many."""
+        """The first `count` rows in order, or all if there are fewer."""
         rows = self.schema.empty_table()
         for piece in self.pieces() if count else ():
             rows = pa.concat_tables([rows, piece.slice(0, count - len(rows))])
@@ -123,7 +123,7 @@ class SortedRows:
         return rows.sort_by([(key, "ascending") for key in self.keys])
 
     def _spill(self, level: int, pieces: Iterable[pa.Table]) -> None:
-        """Write a sorted run, and merge the runs of its level when there are many."""
+        """Write a sorted run, and merge the runs of its level if there are many."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="seenset-sorting-")
         while len(self._levels) <= level:
@@ -145,14 +145,14 @@ class SortedRows:
                 os.unlink(run)
 
     def _merged(self, paths: Sequence[str], others: pa.Table) -> Iterator[pa.Table]:
-        """The rows of sorted runs and of one sorted table in order, a batch of each run in memory."""
+        """Merge sorted runs and one sorted table, with one batch of each run in memory."""
         with contextlib.ExitStack() as stack:
             files = [pa.ipc.open_file(stack.enter_context(pa.OSFile(path, "rb"))) for path in paths]
             unread = [self._batches(file) for file in files] + [iter(())]
             heads = [next(batches, self.schema.empty_table()) for batches in unread[:-1]] + [others]
             live = [index for index, head in enumerate(heads) if len(head)]
             while live:
-                # rows up to the smallest last key of a batch that is followed by more are all at hand
+                # all rows up to the smallest last key of an unfinished run's batch are in memory
                 ends = {index: self._key(heads[index], len(heads[index]) - 1) for index in live}
                 cut = min(ends.values())
                 counts = {index: self._up_to(heads[index], cut) for index in live}
@@ -170,5 +170,5 @@ class SortedRows:
         return tuple(rows[key][index].as_py() for key in self.keys)
 
     def _up_to(self, rows: pa.Table, cut: tuple[object, ...]) -> int:
-        """How many of the sorted rows have a key of at most the cut."""
+        """Number of sorted rows with a key <= `cut`."""
         return bisect_right(range(len(rows)), cut, key=lambda index: self._key(rows, index))

@@ -1,4 +1,4 @@
-"""Receipts: the durable proof that one stage finished one shard, and the tables that they name, checked by digest."""
+"""Receipts: durable proof that one stage finished one shard; and their tables, checked by digest."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from pipeline.store.files import Store, to_json
 _log = logging.getLogger(__name__)
 
 DIGEST = "digest"
-"""The key of a receipt's file under which the SHA-256 of all its other keys stands."""
+"""Key of a receipt's file with the SHA-256 of all its other keys."""
 
-REMADE = "seenset run makes it again"
+REMADE = "seenset run writes it again"
 
 COMPACTED = 500
-"""Receipts of one compaction, at most."""
+"""Maximum number of receipts of one compaction."""
 
 AT_ONCE = 256
-"""Receipts that are read side by side; memory holds no more of them."""
+"""Receipts that are read concurrently and held in memory."""
 
 _SUFFIX = ".json.gz"
-_Entry = tuple[str, list[str], str]  # shard, what the listing said of its receipt, the receipt
+_Entry = tuple[str, list[str], str]  # shard, mark of its receipt in the listing, receipt
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a table of a run directory was when it was written."""
+    """Size and digest of a table of a run directory when it was written."""
 
     rows: int
     size: int  # bytes
-    sha256: str  # of the whole file, hexadecimal
+    sha256: str  # hexadecimal, of the whole file
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,18 @@ class Receipt:
     quarantine: str | None
     reasons: dict[str, int]
     fingerprint: dict[str, Any]
-    files: dict[str, FileRecord]  # by name: data, quarantine and whatever else is read through the receipt
-    documents: str  # SHA-256 of the shard's ids and texts as they were read, before any transform
+    files: dict[str, FileRecord]  # by name: data, quarantine and all other files that are read through the receipt
+    documents: str  # SHA-256 of the shard's ids and texts before any transform
     tokens: int = 0
     n_truncated: int = 0
     seconds: float = 0.0
-    gradient: dict[str, Any] | None = None  # over what the gradient norm was taken and how, if it was
-    spent: dict[str, int] | None = None  # requests and tokens, where an endpoint was asked
-    earlier: tuple[str, ...] = ()  # tables of earlier receipts, in their order, that its data goes on from
-    n_judged: int = 0  # left out, because an earlier run has audited their text
+    gradient: dict[str, Any] | None = None  # weights and method of the gradient norm, if computed
+    spent: dict[str, int] | None = None  # requests and tokens, if an endpoint was used
+    earlier: tuple[str, ...] = ()  # tables of earlier receipts, in order, that its data extends
+    n_judged: int = 0  # left out because an earlier run audited their text
 
     def __post_init__(self) -> None:
-        """Refuse a receipt that loses a document, or that names a file without its digest."""
+        """Refuse a receipt with inconsistent counts, or with a file without digest."""
         if self.n_in != self.n_scored + self.n_quarantined + self.n_judged:
             raise ValueError(
                 f"shard {self.shard}: {self.n_in} in, {self.n_scored} scored, {self.n_quarantined} quarantined, "
@@ -84,7 +84,7 @@ class Receipt:
         return self.n_in - self.n_judged
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as a file holds them: the receipt's own digest is the last."""
+        """Plain values for a file; the receipt's digest is the last."""
         return sealed(json.loads(to_json(asdict(self))))
 
     @classmethod
@@ -92,12 +92,12 @@ class Receipt:
         """The inverse of `to_dict`.
 
         Args:
-            value: what a file holds.
-            where: its place, for messages.
+            value: content of a file.
+            where: path of the file, for messages.
 
         Raises:
-            DamagedError: a value differs from the one that was written.
-            UserError: a version that kept no digests wrote it.
+            DamagedError: a value differs from the written one.
+            UserError: a version without digests wrote it.
         """
         if not isinstance(value, dict):
             raise DamagedError(f"{where} is damaged: no mapping of keys to values; {REMADE}")
@@ -118,16 +118,16 @@ class Receipt:
             raise UserError(f"{where} was written by another version of seenset: {error}") from None
 
 
-_KEYS = frozenset(entry.name for entry in fields(Receipt))  # others were written by another version
+_KEYS = frozenset(entry.name for entry in fields(Receipt))  # other keys indicate another version
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of plain values, with a digest of itself as the last."""
+    """A record of plain values with its digest as the last key."""
     return {**value, DIGEST: json_digest(value)}
 
 
 def is_sealed(value: Mapping[str, Any]) -> bool:
-    """Whether a record is as `sealed` left it."""
+    """Whether a record from `sealed` is unchanged."""
     return value.get(DIGEST) == json_digest({key: value[key] for key in value if key != DIGEST})
 
 
@@ -137,14 +137,14 @@ def json_digest(value: Any) -> str:
 
 
 def receipt_name(stage: str, shard: str) -> str:
-    """Where a receipt stands in the run directory."""
+    """The file name of a receipt in the run directory."""
     return f"receipts/{stage}/{shard}.json"
 
 
 def write_receipt(store: Store, stage: str, receipt: Receipt) -> Receipt:
-    """File the receipt if the shard has none yet; return the one that counts.
+    """Write the receipt if the shard has none; return the valid one.
 
-    Of two attempts that end at the same moment one wins, and readers trust only the files that it names.
+    If two attempts end at the same time, one wins, and readers use only the files that its receipt names.
     """
     if store.create(receipt_name(stage, receipt.shard), to_json(receipt.to_dict())):
         return receipt
@@ -154,16 +154,16 @@ def write_receipt(store: Store, stage: str, receipt: Receipt) -> Receipt:
 
 
 def withdraw_receipt(store: Store, stage: str, shard: str) -> None:
-    """Remove the receipt of a shard, which the stage then has to finish again."""
+    """Remove the receipt of a shard, so that the stage processes the shard again."""
     store.remove(receipt_name(stage, shard))
 
 
 def read_receipt(store: Store, stage: str, shard: str) -> Receipt | None:
-    """The receipt of one shard; None while the stage has not finished it.
+    """The receipt of one shard; None if the stage has not finished it.
 
     Raises:
-        DamagedError: it is not as it was written.
-        UserError: a version that kept no digests wrote it.
+        DamagedError: it is damaged.
+        UserError: a version without digests wrote it.
     """
     data = store.find(receipt_name(stage, shard))
     return None if data is None else _parsed(store, stage, shard, data)
@@ -182,10 +182,10 @@ def _parsed(store: Store, stage: str, shard: str, data: bytes) -> Receipt:
 
 
 def intact_receipts(store: Store, stage: str) -> Iterator[Receipt]:
-    """All receipts of a stage; one that is not as it was written is withdrawn, and its shard has to be finished again.
+    """All receipts of a stage; a damaged receipt is removed, and its shard is processed again.
 
     Raises:
-        UserError: a version that kept no digests wrote one.
+        UserError: a version without digests wrote one.
     """
     for shard, data in _contents_of_receipts(store, stage):
         try:
@@ -196,23 +196,23 @@ def intact_receipts(store: Store, stage: str) -> Iterator[Receipt]:
 
 
 def made_again(error: DamagedError) -> str:
-    """The error as a line for the run that makes the file again."""
-    return f"{str(error).removesuffix(f'; {REMADE}')}; its shard is done again"
+    """The error as a message of the run that writes the file again."""
+    return f"{str(error).removesuffix(f'; {REMADE}')}; its shard is processed again"
 
 
 def read_receipts(store: Store, stage: str) -> Iterator[Receipt]:
-    """All receipts of a stage, in the order of their shards.
+    """All receipts of a stage, ordered by shard.
 
     Raises:
-        DamagedError: one is not as it was written.
-        UserError: a version that kept no digests wrote one.
+        DamagedError: a receipt is damaged.
+        UserError: a version without digests wrote one.
     """
     for shard, data in _contents_of_receipts(store, stage):
         yield _parsed(store, stage, shard, data)
 
 
 def _contents_of_receipts(store: Store, stage: str) -> Iterator[tuple[str, bytes]]:
-    """Shard and content of every receipt of a stage, in the order of their shards."""
+    """Shard and content of every receipt of a stage, ordered by shard."""
     places: dict[str, str] = {}
     if store.local:
         names = store.names(f"receipts/{stage}", ".json")
@@ -234,9 +234,9 @@ def _contents_of_receipts(store: Store, stage: str) -> Iterator[tuple[str, bytes
 
 
 def compact_receipts(store: Store, stage: str) -> None:
-    """Compact the receipts of a stage that no compaction holds, and remove compactions that hold none that counts.
+    """Compact the receipts of a stage that no compaction contains, and remove compactions without valid receipts.
 
-    On a local disk nothing is done: its files are read at no cost. May be called at any time, by several drivers.
+    A local disk needs no compaction. May be called at any time, by several drivers.
     """
     if store.local:
         return
@@ -261,14 +261,14 @@ def compact_receipts(store: Store, stage: str) -> None:
 
 
 def _places(store: Store, stage: str, marks: dict[str, list[str]]) -> dict[str, str]:
-    """The compaction of every shard whose receipt is as it was when it was compacted."""
+    """The compaction of every shard whose receipt has not changed since compaction."""
     names = _compactions(store, stage)
-    store.read_many(names, keep=True)  # side by side
+    store.read_many(names, keep=True)  # concurrently
     return {shard: name for name in names for shard, mark, _ in _entries(store, name) if marks.get(shard) == mark}
 
 
 def _entries(store: Store, name: str) -> list[_Entry]:
-    """What a compaction holds; nothing where it is gone or not what its name says."""
+    """The entries of a compaction; empty if it is missing or does not match its name."""
     (data,) = store.read_many([name], keep=True)
     if data is None or hashlib.sha256(data).hexdigest() != name.rsplit("/", 1)[-1].removesuffix(_SUFFIX):
         return []
@@ -286,15 +286,15 @@ def _marks(store: Store, stage: str) -> dict[str, list[str]]:
 
 
 _checked: set[tuple[str, str, object]] = set()
-"""What this process has checked: address, digest, and on a local disk the file's time of change.
+"""Files that this process has checked: address, digest, and on a local disk the modification time.
 
-Selection reads a score file several times over; its digest is taken the first time. On a local disk a file that was
-changed since is checked again. An object store's objects never change under their name: each attempt has its own.
+Selection reads a score file several times; its digest is computed the first time. On a local disk a file that was
+changed since is checked again. Objects of an object store are immutable: each attempt writes under another name.
 """
 
 
 def write_filed(store: Store, name: str, table: pa.Table) -> FileRecord:
-    """Write a Parquet file, atomically, and say what its receipt is to say of it."""
+    """Write a Parquet file atomically and return its record for the receipt."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     data = buffer.getvalue()
@@ -308,7 +308,7 @@ def read_filed(
     """A table that a receipt names, by default its data.
 
     Raises:
-        DamagedError: the file is gone, or is not the one that was filed.
+        DamagedError: the file is missing, or differs from its record in the receipt.
         UserError: it cannot be read now.
     """
     name = receipt.data if name is None else name
@@ -325,10 +325,10 @@ def read_filed(
 
 
 def _table_of(data: bytes, columns: Sequence[str] | None) -> pa.Table:
-    """A table of a few thousand rows: `pq.read_table` takes four times as long, for threads that it has no use for.
+    """Parse a table of a few thousand rows; `pq.read_table` takes four times as long, because of its threads.
 
     Raises:
-        pa.ArrowInvalid: it is no such table, or a column is not in it.
+        pa.ArrowInvalid: it is not a Parquet table, or a column is missing.
     """
     with pq.ParquetFile(pa.BufferReader(data)) as file:
         for name in columns or ():
@@ -339,19 +339,19 @@ def _table_of(data: bytes, columns: Sequence[str] | None) -> pa.Table:
 
 
 def check_filed(store: Store, name: str, record: FileRecord) -> bytes:
-    """The content of a file, which has the digest that its receipt gives.
+    """The content of a file, checked against the digest in its receipt.
 
     Raises:
-        DamagedError: the file is gone, or is not the one that was filed.
+        DamagedError: the file is missing, or differs from its record in the receipt.
         OSError: it cannot be read now.
     """
     where = f"{store.url}/{name}"
     try:
-        # Before it is read: a change in between is seen the next time.
+        # Taken before the read, so that a change in between is detected the next time.
         state = (where, record.sha256, os.stat(store.path(name)).st_mtime_ns if store.local else None)
         data = store.read_fixed(name)
     except FileNotFoundError:
-        raise DamagedError(f"{where} is gone, and its receipt names it; {REMADE}") from None
+        raise DamagedError(f"{where} is missing; {REMADE}") from None
     if state not in _checked:
         if hashlib.sha256(data).hexdigest() != record.sha256:
             raise DamagedError(f"{where} is damaged: its content is not what was filed; {REMADE}")

@@ -1,1 +1,1 @@
-"""One training loop, resumable."""
+"""The resumable training loop."""

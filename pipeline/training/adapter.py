@@ -1,4 +1,4 @@
-"""Adapters before training: their layers, their settings in peft, AdaLoRA's penalty, and the name of their folder."""
+"""Adapters before training: layers, peft settings, AdaLoRA's penalty, and the name of the folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ADALORA_START = 1.5
-"""AdaLoRA begins with this many times the rank that it ends with."""
+"""Ratio of AdaLoRA's initial rank to its final rank."""
 
 ADALORA_ORTHOGONAL = 0.5
 """Weight of AdaLoRA's penalty on directions that are not orthogonal."""
@@ -34,10 +34,10 @@ def linear_modules(model: Any) -> list[str]:
 
 
 def check_targets(model: Any, target_modules: Sequence[str]) -> None:
-    """Check that a model, whose weights are not read, has the layers that an adapter is to change.
+    """Check that a model has the target layers of an adapter; its weights are not read.
 
     Raises:
-        UserError: it has not.
+        UserError: a layer is missing.
     """
     modules = linear_modules(model)
     for module in target_modules:
@@ -49,14 +49,14 @@ def check_targets(model: Any, target_modules: Sequence[str]) -> None:
 def adapter_config(model: Any, config: FinetuneConfig, steps: int) -> PeftConfig:
     """The peft configuration of an adapter for this model.
 
-    AdaLoRA starts at 1.5 times `rank`, keeps that for a tenth of the steps, and is at `rank` for the last three
-    tenths. IA3 scales the inputs of the feed-forward output layers that peft knows for this kind of model, and the
+    AdaLoRA starts at 1.5 times `rank`, keeps it for the first tenth of the steps, and has `rank` in the last three
+    tenths. IA3 scales the inputs of the feed-forward output layers that peft lists for this type of model, and the
     outputs of all others.
 
     Args:
-        model: the base model.
-        config: with a method that is an adapter.
-        steps: of the whole training.
+        model: base model.
+        config: settings with an adapter method.
+        steps: number of steps of the whole training.
 
     Raises:
         UserError: target_modules that the model does not have, or too few steps for AdaLoRA.
@@ -70,7 +70,7 @@ def adapter_config(model: Any, config: FinetuneConfig, steps: int) -> PeftConfig
         targets = list(config.target_modules)
     common: dict[str, Any] = {"task_type": "CAUSAL_LM", "target_modules": targets}
     if config.method == "ia3":
-        # As a pattern: a list must be part of target_modules, which may be written in another length.
+        # As a pattern: a list must be a subset of target_modules, whose names may have another length.
         names = "|".join(re.escape(name) for name in FEEDFORWARD.get(model.config.model_type, []))
         return peft.IA3Config(feedforward_modules=rf"(.*\.)?({names})" if names else [], **common)
     if config.method == "adalora":
@@ -91,10 +91,10 @@ def adapter_config(model: Any, config: FinetuneConfig, steps: int) -> PeftConfig
 
 
 def orthogonality(weights: dict[str, Tensor]) -> Tensor:
-    """AdaLoRA's penalty (Zhang et al. 2023, eq. 4): the mean distance of its directions from orthogonal ones.
+    """AdaLoRA's penalty (Zhang et al. 2023, eq. 4): the mean deviation of its directions from orthogonality.
 
     Args:
-        weights: those that are trained, by name.
+        weights: trained weights, by name.
 
     Returns:
         float32 scalar, >= 0, already weighted.
@@ -111,12 +111,12 @@ def orthogonality(weights: dict[str, Tensor]) -> Tensor:
 
 
 def adapter_key(base: Mapping[str, str], config: FinetuneConfig, texts: Iterable[str]) -> str:
-    """A name for the adapter that a training makes: a digest of all that decides its weights.
+    """A name for the adapter of a training: a digest of everything that determines its weights.
 
     Args:
-        base: what the base model is (`models.fingerprint_model`); its dtype is left out: a training has its own.
-        config: how it is trained.
-        texts: what it is trained on, in order.
+        base: fingerprint of the base model (`models.fingerprint_model`); its dtype is ignored: `config` has another.
+        config: settings of the training.
+        texts: training texts, in order.
 
     Returns:
         12 hexadecimal digits.

@@ -1,4 +1,4 @@
-"""The memory of a training: pieces of the logits, passes of bounded size, and activations that are computed again."""
+"""Memory use of training: logits in pieces, passes of bounded size, and recomputed activations."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from pipeline.models.devices import check_lost, out_of_memory
 from pipeline.models.opened import Tail, agree, embedding_rows, stated_tail
 
 PIECE_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 27}
-"""Logits that exist at a time: what a CPU trains on in one pass stays below, and a GPU has half a GiB in float32."""
+"""Maximum number of logits in memory: more than one pass on a CPU has, and half a GiB of float32 on a GPU."""
 
 SHORT_TOKENS = 256
-"""Up to this length of a text a whole matrix of attention costs little memory."""
+"""Maximum text length for which a full attention matrix takes little memory."""
 
 
 def batch_loss(model: Any, documents: Sequence[Sequence[int]]) -> tuple[Tensor, int]:
-    """Mean cross-entropy over the predicted tokens of a batch (float32 scalar, nats), and the number of these tokens.
+    """Mean cross-entropy of the predicted tokens of a batch (float32 scalar, nats), and the number of these tokens.
 
-    Padding is masked by length, because in many models the pad token occurs in texts too.
+    Padding is masked by length, because the pad token of many models also occurs in texts.
     """
     ids = pad_sequence([torch.tensor(document) for document in documents], batch_first=True)
     mask = pad_sequence([torch.ones(len(document), dtype=torch.long) for document in documents], batch_first=True)
@@ -41,13 +41,13 @@ def batch_loss(model: Any, documents: Sequence[Sequence[int]]) -> tuple[Tensor, 
 
 
 def loss_of_tokens(model: Any, batch: Mapping[str, Tensor], predicted: Tensor) -> tuple[Tensor, int]:
-    """Mean cross-entropy over some tokens of a batch (float32 scalar, nats), and the number of these tokens.
+    """Mean cross-entropy of some tokens of a batch (float32 scalar, nats), and the number of these tokens.
 
     Args:
-        model: or what it is within.
-        batch: what it is called with, by name, on any device: input_ids and attention_mask (documents, tokens), and
-            what else it reads, such as pictures.
-        predicted: bool, (documents, tokens - 1): True at a place before a token whose loss counts.
+        model: the model or a wrapper of it.
+        batch: arguments of the model, by name, on any device: input_ids and attention_mask (documents, tokens), and
+            other inputs such as pictures.
+        predicted: bool, (documents, tokens - 1): True before each token whose loss counts.
     """
     batch = {name: value.to(model.device) for name, value in batch.items()}
     predicted = predicted.to(model.device)
@@ -75,22 +75,21 @@ def _mean_loss(model: Any, batch: Mapping[str, Tensor], predicted: Tensor, targe
 
 
 def _causal_model(model: Any) -> Any:
-    """The model of transformers within an adapter of peft and an engine of DeepSpeed, if it is in one."""
+    """The transformers model inside of a peft adapter and a DeepSpeed engine, if any."""
     model = getattr(model, "module", model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Run a model that `_may_have_head` up to its head.
+    """Run a model for which `_may_have_head` is true up to its head.
 
     Args:
-        model: or what it is within.
-        batch: what it is called with, by name: input_ids and attention_mask (documents, tokens), and what else it
-            reads.
+        model: the model or a wrapper of it.
+        batch: arguments of the model, by name: input_ids and attention_mask (documents, tokens), and other inputs.
 
     Returns:
-        The hidden states that its head reads, (documents, tokens, hidden), and the model's logits of the last column,
-        (documents, 1, vocabulary).
+        The input of its head, (documents, tokens, hidden), and the model's logits of the last column, (documents, 1,
+        vocabulary).
     """
     outputs: list[Any] = []
     handle = _causal_model(model).base_model.register_forward_hook(lambda module, args, output: outputs.append(output))
@@ -107,7 +106,7 @@ _proven: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary(
 
 
 def _may_have_head(causal: Any) -> bool:
-    """Whether a model can be run up to its head; one that another device holds a part of is used as a whole."""
+    """Whether a model can be run up to its head; a model on several devices is always run as a whole."""
     tail = stated_tail(causal) if _proven.get(causal, True) else None
     if tail is None or any(hasattr(weight, "ds_id") for weight in tail.head.parameters()):
         return False
@@ -115,9 +114,9 @@ def _may_have_head(causal: Any) -> bool:
 
 
 def _proven_tail(causal: Any, hidden: Tensor, last: Tensor) -> Tail | None:
-    """The tail, if it gives the logits that the model itself gave of the last column; else the model has another.
+    """The tail, if it gives the model's logits of the last column; else None.
 
-    It is applied with gradients at hand: autocast keeps what it casts, and would keep it without them.
+    It is applied with gradients enabled: autocast caches cast weights, and would cache them without gradients.
     """
     tail = stated_tail(causal)
     if tail is not None and causal not in _proven:
@@ -126,11 +125,11 @@ def _proven_tail(causal: Any, hidden: Tensor, last: Tensor) -> Tail | None:
 
 
 class _InPieces(torch.autograd.Function):
-    """Sum of the cross-entropy of rows, with the gradient taken piece by piece while the loss is."""
+    """Sum of the cross-entropy of rows; loss and gradient are computed together, piece by piece."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, targets: Tensor, tail: Tail, pieces: int, *weights: Tensor) -> Tensor:
-        """Of rows (tokens, hidden) and targets (tokens,); `weights` are those of the head that are trained."""
+        """Loss of rows (tokens, hidden) and targets (tokens,); `weights` are the trained weights of the head."""
         total = torch.zeros((), device=rows.device)
         wanted = ctx.needs_input_grad[0] or bool(weights)
         of_rows: list[Tensor] = []
@@ -152,17 +151,17 @@ class _InPieces(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients by the loss's own."""
+        """The gradients, scaled by the gradient of the loss."""
         of_rows, *of_weights = (gradient * outer[0].to(gradient.dtype) for gradient in ctx.saved_tensors)
         return of_rows, None, None, None, *of_weights
 
 
 def attention(device: torch.device, longest: int) -> AbstractContextManager[Any]:
-    """How attention is computed: on a CPU the fused kernel's gradients take most of its time on short texts.
+    """Context for attention: on a CPU the gradients of the fused kernel take most of the time of short texts.
 
     Args:
-        device: of the model.
-        longest: tokens of the longest text of a pass.
+        device: device of the model.
+        longest: number of tokens of the longest text of a pass.
     """
     return _plain_attention() if device.type == "cpu" and longest <= SHORT_TOKENS else nullcontext()
 
@@ -173,53 +172,53 @@ def _plain_attention() -> AbstractContextManager[Any]:
 
 
 def _attention_is_plain() -> bool:
-    """Whether `_plain_attention` is in force."""
+    """Whether `_plain_attention` is active."""
     return not torch.backends.cuda.flash_sdp_enabled() and not torch.backends.cuda.mem_efficient_sdp_enabled()
 
 
 CPU_PASS_TOKENS = 256
-"""Tokens of one pass on a CPU, padding included: there as many tokens are as quick in several passes as in one."""
+"""Tokens of one pass on a CPU, including padding: larger passes are not faster there."""
 
 MOST_PASS_TOKENS = 1 << 14
-"""Elsewhere, where a pass keeps little."""
+"""Maximum tokens of one pass on other devices."""
 
 PASS_BYTES = 8 << 30
-"""Elsewhere, what a pass keeps for its gradients. A constant: the card must not decide which bytes come out."""
+"""Bytes that a pass keeps for gradients on other devices. A constant, so that results do not depend on the GPU."""
 
 PROBES = (16, 48)
-"""Tokens of the two texts that tell what a token more keeps."""
+"""Tokens of the two texts from which the bytes per additional token are measured."""
 
 
 Item = TypeVar("Item", bound=Sized)
-"""What a model is trained on: token ids, or a picture with some; its length is that of them all."""
+"""A training document: token ids, or a picture with token ids; its length is the number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassSize:
-    """How a step is taken apart."""
+    """The size of the passes of a step."""
 
-    tokens: int | None  # of one pass, padding included; a longer document is a pass alone. None: a step is one pass
-    recomputes: bool  # whether activations within a layer are computed again for the gradients
+    tokens: int | None  # maximum per pass, with padding; a longer document is a separate pass. None: one pass per step
+    recomputes: bool  # whether activations inside of layers are recomputed for gradients
 
 
 Loss = Callable[[Any, Sequence[Any]], tuple[Tensor, int]]
-"""Mean cross-entropy of a model over the predicted tokens of some documents, and the number of these tokens."""
+"""Returns the mean cross-entropy of the predicted tokens of some documents, and the number of these tokens."""
 
 
 def pass_size(model: Any, documents: Sequence[Sized], config: FinetuneConfig, loss: Loss | None = None) -> PassSize:
     """The size of a training's passes.
 
-    It follows from the settings, the kind of device, the model and the longest document: the same job gives the same
-    bytes on a card of any size.
+    It depends on the settings, the type of device, the model and the longest document: the same training gives the same
+    bytes on a GPU of any size.
 
     Args:
-        model: with what is trained of it, on its device.
-        documents: token ids, or pictures with some.
-        config: how it is trained.
-        loss: of pictures, of which a token keeps what the longest one says; None for texts.
+        model: model with its trainable weights, on its device.
+        documents: token ids, or pictures with token ids.
+        config: settings of the training.
+        loss: loss for pictures, whose bytes per token are measured on the longest one; None for texts.
 
     Raises:
-        UserError: `recompute` for a model whose layers cannot be.
+        UserError: `recompute` is set for a model whose layers cannot be recomputed.
     """
     if config.recompute and not layers_of(model):
         raise UserError(f"recompute: {type(_causal_model(model)).__name__} has no layers that torch can compute again")
@@ -242,7 +241,7 @@ def pass_size(model: Any, documents: Sequence[Sized], config: FinetuneConfig, lo
 
 
 def bytes_of_token(model: Any, config: FinetuneConfig, recomputes: bool) -> float:
-    """Bytes that a token more of a pass keeps for the gradients: the difference of two short texts.
+    """Bytes that an additional token of a pass keeps for gradients, from the difference of two short texts.
 
     Args:
         model: with what is trained of it.
@@ -254,21 +253,21 @@ def bytes_of_token(model: Any, config: FinetuneConfig, recomputes: bool) -> floa
 
 
 def _read_made_up(model: Any, tokens: int) -> Any:
-    """What a model makes of a text of so many tokens."""
+    """The loss of a model for an artificial text of `tokens` tokens."""
     ids = torch.arange(tokens, device=model.device)[None] % embedding_rows(_causal_model(model))
     if _may_have_head(_causal_model(model)):
         return hidden_states(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    return batch_loss(model, [ids[0].tolist()])  # its logits are kept too
+    return batch_loss(model, [ids[0].tolist()])  # including its logits
 
 
 def bytes_kept(model: Any, config: FinetuneConfig, recomputes: bool, read: Callable[[], Any]) -> int:
-    """Bytes of all that a pass keeps for the gradients, but for weights.
+    """Bytes of all tensors except weights that a pass keeps for gradients.
 
     Args:
         model: with what is trained of it.
         config: how it is trained.
         recomputes: whether activations within a layer are computed again.
-        read: runs the pass and returns what holds its graph.
+        read: runs the pass and returns an object that holds its graph.
     """
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     sizes: dict[int, int] = {}
@@ -281,13 +280,13 @@ def bytes_kept(model: Any, config: FinetuneConfig, recomputes: bool, read: Calla
 
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with recomputed(model, recomputes), arithmetic(model, config), hooks:
-        outputs = read()  # kept, else another tensor could take the place of one that is counted
+        outputs = read()  # keeps the tensors, so that no address is reused
     del outputs
     return sum(sizes.values())
 
 
 def layers_of(model: Any) -> list[Any]:
-    """The layers of a model that can be computed again on their own."""
+    """The layers of a model that can be recomputed separately."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -295,9 +294,9 @@ def layers_of(model: Any) -> list[Any]:
 
 @contextmanager
 def recomputed(model: Any, wanted: bool) -> Iterator[None]:
-    """Keep only the inputs of every layer, and compute what is within again for the gradients.
+    """Keep only the inputs of every layer and recompute its activations for gradients.
 
-    transformers does so in training mode alone, in which dropout would make weights depend on how a batch is shared.
+    transformers supports this only in training mode, in which dropout makes weights depend on the split of a batch.
     """
     layers = layers_of(model) if wanted else []
     before = [layer.__dict__.get("forward") for layer in layers]
@@ -314,9 +313,9 @@ def recomputed(model: Any, wanted: bool) -> Iterator[None]:
 
 
 def _run_again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A layer whose activations are computed again, with the attention of the first time.
+    """Run a layer with recomputed activations; the recomputation uses the attention of the first run.
 
-    A layer may read another length than the whole model does, as those of a vision tower do, so its inputs do not tell.
+    Its inputs do not determine the attention: layers of a vision tower have another length than the text.
     """
     plain = _attention_is_plain()
 
@@ -327,7 +326,7 @@ def _run_again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def typed(model: Any, config: FinetuneConfig) -> FinetuneConfig:
-    """The settings with a type in the place of dtype auto, for a training that no run has decided."""
+    """The settings with a concrete dtype instead of auto, for a training outside of a run."""
     if config.dtype != "auto":
         return config
     processor = processor_here(1 if model.device.type == "cuda" else 0)
@@ -335,12 +334,12 @@ def typed(model: Any, config: FinetuneConfig) -> FinetuneConfig:
 
 
 def arithmetic(model: Any, config: FinetuneConfig) -> Any:
-    """The arithmetic of a pass."""
+    """The autocast context of a pass."""
     return torch.autocast(model.device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
 
 
 def passes_of(documents: Sequence[Item], most_tokens: int | None) -> Iterator[list[Item]]:
-    """Runs of documents, each of at most so many tokens with its padding, or of one document; None makes one run."""
+    """Split documents into passes of at most `most_tokens` including padding, or of one document; None: one pass."""
     some: list[Item] = []
     for document in documents:
         longest = max(len(other) for other in [*some, document])
@@ -353,16 +352,16 @@ def passes_of(documents: Sequence[Item], most_tokens: int | None) -> Iterator[li
 
 @contextmanager
 def explained(config: FinetuneConfig, size: PassSize, documents: Sequence[Sized], alone: bool) -> Iterator[None]:
-    """Say in one line what to set where the memory of a step ends, and when the device is lost.
+    """Convert out-of-memory errors of a step to a message with settings to change, and detect a lost device.
 
     Args:
-        config: of the training.
-        size: of its passes.
-        documents: of the step.
+        config: settings of the training.
+        size: size of its passes.
+        documents: documents of the step.
         alone: whether no other process waits for this one.
 
     Raises:
-        UserError: the memory ended; where others wait an IncompleteError, after which Ray Train ends them too.
+        UserError: out of memory; an IncompleteError if others wait, after which Ray Train stops them too.
         LostDeviceError: the device refuses all further work.
     """
     try:
@@ -377,11 +376,11 @@ def explained(config: FinetuneConfig, size: PassSize, documents: Sequence[Sized]
         message = " ".join(str(error).split(". ")[0].split())
     kind = UserError if alone else IncompleteError
     longest = max(map(len, documents))
-    raise kind(f"the memory of the device ended in training ({message}); {_advice(config, size, longest)}")
+    raise kind(f"the device ran out of memory in training ({message}); {_advice(config, size, longest)}")
 
 
 def _advice(config: FinetuneConfig, size: PassSize, longest: int) -> str:
-    """What to set so that a pass takes less memory."""
+    """Settings that reduce the memory of a pass."""
     changes = []
     if size.tokens is not None and size.tokens > longest:
         changes.append(f"pass_tokens below {size.tokens}")

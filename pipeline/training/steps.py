@@ -1,4 +1,4 @@
-"""From the loss of a batch to new weights: in one process, in several that share each batch, or by DeepSpeed's ZeRO."""
+"""Optimizer steps: in one process, in several that share each batch, or with DeepSpeed's ZeRO."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from pipeline.store.files import whole
 
 MAX_GRADIENT_NORM = 1.0
 BUCKET_ELEMENTS = 8 << 20
-"""Gradients that are added up over the processes in one call."""
+"""Number of gradient elements that are summed over the processes in one call."""
 
 PART = ".part"
-"""End of the name of a checkpoint that is being written. A process writes one of its own: another may not have died."""
+"""Suffix of a checkpoint that is being written, with a name per process: an earlier process may still be running."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """The processes that train one model together; one alone by default."""
+    """The processes that train one model together; by default one."""
 
     rank: int = 0
     size: int = 1
 
     @staticmethod
     def joined() -> ProcessGroup:
-        """The process group of torch.distributed, or a single process where it has not been started."""
+        """The process group of torch.distributed, or a single process if it is not initialized."""
         if not distributed.is_available() or not distributed.is_initialized():
             return ProcessGroup()
         return ProcessGroup(distributed.get_rank(), distributed.get_world_size())
@@ -48,7 +48,7 @@ class ProcessGroup:
         return value
 
     def first_problem(self, problem: str | None) -> str | None:
-        """The problem of the lowest rank that has one, or None. Every process must call this."""
+        """The problem of the lowest rank that has one, or None. Collective: every process must call it."""
         if self.size == 1:
             return problem
         messages: list[str | None] = [None] * self.size
@@ -60,15 +60,15 @@ ALONE = ProcessGroup()
 
 
 def _trained_weights(model: Any) -> dict[str, Tensor]:
-    """The weights that take gradients, by name."""
+    """The weights that require gradients, by name."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 class Updates:
-    """AdamW over the trained weights. Every process holds all of them and makes the same step."""
+    """AdamW for the trained weights. Every process holds all of them and makes the same step."""
 
     def __init__(self, model: Any, rate: float, processes: ProcessGroup, adalora: Any = None) -> None:
-        """`adalora` is peft's AdaLoRA model, which lowers the ranks of its updates by their gradients."""
+        """`adalora` is peft's AdaLoRA model, which reduces the ranks of its updates according to their gradients."""
         self.model = model
         self.processes = processes
         self.weights = _trained_weights(model)
@@ -81,24 +81,24 @@ class Updates:
         objective.backward()
 
     def apply(self, rate: float, step: int) -> None:
-        """One update by the gradients of all parts, summed over the processes; `step` counts from 1."""
+        """Make one update with the gradients of all parts, summed over the processes; `step` counts from 1."""
         self._add_up_gradients()
         torch.nn.utils.clip_grad_norm_(self.weights.values(), MAX_GRADIENT_NORM)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
         if self._adalora is not None:
-            for weight in self.weights.values():  # a layer that the loss does not reach is worth no rank
+            for weight in self.weights.values():  # a layer without gradient gets no rank
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             self._adalora.update_and_allocate(step)
         self._optimizer.zero_grad(set_to_none=True)
 
     def whole_state(self) -> dict[str, Tensor] | None:
-        """None: the model itself holds all of its weights (compare `ZeroUpdates.whole_state`)."""
+        """None: the model holds all of its weights (see `ZeroUpdates.whole_state`)."""
         return None
 
     def write(self, path: Path, record: Mapping[str, Any]) -> None:
-        """Write the weights, the optimizer's state and `record` to one file, whole or not at all."""
+        """Write the weights, the optimizer's state and `record` atomically to one file."""
         state = {
             **record,
             **_random_state(self.model.device),
@@ -118,7 +118,7 @@ class Updates:
         """Restore weights, optimizer and random state from a checkpoint.
 
         Returns:
-            The record that `write` was given; None, with nothing changed, if there is no checkpoint of this work.
+            The `record` that was written; None, without changes, if there is no checkpoint of this work.
         """
         if not path.is_file():
             return None
@@ -142,7 +142,7 @@ class Updates:
         if self.processes.size == 1:
             return
         weights = list(self.weights.values())
-        # A weight that no process has used (an expert without tokens) must stay without a gradient, as in one process.
+        # A weight that no process has used (an expert without tokens) must have no gradient, as in one process.
         used = torch.tensor([float(weight.grad is not None) for weight in weights], device=weights[0].device)
         self.processes.add_up(used)
         with_gradient = [weight for weight, count in zip(weights, used.tolist(), strict=True) if count]
@@ -156,7 +156,7 @@ class Updates:
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of the random number generators that a training draws from."""
+    """The state of the random number generators of a training."""
     state = {"rng": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda_rng"] = torch.cuda.get_rng_state(device)
@@ -188,7 +188,7 @@ DECIDED = (
     "optimizer", "scheduler", "gradient_clipping", "fp16", "bf16", "torch_autocast", "train_batch_size",
     "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
 )  # fmt: skip
-"""Keys that a settings file must not hold: the training's own settings decide them."""
+"""Keys that a settings file must not contain: the settings of the training determine them."""
 
 POINTER = "last.json"
 
@@ -197,10 +197,10 @@ def read_zero_settings(path: str) -> dict[str, Any]:
     """Read DeepSpeed settings.
 
     Args:
-        path: of a JSON file, or the name of settings that come with Seenset: zero2, zero3.
+        path: path of a JSON file, or the name of packaged settings: zero2, zero3.
 
     Raises:
-        UserError: no such name or file, not JSON, no ZeRO stage in it, a setting that the training decides, or
+        UserError: no such name or file, not JSON, no ZeRO stage, a setting that the training determines, or
             DeepSpeed is not installed.
     """
     try:
@@ -214,7 +214,7 @@ def read_zero_settings(path: str) -> dict[str, Any]:
         raise UserError(f"DeepSpeed settings {path}: zero_optimization.stage must be 1, 2 or 3, got {stage}")
     for key in DECIDED:
         if key in settings:
-            raise UserError(f"DeepSpeed settings {path}: {key} must go, the training's own settings decide it")
+            raise UserError(f"DeepSpeed settings {path}: remove {key}, which the settings of the training determine")
     if find_spec("deepspeed") is None:
         raise UserError(f"DeepSpeed settings {path} need DeepSpeed: pip install 'seenset[deepspeed]'")
     return settings
@@ -233,30 +233,30 @@ def _settings_file(path: str) -> Traversable:
 
 
 def zero_stage(settings: Mapping[str, Any]) -> Any:
-    """The ZeRO stage that settings ask for, if any."""
+    """The ZeRO stage in settings, if any."""
     zero = settings.get("zero_optimization")
     return zero.get("stage") if isinstance(zero, Mapping) else None
 
 
 class ZeroUpdates:
-    """AdamW over the trained weights. Each process holds a part of its state, and at stage 3 a part of the model."""
+    """AdamW for the trained weights. Each process holds a part of its state, and at stage 3 a part of the model."""
 
     def __init__(
         self, model: Any, rate: float, dtype: str, processes: ProcessGroup, settings: Mapping[str, Any]
     ) -> None:
-        """`dtype` is the arithmetic of a pass. torch.distributed must have been started."""
+        """`dtype` is the dtype of computations in a pass. torch.distributed must be initialized."""
         import deepspeed
 
-        if not torch.cuda.is_available():  # its communication of CPUs needs a minute of compiling; gloo needs none
+        if not torch.cuda.is_available():  # its CPU communication needs a minute of compilation; gloo needs none
             deepspeed.ops.__compatible_ops__ = {}
         self.processes = processes
         self.weights = _trained_weights(model)
         self.writes = True
         self._stage = zero_stage(settings)
-        self._shared = {"ranks": processes.size, "stage": self._stage}  # a checkpoint fits only the same two
+        self._shared = {"ranks": processes.size, "stage": self._stage}  # a checkpoint requires the same two
         optimizer = torch.optim.AdamW(self.weights.values(), lr=rate, weight_decay=0.0)
         decided: dict[str, Any] = {
-            "train_micro_batch_size_per_gpu": 1,  # bookkeeping alone: the loss is weighted by tokens
+            "train_micro_batch_size_per_gpu": 1,  # not used: the loss is weighted by tokens
             "gradient_clipping": MAX_GRADIENT_NORM,
         }
         if dtype != "float32":
@@ -266,17 +266,17 @@ class ZeroUpdates:
         )
 
     def accumulate(self, objective: Tensor) -> None:
-        """Take the gradient of a step's objective, summed over the processes."""
-        self.model.backward(objective * self.processes.size)  # DeepSpeed takes the mean over the processes
+        """Compute the gradient of a step's objective, summed over the processes."""
+        self.model.backward(objective * self.processes.size)  # DeepSpeed averages over the processes
 
     def apply(self, rate: float, step: int) -> None:
-        """One update by that gradient."""
+        """Make one update with that gradient."""
         for group in self.model.optimizer.param_groups:
             group["lr"] = rate
         self.model.step()
 
     def whole_state(self) -> dict[str, Tensor] | None:
-        """At stage 3 the trained weights, gathered on the first process; else None. Every process must call this."""
+        """At stage 3 the trained weights, gathered on the first process; else None. Every process must call it."""
         if self._stage < 3:
             return None
         import deepspeed
@@ -289,14 +289,14 @@ class ZeroUpdates:
         return gathered
 
     def write(self, path: Path, record: Mapping[str, Any]) -> None:
-        """Write the part of every process to a folder, then the pointer that makes the checkpoint valid."""
+        """Write the parts of all processes to a folder, then the pointer that makes the checkpoint valid."""
         tag = f"step-{len(record['losses'])}"
         state = {**record, **_random_state(self.model.device)}
         with whole(path / tag):
             self.model.save_checkpoint(
                 str(path), tag=tag, client_state={"said": state}, save_latest=False, exclude_frozen_parameters=True
             )
-        self.processes.add_up(torch.zeros(1, device=self.model.device))  # all parts are there
+        self.processes.add_up(torch.zeros(1, device=self.model.device))  # waits for all parts
         if self.processes.rank != 0:
             return
         part = path / f"{POINTER}.part"
@@ -307,7 +307,7 @@ class ZeroUpdates:
                 shutil.rmtree(older, ignore_errors=True)
 
     def read(self, path: Path, work: str) -> dict[str, Any] | None:
-        """As `Updates.read`; also None for a checkpoint of another number of processes or another ZeRO stage."""
+        """As `Updates.read`; also None for a checkpoint with another number of processes or another ZeRO stage."""
         pointer = path / POINTER
         if not pointer.is_file():
             return None

@@ -1,8 +1,8 @@
-"""One training loop, plain torch and peft: texts in, a folder with an adapter or a whole model out.
+"""The training loop with torch and peft: from texts to a folder with an adapter or a whole model.
 
-An adapter leaves the base model's weights as they are; they may be bfloat16. What is trained is float32, because
-at bfloat16 the small steps at the end of a cosine schedule would be rounded away. Several processes that
-torch.distributed joins share each batch and come to the same weights as one.
+The base model's weights, which an adapter does not change, may be bfloat16. Trained weights are float32, because
+bfloat16 would round away the small steps at the end of a cosine schedule. Several processes of torch.distributed share
+each batch and get the same weights as one process.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from pipeline.training.memory import (
 from pipeline.training.steps import ALONE, PART, ProcessGroup, Updates, ZeroUpdates
 
 BUCKET_BATCHES = 8
-"""Batches in one bucket of sorted texts: a larger bucket wastes less on padding, a smaller one mixes better."""
+"""Batches per bucket of sorted texts: a larger bucket has less padding, a smaller one more randomness."""
 
 CHECKPOINT_SECONDS = 60.0
-"""About how much work a killed training loses at most."""
+"""Approximate maximum work that a killed training loses, in seconds."""
 
 NOT_IN_FULL = (
     "method full trains all the weights, which a GGUF file or 8-bit and 4-bit loading do not give: "
@@ -64,24 +64,24 @@ NOT_IN_FULL = (
 
 @dataclass(slots=True)
 class Progress:
-    """What a training has done so far."""
+    """The progress of a training."""
 
-    losses: list[float] = field(default_factory=list)  # one a step
+    losses: list[float] = field(default_factory=list)  # one per step
     tokens: int = 0
     seconds: float = 0.0
-    began_at: list[int] = field(default_factory=list)  # for each attempt, the steps that were done when it began
+    began_at: list[int] = field(default_factory=list)  # completed steps at the start of each attempt
 
 
 class TrainingCheckpoint:
     """The checkpoint of one training, shared by its processes."""
 
     def __init__(self, folder: Path, work: Any, seconds: float) -> None:
-        """Prepare to read and write it; nothing is read yet.
+        """Prepare reading and writing; nothing is read yet.
 
         Args:
             folder: the training's output folder.
-            work: all that decides the weights apart from the model and the versions; JSON values.
-            seconds: between two checkpoints.
+            work: everything that determines the weights except the model and the versions, as JSON values.
+            seconds: minimum time between two checkpoints.
         """
         self.path = folder.with_name(f".{folder.name}.checkpoint")
         description = json.dumps([work, torch.__version__, version("peft")])
@@ -90,12 +90,12 @@ class TrainingCheckpoint:
         self._last = time.monotonic()
 
     def load(self, updates: Updates | ZeroUpdates) -> Progress:
-        """Restore a training from its checkpoint, if there is one of the same work.
+        """Restore a training from its checkpoint, if there is one for the same work.
 
         Raises:
             RuntimeError: the processes read different checkpoints; a restart may succeed.
         """
-        if updates.processes.rank == 0:  # of a process that was killed while it wrote
+        if updates.processes.rank == 0:  # left by a process that was killed during a write
             for part in self.path.parent.glob(f"{escape(self.path.name)}.*{PART}"):
                 part.unlink(missing_ok=True)
         state = updates.read(self.path, self._work_digest)
@@ -106,14 +106,14 @@ class TrainingCheckpoint:
         if total != steps * updates.processes.size:
             raise RuntimeError(f"this process read {self.path} at step {steps:g}, another one at another step")
         if state is None and updates.processes.rank == 0:
-            self.remove()  # of other work, or of other ways to hold the weights: it is not read again
+            self.remove()  # for other work or another distribution of weights
         progress.began_at.append(len(progress.losses))
         return progress
 
     def save(self, updates: Updates | ZeroUpdates, progress: Progress) -> None:
-        """Write a checkpoint if the last one is old enough. It appears whole or not at all."""
+        """Write a checkpoint atomically if the last one is old enough."""
         due = time.monotonic() - self._last >= self._seconds
-        if isinstance(updates, ZeroUpdates):  # all processes write together, so the clock of the first one decides
+        if isinstance(updates, ZeroUpdates):  # all processes write together, by the clock of the first one
             own_vote = torch.tensor(float(due and updates.processes.rank == 0), device=updates.model.device)
             due = bool(updates.processes.add_up(own_vote).item())
         if not due or not updates.writes:
@@ -123,7 +123,7 @@ class TrainingCheckpoint:
         self._last = time.monotonic()
 
     def remove(self) -> None:
-        """Remove the checkpoint: the training has ended."""
+        """Remove the checkpoint after the end of the training."""
         if self.path.is_dir():
             shutil.rmtree(self.path, ignore_errors=True)
         else:
@@ -136,9 +136,9 @@ class TrainingStep:
 
     step: int  # 1 .. steps
     steps: int
-    loss: float  # mean cross-entropy a token of this step's batch, before its update, in nats
-    seconds: float  # since the first step began
-    tokens: int  # predicted so far
+    loss: float  # mean cross-entropy per token of this step's batch before its update, in nats
+    seconds: float  # since the start of the first step
+    tokens: int  # number of predicted tokens so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,35 +146,35 @@ class TrainingResult:
     """The outcome of a training."""
 
     steps: int
-    losses: tuple[float, ...]  # one a step, nats a token
-    tokens: int  # that were predicted, over all epochs
+    losses: tuple[float, ...]  # per step, in nats per token
+    tokens: int  # number of predicted tokens over all epochs
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Lesson:
-    """How documents of one kind are learnt: texts, or pictures with captions."""
+    """Functions for training documents of one type: texts, or pictures with captions."""
 
     loss: Loss
-    predicted: Callable[[Any], int]  # tokens of a document whose loss counts
-    files: Any  # what is written beside a whole model, and can `save_pretrained`
-    probe: Loss | None = None  # that says what a pass keeps, where made-up texts do not
+    predicted: Callable[[Any], int]  # number of tokens of a document whose loss counts
+    files: Any  # tokenizer or processor that is saved with a whole model
+    probe: Loss | None = None  # for measuring the memory of a pass, if artificial texts cannot
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """How a training runs, apart from what decides the weights of one process."""
+    """Options of a training that do not affect the weights of one process."""
 
     on_step: Callable[[TrainingStep], None] | None = None  # called after every step
-    processes: ProcessGroup = ALONE  # share each batch, all with the same arguments; the first one writes
+    processes: ProcessGroup = ALONE  # share each batch and have the same arguments; the first one writes
     zero: Mapping[str, Any] | None = None  # DeepSpeed settings from `read_zero_settings`; None: no process shares state
-    base: Mapping[str, str] | None = None  # what the base model is (`models.fingerprint_model`), for the record
-    checkpoint_seconds: float | None = None  # work that a killed training loses at most; None: CHECKPOINT_SECONDS
+    base: Mapping[str, str] | None = None  # fingerprint of the base model (`models.fingerprint_model`), for the record
+    checkpoint_seconds: float | None = None  # maximum work that a killed training loses; None: CHECKPOINT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """One training: its arguments, checked."""
+    """The checked arguments of one training."""
 
     documents: Sequence[Any]
     lesson: _Lesson
@@ -193,13 +193,13 @@ class _Training:
         folder: str | Path,
         options: TrainingOptions,
     ) -> _Training:
-        """A training with its checkpoint beside the folder; `described`: the documents as JSON values."""
+        """A training with its checkpoint next to the folder; `described`: the documents as JSON values."""
         seconds = CHECKPOINT_SECONDS if options.checkpoint_seconds is None else options.checkpoint_seconds
         checkpoint = TrainingCheckpoint(Path(folder), [config.settings(), described], seconds)
         return cls(documents, lesson, config, Path(folder), options, checkpoint)
 
     def predicted(self, batch: Sequence[Any]) -> int:
-        """Tokens of a batch whose loss counts."""
+        """Number of tokens of a batch whose loss counts."""
         return sum(map(self.lesson.predicted, batch))
 
 
@@ -214,25 +214,24 @@ def train(
     output_folder: str | Path,
     options: TrainingOptions = PLAIN,
 ) -> TrainingResult:
-    """Train on `texts` and write the result, with `training.json`, to a folder that appears whole or not at all.
+    """Train on `texts` and write the result, with `training.json`, atomically to a folder.
 
-    The same model, texts, config and kind of device give the same weights, also where the training was killed and
-    called again: it goes on from a checkpoint beside the folder. The loss of a step is the mean cross-entropy over
-    the tokens of its batch. An adapter's method writes an adapter, and the model comes back without it, as it was
-    (not with DeepSpeed, which takes the model over); `full` writes a model with its tokenizer, and the model comes back
-    trained.
+    The same model, texts, config and type of device give the same weights, also if the training was killed and called
+    again: it resumes from a checkpoint next to the folder. The loss of a step is the mean cross-entropy of its tokens.
+    An adapter method writes an adapter and restores the model (except with DeepSpeed, which takes the model over);
+    `full` writes a model with its tokenizer, and `model` is trained in place.
 
     Args:
-        model: a causal language model of transformers, on its device; float32 for `full`.
-        tokenizer: the tokenizer that belongs to it.
-        texts: documents, at least `config.batch_size` (copies counted), each of at least 2 tokens.
-        config: how to train.
-        output_folder: local folder that does not exist yet, the same one for all processes.
-        options: how it runs.
+        model: causal language model of transformers, on its device; float32 for `full`.
+        tokenizer: tokenizer of the model.
+        texts: documents, at least `config.batch_size` (including copies), each of at least 2 tokens.
+        config: settings of the training.
+        output_folder: local folder that does not exist yet, the same for all processes.
+        options: options that do not affect the weights.
 
     Raises:
         UserError: the folder exists, the texts are too few or too short, the weights cannot be trained in full,
-            target_modules that do not exist, the loss is no finite number, or the memory of the device ended.
+            target_modules do not exist, the loss is not finite, or the device is out of memory.
         LostDeviceError: the device refuses all further work of this process.
         FullError: there is no space left for a checkpoint or the result.
     """
@@ -248,7 +247,7 @@ def train(
 
 
 def _check_job(output_folder: str | Path, documents: int, config: FinetuneConfig, zero: Any = None) -> None:
-    """Check what a training needs before anything is read.
+    """Check the requirements of a training before anything is read.
 
     Raises:
         UserError: the folder exists, too few documents, or settings that exclude each other.
@@ -262,7 +261,7 @@ def _check_job(output_folder: str | Path, documents: int, config: FinetuneConfig
 
 
 def _carry_on(model: Any, work: _Training) -> TrainingResult:
-    """Train from the beginning or from where a checkpoint was written; the arguments have been checked."""
+    """Train from the start or from a checkpoint; the arguments have been checked."""
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(work.config.seed)
         if work.config.method == "full":
@@ -272,19 +271,19 @@ def _carry_on(model: Any, work: _Training) -> TrainingResult:
 
 def _train_adapter(model: Any, work: _Training) -> TrainingResult:
     def save(attempt: Path, state: dict[str, Tensor] | None) -> None:
-        # "auto" would ask the hub whether the vocabulary has grown.
+        # "auto" queries the hub for the size of the vocabulary.
         arguments: dict[str, Any] = {} if state is None else {"state_dict": state}
         adapted.save_pretrained(str(attempt), safe_serialization=True, save_embedding_layers=False, **arguments)
         _sort_modules(attempt / ADAPTER_CONFIG)
 
     batches = _batches(work)
     with _restored_after(model):
-        from peft import get_peft_model  # costs seconds, and a run without training needs none of it
+        from peft import get_peft_model  # slow import, only needed for training
 
         with BUILDING:
             adapted = get_peft_model(model, adapter_config(model, work.config, len(batches)))
         try:
-            adapted.eval()  # dropout would make the weights depend on how a batch is shared
+            adapted.eval()  # dropout would make the weights depend on the split of a batch
             result = _train(adapted, batches, work, save)
         finally:
             if work.options.zero is None:
@@ -299,7 +298,7 @@ def _train_fully(model: Any, work: _Training) -> TrainingResult:
         raise UserError(f"method full trains float32 weights, got {model.dtype}: load the model with dtype float32")
 
     def save(attempt: Path, state: dict[str, Tensor] | None) -> None:
-        if not torch.cuda.is_available():  # else DeepSpeed, which saving imports, prints that it found none
+        if not torch.cuda.is_available():  # else DeepSpeed, imported by saving, prints that there is none
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         model.save_pretrained(str(attempt), safe_serialization=True, state_dict=state)
         work.lesson.files.save_pretrained(str(attempt))
@@ -311,7 +310,7 @@ def _train_fully(model: Any, work: _Training) -> TrainingResult:
 
 @contextmanager
 def _restored_after(model: Any) -> Iterator[None]:
-    """Restore, after the block, the model's mode and which of its weights take gradients."""
+    """Restore, after the block, the model's mode and which of its weights require gradients."""
     was_training = model.training
     needed_gradients = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:
@@ -326,7 +325,7 @@ def encode(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[list[i
     """The token ids of each text, cut to `max_tokens`.
 
     Raises:
-        UserError: a text has fewer than 2 tokens, so that there is nothing to predict.
+        UserError: a text has fewer than 2 tokens, so that no token can be predicted.
     """
     documents = [tokenizer(text)["input_ids"][:max_tokens] for text in texts]
     for index, document in enumerate(documents):
@@ -336,10 +335,10 @@ def encode(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[list[i
 
 
 def batches_of_an_epoch(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
-    """Batches of the texts of one epoch, by index: each text once, texts of like length together.
+    """Batches of the texts of one epoch, by index: each text once, grouped by similar length.
 
-    The texts are shuffled, cut into buckets of a few batches, sorted by length inside a bucket and cut into batches;
-    then the batches are shuffled. Seed and epoch decide the order.
+    The texts are shuffled, split into buckets of a few batches, sorted by length in each bucket and split into batches;
+    then the batches are shuffled. Seed and epoch determine the order.
     """
     rng = random.Random(f"{seed}/{epoch}")
     order = list(range(len(lengths)))
@@ -418,10 +417,10 @@ def _updates(model: Any, work: _Training) -> Updates | ZeroUpdates:
 
 
 def _accumulate(updates: Updates | ZeroUpdates, batch: Sequence[Any], size: PassSize, work: _Training) -> float:
-    """Add up the gradients of this process's part of a batch, pass by pass; the loss of the whole batch."""
+    """Accumulate the gradients of this process's part of a batch; returns the loss of the whole batch."""
     processes = work.options.processes
     documents = batch[processes.rank :: processes.size]
-    # A process without a document still takes part in the passes of the others, with no weight.
+    # A process without a document takes part in the passes of the others with weight 0.
     passes = list(passes_of(documents or batch[:1], size.tokens))
     total = torch.zeros((), device=updates.model.device)
     for number, some in enumerate(passes, 1):
@@ -442,7 +441,7 @@ def _write(
     began_at: list[int],
     work: _Training,
 ) -> None:
-    """Write the weights to a temporary folder beside the output folder, and rename it when it is whole."""
+    """Write the weights to a temporary folder next to the output folder, and rename it when it is complete."""
     folder = work.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     attempt = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -463,7 +462,7 @@ def _write(
 
 
 def _place(attempt: Path, folder: Path) -> None:
-    """Give a whole folder its name, unless another process has finished the same training before."""
+    """Rename a complete folder, unless another process has finished the same training before."""
     try:
         os.rename(attempt, folder)
     except OSError:
@@ -473,7 +472,7 @@ def _place(attempt: Path, folder: Path) -> None:
 
 
 def _sort_modules(path: Path) -> None:
-    """Put the adapter's module names, which peft keeps in a set, in an order that no hash seed changes."""
+    """Sort the adapter's module names, which peft keeps in a set, so that they do not depend on the hash seed."""
     settings = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(settings.get("target_modules"), list):
         settings["target_modules"] = sorted(settings["target_modules"])
@@ -482,11 +481,11 @@ def _sort_modules(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _CaptionedPicture:
-    """A picture with its caption, as a model is trained on it."""
+    """A picture with its caption as a training document."""
 
     picture: bytes  # encoded
-    ids: list[int]  # of the prompt, with a token for every part of the picture, and of the caption
-    first: int  # place of the caption's first token, >= 1
+    ids: list[int]  # token ids of the prompt, including all picture tokens, and of the caption
+    first: int  # index of the caption's first token, >= 1
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -499,21 +498,21 @@ def train_pictures(
     output_folder: str | Path,
     options: TrainingOptions = PLAIN,
 ) -> TrainingResult:
-    """Train on pictures with captions and write the result to a folder that appears whole or not at all.
+    """Train on pictures with captions and write the result atomically to a folder.
 
-    A document is the prompt that asks for a description, with the picture in it, and the caption as the answer; only
-    the tokens of the caption count in the loss. All else is as with `train`: the same model, pictures, config and kind
-    of device give the same weights, also where the training was killed and called again.
+    A document is a prompt for a description, with the picture, and the caption as the answer; only the tokens of the
+    caption count in the loss. As in `train`, the same model, pictures, config and type of device give the same weights,
+    also if the training was killed and called again.
 
     Args:
-        lm: from `open_picture_model`, on its device; float32 for method `full`.
-        pictures: encoded pictures that can be decoded, each with its caption; at least `config.batch_size`.
-        config: how to train. `max_tokens` cuts the caption.
+        lm: model from `open_picture_model`, on its device; float32 for method `full`.
+        pictures: valid encoded pictures, each with its caption; at least `config.batch_size`.
+        config: settings of the training. `max_tokens` truncates the caption.
         output_folder: local folder that does not exist yet.
-        options: how it runs, in one process.
+        options: options that do not affect the weights, for one process.
 
     Raises:
-        UserError: as `train`; a model without a processor, no caption, or a picture that leaves no room for one.
+        UserError: as `train`; or a model without a processor, no caption, or a picture that fills all positions.
         LostDeviceError: the device refuses all further work of this process.
         FullError: there is no space left for a checkpoint or the result.
     """

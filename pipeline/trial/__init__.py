@@ -1,1 +1,1 @@
-"""Trials: an audit of a model whose training data is known, held against the truth."""
+"""Trials: audits of models whose training data is known, compared with the truth."""

@@ -1,4 +1,4 @@
-"""A trial of the verdict on a collection: over repeats, what shows that it was trained on, and what alarms falsely."""
+"""A trial of the verdict on a collection: over repeats, how often it is shown as trained on, rightly or wrongly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.trial.config import TrialConfig
 from pipeline.trial.repeats import Pool, by_model, estimate_of, repeats
 
 COLLECTIONS = ("audited", "never trained on")
-"""The audited documents; and those of them alone that the model was not trained on, of which nothing is true."""
+"""The audited documents; and only those that the model was not trained on, for which every result is wrong."""
 
 COLLECTIONS_SCHEMA = pa.schema(
     [
@@ -39,14 +39,14 @@ COLLECTIONS_SCHEMA = pa.schema(
 
 
 def measure_collections(pool: Pool, config: TrialConfig, model: int) -> pa.Table:
-    """The verdict on each collection of every repeat over one model's scores (`COLLECTIONS_SCHEMA`).
+    """The verdicts on each collection of every repeat over one model's scores (`COLLECTIONS_SCHEMA`).
 
-    `at_least` is the count of the first selection that seeks members, of blocks where documents depend on each other;
-    null where it bounds none. The permutation test
-    reads all detectors; groups move whole where the trial's documents have some, otherwise families.
+    `at_least` is the count of the first selection of direction members, of blocks where documents depend on each other;
+    null where it has no bound. The permutation test
+    reads all detectors; it permutes groups where the trial's documents have some, otherwise families.
 
     Raises:
-        UserError: too few documents for the permutation test: says how many it takes.
+        UserError: too few documents for the permutation test; the message states the required number.
     """
     seeking = next(selection for selection in config.selections if selection.direction == "members")
     names = sorted(pool.scores.columns)
@@ -84,11 +84,11 @@ def measure_collections(pool: Pool, config: TrialConfig, model: int) -> pa.Table
 
 
 def collection_rows(settings: Mapping[str, Any], measured: pa.Table) -> list[Row]:
-    """A row for each collection: how often the count and the test show that it was trained on.
+    """One row per collection: how often the count and the test show that it was trained on.
 
     Args:
-        settings: of the point.
-        measured: `COLLECTIONS_SCHEMA`, of all its models.
+        settings: settings of the point.
+        measured: table of `COLLECTIONS_SCHEMA`, for all its models.
     """
     return [
         _row(settings, name, measured.filter(pc.equal(measured["collection"], name)))
@@ -101,7 +101,7 @@ def _row(settings: Mapping[str, Any], name: str, measured: pa.Table) -> Row:
     counted = measured["at_least"].null_count == 0
     at_least = measured["at_least"].to_numpy() if counted else np.zeros(len(measured))
     by_count = estimate_of(by_model((at_least > 0).astype(np.float64), model)) if counted else UNDEFINED
-    p_values = measured["p_value"].fill_null(1.0).to_numpy()  # a repeat without a test shows nothing by it
+    p_values = measured["p_value"].fill_null(1.0).to_numpy()  # a repeat without a test counts as not shown
     models = np.unique(model).size
     return {
         **shown(settings),
@@ -121,7 +121,7 @@ def _row(settings: Mapping[str, Any], name: str, measured: pa.Table) -> Row:
 
 
 def collection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
-    """The rows of `collection_rows` for a terminal."""
+    """The table of `collection_rows` for a terminal."""
     names = ("audited", "trained in", "selected", "repeats without any", "at least (count)", "count shows it")
     figures = of_numbers(*names, "median p", TEST_SHOWS)
     table = Table(*labels(settings), "collection", *figures, title=f"{COLLECTIONS_TITLE} {interval_scope(rows)}")

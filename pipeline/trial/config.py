@@ -1,4 +1,4 @@
-"""The configuration of a trial, the points of its sweep, and the audits that follow from it."""
+"""The configuration of a trial, the points of its sweep, and its audits."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
 
 KNOWN_SHARE = 1 / 3
-"""Share of all documents that calibrate, if a selection needs them and the trial does not say how many."""
+"""Default share of all documents that calibrate, if a selection needs them."""
 
 Count = Annotated[int, Field(ge=0)]
 Amount = Count | Annotated[float, Field(ge=0, le=1)]
 
 
 class ContaminationConfig(FinetuneConfig):
-    """How a random part of the documents is trained into the model."""
+    """The training of a random part of the documents into the model."""
 
     share: float = Field(0.5, ge=0, le=1, description="Share of the documents outside calibration that is trained in.")
 
 
 BY_WORDS = "classifier"
-"""A shift along what words tell apart, and no column."""
+"""A shift along the direction in which words differ most, without a column."""
 
 
 class ShiftConfig(Section):
-    """How the documents that calibrate differ from those that are audited."""
+    """The difference between calibration and audited documents."""
 
     by: str = Field(
         BY_WORDS,
@@ -51,12 +51,12 @@ class ShiftConfig(Section):
     strength: float = Field(
         1.0,
         allow_inf_nan=False,
-        description="Odds to calibrate grow by e^strength a standard deviation; below 0: small values calibrate.",
+        description="Odds to calibrate grow by e^strength per standard deviation; below 0: small values calibrate.",
     )
 
 
 class SplitConfig(Section):
-    """Which documents calibrate and which are audited, drawn anew in every repeat."""
+    """The documents that calibrate and those that are audited, drawn again in every repeat."""
 
     unseen: Amount | None = Field(
         None, description="Untrained documents that calibrate: number or share; default: a third if needed."
@@ -70,7 +70,7 @@ class SplitConfig(Section):
     )
     label_noise: float = Field(0.0, ge=0, lt=1, description="Share of calibration documents with a wrong label.")
     shift: ShiftConfig | None = Field(
-        None, description="How calibration documents differ from the audited; default: not."
+        None, description="How calibration documents differ from the audited; default: no difference."
     )
 
 
@@ -120,22 +120,22 @@ class TrialConfig(Section):
                 "documents.caption is needed: pictures are trained in with their captions, name its column"
             )
         if self.verdict and all(selection.direction != "members" for selection in self.selections):
-            raise ValueError("verdict asks for members: give a selection of direction members, or set verdict: false")
+            raise ValueError("verdict needs a selection of direction members: give one, or set verdict: false")
         return self
 
     @property
     def work_folder(self) -> str:
-        """Where contaminated models and their audits are."""
+        """Folder of contaminated models and their audits."""
         return self.work if self.work is not None else self.run
 
     @property
     def reads_words(self) -> bool:
-        """Whether repeats read the words of the documents: to weigh them, or to say what a shift contradicts."""
+        """Whether repeats read the words of documents, for weights or for checks of a shift."""
         weighted = any(calibration_of(selection.calibration).weighted for selection in self.selections)
         return weighted or self.split.shift is not None
 
     def roles(self) -> dict[Role, Amount]:
-        """How many documents calibrate in each known role: as the trial says, else as a selection needs."""
+        """Number or share of the calibration documents of each known role, from the trial or as a selection needs."""
         amounts: dict[Role, Amount] = {}
         for role, setting in (("unseen", self.split.unseen), ("seen", self.split.seen)):
             amount = setting if setting is not None else (KNOWN_SHARE if role in self._needed() else 0)
@@ -154,14 +154,14 @@ class TrialConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One place of a sweep: its settings and the trial that they make."""
+    """One point of a sweep: its settings and the trial with these settings."""
 
     settings: dict[str, Any]  # path -> value as written, in the order of the sweep; empty without one
     config: TrialConfig
 
 
 def load_trial(path: str, overrides: Sequence[str] = ()) -> tuple[TrialConfig, list[Point]]:
-    """Read a trial from a YAML file, with `a.b=c` overrides, and the points of its sweep.
+    """Read a trial and the points of its sweep from a YAML file, with `a.b=c` overrides.
 
     Raises:
         UserError: no such file, not YAML, an unknown key or sweep setting, a value outside its limits.
@@ -205,18 +205,18 @@ def _config_at(data: Mapping[str, Any], settings: Mapping[str, Any]) -> TrialCon
 
 
 def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], run: str = "run") -> AuditConfig:
-    """The audit of a contaminated model, as a user would write it; it does not tell which documents were trained in.
+    """The audit of a contaminated model, as a user would configure it, without the knowledge of its training data.
 
-    Its single documents are not shown, so none is read once more for its evidence.
+    Its single documents are not shown, so none is read again for attributions.
 
     Args:
-        config: of the trial.
+        config: configuration of the trial.
         model: the contaminated model.
         files: role -> Parquet file with the columns of `Documents.table`.
         run: the audit's run directory.
 
     Raises:
-        UserError: a selection that the detectors or the roles do not allow.
+        UserError: a selection that does not fit the detectors or the roles.
     """
     group = "group" if config.documents.group is not None else None
     content = {"text": "text"} if config.documents.image is None else {"image": "image", "caption": "caption"}

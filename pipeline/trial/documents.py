@@ -24,10 +24,10 @@ from pipeline.store.files import Store
 from pipeline.trial.config import Point, TrialConfig
 
 MIN_WORDS = 2
-"""A shorter text or caption may be a single token, which can be neither trained on nor scored."""
+"""A shorter text or caption may be a single token, which can neither be trained on nor scored."""
 
 PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-"""A picture in a table, as the Image feature of Hugging Face's datasets writes it."""
+"""A picture in a table, in the format of the Image feature of Hugging Face's datasets."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,11 +35,11 @@ class Documents:
     """The documents of a trial, in the order of the files."""
 
     ids: list[str]
-    texts: list[str]  # of pictures their captions
+    texts: list[str]  # captions for pictures
     groups: list[str | None]
-    family: np.ndarray  # int64, (documents,): those of one number are near-duplicates, and stay together
-    left_out: dict[str, int]  # reason -> documents that no model can be trained on
-    pictures: list[bytes] | None = None  # encoded, as they were read; None where the documents are texts
+    family: np.ndarray  # int64, (documents,): equal numbers are near-duplicates, which stay together
+    left_out: dict[str, int]  # reason -> number of documents that no model can be trained on
+    pictures: list[bytes] | None = None  # encoded, as read; None where the documents are texts
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -53,17 +53,17 @@ class Documents:
 
     @property
     def picture_digests(self) -> list[list[str]]:
-        """The SHA-256 of every picture, in a list of its own; empty where the documents are texts."""
+        """The SHA-256 of every picture, each in its own list; empty where the documents are texts."""
         return [] if self.pictures is None else [[hashlib.sha256(picture).hexdigest() for picture in self.pictures]]
 
     def read(self, changed: TransformConfig | None) -> list[str]:
-        """The texts as an audit with this text transform reads them."""
+        """The texts as read by an audit with this text transform."""
         return self.texts if changed is None else [transform(text, changed) for text in self.texts]
 
     def table(self, positions: np.ndarray) -> pa.Table:
-        """The documents at these positions, as an audit reads them.
+        """The documents at these positions, in the input format of an audit.
 
-        Columns are id, group and text; of pictures id, group, caption and image.
+        Columns are id, group and text; for pictures id, group, caption and image.
         """
         columns: dict[str, list[Any]] = {
             "id": [self.ids[i] for i in positions],
@@ -78,14 +78,14 @@ class Documents:
 
 
 def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:
-    """Check that documents and models are there and that folders are local, by names and metadata alone.
+    """Check that documents and models exist and that folders are local, by names and metadata alone.
 
     Args:
         config: the trial as written.
-        points: the places of its sweep.
+        points: the points of its sweep.
 
     Raises:
-        UserError: a bad file or column, a missing model, one of texts for pictures, or a folder that is not local.
+        UserError: a bad file or column, a missing model, a text model for pictures, or a folder that is not local.
     """
     for folder in (config.run, config.work_folder):
         if not Store(folder).local:
@@ -105,7 +105,7 @@ def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:
 
 
 def documents_in(corpus: CorpusConfig, config: TrialConfig, limit: int | None) -> Iterator[Document]:
-    """The documents of a corpus as a trial reads them, in the order of the files.
+    """The documents of a corpus for a trial, in the order of the files.
 
     Raises:
         UserError: a bad file or column, or a damaged file.
@@ -151,7 +151,7 @@ def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
 
 
 def _sketch(document: Document, changed: TransformConfig | None) -> bytes | None:
-    """The sketch of a document as the audits read it; None of a picture that cannot be decoded to its end."""
+    """The sketch of a document as read by the audits; None for a picture that cannot be decoded completely."""
     if document.picture is None:
         return sketch(document.text if changed is None else transform(document.text, changed))
     try:

@@ -37,28 +37,28 @@ FEATURES: list[Any] = [
     {"etd": {"beta": [0.5, 1.0, 2.0]}},
     {"camia": {"signal": ["mean", *SIGNALS], "of": ["first", "difference"]}},
 ]
-"""What is learnt from, beside the detectors of the trial."""
+"""Features that are learnt from, in addition to the detectors of the trial."""
 
 FEATURES_OF_REFERENCE: list[Any] = ["reference", "ez", "wbc", {"difference_quantile": {"share": SHARES}}]
-"""The same of a trial with a reference model, whose tokens must be those of the model."""
+"""Further features for a trial with a reference model, whose tokens must be those of the model."""
 
 TREES, RATE, DEPTH, LEAST = 200, 0.05, 3, 5
 
 
 def with_features(file: str, config: TrialConfig, points: Sequence[Point]) -> tuple[TrialConfig, list[Point]]:
-    """The trial and its points with the detectors that are learnt from.
+    """The trial and its points with the detectors to learn from.
 
     Args:
-        file: that is to be written.
+        file: the file to write.
         config: the trial as written.
-        points: the places of its sweep.
+        points: the points of its sweep.
 
     Raises:
-        UserError: the documents are pictures, the sweep changes detectors, a detector was learnt itself, or the file is
-            a folder or not of this machine.
+        UserError: the documents are pictures, the sweep changes detectors, a detector is itself learnt, or the file is
+            a folder or not local.
     """
     if "://" in file or os.path.isdir(file):
-        raise UserError(f"--learn writes a file of this machine, got {file}; name one, such as learnt.json")
+        raise UserError(f"--learn writes a local file, got {file}; name one, such as learnt.json")
     if config.documents.image is not None:
         raise UserError("--learn learns from detectors of texts, and the documents are pictures")
     if any(path.split(".")[0] == "detectors" for path in config.sweep):
@@ -76,7 +76,7 @@ def with_features(file: str, config: TrialConfig, points: Sequence[Point]) -> tu
 
 
 def _singles(entry: DetectorEntry) -> Iterator[DetectorEntry]:
-    """The entries of single columns that an entry of `detectors` stands for."""
+    """The entries of single columns for an entry of `detectors`."""
     if isinstance(entry, str):
         yield entry
         return
@@ -87,15 +87,15 @@ def _singles(entry: DetectorEntry) -> Iterator[DetectorEntry]:
 
 
 def learn(file: str, config: TrialConfig, pools: Sequence[Pool], texts: Sequence[str]) -> Learnt:
-    """Learn from the scores of contaminated models which documents were trained in, and write the file.
+    """Train a classifier on the scores of contaminated models to identify training documents, and write the file.
 
     The same scores and seed give the same bytes.
 
     Args:
         file: path of the file; replaced.
-        config: of the trial, with the detectors that are learnt from.
-        pools: of its models.
-        texts: of its documents, as the audits read them.
+        config: configuration of the trial, with the detectors to learn from.
+        pools: documents and scores of its models.
+        texts: texts of its documents, as read by the audits.
 
     Raises:
         UserError: all scored documents were trained in, or none was.
@@ -121,12 +121,12 @@ def learn(file: str, config: TrialConfig, pools: Sequence[Pool], texts: Sequence
 
 
 def boosted(rows: np.ndarray, trained: np.ndarray, seed: int) -> Any:
-    """The classifier of scikit-learn, fitted.
+    """Fit the classifier of scikit-learn.
 
     Args:
         rows: (documents, features).
-        trained: bool, (documents,), both values among them.
-        seed: of the rows and features that each tree and split sees.
+        trained: bool, (documents,), with both values.
+        seed: seed of the rows and features for each tree and split.
     """
     from sklearn.ensemble import GradientBoostingClassifier
 
@@ -142,7 +142,7 @@ def boosted(rows: np.ndarray, trained: np.ndarray, seed: int) -> Any:
 
 
 def trees_of(model: Any) -> list[dict[str, list[Any]]]:
-    """The trees of a classifier of scikit-learn, as `detectors.learnt.Tree` has them, in lists."""
+    """The trees of a classifier of scikit-learn in the format of `detectors.learnt.Tree`, as lists."""
     trees = []
     for tree in (estimator.tree_ for estimator in model.estimators_[:, 0]):
         leaf = tree.children_left < 0

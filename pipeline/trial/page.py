@@ -32,20 +32,20 @@ _Ticks = tuple[str, list[str]]
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_LEVEL = 5
-"""So many names fit side by side under an axis; more of them are rotated."""
+"""Maximum number of names side by side under an axis; more of them are rotated."""
 
 MOST_ROWS = 12
-"""Rows of the overview; the table below it holds all of them."""
+"""Maximum number of rows in the overview; the table below it has all."""
 
 
 def selection_figures(rows: Sequence[Row], settings: Sequence[str]) -> list[FigureImage]:
     """FDR, with its target, and power of each selection over the first setting of the sweep.
 
-    Without a sweep the selections stand side by side. Further settings make further lines.
+    Without a sweep the selections are side by side. Further settings make further lines.
 
     Args:
-        rows: of the selections.
-        settings: of the sweep.
+        rows: rows of the selections.
+        settings: settings of the sweep.
     """
     axis = settings[0] if settings else "selection"
     lines = _lines(rows, settings, [*settings[1:], *(["selection"] if settings else [])])
@@ -108,13 +108,13 @@ def _lines(rows: Sequence[Row], settings: Sequence[str], by: Sequence[str]) -> d
 
 
 def _ticks(rows: Sequence[Row], settings: Sequence[str], axis: str) -> _Ticks:
-    """Label of the axis of a sweep, and the names of its values, in their order."""
+    """Label of the axis of a sweep, and the names of its values, in order."""
     name = dict(zip(settings, labels(settings), strict=True)).get(axis, axis)
     return name, list(dict.fromkeys(str(row[axis]) for row in readable(rows, settings)))
 
 
 def _places(rows: Sequence[Row], axis: str) -> dict[Any, float]:
-    """Position of each value of a setting on the axis: numbers at their value, words side by side."""
+    """Position of each value of a setting on the axis: numbers at their value, text values side by side."""
     values = list(dict.fromkeys(row[axis] for row in rows))
     if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
         return {value: float(value) for value in values}
@@ -179,13 +179,13 @@ def trial_page(
     images: Sequence[FigureImage],
     reports: Sequence[str],
 ) -> str:
-    """The page as HTML; every text is escaped, and nothing is loaded from anywhere.
+    """The page as HTML; all text is escaped, and no external resource is loaded.
 
     Args:
         config: the trial as written.
-        facts: of `TrialOutcome`.
-        settings: of the sweep.
-        tables: as the command prints them.
+        facts: facts of `TrialOutcome`.
+        settings: settings of the sweep.
+        tables: the tables that the command prints.
         images: the figures.
         reports: addresses of the audits' reports.
     """
@@ -205,7 +205,7 @@ def trial_page(
 
 
 def overview(rows: Sequence[Row], settings: Sequence[str]) -> PageTable:
-    """The selections at a glance; of more than MOST_ROWS those that the repeats contradict come first."""
+    """The overview of the selections; if there are more than MOST_ROWS, contradicted ones come first."""
     shown = list(readable(rows, settings))
     short = len(shown) > MOST_ROWS
     if short:

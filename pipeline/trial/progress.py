@@ -1,4 +1,4 @@
-"""How far a trial is: a small file in its folder, which `seenset status` reads."""
+"""The progress of a trial, in a small file of its folder that `seenset status` reads."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ TRIAL_STATUS_FILE = "trial_status.json"
 
 
 class TrialStatus(VersionedRecord):
-    """How far a trial is, or how it ended: `trial_status.json`."""
+    """The progress or the end of a trial: `trial_status.json`."""
 
-    state: RunState = Field(description="running; complete; incomplete: the same command goes on; failed.")
+    state: RunState = Field(description="running; complete; incomplete: the same command resumes it; failed.")
     exit_code: int | None = Field(description="Exit code of the command; null while it runs.")
     message: str | None = Field(description="Why the trial is incomplete or failed, in one line.")
-    audits: int = Field(description="Contaminated models of all points; points may share some.")
-    audits_done: int = Field(description="Those that are contaminated and audited.")
+    audits: int = Field(description="Number of contaminated models of all points; points may share some.")
+    audits_done: int = Field(description="Number of models that are contaminated and audited.")
     points: int = Field(description="Points of the sweep; 1 without one.")
-    points_done: int = Field(description="Those whose repeats are computed.")
-    audit_run: str | None = Field(description="Run directory of the audit at work; null where none is.")
-    audit: Status | None = Field(None, description="How far that audit is; not kept in trial_status.json.")
+    points_done: int = Field(description="Number of points whose repeats are computed.")
+    audit_run: str | None = Field(description="Run directory of the current audit; null where there is none.")
+    audit: Status | None = Field(None, description="Progress of that audit; not kept in trial_status.json.")
 
     def line(self) -> str:
-        """One line for a person."""
+        """The progress in one line."""
         counts = f"audits {self.audits_done}/{self.audits}, points {self.points_done}/{self.points}"
         return f"trial {self.state}: {counts}"
 
 
 class TrialProgress:
-    """Keeps trial_status.json while a trial runs; as a context it writes how the trial ended."""
+    """Writes trial_status.json while a trial runs; a context manager that writes the final state."""
 
     def __init__(self, store: Store, audits: int, points: int) -> None:
         self.store = store
@@ -52,19 +52,19 @@ class TrialProgress:
         )
 
     def __enter__(self) -> TrialProgress:
-        """Write that it runs."""
+        """Write the state running."""
         self._write()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write how it ended."""
+        """Write the final state."""
         state, code, message = ("complete", ExitCode.DONE, None) if error is None else final_state(error)
         self._write(state=state, exit_code=int(code), message=message)
 
     def begin_audit(self, run: str) -> None:
-        """Note the run directory of the audit at work."""
+        """Record the run directory of the current audit."""
         self._write(audit_run=run)
 
     def end_audit(self) -> None:
@@ -81,7 +81,7 @@ class TrialProgress:
 
 
 def trial_status(folder: str) -> TrialStatus | None:
-    """How far a trial is, from storage alone; None where the folder is not that of a trial.
+    """The progress of a trial, from storage alone; None where the folder is not that of a trial.
 
     Raises:
         UserError: the work folder of trials, a trial of an older version, or a damaged file.
@@ -89,7 +89,7 @@ def trial_status(folder: str) -> TrialStatus | None:
     store = Store(folder)
     if store.exists(MANIFEST_FILE):
         return None
-    status = read_record(store, TRIAL_STATUS_FILE, TrialStatus, "seenset trial writes it anew")
+    status = read_record(store, TRIAL_STATUS_FILE, TrialStatus, "seenset trial writes it again")
     if status is None:
         if store.exists("trial.json"):
             raise UserError(f"{store.url} is a trial that an older version finished: its results are in tables.txt")

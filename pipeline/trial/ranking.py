@@ -1,4 +1,4 @@
-"""TD4Eval's application: does a benchmark rank models correctly again on the items that were selected as clean?"""
+"""The application of TD4Eval: whether a benchmark ranks models correctly on the items that were selected as clean."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.trial.config import TrialConfig
 from pipeline.trial.repeats import Pool, Repeat, estimate_of, repeats
 
 ITEMS = ("all", "selected", "clean")
-"""All audited items, those selected as clean, those that are truly clean."""
+"""Sets of items: all audited, those selected as clean, and those that are truly clean."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,14 +34,14 @@ class Results:
 
 
 def read_results(path: str, ids: Sequence[str]) -> Results:
-    """Read per-item results: a Parquet file with columns model, item and correct (true or false, or a share).
+    """Read per-item results: a Parquet file with columns model, item and correct (a bool or a share).
 
     Args:
         path: local path or fsspec URL.
-        ids: of the trial's documents, which are the items.
+        ids: ids of the trial's documents, which are the items.
 
     Raises:
-        UserError: no such file or column, an item that is none of the documents, one result too many, a value outside
+        UserError: no such file or column, an item that is not a document, two results of one item, a value outside
             [0, 1], or fewer than 2 models.
     """
     results = read_results_table(path)
@@ -53,7 +53,7 @@ def read_results(path: str, ids: Sequence[str]) -> Results:
     for row, values in enumerate(results.values()):
         for item, value in values.items():
             if item not in column_of:
-                raise UserError(f"item {item!r} in {path} is no document of the trial; {nearest(item, ids)}")
+                raise UserError(f"item {item!r} in {path} is not a document of the trial; {nearest(item, ids)}")
             correct[row, column_of[item]] = value
     return Results(models, correct)
 
@@ -61,23 +61,23 @@ def read_results(path: str, ids: Sequence[str]) -> Results:
 def ranking_rows(
     settings: Mapping[str, Any], config: TrialConfig, pools: Sequence[Pool], results: Results
 ) -> list[Row]:
-    """Rank the models on all audited items, the selected and the clean ones, for each selection of direction clean.
+    """Rank the models on all audited, the selected and the truly clean items, for each selection of direction clean.
 
-    A row a selection and model: its mean accuracy over the repeats on each set of items and its rank there (1 is
+    One row per selection and model: its mean accuracy over the repeats on each set of items and its rank there (1 is
     best, ties share), and Spearman's correlation with the ranking on the truly clean items, a mean over the repeats
-    with its 95% interval: over re-splits of one contaminated model, over models of several (`models_interval`; none of
-    two). Repeats in which nothing was selected count as a correlation of 0.
+    with its 95% interval: over re-splits for one contaminated model, over models for several (`models_interval`; none
+    for two). Repeats in which nothing was selected count as a correlation of 0.
 
-    Of several contaminated models there are rows too for the items that are clean under every one of them, by e-BH at
+    For several contaminated models there are also rows for the items that are clean under every one of them, by e-BH at
     one error rate (`pipeline.selection.joint`), among the items that all of them audit; their interval is over
     re-splits of these models.
 
     Raises:
-        UserError: no selection of direction clean, or an audited item that a model has no result for.
+        UserError: no selection of direction clean, or an audited item without a result of a model.
     """
     chosen = [i for i, selection in enumerate(config.selections) if selection.direction == "clean"]
     if not chosen:
-        raise UserError("--ranking needs a selection with direction clean; all of this trial seek members")
+        raise UserError("--ranking needs a selection with direction clean; all of this trial have direction members")
     accuracies: dict[int, list[list[np.ndarray]]] = {i: [[] for _ in pools] for i in chosen}
     joint: dict[int, list[np.ndarray]] = {i: [] for i in chosen}
     for together in zip(*(repeats(pool, config, model) for model, pool in enumerate(pools)), strict=True):
@@ -102,9 +102,9 @@ def ranking_rows(
 def _joint_sets(
     selection: SelectionConfig, index: int, pools: Sequence[Pool], together: Sequence[Repeat]
 ) -> list[np.ndarray] | None:
-    """Positions of the items that all models audit, of those selected as clean under all, and of those that are clean.
+    """Positions of the items that all models audit, of those selected as clean under all, and of the truly clean ones.
 
-    None of one model, where no item is audited by all, or where the p-values of the selection have no e-values.
+    None for one model, where no item is audited by all, or where the selection's p-values have no e-values.
     """
     shared = reduce(np.intersect1d, [repeat.split.audit for repeat in together])
     if len(pools) < 2 or not shared.size or not joinable(selection):
@@ -137,7 +137,7 @@ def _accuracies(results: Results, sets: Sequence[np.ndarray]) -> np.ndarray:
 def _rows(
     settings: Mapping[str, Any], selection: str, models: Sequence[str], samples: Sequence[np.ndarray]
 ) -> list[Row]:
-    """Rows of one selection from float64 (repeats, sets, models) of each contaminated model."""
+    """Rows of one selection from float64 arrays (repeats, sets, models), one per contaminated model."""
     accuracies = np.concatenate(samples)
     correlations = {
         name: [np.array([_spearman(a[s], a[2]) for a in sample]) for sample in samples]
@@ -168,7 +168,7 @@ def _spearman(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def ranking_tables(rows: Sequence[Row], settings: Sequence[str]) -> list[Table]:
-    """The rankings for a terminal: none without rows."""
+    """The tables of the rankings for a terminal; empty without rows."""
     if not rows:
         return []
     sets = ("all items", "selected as clean", "truly clean")

@@ -1,4 +1,4 @@
-"""Repeats: calibration and audit sets drawn again and again over one model's stored scores, with all answers.
+"""Repeats: calibration and audit sets drawn repeatedly over one model's stored scores, with all answers.
 
 Intervals of means over them hold for few repeats and for rare events, over one model or several.
 """
@@ -49,18 +49,18 @@ ROWS_SCHEMA = pa.schema(
 
 _GRID = 2001
 _TRUNCATION = 0.75
-_LIMIT = math.log(2 / (1 - CONFIDENCE))  # of the logarithm of a wealth, of each of two gamblers
+_LIMIT = math.log(2 / (1 - CONFIDENCE))  # limit of the logarithm of the wealth of each of two gamblers
 
 
 @dataclass(frozen=True, slots=True)
 class WordChecks:
-    """Whether the words alone tell the calibration documents of each known role from the audited ones."""
+    """Whether words alone distinguish the calibration documents of each known role from the audited ones."""
 
-    plain: Mapping[Role, bool | None]  # False: they do, None: it cannot be said; a role of too few documents is missing
+    plain: Mapping[Role, bool | None]  # False: they do, None: inconclusive; roles with too few documents are missing
     weighted: Mapping[Role, bool | None]  # the same with weights; None where it could not be tested
 
     def supported(self, selection: SelectionConfig, verdict: Verdict) -> bool | None:
-        """Whether these checks leave the guarantee of a verdict; None where they were not made."""
+        """Whether these checks support the guarantee of a verdict; None where they were not made."""
         role, effective = NULL_ROLE[selection.direction], verdict.answer.effective
         if effective is None:
             return self.plain.get(role)
@@ -71,12 +71,12 @@ NO_CHECKS = WordChecks({}, {})
 
 
 def known_of_documents(texts: Sequence[str], pictures: Sequence[bytes] | None = None) -> Any:
-    """What the classifier of the blind test knows of a trial's documents: (documents, features).
+    """The features of a trial's documents for the classifier of the blind test: (documents, features).
 
-    Of texts that is `blind.word_counts` without columns that no document has.
+    For texts `blind.word_counts`, without columns that are zero for all documents.
 
     Args:
-        texts: of the documents, as an audit reads them.
+        texts: texts of the documents, as read by an audit.
         pictures: their files; None where the documents are texts.
     """
     if pictures is not None:
@@ -93,20 +93,20 @@ def weigh_repeat(
     selections: Sequence[SelectionConfig],
     seed: int,
 ) -> tuple[Scores, WordChecks]:
-    """The scores of a repeat with the weights that its selections need, and what the words say of it.
+    """The scores of a repeat with the weights for its selections, and the results of the checks of words.
 
-    The weights are learnt anew from the documents that calibrate and are audited in this repeat, as an audit does.
+    The weights are learnt from the calibration and audited documents of this repeat, as in an audit.
 
     Args:
-        scores: of all documents.
-        words: from `known_of_documents`, of all documents.
-        family: int64, of all documents: near-duplicates have one number.
+        scores: scores of all documents.
+        words: features of all documents, from `known_of_documents`.
+        family: int64, for all documents: near-duplicates have equal numbers.
         roles: role -> int64 positions.
-        selections: of the trial.
-        seed: of this repeat.
+        selections: selections of the trial.
+        seed: seed of this repeat.
 
     Raises:
-        UserError: fewer than 20 documents of either kind to weigh by.
+        UserError: fewer than 20 documents of either kind for weights.
     """
     plain: dict[Role, bool | None] = {}
     repaired: dict[Role, bool | None] = {}
@@ -134,24 +134,24 @@ def weigh_repeat(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """The documents of one contaminated model, with what the trial knows and what the audit found.
+    """The documents of one contaminated model, with the truth and the scores of the audit.
 
-    Selection sees `scores`; `trained` is for the trial alone.
+    Selections read `scores`; only the trial reads `trained`.
     """
 
     ids: list[str]
     family: np.ndarray  # int64, (documents,)
     trained: np.ndarray  # bool, (documents,)
-    scored: np.ndarray  # bool, (documents,); False: quarantined, or trained an adapter
-    scores: Scores  # of all documents; NaN where not scored
+    scored: np.ndarray  # bool, (documents,); False: in quarantine, or a training document of an adapter
+    scores: Scores  # scores of all documents; NaN where not scored
     finetuned: Mapping[Role, np.ndarray] = field(default_factory=dict)  # bool, (documents,): trained adapters; unscored
-    places: Mapping[str, np.ndarray] = field(default_factory=dict)  # by of a shift -> `splits.positions`
-    words: Any = None  # of all documents, `known_of_documents`; None where no selection weighs and nothing shifts
+    places: Mapping[str, np.ndarray] = field(default_factory=dict)  # `by` of a shift -> result of `splits.positions`
+    words: Any = None  # result of `known_of_documents`; None without weights and shifts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
-    """One repeat: the audited documents that have scores, and each selection's verdict on them."""
+    """One repeat: the scored audited documents, and each selection's verdict on them."""
 
     number: int
     split: Split
@@ -182,11 +182,11 @@ def repeats(pool: Pool, config: TrialConfig, model: int) -> Iterator[Repeat]:
 
 
 def judge(pool: Pool, selection: SelectionConfig, repeat: Repeat, verdict: Verdict) -> dict[str, object]:
-    """Hold one verdict against the truth: a row of the table of repeats.
+    """Compare one verdict with the truth: a row of the table of repeats.
 
-    A false selection is an untrained document where members are sought, a trained one where clean documents are. The
-    null share is that of the audited documents, quarantined ones included: what the estimates of it aim at. The bounds
-    are null where there are none.
+    A false selection is an untrained document with direction members, a trained one with direction clean. The
+    null share is that of the audited documents, quarantined ones included, which is the target of its estimates. The
+    bounds are null where there are none.
     """
     members = int(pool.trained[repeat.split.audit].sum())
     audited = int(repeat.split.audit.size)
@@ -215,7 +215,7 @@ def judge(pool: Pool, selection: SelectionConfig, repeat: Repeat, verdict: Verdi
 
 
 def measure(pool: Pool, config: TrialConfig, model: int) -> pa.Table:
-    """All the repeats of one model, a row for each repeat and selection (`ROWS_SCHEMA`)."""
+    """All repeats of one model, one row per repeat and selection (`ROWS_SCHEMA`)."""
     rows = []
     for repeat in repeats(pool, config, model):
         for selection, verdict in zip(config.selections, repeat.verdicts, strict=True):
@@ -224,11 +224,11 @@ def measure(pool: Pool, config: TrialConfig, model: int) -> pa.Table:
 
 
 def pool_of(table: pa.Table, ids: list[str], family: np.ndarray, trained: np.ndarray, columns: list[str]) -> Pool:
-    """Line up an audit's scores with the trial's documents.
+    """Align an audit's scores with the trial's documents.
 
     Args:
-        table: doc_id, id_key, group and the columns, of scored documents in any order.
-        ids: of the trial's documents.
+        table: columns doc_id, id_key, group and the detectors, for scored documents in any order.
+        ids: ids of the trial's documents.
         family: int64, (documents,).
         trained: bool, (documents,).
         columns: detector columns.
@@ -252,19 +252,19 @@ def pool_of(table: pa.Table, ids: list[str], family: np.ndarray, trained: np.nda
 def mean_interval(values: np.ndarray) -> tuple[float, float]:
     """95% interval of a mean of numbers in [0, 1], by betting (Waudby-Smith & Ramdas 2024, theorem 3).
 
-    For each candidate mean, two gamblers bet that the numbers lie above and below it; a candidate is excluded
-    when either grows rich. The stakes are the predictable plug-in, which adapts to a small variance.
+    For each candidate mean, two gamblers bet that the numbers are above and below it; a candidate is excluded
+    when the wealth of either exceeds its limit. The stakes are the predictable plug-in, adaptive to a small variance.
 
     Guaranteed: the interval covers the mean with probability at least 0.95, for any number of values and any
     distribution on [0, 1], provided that each value has that mean given the ones before it. No normal approximation:
     a share of wrong selections that was zero in all of 20 repeats is not reported as certainly zero.
 
     Args:
-        values: float, (repeats,), in [0, 1]; the order matters a little.
+        values: float, (repeats,), in [0, 1]; the order has a small effect.
 
     Returns:
         Lower and upper bound, on a grid of 0.0005 that is rounded outwards; (0, 1) without values. The mean of the
-        values lies between them, also where the later values differ from the earlier ones.
+        values is inside, even where the later values differ from the earlier ones.
     """
     x = np.asarray(values, dtype=np.float64)
     if x.size == 0:
@@ -280,15 +280,15 @@ def mean_interval(values: np.ndarray) -> tuple[float, float]:
 def models_interval(samples: Sequence[np.ndarray]) -> tuple[float, float] | None:
     """95% interval, over models, of the mean of numbers in [0, 1]; None with fewer than LEAST_MODELS.
 
-    Repeats over one model's scores share that model: however many there are, each model is one draw. So the interval is
-    Student's over the models' means, with as many degrees of freedom as models less one. Means that agree by chance
-    would leave it no width, so it is never narrower than the models' own intervals are on average.
+    Repeats over one model's scores share that model, so each model is one draw regardless of their number. The interval
+    is Student's over the models' means, with the number of models minus one degrees of freedom. Means that agree by
+    chance would give it no width, so it is never narrower than the models' own intervals are on average.
 
-    Approximate: it covers at the level where the models' means scatter about normally. Where a rare model is very
-    different, as few models as this may hold none of that kind.
+    Approximate: it covers at the level where the models' means are about normal. Where a rare model is very
+    different, a small number of models may include none of that kind.
 
     Args:
-        samples: of each model, float, (repeats,), in [0, 1], at least one.
+        samples: for each model, float, (repeats,), in [0, 1], at least one.
     """
     if len(samples) < LEAST_MODELS:
         return None
@@ -302,10 +302,10 @@ def models_interval(samples: Sequence[np.ndarray]) -> tuple[float, float] | None
 
 
 def mean_exceeds(values: np.ndarray, bound: float) -> bool:
-    """Whether numbers in [0, 1] contradict that each has a mean of at most `bound`, given the ones before it.
+    """Whether numbers in [0, 1] contradict that each has a mean of at most `bound`, given the previous ones.
 
-    The means may differ, as those of several models do. The gambler of `mean_interval` who bets on larger numbers
-    loses on average where they keep to the bound, and grows rich with a probability of at most 0.025.
+    The means may differ, as between models. The gambler of `mean_interval` who bets on larger numbers
+    loses on average where they keep the bound, and exceeds the limit with a probability of at most 0.025.
 
     Args:
         values: float, (repeats,), in [0, 1], in an order that does not depend on them.
@@ -316,12 +316,12 @@ def mean_exceeds(values: np.ndarray, bound: float) -> bool:
 
 
 def by_model(values: np.ndarray, model: np.ndarray) -> list[np.ndarray]:
-    """The values, (repeats,), of each model that has some."""
+    """The values, (repeats,), of each model that has values."""
     return [values[model == one] for one in np.unique(model)]
 
 
 def estimate_of(samples: Sequence[np.ndarray]) -> Estimate:
-    """The mean over models of the means over their repeats, and its 95% interval, over the one model or over models."""
+    """The mean over models of the means over their repeats, and its 95% interval, over repeats or over models."""
     if not samples:
         return UNDEFINED
     mean = float(np.mean([values.mean() for values in samples]))
@@ -333,7 +333,7 @@ def contradicts(samples: Sequence[np.ndarray], target: float) -> bool | None:
     """Whether repeats contradict that each model has a mean of at most `target`; None without repeats.
 
     Args:
-        samples: of each model, float, (repeats,), in [0, 1].
+        samples: for each model, float, (repeats,), in [0, 1].
         target: in [0, 1].
     """
     if not samples:
@@ -344,7 +344,7 @@ def contradicts(samples: Sequence[np.ndarray], target: float) -> bool | None:
 
 
 def _wealth(x: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The most that the gamblers against each mean had at any time, above and below it: logarithms, (means,)."""
+    """The maximum wealth of the gamblers against each mean, above and below it: logarithms, (means,)."""
     n = x.size
     count = np.arange(1, n + 1)
     running = (0.5 + np.cumsum(x)) / (count + 1)

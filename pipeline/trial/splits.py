@@ -1,6 +1,6 @@
-"""Random parts of a trial's documents, by seed: those trained in, those that calibrate, those audited.
+"""Random parts of a trial's documents, by seed: trained, calibration and audited documents.
 
-Along a shift documents lie by a column, or by what tells documents apart by their words.
+A shift orders documents by a column, or by the direction in which their words differ most.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pipeline.errors import UserError
 from pipeline.trial.config import BY_WORDS, Amount, Point, SplitConfig, TrialConfig
 from pipeline.trial.documents import Documents, documents_in
 
-_CONTAMINATION, _REPEAT = 1, 2  # streams of random numbers of their own
+_CONTAMINATION, _REPEAT = 1, 2  # separate random number streams
 _KIND = {"unseen": "untrained", "seen": "trained"}
 _OTHER_KIND = {"unseen": "trained", "seen": "untrained"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """The roles of the documents in one repeat: int64 positions, ascending, in no two roles."""
+    """The roles of the documents in one repeat: disjoint int64 positions, ascending."""
 
     audit: np.ndarray
     unseen: np.ndarray
@@ -41,22 +41,22 @@ class Split:
 
 
 def choose_trained(family: np.ndarray, share: float, known: Mapping[Role, Amount], seed: int) -> np.ndarray:
-    """Choose the documents that are trained in.
+    """Choose the documents to train on.
 
-    All the documents that calibrate as `seen`, and `share` of those that calibrate in no role.
+    All calibration documents of role `seen`, and `share` of the documents that do not calibrate.
 
     Args:
         family: int64, (documents,), from `near_families`.
-        share: of the documents that do not calibrate, in [0, 1].
-        known: how many documents calibrate in each known role.
-        seed: of this contaminated model.
+        share: share of the documents that do not calibrate, in [0, 1].
+        known: number or share of calibration documents of each known role.
+        seed: seed of this contaminated model.
 
     Returns:
         bool, (documents,).
 
     Raises:
-        UserError: fewer documents than the known roles take: says how many are needed; a share that is no document,
-            or near-duplicates, which stay together, and are never as few.
+        UserError: too few documents for the known roles, with the required number; a share that amounts to no document;
+            or families of near-duplicates that are too large.
     """
     total = family.size
     for role, amount in known.items():
@@ -77,36 +77,36 @@ def choose_trained(family: np.ndarray, share: float, known: Mapping[Role, Amount
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawable:
-    """The documents of one contaminated model, as splits are drawn of them."""
+    """The documents of one contaminated model, for drawing splits."""
 
     trained: np.ndarray  # bool, (documents,)
     family: np.ndarray  # int64, (documents,)
-    finetuned: Mapping[Role, np.ndarray] = field(default_factory=dict)  # bool, (documents,): trained the adapters
-    lean: np.ndarray | None = None  # float, (documents,), of a shift; None: all documents are alike
+    finetuned: Mapping[Role, np.ndarray] = field(default_factory=dict)  # bool, (documents,): trained adapters
+    lean: np.ndarray | None = None  # float, (documents,), log odds of a shift; None: no shift
 
 
 def draw_split(
     documents: Drawable, known: Mapping[Role, Amount], config: SplitConfig, seed: int, model: int, repeat: int
 ) -> Split:
-    """Draw the documents that calibrate and those that are audited, in one repeat over one contaminated model.
+    """Draw the calibration and the audited documents of one repeat over one contaminated model.
 
     Guaranteed where no two documents share a family: given the model and its scores, every choice of the calibration
     documents among the untrained (trained, for `seen`) is equally likely, so the audited nulls are exchangeable with
     them. That is the assumption of every finite-sample guarantee, made true by design, unless `label_noise` breaks it.
 
-    With `lean` it is broken: calibration documents are drawn with odds of exp(lean), and the audited documents lean the
-    other way, the trained and the untrained ones alike, because as large a share of either is taken away.
+    With `lean` this is broken: calibration documents are drawn with odds of exp(lean), and the audited documents shift
+    the other way, the trained and the untrained alike, because an equal share of either is removed.
 
     Args:
-        documents: of the model; those that trained the audit's adapters get no role in any repeat.
-        known: how many documents calibrate in each known role.
-        config: the other settings of the split.
-        seed: of the trial.
-        model: which contaminated model, from 0.
-        repeat: which repeat, from 0.
+        documents: documents of the model; training documents of the audit's adapters get no role in any repeat.
+        known: number or share of calibration documents of each known role.
+        config: other settings of the split.
+        seed: seed of the trial.
+        model: index of the contaminated model, from 0.
+        repeat: index of the repeat, from 0.
 
     Raises:
-        UserError: too few trained or untrained documents: says how many are needed.
+        UserError: too few trained or untrained documents; the message states the required number.
     """
     draw, trained = _Draw(documents, np.random.default_rng([seed, _REPEAT, model, repeat])), documents.trained
     free = np.ones(trained.size, dtype=bool)
@@ -134,21 +134,19 @@ def draw_split(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Draw:
-    """One draw, which goes on with the same random numbers."""
+    """One draw, which continues one random number stream."""
 
     documents: Drawable
     rng: np.random.Generator
 
     def take(self, pool: np.ndarray, count: int, setting: str, kind: str) -> np.ndarray:
-        """So many documents of a pool, whole families of them; bool, (documents,)."""
+        """Draw `count` documents of a pool in whole families; bool, (documents,)."""
         if count > pool.sum():
-            raise UserError(
-                f"{setting} needs {count} {kind} documents that nothing else takes, {int(pool.sum())} are there"
-            )
+            raise UserError(f"{setting} needs {count} {kind} documents without another use, got {int(pool.sum())}")
         return draw_families(pool, self.documents.family, count, self.rng, self.documents.lean)
 
     def left_out(self, offered: np.ndarray, free: np.ndarray) -> np.ndarray:
-        """Documents without a role, so that the trained and the untrained that remain lean alike."""
+        """Documents without a role, such that the remaining trained and untrained documents shift alike."""
         trained = self.documents.trained
         kinds = [kind for kind in (trained, ~trained) if (offered & kind).any()]
         share = max((offered & ~free & kind).sum() / (offered & kind).sum() for kind in kinds)
@@ -187,10 +185,10 @@ def _number(amount: Amount, total: int) -> int:
 
 
 def check_shifts(points: Sequence[Point]) -> None:
-    """Check that the columns of all shifts are there, by metadata alone.
+    """Check that the columns of all shifts exist, by metadata alone.
 
     Raises:
-        UserError: a column that the documents do not have, with those that they have.
+        UserError: a missing column; the message lists the existing ones.
     """
     for config in (point.config for point in points):
         shift = config.split.shift
@@ -202,21 +200,21 @@ def check_shifts(points: Sequence[Point]) -> None:
 
 
 def positions(config: TrialConfig, documents: Documents, by: str, limit: int | None = None) -> np.ndarray:
-    """Where the documents lie along a shift, in standard deviations of a normal distribution with the same order.
+    """Positions of documents along a shift, in standard deviations of a normal distribution with the same order.
 
     Args:
-        config: of the trial.
-        documents: of the trial.
-        by: a column whose values are numbers or sort as words do, or `classifier`.
-        limit: only the first documents, as they were read.
+        config: configuration of the trial.
+        documents: documents of the trial.
+        by: a column whose values are numbers or sortable text, or `classifier`.
+        limit: number of first documents that were read; None: all.
 
     Returns:
-        float64, (documents,), with mean about 0; equal values are at equal places.
+        float64, (documents,), with mean about 0; equal values have equal positions.
 
     Raises:
-        UserError: no such column, a document without a value there, one value in all, or too few documents.
+        UserError: no such column, a document without a value in it, equal values only, or too few documents.
     """
-    from scipy.stats import norm, rankdata  # costs a second, which an error of the configuration must not wait for
+    from scipy.stats import norm, rankdata  # import takes a second, and must not delay an error of the configuration
 
     if by != BY_WORDS:
         values = _by_column(config, documents, by, limit)
@@ -228,7 +226,7 @@ def positions(config: TrialConfig, documents: Documents, by: str, limit: int | N
 
 
 def _with_column(config: TrialConfig, column: str) -> CorpusConfig:
-    """The documents, with the column in the place of the group, which every format can read."""
+    """The corpus with the column in place of the group, which every format can read."""
     return CorpusConfig(audit=config.documents.model_copy(update={"group": column}))
 
 
@@ -250,10 +248,10 @@ def _by_column(config: TrialConfig, documents: Documents, column: str, limit: in
 
 
 def _by_words(texts: Sequence[str], seed: int) -> np.ndarray:
-    """How much each text looks like one half of the documents, by the classifier of the blind test.
+    """Score of each text for one half of the documents, from the classifier of the blind test.
 
-    The halves are those that words set apart most: the two sides of the median along the direction in which their
-    weighted counts of words vary most (the second of a singular value decomposition; the first is what all share).
+    The halves are those that words separate most: the two sides of the median along the direction in which weighted
+    word counts vary most (the second of a singular value decomposition; the first is common to all texts).
     """
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -265,13 +263,13 @@ def _by_words(texts: Sequence[str], seed: int) -> np.ndarray:
 
 
 def _by_looks(pictures: Sequence[bytes], seed: int) -> np.ndarray:
-    """As `_by_words`, of pictures: the halves are two sides of the direction along which their features vary most."""
+    """As `_by_words`, for pictures: the halves are the two sides of the direction in which features vary most."""
     _check_enough(len(pictures))
     features = picture_features(pictures)
     spread = features.std(axis=0)
     standard = (features - features.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     left, _, _ = np.linalg.svd(standard, full_matrices=False)
-    along = left[:, 0] * np.sign(left[np.abs(left[:, 0]).argmax(), 0])  # a direction has two ends
+    along = left[:, 0] * np.sign(left[np.abs(left[:, 0]).argmax(), 0])  # fixes the sign of the direction
     return _like_a_half([PictureLooks(row) for row in features], along, seed)
 
 
@@ -281,7 +279,7 @@ def _check_enough(documents: int) -> None:
 
 
 def _like_a_half(documents: Sequence[Shown], along: np.ndarray, seed: int) -> np.ndarray:
-    """How much each document looks like the upper half of those in order along a direction."""
+    """Score of each document for the upper half of the order along a direction."""
     order = np.argsort(along, kind="stable")
     first, second = order[: order.size // 2], order[order.size // 2 :]
     guesses = blind_scores([documents[i] for i in first], [documents[i] for i in second], seed)

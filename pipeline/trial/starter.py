@@ -23,11 +23,11 @@ from pipeline.corpus.discovery import DataFiles
 from pipeline.trial.config import ContaminationConfig, TrialConfig
 
 _PREFERRED = ("unseen", None, "audit")
-"""Roles whose documents the model has hopefully not seen, the best first; those that it has seen are never taken."""
+"""Roles that the model has probably not seen, in order of preference; role seen is never used."""
 
 
 def trial_starter(folder: str) -> Starter:
-    """The starter of a trial with the data in a folder.
+    """The starter configuration for a trial with the data in a folder.
 
     Raises:
         UserError: no such folder, or no data in it.
@@ -58,7 +58,7 @@ def trial_starter(folder: str) -> Starter:
     ]
     head = (
         "A trial: is the guarantee kept? Documents that the model has not seen are trained into it, it is audited, and "
-        "the answer is held against the truth."
+        "the answer is compared with the truth."
     )
     guesses = () if source is None else (f"documents: {', '.join(source.paths)}",)
     missing = ("add documents: {path: ...}, documents that the model has not seen",) if source is None else ()
@@ -69,6 +69,6 @@ def trial_starter(folder: str) -> Starter:
 def _documents(files: Sequence[DataFiles]) -> Source | None:
     for role in _PREFERRED:
         if of_role := [one for one in files if one.role == role]:
-            word = f"Guessed from the name ({of_role[0].word})." if role else "Guessed: no name says what they are."
+            word = f"Guessed from the name ({of_role[0].word})." if role else "Guessed: no name states their role."
             return joined(of_role, f"{word} If the model may have seen them, name others.")
     return None

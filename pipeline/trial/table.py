@@ -1,4 +1,4 @@
-"""What a trial reports of its selections: one row each, at each point of the sweep and in each audit."""
+"""The results of a trial by selection: one row each, at each point of the sweep and in each audit."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from pipeline.trial.repeats import by_model, contradicts, estimate_of
 
 
 def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionConfig], repeats: pa.Table) -> list[Row]:
-    """A row for each selection: realised FDR and power with 95% intervals beside the target.
+    """One row per selection: realised FDR and power with 95% intervals, and the target.
 
-    Of one model the intervals are over re-splits of these documents, this model. Of several models the figures are
-    means over models and the intervals over models (`models_interval`; None of two); `fdr_spread` and `power_spread`
-    are the standard deviation between models, None of one.
+    For one model, intervals are over re-splits of these documents, given this model. For several models, figures are
+    means over models and intervals are over models (`models_interval`; None for two); `fdr_spread` and `power_spread`
+    are the standard deviation between models, None for one.
 
     FDR is the mean, over repeats, of the share of the selected that is false (0 where nothing is selected); power the
     mean share of the sought documents that is selected. FDR is None where no audited document was null, power where
-    none was sought. `contradicted` says whether the target lies below the lower end of the FDR's interval: then the
+    there was none of these. `contradicted`: the target is below the lower end of the FDR's interval, and so the
     repeats contradict the guarantee (of procedure bound: whether the target is exceeded too often). With several
     models, whether the repeats of all contradict that each model keeps the target (`mean_exceeds`). False proves
     nothing: other repeats may contradict it.
 
     Args:
-        settings: of the point.
-        selections: of the point.
-        repeats: `repeats.ROWS_SCHEMA`, of all its models.
+        settings: settings of the point.
+        selections: selections of the point.
+        repeats: table of `repeats.ROWS_SCHEMA`, for all its models.
     """
     return [_selection_row(settings, s, repeats.filter(pc.equal(repeats["selection"], s.name))) for s in selections]
 
 
 def model_rows(settings: Mapping[str, Any], selections: Sequence[SelectionConfig], repeats: pa.Table) -> list[Row]:
-    """A row for each selection and model, as `selection_rows` makes them of one model, with its number from 1.
+    """One row per selection and model, as `selection_rows` makes them for one model, with its number from 1.
 
     Args:
-        settings: of the point.
-        selections: of the point.
-        repeats: as for `selection_rows`.
+        settings: settings of the point.
+        selections: selections of the point.
+        repeats: as in `selection_rows`.
     """
     rows = []
     for selection in selections:
@@ -72,7 +72,7 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
     power = by_model(((selected - numbers("n_false"))[with_sought]) / sought[with_sought], model[with_sought])
     fdr = estimate_of(false_by_model)
     contradicted = contradicts(false_by_model, selection.alpha)
-    if procedure_of(selection.procedure).per_list:  # which guarantees nothing for the average
+    if procedure_of(selection.procedure).per_list:  # without a guarantee for the average
         exceeding = (false_share > selection.alpha).astype(np.float64)
         contradicted = contradicts(by_model(exceeding, model[with_nulls]), 1 - selection.confidence)
     null_estimate = np.clip(numbers("null_proportion"), 0, 1)
@@ -105,26 +105,26 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
 
 
 def _mean_of(repeats: pa.Table, name: str) -> float | None:
-    """The mean of a column where it is not null; None where it always is."""
+    """The mean of a column over its non-null values; None where there are none."""
     values = [float(value) for value in repeats[name].to_pylist() if value is not None]
     return sum(values) / len(values) if values else None
 
 
 def _share_unsupported(repeats: pa.Table) -> float | None:
-    """The share of repeats whose checks contradict the guarantee; None where no check could tell."""
+    """The share of repeats whose checks contradict the guarantee; None where no check was conclusive."""
     values = repeats["supported"].to_pylist()
     return None if all(value is None for value in values) else sum(value is False for value in values) / len(values)
 
 
 def _between(samples: Sequence[np.ndarray]) -> float | None:
-    """Standard deviation of the models' means; None of fewer than two."""
+    """Standard deviation of the models' means; None for fewer than two."""
     return float(np.std([values.mean() for values in samples], ddof=1)) if len(samples) > 1 else None
 
 
 def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str], trained: set[str]) -> Row:
-    """One selection of the audit itself, held against the truth; None where a share is not defined.
+    """One selection of the audit itself, compared with the truth; None where a share is not defined.
 
-    Of an empty selection no share is false, and none is right: that share is not defined either.
+    In an empty selection neither the false nor the right share is defined.
     """
     members = sum(doc_id in trained for doc_id in audited)
     right = sum((doc_id in trained) == (summary.direction == "members") for doc_id in selected)
@@ -149,7 +149,7 @@ def audit_row(summary: Summary, selected: Sequence[str], audited: Sequence[str],
 
 
 def audit_table(rows: Sequence[Row]) -> Table:
-    """The audits' own selections for a terminal."""
+    """The table of the audits' own selections for a terminal."""
     names = ("alpha", "audited", "trained in", "selected", "right", "share false", "power", "wrong at most")
     figures = of_numbers(*names, _bound_headers(rows)[-1])
     table = Table("audit", "selection", "procedure", _detectors(), *figures, title=wording.AUDITS_TITLE)
@@ -169,7 +169,7 @@ def audit_table(rows: Sequence[Row]) -> Table:
 
 
 def to_arrow(rows: Sequence[Row]) -> pa.Table:
-    """The rows as a table; a sweep setting that mixes numbers and words becomes words."""
+    """The rows as a table; a sweep setting with both numbers and text becomes text."""
     columns: dict[str, pa.Array] = {}
     for name in rows[0] if rows else ():
         values = [row[name] for row in rows]
@@ -183,7 +183,7 @@ def to_arrow(rows: Sequence[Row]) -> pa.Table:
 
 
 def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
-    """The selections' rows for a terminal."""
+    """The table of the selections' rows for a terminal."""
     several = max((row["models"] for row in rows), default=1) > 1
     title = f"{wording.SELECTIONS_TITLE}, {wording.interval_scope(rows)}"
     spreads = ("FDR between models", "power between models") if several else ()
@@ -217,7 +217,7 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
 
 
 def model_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
-    """The rows of `model_rows` for a terminal."""
+    """The table of `model_rows` for a terminal."""
     title = f"{wording.BY_MODEL_TITLE}, {wording.interval_scope([{**row, 'models': 1} for row in rows])}"
     figures = of_numbers("target", "FDR", "power", "selected")
     table = Table(*labels(settings), "selection", "model", *figures, title=title)
@@ -229,7 +229,7 @@ def model_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
 
 
 def _detectors() -> Column:
-    """One line a selection, however many detectors it reads."""
+    """A column with one line per selection, however many detectors it reads."""
     return Column("detectors", no_wrap=True, overflow="ellipsis", max_width=28)
 
 
@@ -237,17 +237,17 @@ def _detectors() -> Column:
 
 
 def _bound_headers(rows: Sequence[Row]) -> tuple[str, str, str]:
-    """The headers of `_shown_bounds`; the last one names the kind of document that the rows' selections seek."""
+    """The headers of `_shown_bounds`; the last one names the kind of document of the rows' selections."""
     kinds = dict.fromkeys("members" if row["direction"] == "members" else "clean" for row in rows)
     return "bound", "bound fails", f"{' or '.join(kinds) or 'members'}, at least"
 
 
 def _bound_cells(selection: SelectionConfig, repeats: pa.Table) -> Row:
-    """What the bounds of one selection said, on average over repeats, and the share of repeats in which they fail.
+    """The mean bounds of one selection over repeats, and the share of repeats in which they fail.
 
-    A bound fails where more of the selected are wrong than it says, or fewer of the audited are members (clean).
-    `bound` is the mean of its share of the selected, 0 where none are, as for the share that is wrong; all None for a
-    selection without bounds. `bound_contradicted` says that the bounds fail more often than their confidence allows.
+    A bound fails where more of the selected are wrong than stated, or fewer of the audited are members (clean).
+    `bound` is the mean of its share of the selected, 0 where none are, as for the wrong share; all None for a
+    selection without bounds. `bound_contradicted`: the bounds fail more often than their confidence allows.
     """
     names = ("n_selected", "n_false", "n_sought", "wrong_at_most", "sought_at_least")
     if repeats["wrong_at_most"].null_count:
@@ -266,7 +266,7 @@ def _bound_cells(selection: SelectionConfig, repeats: pa.Table) -> Row:
 
 
 def _shown_bounds(row: Row) -> list[str]:
-    """The cells of a row for a terminal, below `_bound_headers`."""
+    """The cells of a row for a terminal, under `_bound_headers`."""
     if row["bound"] is None:
         return ["-", "-", "-"]
     fails = cell(row, "bound_fails") + (" !" if row["bound_contradicted"] else "")

@@ -1,6 +1,6 @@
-"""A trial: contaminate, audit, repeat, report. All that is finished is used again.
+"""A trial: contaminate, audit, repeat, report. Finished work is reused.
 
-A random part of the documents is trained into the base model, once for the same settings.
+A random part of the documents is trained into the base model, once per set of settings.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ from pipeline.trial.repeats import ROWS_SCHEMA, Pool, known_of_documents, measur
 from pipeline.trial.splits import Drawable, check_shifts, choose_trained, draw_split, positions
 
 LINE_SECONDS = 10.0
-"""Without a line of a training, after which its next step is shown."""
+"""Seconds without a line of a training after which its next step is shown."""
 
 PAGE = "trial.html"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contaminated:
-    """One contaminated model, and the documents that it was trained on, which its audit does not know."""
+    """One contaminated model, and its training documents, which its audit does not know."""
 
     model: ModelConfig
     trained: np.ndarray  # bool, (documents,)
@@ -80,13 +80,13 @@ class Contaminated:
 def plan_contamination(config: TrialConfig, base: TrialConfig, documents: Documents, index: int) -> Contaminated:
     """Choose the documents that the model of this index is trained on, and the folder of its weights.
 
-    How many documents calibrate is read from the trial as written, so a sweep over it shares the model.
+    The number of calibration documents is that of the trial as written, so that a sweep over it shares the model.
 
     Args:
-        config: of the point.
+        config: configuration of the point.
         base: the trial without its sweep.
-        documents: of the trial.
-        index: of the model, from 0.
+        documents: documents of the trial.
+        index: index of the model, from 0.
 
     Raises:
         UserError: too few documents, or a model that cannot be read.
@@ -113,10 +113,10 @@ def contaminate(
     index: int,
     on_step: Callable[[TrainingStep], None] | None = None,
 ) -> None:
-    """Train the planned model unless its folder exists; a killed training goes on from its checkpoint.
+    """Train the planned model unless its folder exists; a killed training resumes from its checkpoint.
 
     Raises:
-        UserError: as `train` or `train_pictures`.
+        UserError: the errors of `train` or `train_pictures`.
     """
     if planned.folder is None or planned.folder.exists():
         return
@@ -153,14 +153,14 @@ def _training(config: TrialConfig, index: int, texts: int) -> FinetuneConfig:
 
 @lru_cache(maxsize=64)
 def _fingerprint(model: str) -> dict[str, str]:
-    """Fingerprint of the base model without its dtype, because the training chooses its own."""
+    """Fingerprint of the base model without its dtype, because the training chooses one."""
     fingerprint = fingerprint_model(ModelConfig.model_validate_json(model))
     return {key: value for key, value in fingerprint.items() if key != "dtype"}
 
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """The results of a trial: rows for machines, tables for people."""
+    """The results of a trial: rows for programs, and tables for display."""
 
     facts: dict[str, Any]
     tables: list[Table]
@@ -177,11 +177,11 @@ class _Audit:
     model: ModelConfig
     pool: Pool
     report: str
-    rows: list[Row]  # its own selections held against the truth
+    rows: list[Row]  # its own selections compared with the truth
 
 
 class Audited(Protocol):
-    """How the audit of a contaminated model ended."""
+    """The result of the audit of a contaminated model."""
 
     @property
     def selections(self) -> Sequence[Summary]:
@@ -201,19 +201,19 @@ def carry_out(
     results: str | None = None,
     learn_file: str | None = None,
 ) -> TrialOutcome:
-    """Do what is not done yet of a trial. The same call again resumes.
+    """Carry out the unfinished parts of a trial; the same call resumes it.
 
     Args:
         config: the trial as written.
-        points: the places of its sweep, from `pipeline.trial.config.load_trial`.
-        run_audit: does what is not done yet of an audit.
+        points: the points of its sweep, from `pipeline.trial.config.load_trial`.
+        run_audit: carries out the unfinished parts of an audit.
         say: called with each line of progress.
-        limit: only the first documents.
-        results: a Parquet file of per-item results whose ranking is to be repaired (`ranking.read_results`).
-        learn_file: the file of what is learnt from the models of the first point (`learn.learn`).
+        limit: maximum number of documents; None: all.
+        results: a Parquet file of per-item results whose ranking is repaired (`ranking.read_results`).
+        learn_file: the file for the classifier learnt from the models of the first point (`learn.learn`).
 
     Raises:
-        UserError: bad input (exit 2), an incomplete audit (3), or a folder that another driver holds (75).
+        UserError: bad input (exit 2), an incomplete audit (3), or a folder that another driver has locked (75).
     """
     check_inputs(config, points)
     check_shifts(points)
@@ -232,7 +232,7 @@ def carry_out(
 
 
 def _typed(config: TrialConfig, work: Store, say: Callable[[str], None]) -> TrialConfig:
-    """The trial with decided types in the place of dtype auto, which are recorded under the names of its models."""
+    """The trial with each dtype auto replaced by the decided type, recorded under the names of its models."""
     parts = (config.model, config.reference_model, config.paraphraser)
     models = [None if part is None else part.shown for part in parts]
     name = f"arithmetic-{json_digest(models)[:12]}.json"
@@ -244,7 +244,7 @@ def _typed(config: TrialConfig, work: Store, say: Callable[[str], None]) -> Tria
 
 @dataclass(slots=True)
 class _Trial:
-    """One driver's work on a trial: audits by key, so that points share them."""
+    """One driver's work on a trial: audits by key, which points can share."""
 
     base: TrialConfig
     driver: Callable[[AuditConfig], Audited]
@@ -259,7 +259,7 @@ class _Trial:
     words: dict[str, Any] = field(default_factory=dict)  # text transform -> words of the documents
 
     def read_words(self, points: Sequence[Point], limit: int | None) -> None:
-        """Count words and place the documents along the shifts, where a point needs that."""
+        """Count words and compute positions along the shifts, where a point needs them."""
         configs = [self.base, *(point.config for point in points)]
         if any(config.reads_words for config in configs):
             changes = {repr(config.text_transform): config.text_transform for config in configs}
@@ -271,7 +271,7 @@ class _Trial:
             self.places[by] = positions(self.base, self.documents, by, limit)
 
     def run(self, points: Sequence[Point], item_results: Results | None, learn_file: str | None) -> TrialOutcome:
-        """Every point, then the tables and figures, and what is learnt from the models of the first point."""
+        """Run every point, write the tables and figures, and learn from the models of the first point if requested."""
         if self.documents.left_out:
             self.say("left out: " + ", ".join(f"{why} {n}" for why, n in sorted(self.documents.left_out.items())))
         audited = [[self.audit(point.config, index) for index in range(point.config.models)] for point in points]
@@ -303,7 +303,7 @@ class _Trial:
     # --- one contaminated model and its audit
 
     def audit(self, config: TrialConfig, index: int) -> _Audit:
-        """Contaminate the model of this index and audit it, or read what is there."""
+        """Contaminate the model of this index and audit it, or read the finished results."""
         planned = plan_contamination(config, self.base, self.documents, index)
         if planned.folder is not None and not planned.folder.exists():
             count = int(planned.trained.sum())
@@ -321,13 +321,13 @@ class _Trial:
         return self.audits[key]
 
     def key_of(self, config: TrialConfig, model: ModelConfig) -> str:
-        """A name for the scores: all that could change one, and the documents."""
+        """A name for the scores, from all values that could change one and the documents."""
         files: dict[str, str] = {role: role for role in ("audit", *self.base.roles())}
         fingerprint = stages_of(audit_of(config, model, files))[-1].fingerprint
         return json_digest([fingerprint, self.documents.digest, sorted(files)])[:12]
 
     def run_audit(self, config: TrialConfig, planned: Contaminated, key: str, index: int) -> _Audit:
-        """`seenset run` over the first split of the trial as written: all that does not calibrate is audited."""
+        """`seenset run` over the first split of the trial as written; all documents outside calibration are audited."""
         files = self.inputs(planned.trained, key, index)
         audit = audit_of(config, planned.model, files, self.work.path(f"audits/{key}/run"))
         self.say(f"audit: {audit.run}")
@@ -352,7 +352,7 @@ class _Trial:
         return _Audit(key, planned.model, pool, outcome.report, rows)
 
     def finetuned(self, scored: Scored) -> dict[Role, np.ndarray]:
-        """Which documents the audit's adapters were trained on, by the role that they would have had."""
+        """The documents that the audit's adapters were trained on, by the role that they would have had."""
         place = {doc_id: index for index, doc_id in enumerate(self.documents.ids)}
         masks: dict[Role, np.ndarray] = {}
         for role in self.base.roles():
@@ -365,7 +365,7 @@ class _Trial:
         return masks
 
     def inputs(self, trained: np.ndarray, key: str, index: int) -> dict[str, str]:
-        """The audit's input files, without a label; written once, so that a changed split scores nothing anew."""
+        """The audit's input files, without labels; written once, so that a changed split repeats no scoring."""
         known = self.base.roles()
         folder = f"audits/{key}/input"
         if not self.work.exists(f"{folder}/audit.parquet"):
@@ -389,7 +389,7 @@ class _Trial:
         config: TrialConfig,
         audits: Sequence[_Audit],
     ) -> pa.Table:
-        """What is measured of the repeats over each model's scores, computed once for the same question."""
+        """Measure the repeats over each model's scores, once per question."""
         settings = config.model_dump(mode="json", include={"split", "selections", "repeats", "seed"})
         roles = {str(role): amount for role, amount in config.roles().items()}
         tables = []
@@ -401,10 +401,10 @@ class _Trial:
             tables.append(self.store.read_table(name))
         return pa.concat_tables(tables)
 
-    # --- what it comes to
+    # --- results
 
     def detectors(self, points: Sequence[Point], audited: Sequence[Sequence[_Audit]]) -> tuple[list[Row], list[str]]:
-        """Rows of the detectors, once for points that share their audits, and the settings that tell these apart."""
+        """Rows of the detectors, once for points that share their audits, and the settings that distinguish these."""
         keys = [tuple(audit.key for audit in audits) for audits in audited]
         values: dict[str, dict[tuple[str, ...], set[str]]] = {path: {} for path in points[0].settings}
         for point, key in zip(points, keys, strict=True):

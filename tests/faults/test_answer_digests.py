@@ -296,7 +296,7 @@ def test_a_file_that_is_no_part_of_an_answer_is_refused_where_a_reader_would_tak
     shutil.copyfile(run / of, run / name)
     for read in (said_by_python, said_by_report, said_by_verdict):
         line = answered(read, run)[1]
-        assert f"{name} is no part of the answer; seenset select {run}" in line
+        assert f"{name} is not part of the answer; seenset select {run}" in line
     select_again(str(run), [])
     assert not (run / name).exists()
 
@@ -320,7 +320,7 @@ def test_select_refuses_other_keys_of_what_adapters_were_trained_on(run: Path) -
 def test_a_verdict_does_not_guess_whether_a_report_shows_texts(content: bytes, run: Path) -> None:
     (run / "report/report.json").write_bytes(content)
     line = answered(said_by_verdict, run)[1]
-    assert f"report/report.json is damaged: {'not JSON' if content == b'{' else 'it does not say'}" in line
+    assert f"report/report.json is damaged: {'not JSON' if content == b'{' else 'it does not state'}" in line
     assert line.endswith(f"seenset report {run} writes it again")
 
 
@@ -439,7 +439,7 @@ def test_a_line_of_the_history_that_was_changed_is_left_out_and_logged(
     edit(run, "selection/history.jsonl", '"n_selected": 14', '"n_selected": 24')
     select_again(str(run), ["selections.0.alpha=0.3"])
     assert "history.jsonl, line 1, is damaged" in caplog.text
-    assert "the run may have been asked more" in caplog.text
+    assert "the run may have had more requests" in caplog.text
     assert [entry.questions[0].settings["alpha"] for entry in read_history(Store(str(run)))] == [0.3]
 
 

@@ -99,7 +99,7 @@ def test_a_change_for_which_there_is_no_space_leaves_all_as_it_was(
     store.write("kept.json", b"{}")
     store.append("grown.jsonl", b"{}\n")
     disk.fill(left)
-    with pytest.raises(FullError, match=r"^no space left for run directory [^\n]*: make room") as caught:
+    with pytest.raises(FullError, match=r"^no space left for run directory [^\n]*: free some space") as caught:
         change(store)
     assert caught.value.exit_code == ExitCode.INCOMPLETE == 3
     assert disk.files() == ["grown.jsonl", "kept.json"]

@@ -198,6 +198,6 @@ def test_two_writers_on_an_object_store_with_503s_get_a_place_each() -> None:
 @pytest.mark.slow
 def test_a_bucket_that_is_not_there_stops_a_scan_before_it_scores() -> None:
     with moto_store():
-        with pytest.raises(UserError, match="bucket nowhere is not there"):
+        with pytest.raises(UserError, match="bucket nowhere does not exist"):
             claims.check_ledger(scan_config("s3://nowhere/weekly"))
         assert claims.check_ledger(scan_config("s3://bucket/weekly")) is None

@@ -124,7 +124,7 @@ def test_a_shared_cluster_that_asks_for_no_token_is_told_by_plan_and_one_that_do
         monkeypatch.setenv("RAY_ADDRESS", address)
         warning = cluster_warning(resources)
         assert warning is not None
-        assert f"RAY_ADDRESS {address} asks for no token" in warning
+        assert f"RAY_ADDRESS {address} requires no token" in warning
         assert warning in printed(capsys, "plan", path, "--set", "resources.cluster=auto")[1]
         assert cluster_warning(resources.model_copy(update={"cluster": "local"})) is None
         ray.shutdown()  # to which `plan` has connected this process: Ray would end it with the cluster
@@ -154,7 +154,7 @@ def test_a_lost_head_node_ends_with_exit_3_and_says_how_to_go_on(
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(signal.SIGKILL)
         output, errors = driver.communicate(timeout=180)
-    assert "asks for no token" in output
+    assert "requires no token" in output
     assert (driver.returncode, errors.count("\n")) == (3, 1), errors
     assert errors.startswith("seenset: the cluster at ")
     assert "run the same command to go on" in errors

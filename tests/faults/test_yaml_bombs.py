@@ -47,8 +47,8 @@ def test_ten_thousand_selections_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a: &a [*a]", "an alias stands for itself"),
-        ("a: &a {<<: *a}", "an alias stands for itself"),
+        ("a: &a [*a]", "an alias refers to itself"),
+        ("a: &a {<<: *a}", "an alias refers to itself"),
         ("a: &a {b: 1}\n" + "".join(f"x{i}: &x{i} {{<<: [{', '.join(['*a'] * 9)}]}}\n" for i in range(3)), None),
         ("[" * 3_000, "more than 100 brackets within one another"),
         ("{a: " * 20_000, "more than 100 brackets within one another"),

@@ -119,7 +119,7 @@ def test_a_run_trains_its_adapters_once_and_scores_against_them(
     assert not (folder / "selection/members").exists(), "an answer to what is no longer asked"
     gone = folder / manifest["adapters"]["few"]["folder"]
     gone.rename(tmp_path / "few")
-    with pytest.raises(UserError, match=f"{gone.name} is gone, and documents were scored with it"):
+    with pytest.raises(UserError, match=f"{gone.name} is missing, and documents were scored with it"):
         run(path)
     (tmp_path / "few").rename(gone)
     with pytest.raises(UserError, match=r"adapters: .* then, .* now"):

@@ -299,7 +299,7 @@ def test_scores_that_are_no_numbers_or_of_two_runs_are_refused(run: Path) -> Non
         return with_column(table, "zlib", values) if other.shard == receipt.shard else table
 
     refile(run, spoiled)
-    assert "1 scores that are no number" in refusal(run, {})
+    assert "1 scores that are not finite" in refusal(run, {})
     refile(run, lambda table, _: table.drop_columns(["zlib"]))
     assert "zlib" in refusal(run, {})
 

@@ -1,4 +1,4 @@
-"""`seenset trial`: a tiny model is contaminated, audited by `seenset run` and held against the truth."""
+"""`seenset trial`: a tiny model is contaminated, audited by `seenset run` and compared with the truth."""
 
 import json
 from collections.abc import Callable
@@ -202,7 +202,7 @@ def test_the_command_prints_tables_or_json(make_trial: Callable[..., Path], caps
     path = str(make_trial("command"))
     assert ended("trial", path) == 0
     printed = capsys.readouterr().out
-    assert "Selections held against the truth" in printed
+    assert "Selections compared with the truth" in printed
     assert "report: " in printed
     assert Path(printed.split("page: ")[1].strip()).read_text().startswith("<!DOCTYPE html>")
     ended("trial", path, "--json", "--set", "repeats=3")

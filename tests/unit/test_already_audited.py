@@ -147,7 +147,7 @@ def test_a_run_is_incremental_to_the_one_before_and_to_what_that_left_out_from_i
     assert (audit["n_in"], audit["n_scored"], audit["n_judged"]) == (14, 12, 2)
     assert run_status(third.run).judged == outcome.status.judged == 2
     late = scan(tmp_path, tiny_model_folder, "first", list(range(20)), against=second.run)
-    assert "began without against" in user_error(run, late)
+    assert "started without against" in user_error(run, late)
     other = scan(tmp_path, tiny_model_folder, "other", [25], against=first.run, max_tokens=64)
     assert "max_tokens is 1024 there and 64 here" in user_error(run, other)
     assert not any(Path(config.run, AUDITED_RECORD).exists() for config in (first, other))
@@ -178,7 +178,7 @@ def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well
     assert Path(second.run, AUDITED_FILE).read_bytes() == kept
     assert audited(second.run) == names(*range(10, 40))
     assert outcome.selections[0].n_audit == 30
-    with pytest.raises(UserError, match=f"began with against {ledger}, now none"):
+    with pytest.raises(UserError, match=f"started with against {ledger}, now none"):
         run(scan(tmp_path, tiny_model_folder, "second", list(range(40)), series=series))
 
     without = scan_of("without", list(range(15)))
@@ -187,7 +187,7 @@ def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well
     assert any("15 audit documents are already audited" in line and "nothing is selected" in line for line in lines)
     assert len(read_schedule(Store(ledger)).scans) == 3
     again, lines = run(without)
-    assert "its answers stand" in lines[-1]
+    assert "its answers are kept" in lines[-1]
     assert again.exit_code == ExitCode.DONE
 
     shutil.rmtree(third.run)
@@ -198,7 +198,7 @@ def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well
     _, lines = run(other)
     assert audited(other.run) == names(*range(25))
     said = [line for line in lines if line.startswith("against: a run is not counted")]
-    assert ["scored otherwise" in line for line in said] == [True, True, False]
+    assert ["scored differently" in line for line in said] == [True, True, False]
     assert "is not a run directory" in said[2]
 
 
@@ -209,7 +209,7 @@ def test_what_is_no_finished_run_is_refused_and_what_one_quarantined_was_not_aud
     nothing = scan(tmp_path, tiny_model_folder, "one", list(range(5)), against=str(tmp_path / "nothing"))
     assert "neither a run directory" in user_error(run, nothing)
     itself = scan(tmp_path, tiny_model_folder, "one", list(range(5)), against=str(tmp_path / "one"))
-    assert "this very run" in user_error(run, itself)
+    assert "is this run: name" in user_error(run, itself)
     first = scan(tmp_path, tiny_model_folder, "first", list(range(5)), error_budget=1)
     path = tmp_path / "first.jsonl"
     path.write_text(path.read_text() + json.dumps({"id": "audit-0", "text": text_of(7)}) + "\n")
@@ -231,6 +231,6 @@ def test_a_run_that_has_scored_and_answered_nothing_of_the_kind_has_audited_noth
     first = scan(tmp_path, tiny_model_folder, "first", list(range(5)), selections=[], detectors=["loss", "zlib"])
     run(first)
     for _ in range(2):
-        with pytest.raises(UserError, match="no selection there asked for members by loss"):
+        with pytest.raises(UserError, match="no selection of direction members with detector loss"):
             run(scan(tmp_path, tiny_model_folder, "second", list(range(9)), against=first.run))
         select_again(first.run, ["selections=[{name: other, detectors: [zlib]}]"])

@@ -240,9 +240,9 @@ def test_a_selection_that_no_theorem_covers_has_no_bound_and_says_why(settings: 
         ({"confidence": 1.0}, r"confidence: must be in \(0, 1\), got 1.0"),
         ({"confidence": 0}, r"confidence: must be in \(0, 1\), got 0"),
         ({"confidence": "high"}, r"confidence: must be a number in \(0, 1\), got 'high'"),
-        ({"confidence": 0.9, "procedure": "td4eval"}, "no bound at confidence 0.9 can be had, because procedure td4"),
-        ({"confidence": 0.9, "ties": "random"}, "no bound at confidence 0.9 can be had, because ties: random"),
-        ({"procedure": "bound", "ties": "random"}, "procedure bound cannot be had, because ties: random"),
+        ({"confidence": 0.9, "procedure": "td4eval"}, "no bound at confidence 0.9 is available, because procedure td4"),
+        ({"confidence": 0.9, "ties": "random"}, "no bound at confidence 0.9 is available, because ties: random"),
+        ({"procedure": "bound", "ties": "random"}, "procedure bound is not available, because ties: random"),
         ({"procedure": "bound", "calibration": "conditional"}, "takes calibration pooled, got conditional"),
     ],
 )

@@ -81,7 +81,7 @@ def test_the_same_run_gives_the_same_bytes_and_nothing_is_overwritten(
     assert data == bundle.read_bytes()
     assert facts["bytes"] == len(data)
     assert facts["sha256"] == verify_bundle(data, "again").sha256
-    assert "is there already" in refusal(capsys, "pack", run.url, tmp_path / "again")
+    assert "exists already" in refusal(capsys, "pack", run.url, tmp_path / "again")
     assert [file.name for file in tmp_path.iterdir()] == ["again"]
 
 
@@ -178,7 +178,10 @@ def test_a_forged_number_is_refuted_under_correct_digests(
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"documents.parquet": in_first("score:loss", lambda _: float("nan"))}, "column score:loss holds a value"),
+        (
+            {"documents.parquet": in_first("score:loss", lambda _: float("nan"))},
+            "column score:loss has an invalid value",
+        ),
         ({"documents.parquet": in_first("id", lambda _: "other")}, "is not of the audited documents"),
         ({"documents.parquet": lambda table: table.drop_columns("calibrates")}, "has the columns"),
         ({"manifest.json": lambda value: {}}, "missing"),
@@ -199,7 +202,7 @@ def test_what_is_no_bundle_is_refused_in_one_line(
 ) -> None:
     (tmp_path / "text").write_text("no bundle")
     assert "text is not a bundle" in refusal(capsys, "verify", tmp_path / "text")
-    assert "is no file" in refusal(capsys, "verify", tmp_path / "nothing")
+    assert "is not a file" in refusal(capsys, "verify", tmp_path / "nothing")
     data, (index, members) = bundle.read_bytes(), unpack(bundle.read_bytes(), "b")
     later = sealed({**{k: v for k, v in json.loads(members[INDEX]).items() if k != "digest"}, "schema": 2})
     text = (json.dumps(later, indent=2, ensure_ascii=False) + "\n").encode()
@@ -264,7 +267,7 @@ def test_a_bundle_holds_and_its_indices_lead_to_its_commitment_alone(
     assert ended("verify", folder / "bundle", "--commitment", tmp_path / "other.json") == 5
     assert "refuted  commitment: " in capsys.readouterr().out
     assert ended("verify", folder / "bundle", "--commitment", folder / "run.yaml") == 2
-    assert "is no commitment.json of seenset mark" in capsys.readouterr().err
+    assert "is not a commitment.json of seenset mark" in capsys.readouterr().err
 
 
 def flipped(value: bytes) -> bytes:
@@ -308,7 +311,7 @@ def test_a_forged_value_is_refuted_and_named_under_correct_digests(
         ("versions", lambda v: {**v, "forms": [v["forms"][0][1:], *v["forms"][1:]]}, "sites of a document are not"),
         ("versions", lambda v: {**v, "published": 6}, "index outside its versions"),
         ("commitments", lambda v: v[:-1], "commitments of a document are not those"),
-        ("versions", lambda _: None, "column versions holds a value"),
+        ("versions", lambda _: None, "column versions has an invalid value"),
     ],
 )
 def test_values_of_another_shape_are_refused_in_one_line(

@@ -130,7 +130,7 @@ def test_what_cannot_be_joined_is_one_line(runs: Runs, refused: Refused, tmp_pat
         ("selection/clean/summary.json", {"direction": "members"}, "has direction members, and that of"),
         ("selection/clean/summary.json", {"n_calibration": 50}, "p-values that 50 calibration documents cannot give"),
         ("selection/clean/summary.json", {"n_audit": 61}, "holds 60 documents, and the summary says 61"),
-        ("selection/clean/summary.json", {"alpha": 0.1}, "have alpha 0.1 and 0.2: say --alpha"),
+        ("selection/clean/summary.json", {"alpha": 0.1}, "have alpha 0.1 and 0.2: set --alpha"),
         ("selection/clean/summary.json", {"procedure": "td4eval", "guarantee": "heuristic"}, "set reconformal: true"),
     ):
         broken = tmp_path / "broken"

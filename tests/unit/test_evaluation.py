@@ -119,7 +119,7 @@ def test_words_that_are_alike_leave_it_open_or_are_not_called_proof(
     assert counted in evaluation.notices
     sentence = about_words(first.model_copy(update={"auc": Estimate(0.5, 0.46, 0.54)}))
     assert "hardly tells seen from unseen documents by their words" in sentence
-    assert "it does not prove that they differ in membership alone" in sentence
+    assert "it does not prove that the documents differ in membership alone" in sentence
     monkeypatch.setattr(numbers, "sample_documents", lambda shards: sample_documents(shards, 30))
     some = evaluate_scores(config, scored, None).evaluation
     n_seen, n_unseen = some.rows[0].n_seen, some.rows[0].n_unseen

@@ -92,7 +92,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(finished: Path, tmp_pa
     assert content(tmp_path) == before
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine.txt").write_text("mine")
-    assert "full is not empty, and no export: it holds mine.txt" in refusal(run, tmp_path / "full")
+    assert "full is not empty and not an export: it holds mine.txt" in refusal(run, tmp_path / "full")
     assert "is a file, not a folder" in refusal(run, tmp_path / "full/mine.txt")
     other = make(tmp_path)
     (tmp_path / "out/mine.txt").unlink()
@@ -149,7 +149,7 @@ def test_an_export_that_was_killed_while_it_wrote_its_first_file_goes_on(finishe
     for folder in ("out", "whole"):
         export(run, tmp_path / folder)
     assert content(tmp_path / "out") == content(tmp_path / "whole")
-    assert "mine is not empty, and no export" in refusal(run, tmp_path / "mine")
+    assert "mine is not empty and not an export" in refusal(run, tmp_path / "mine")
 
 
 def test_options_that_do_not_go_together_and_unknown_selections_are_refused(finished: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_options_that_do_not_go_together_and_unknown_selections_are_refused(fini
         form_of({"list": True, "samples": True, "huggingface": False})
     assert not (tmp_path / "o").exists()
     run = make(tmp_path, selections=[{"name": name, "detectors": ["loss"]} for name in ("members", "strict")])
-    assert "has several selections, say which: --selection members, strict" in refusal(run, tmp_path / "out")
+    assert "has several selections, choose one: --selection members, strict" in refusal(run, tmp_path / "out")
     message = refusal(run, tmp_path / "out", selection="member")
     assert "no selection 'member' in " in message
     assert message.endswith("did you mean 'members'? selections: members, strict")
@@ -197,7 +197,7 @@ def test_a_sample_says_nothing_of_the_rest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "content_of", "message"),
     [
-        (["a.jsonl"], None, "a.jsonl is gone since the run: put it back, or export --list"),
+        (["a.jsonl"], None, "a.jsonl is missing since the run: put it back, or export --list"),
         (["a.jsonl", "b.parquet"], None, "the documents of this run cannot be read any more .*no file"),
         (["a.jsonl"], {"text": ["one less"]}, "a.jsonl was changed since the run"),
         (["b.parquet"], {"text": [sentence(i) for i in range(40, 52)]}, "b.parquet was changed since the run"),
@@ -243,7 +243,7 @@ def test_an_answer_that_is_of_other_scores_or_that_there_is_none_of_is_refused(t
     flipped = documents.set_column(2, "selected", pa.array([True] * len(documents)))
     store.write_table(name, flipped)
     sign(store)
-    assert "makes it anew" in refusal(run, tmp_path / "out")
+    assert "makes it again" in refusal(run, tmp_path / "out")
     store.write_table(name, documents)
     sign(store)
     refile(Path(run), lambda table, receipt: with_column(table, "loss", pc.add(table["loss"], 1.0)))

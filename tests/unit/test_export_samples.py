@@ -191,9 +191,9 @@ def test_a_dataset_folder_keeps_types_of_parquet_and_features_of_datasets(tmp_pa
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([1] * 11 + ["one"], "holds what no one type of a table can hold, from row 1 on"),
-        ([1] * 11 + [2**70], "holds what no one type of a table can hold"),
-        (["\ud800"] * 12, "holds what no one type of a table can hold"),
+        ([1] * 11 + ["one"], "holds values that no single type of a table can hold, from row 1 on"),
+        ([1] * 11 + [2**70], "holds values that no single type of a table can hold"),
+        (["\ud800"] * 12, "holds values that no single type of a table can hold"),
         ([{}] * 12, "is struct"),
     ],
 )

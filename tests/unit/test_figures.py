@@ -70,7 +70,7 @@ def test_every_figure_says_in_words_what_it_shows_with_its_numbers(
     assert "Histogram of 240 p-values" in figures["p-values"].alt
     below = int(selection.ranks.count[selection.ranks.rank <= round(101 * (summary.threshold or 0))].sum())
     assert f"{below:,} of 240 are at most the threshold {summary.threshold:.3g}" in figures["quantiles"].alt
-    right = "120 at the 10% that was asked for; with 95% confidence at least 95 of these are right, provided"
+    right = "120 at the requested 10%; with 95% confidence at least 95 of these are right, provided"
     assert right in figures["alphas"].alt
     assert "most in: news 31 of 40, " in figures["groups"].alt
     assert "loss 0.75, min_k(k=0.1) 0.25" in figures["weights"].alt

@@ -56,7 +56,8 @@ def test_the_joint_selection_is_e_bh_on_the_smallest_e_value(
     assert selected.sum() == size
     assert selected.tolist() == [bool(size) and e * alpha * size >= m for e in smallest]
     shown = joint.e_values(joint.joint_levels(evidence, p_values_of(sizes, places)), m, alpha)
-    assert all(one <= float(e) * (1 + 1e-12) for one, e in zip(shown, smallest, strict=True))
+    reached = [Fraction(m) / (alpha * math.ceil(m / (alpha * e))) if alpha * e >= 1 else 0 for e in smallest]
+    assert shown.tolist() == pytest.approx([float(one) for one in reached])
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -89,12 +90,14 @@ def test_bh_on_the_largest_p_value_is_bh_on_it_and_holds_the_proved_list(
     assert not (joint_select(evidence, p) & ~by_p).any()
 
 
-def test_counts_of_parts_add_up_to_those_of_the_whole() -> None:
+def test_a_level_is_the_fewest_documents_at_which_one_counts_and_counts_of_parts_add_up_to_those_of_the_whole() -> None:
+    found = JointEvidence(999, 100, TENTH, Fraction(2)).levels(np.arange(1, 1001) / 1000)
+    assert found.tolist() == [min(2 * k, 101) for k in range(1, 1001)]
     levels = np.array([3, 1, 9, 1, 2, 9, 12])
     parts = joint.count_levels(levels[:3]) + joint.count_levels(levels[3:])
     assert parts == joint.count_levels(levels)
-    cut = joint.joint_cut(parts, 7)
-    assert (cut.level, cut.n_selected) == (3, 4)
+    assert joint.joint_cut(parts, 7) == joint.JointCut(3, 4)
+    assert joint.joint_cut({3: 2}, 7) == joint.JointCut(0, 0)
 
 
 @given(st.integers(1, 1 << 20), st.data())
@@ -105,8 +108,8 @@ def test_a_p_value_is_read_back_as_the_fraction_that_it_was(n: int, data: st.Dat
 
 
 def test_a_p_value_that_cannot_be_told_for_certain_is_never_taken_for_less() -> None:
-    assert joint.exact_p(0.1, joint.EXACT_CALIBRATION) > Fraction(1, 10)
-    assert joint.exact_p(0.1, joint.EXACT_CALIBRATION) == Fraction(0.1) * (1 + Fraction(1, 1 << 50))
+    assert joint.exact_p(0.1, (1 << 25) - 1) == Fraction(1, 10)
+    assert joint.exact_p(0.1, 1 << 25) == Fraction(0.1) * (1 + Fraction(1, 1 << 50)) > Fraction(1, 10)
 
 
 def test_no_fewer_than_the_resolution_says_are_selected_and_as_many_can_be() -> None:
@@ -132,6 +135,9 @@ def test_the_smallest_alpha_and_the_needed_documents_are_the_limits_that_they_sa
     for n, some in ((small.needed_for_any, True), (small.needed_for_any - 1, False)):
         alike = [JointEvidence.of(n, m, Fraction(1, 1000))]
         assert joint_select(alike, np.full((1, m), 1 / (n + 1))).any() == some
+    small = joint_resolution([JointEvidence.of(5_000, 150, TENTH)])  # a list of one document is a hundredth of few
+    for n, some in ((small.needed_for_1_percent, True), (small.needed_for_1_percent - 1, False)):
+        assert (JointEvidence.of(n, 150, TENTH).fewest == 1) == some
 
 
 @pytest.mark.parametrize("alpha", [0, 1, 1.5, -0.1])
@@ -149,10 +155,3 @@ def test_with_groups_as_many_documents_are_needed_in_every_group() -> None:
         p = np.ones((1, m))
         p[0, : m // 100] = 1 / (n + 1)
         assert joint_select(evidence, p).any() == some
-
-
-def test_a_list_of_one_document_is_a_hundredth_of_few() -> None:
-    m = 150
-    small = joint_resolution([JointEvidence.of(5_000, m, TENTH)])
-    for n, alone in ((small.needed_for_1_percent, True), (small.needed_for_1_percent - 1, False)):
-        assert (JointEvidence.of(n, m, TENTH).fewest == 1) == alone

@@ -66,24 +66,25 @@ def test_the_filter_found_by_counting_equals_the_definition(
     assert (values[chosen] > 0).all()
     least, sentence = fewest(q, len(w), draws)
     assert found.n_selected == 0 or found.n_selected >= least == math.ceil(1 / (draws * q))
-    assert f"has {least:,} documents" in sentence
+    assert sentence.endswith(f"has {least:,} documents.") == (least <= len(w))
+    assert [fewest(q, m, draws)[1].endswith("documents.") for m in (least, least - 1)] == [True, False]
     assert run_passes(find_threshold(q * draws), lambda: [np.ones(least)]).n_selected == least
     if least > 1:
         assert run_passes(find_threshold(q * draws), lambda: [np.ones(least - 1)]).n_selected == 0
 
 
-def test_symmetric_signs_pass_and_skewed_ones_fail_in_a_sentence() -> None:
+def test_symmetric_signs_pass_skewed_ones_fail_in_a_sentence_and_nothing_is_claimed_on_a_handful_of_documents() -> None:
     rng = np.random.default_rng(2)
     fair = sign_symmetry(rng.normal(size=1000))
     assert fair.ok
     assert "no contradiction" in fair.sentence
-    skewed = sign_symmetry(rng.exponential(size=1000) - rng.exponential(size=(1000, 10)).mean(axis=1))
+    w = rng.exponential(size=1000) - rng.exponential(size=(1000, 10)).mean(axis=1)
+    skewed, signs = sign_symmetry(w), (w > 0)[np.argsort(np.abs(w))].reshape(10, 100).mean(axis=1)
     assert not skewed.ok
-    assert skewed.shares[-1] > 0.9
+    assert skewed.shares == tuple(signs)
+    assert f"of the 10. of 10 groups by size of W, smallest first, {signs[-1]:.0%} are" in skewed.sentence
+    assert signs[-1] > 0.9
     assert "does not hold here" in skewed.sentence
-
-
-def test_symmetry_is_not_claimed_on_a_handful_of_documents() -> None:
     some = sign_symmetry(np.random.default_rng(3).permutation([1.0] * 27 + [-1.0] * 12))
     assert some.ok
     assert "69% have a positive W (95% interval 52% to 83%)" in some.sentence
@@ -186,7 +187,11 @@ def test_the_scale_found_by_counting_is_that_of_the_methods_page(
 
 def test_equal_spreads_and_no_documents_have_a_scale_and_unequal_ones_need_twenty() -> None:
     assert run_passes(find_scale(4), lambda: [np.full(30, 0.25)]).of(np.full(2, 0.25)).tolist() == [0.5, 0.5]
-    assert run_passes(find_scale(4), lambda: iter(())) == Scale()
+    assert (
+        run_passes(find_scale(4), lambda: iter(()))
+        == Scale()
+        == run_passes(find_scale(4), lambda: [np.full(30, math.inf)])
+    )
     for documents, scaled in ((19, False), (20, True)):
         spread = np.exp(np.arange(documents))
         assert (run_passes(find_scale(10), lambda spread=spread: [spread]) != Scale()) == scaled
@@ -223,10 +228,9 @@ def test_a_selection_that_names_the_spread_divides_by_it_and_one_that_does_not_s
 def test_the_symmetry_test_is_a_test() -> None:
     """Its p-value is below x with probability at most x: 800 runs, four standard errors."""
     rng = np.random.default_rng(3)
-    p = np.array([sign_symmetry(rng.normal(size=120)).p_value for _ in range(800)])
-    for x in (0.01, 0.05, 0.2):
-        assert (p <= x).mean() <= x + 4 * math.sqrt(x * (1 - x) / p.size)
-    signs = np.where(rng.random((200, 120)) < 1 / 5, 1.0, -1.0) * rng.exponential(size=(200, 120))
-    p = np.array([sign_symmetry(w, draws=4).p_value for w in signs])
-    for x in (0.01, 0.05, 0.2):
-        assert (p <= x).mean() <= x + 4 * math.sqrt(x * (1 - x) / p.size)
+    fair = rng.normal(size=(800, 120))
+    fifths = np.where(rng.random((200, 120)) < 1 / 5, 1.0, -1.0) * rng.exponential(size=(200, 120))
+    for runs, draws in ((fair, 1), (fifths, 4)):
+        p = np.array([sign_symmetry(w, draws).p_value for w in runs])
+        for x in (0.01, 0.05, 0.2):
+            assert (p <= x).mean() <= x + 4 * math.sqrt(x * (1 - x) / p.size)

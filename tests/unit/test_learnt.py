@@ -214,7 +214,7 @@ def test_the_features_are_added_once_and_what_cannot_be_learnt_from_is_refused(f
     for bad, part in ((learnt_before, "was learnt; leave it out"), (swept, "the sweep changes detectors")):
         with pytest.raises(UserError, match=part):
             with_features("f.json", bad, [])
-    assert "writes a file of this machine" in user_error(with_features, str(tmp_path), config, [])
+    assert "writes a local file" in user_error(with_features, str(tmp_path), config, [])
     none = pool_of_scores({"loss": np.zeros(3)}, np.zeros(3, dtype=bool))
     with pytest.raises(UserError, match="none of 3 were trained in"):
         learn(str(tmp_path / "f.json"), trial_of(["loss"]), [none], ["text"])

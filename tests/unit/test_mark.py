@@ -214,7 +214,7 @@ def first_changed(column: str, change: Callable[[Any], Any]) -> Callable[[pa.Tab
         (first_changed("salt", lambda salt: salt[::-1]), "document 'd0' has a salt that private/seed.json does not"),
         (lambda table: table.slice(1), "it holds 4 documents, and 5 were committed to"),
         (lambda table: table.drop_columns(["salt"]), "it has no column salt"),
-        ("no seed", "private/seed.json is not there, without which no document can be named"),
+        ("no seed", "private/seed.json is missing, so the document cannot be identified"),
         (None, "private/ is of another collection"),
     ],
 )
@@ -248,7 +248,7 @@ def test_bad_settings_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
         ({"versions": 1}, "--versions must be between 2 and 1,000, got 1"),
         ({"versions": 1001}, "--versions must be between 2 and 1,000, got 1001"),
         ({"seed": -1}, "--seed must be between 0 and 2"),
-        ({"language": "de"}, "--language 'de' has no rules of marking"),
+        ({"language": "de"}, "--language 'de' has no marking rules"),
         ({"text": "txt"}, "no column 'txt' in .*; did you mean 'text'"),
         ({"id": "x"}, "id '1.5' occurs twice in a.jsonl"),
     ):

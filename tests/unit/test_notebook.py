@@ -87,7 +87,7 @@ def test_what_scoring_in_memory_cannot_do_is_one_line(model: LanguageModel) -> N
         (["fsd"], {}, "needs more"),
         (["losss"], {}, "did you mean 'loss'"),
         (["loss"], {"max_tokens": 1}, "max_tokens must be at least 2, got 1"),
-        (["loss"], {"ids": ["a"]}, "ids must be one a text, got 1 ids for 4 texts"),
+        (["loss"], {"ids": ["a"]}, "ids must be one per text, got 1 ids for 4 texts"),
     ):
         with pytest.raises(UserError, match=message):
             seenset.score(model, TEXTS, detectors, **settings)
@@ -116,7 +116,7 @@ def table(seed: int, members: int = 0) -> pa.Table:
 
 
 def test_tables_of_several_detectors_are_fused_or_one_is_named_and_groups_calibrated_each_on_its_own() -> None:
-    assert "columns loss, min_k: say which" in user_error(seenset.select, table(1, 40), table(2))
+    assert "columns loss, min_k: choose, as in" in user_error(seenset.select, table(1, 40), table(2))
     one = seenset.select(table(1, 40), table(2), detectors=["min_k"])
     assert (one.p_values == seenset.select(made_up(101, 40), made_up(102)).p_values).all()
     both = seenset.select(table(1, 40), table(2), procedure="td4eval", reconformal=True)
@@ -145,7 +145,7 @@ def test_what_a_selection_cannot_do_is_one_line() -> None:
         ({"procedure": "ptdi_known_members", "calibration": "by_group"}, "takes calibration pooled or conditional"),
         ({"calibration": "by_group"}, "needs a column group"),
         ({"detectors": ["los"]}, "no score column 'los'"),
-        ({"unseen": np.zeros((2, 2))}, r"unseen: scores must be a table or one number a document, got shape \(2, 2\)"),
+        ({"unseen": np.zeros((2, 2))}, r"unseen: scores must be a table or one number per document, got shape"),
         ({"unseen": "abc"}, "scores must be a table or numbers, got str"),
         ({"unseen": np.array([])}, "no calibration documents"),
         ({"unseen": None}, "calibrated on unseen documents, which are not given"),

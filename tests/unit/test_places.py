@@ -81,7 +81,7 @@ def test_eight_gpus_at_three_tenths_hold_24_actors_and_what_no_node_can_place_is
     for nodes, gpus, cpus, message in (
         ([Node(16.0, 2.0), Node(64.0, 4.0)], 8, 1, f"gpus_per_actor is 8, {two} 4 GPUs and 64 CPUs"),
         ([Node(8.0)], 0.5, 1, f"gpus_per_actor is 0.5, {behind}"),
-        ([Node(64.0), Node(2.0, 8.0)], "auto", 4, f"cpus_per_actor is 4 beside 1 GPUs, {two} 8 GPUs and 2 CPUs"),
+        ([Node(64.0), Node(2.0, 8.0)], "auto", 4, f"cpus_per_actor is 4 with 1 GPUs, {two} 8 GPUs and 2 CPUs"),
         ([Node(4.0), Node(8.0)], "auto", 16, f"cpus_per_actor is 16, {two} 0 GPUs and 8 CPUs"),
     ):
         resources = ResourcesConfig(gpus_per_actor=gpus, cpus_per_actor=cpus)  # type: ignore[arg-type]

@@ -68,5 +68,5 @@ def test_versions_that_cannot_be_compared_are_refused(tiny_model_folder: Path, t
     assert error.endswith(" its public files hold no versions")
     two = versions_of(np.zeros(2, dtype=int))
     error = user_error(seenset.select_versions, two, [1.0, 2.0, 3.0])
-    assert error == "scores must be one a version, got shape (3,) for 20 versions"
+    assert error == "scores must be one per version, got shape (3,) for 20 versions"
     assert user_error(seenset.select_versions, two, np.zeros(20), alpha=1.5) == "alpha must be in (0, 1), got 1.5"

@@ -158,7 +158,7 @@ def test_bad_results_are_named(runs: Runs, results: Path, tmp_path: Path, capsys
     assert "has results of 59 items, and the run audited 60 rows of bench.jsonl" in bad(good[:-1])
     assert "has results of 61 items, 1 of them beyond its rows" in bad([*good, sample(ITEMS, 1.0)])
     turned = [{**one, "doc": sample(900 + one["doc_id"], 1.0)["doc"]} for one in good]
-    assert "of its first 50 items none has a field that stands in the audited text" in bad(turned)
+    assert "of its first 50 items none has a field that occurs in the audited text" in bad(turned)
     assert "a second result for item 0" in bad([*good, good[0]])
     assert "acc must be a number in [0, 1], got 3.5" in bad([sample(0, 3.5)])
     assert "no metric 'acc_nrm'; did you mean 'acc_norm'?" in bad(good, "--metric", "acc_nrm")
@@ -169,7 +169,7 @@ def test_bad_results_are_named(runs: Runs, results: Path, tmp_path: Path, capsys
     assert "no field 'uid' in its doc; did you mean 'qid'?" in bad(good, "--id", "uid")
     assert "--task must be TASK=INPUT, got 'bench'" in bad(good, "--task", "bench")
     assert "no such input; did you mean 'bench.jsonl'?" in bad(good, "--task", "bench=bench.json")
-    assert "line 1 is no sample of lm-eval" in bad([{"item": 1}])
+    assert "line 1 is not a sample of lm-eval" in bad([{"item": 1}])
     renamed = write_samples(tmp_path / "named", "m", good, task="arc")
     here(capsys, "rank", renamed, *run, "--task", "arc=bench.jsonl")
     assert "no such file or folder" in refusal(capsys, "rank", tmp_path / "none", *run)

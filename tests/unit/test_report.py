@@ -238,7 +238,7 @@ def test_what_was_fine_tuned_on_changed_in_the_texts_or_left_out_of_gradient_nor
     amend_manifest(store, config=config, adapters={"few": adapter})
     text = report(store)[0].text
     assert b"0a1b2c3d" not in store.read("report/report.json"), "hashes of documents stay in the manifest"
-    assert "The year 2020 stands in the place of every year in every text, before any use." in text
+    assert "The year 2020 replaces every year in every text, before any use." in text
     assert "lora, 3 epochs on 30 documents of unseen and seen, which do not calibrate" in text
     gradient = GradientRecord(method="batched", reason="", uncovered=[], differentiable=62, quantised=210)
     amend_manifest(store, gradient=gradient)

@@ -217,22 +217,22 @@ def test_a_list_that_is_damaged_or_not_the_filled_in_one_is_refused_with_the_rem
     nameless = saved([{**row, "": "x"} for row in rows], columns=[*COLUMNS, ""])
     number = "a spreadsheet program changes what looks like a number or"
     for content, expected in (
-        (b"PK\x03\x04" + b"\0" * 40, f"is a workbook and no CSV file; {remedy}"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 40, f"is a workbook and no CSV file; {remedy}"),
-        (saved(rows, ";").encode().replace(b"unseen-", b"unseen\xe4"), f"is no CSV file in UTF-8; {remedy}"),
-        (saved(rows) + '"torn', f"is no CSV file in UTF-8; {remedy}"),
+        (b"PK\x03\x04" + b"\0" * 40, f"is a workbook, not a CSV file; {remedy}"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 40, f"is a workbook, not a CSV file; {remedy}"),
+        (saved(rows, ";").encode().replace(b"unseen-", b"unseen\xe4"), f"is not a CSV file in UTF-8; {remedy}"),
+        (saved(rows) + '"torn', f"is not a CSV file in UTF-8; {remedy}"),
         (changed(trained_on="TRUE"), "is 'true'; it takes: yes, no"),
         (first_changed(trained_on="yess"), "is 'yess'; did you mean 'yes'?"),
         (saved(rows, columns=[*COLUMNS, "trained_on"]), "has 2 columns trained_on"),
         (saved(rows, columns=COLUMNS[:-1]), "no column trained_on"),
         (unquoted.replace("\\,", ","), "has more values than columns"),
         (nameless, "has more values than columns"),
-        (first_changed(doc_id="1E+05"), f"'1E+05' is none of the 6 that were listed; {number}"),
+        (first_changed(doc_id="1E+05"), f"'1E+05' is not one of the 6 listed documents; {number}"),
         (changed(review="1.2E+15"), "read the columns as text"),
         (changed(review="0" * 16), "is of another run or another review_count"),
         (saved(rest), "has no row; leave trained_on empty"),
         (saved([]), "has no row"),
-        (saved([*rows, {**first, "doc_id": "unseen-none"}]), "'unseen-none' is none of the 6 that were listed"),
+        (saved([*rows, {**first, "doc_id": "unseen-none"}]), "'unseen-none' is not one of the 6 listed documents"),
         (saved([*rows, first]), "has 2 rows"),
     ):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -248,7 +248,7 @@ def test_the_number_is_fixed_before_scoring(base: Path, audit: Path, capsys: pyt
     line = refusal(capsys, "select", audit / "run", "--set", "corpus.unseen.review_count=7")
     assert "corpus needs seenset run" in line
     missing = refusal(capsys, "select", audit / "run", "--set", f"corpus.unseen.review={audit / 'none.csv'}")
-    assert "none.csv is no file" in missing
+    assert "none.csv is not a file" in missing
     assert "overwrites nothing" in refusal(capsys, "review", audit / "run", audit / "review.csv")
     line = refusal(capsys, "select", base / "run", "--set", f"corpus.unseen.review={audit / 'review.csv'}")
     assert "has listed no documents" in line

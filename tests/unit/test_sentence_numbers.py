@@ -296,7 +296,7 @@ def test_the_effective_number_of_weighted_documents_is_shown_on_its_side_of_the_
 
 
 @pytest.mark.parametrize("draws", [1, 4])
-@pytest.mark.parametrize(("heads", "tosses"), [(12, 19), (10, 10), (2, 15)])
+@pytest.mark.parametrize(("heads", "tosses"), [(12, 19), (10, 10), (2, 15), (8, 16), (14, 18)])
 def test_the_signs_of_a_sentence_are_counted_against_the_coin_that_it_names(
     heads: int, tosses: int, draws: int
 ) -> None:
@@ -304,7 +304,7 @@ def test_the_signs_of_a_sentence_are_counted_against_the_coin_that_it_names(
     exact = min(1.0, 2 * min(binom.cdf(heads, tosses, fair), binom.sf(heads - 1, tosses, fair)))
     (p,) = re.findall(r"\(p = ([\d.e-]+)\)", result.sentence)
     assert (result.p_value, float(p)) == (pytest.approx(exact), pytest.approx(exact, rel=0.05))
-    assert (float(p) < 0.01) == (not result.ok)
+    assert (float(p) < 0.01) == (not result.ok) == (f": of all {heads / tosses:.0%} are" in result.sentence)
 
 
 @pytest.mark.parametrize("repeated", [1, 2])

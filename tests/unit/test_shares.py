@@ -26,20 +26,27 @@ def test_the_interval_of_a_share_is_that_of_clopper_and_pearson() -> None:
     assert share_interval(first(7, 30), 0.9) == pytest.approx((beta.ppf(0.05, 7, 24), beta.ppf(0.95, 8, 23)))
 
 
-def test_the_limits_of_shares_between_0_and_1_mirror_those_of_what_is_missing() -> None:
+def test_the_limits_of_shares_between_0_and_1_are_those_of_bentkus_and_hoeffding() -> None:
+    """The larger of two lower limits: e times the binomial tail at the whole number below the sum, and Chernoff's."""
     shares = np.array([0.9, 0.7, 0.95, 0.8])
     low, high = share_interval(shares)
     assert 0 < low < shares.mean() < high <= 1
     assert share_interval(1 - shares) == pytest.approx((1 - high, 1 - low))
-
-
-def test_the_limits_of_shares_between_0_and_1_are_those_of_bentkus_and_hoeffding() -> None:
-    """The larger of both lower limits: e times the binomial tail at the whole number below the sum, and Chernoff's."""
     assert share_interval(np.array([0.95, 0, 0, 0, 0]))[0] == pytest.approx(hoeffding_limit(0.19, 5, 0.025))
     assert share_interval(np.array([0.5, 0.5, 0.5, 0.5, 0]))[0] == pytest.approx(beta.ppf(0.025 / np.e, 2, 4))
+    assert share_interval(np.array([0.5, 0.5, 0.5, 0.45, 0]))[0] < beta.ppf(0.025 / np.e, 2, 4)
     ahead, behind = np.array([0.5, 0.5, 0, 0, 0]), np.array([0, 0, 0.25, 0, 0])
     (l1, u1), (l2, u2) = share_interval(ahead, 0.975), share_interval(behind, 0.975)
     assert paired_difference(ahead, behind) == (pytest.approx(0.15), pytest.approx(l1 - u2), pytest.approx(u1 - l2))
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(9, 3), (12, 1), (1, 12)])
+def test_the_limits_of_a_paired_difference_are_the_extremes_over_rate_and_share(right: int, wrong: int) -> None:
+    """Of 40 items: the rate of those that differ takes a fifth of the error, and the share of right ones the rest."""
+    differ, difference = right + wrong, paired_difference(first(right, 40), first(wrong, 40, start=right))
+    rates = beta.ppf([0.005, 0.995], [differ, differ + 1], [41 - differ, 40 - differ])
+    ends = np.outer(rates, 2 * beta.ppf([0.02, 0.98], [right, right + 1], [wrong + 1, wrong]) - 1)
+    assert difference == pytest.approx(((right - wrong) / 40, ends.min(), ends.max()))
 
 
 def test_no_interval_of_a_share_covers_less_often_than_stated() -> None:
@@ -100,10 +107,10 @@ def test_hoeffdings_limit_is_on_the_safe_side_of_the_exact_one() -> None:
         exact, _ = share_interval(first(successes, 30))
         assert hoeffding_limit(successes / 30, 30, 0.025) <= exact + 1e-12
     assert hoeffding_limit(1e-4, 4, 0.025) == 0
-    for mean, size in ((0.3, 50), (0.9, 7), (0.01, 2000)):  # where size times the divergence is log(1 / tail)
+    for mean, size in ((0.3, 50), (0.9, 7), (0.01, 2000), (1e-3, 20_000)):  # size times the divergence is log(1 / tail)
         p = hoeffding_limit(mean, size, 0.025)
         divergence = mean * np.log(mean / p) + (1 - mean) * np.log((1 - mean) / (1 - p))
-        assert size * divergence == pytest.approx(np.log(40))
+        assert (p < mean, size * divergence) == (True, pytest.approx(np.log(40)))
     assert hoeffding_limit(1.0, 7, 0.025) == pytest.approx(40 ** (-1 / 7))
 
 
@@ -130,7 +137,8 @@ def test_the_difference_is_that_of_the_two_accuracies_and_no_part_has_none() -> 
     part, rest = rng.integers(2, size=30).astype(float), rng.integers(2, size=12).astype(float)
     value, low, high = difference_to_all(part, rest) or (0, 0, 0)
     assert value == pytest.approx(part.mean() - np.concatenate([part, rest]).mean())
-    assert low < value < high
+    (l1, u1), (l2, u2) = share_interval(part, 0.975), share_interval(rest, 0.975)
+    assert (low, high) == pytest.approx((12 / 42 * (l1 - u2), 12 / 42 * (u1 - l2)))
     assert difference_to_all(np.array([]), np.array([1.0])) is None
     assert difference_to_all(np.array([1.0, 0.0]), np.array([])) == (0.0, 0.0, 0.0)
     assert share_interval(np.array([])) == (0.0, 1.0)

@@ -160,7 +160,7 @@ def test_a_missing_role_is_a_comment_and_init_says_what_to_add_and_overwrites_no
     assert documents(path) == {"audit": 4, "unseen": 3}
     path.write_text("mine")
     line = refusal(capsys, "init", tmp_path)
-    assert line == f"seenset: {path} is there already; remove it, or give another folder\n"
+    assert line == f"seenset: {path} exists already; remove it, or give another folder\n"
     assert path.read_text() == "mine"
 
 

@@ -130,10 +130,10 @@ def test_too_few_documents_say_how_many_are_needed() -> None:
     with pytest.raises(UserError, match=r"50 documents are too few .* needs at least 61"):
         choose_trained(np.arange(50), 0.5, {"unseen": 40, "seen": 20}, seed=0)
     trained = np.arange(100) < 50
-    with pytest.raises(UserError, match=r"split.unseen needs 60 untrained documents .*, 50 are there"):
+    with pytest.raises(UserError, match=r"split.unseen needs 60 untrained documents .*, got 50"):
         draw_split(Drawable(trained, np.arange(100)), {"unseen": 60}, SplitConfig(), 0, 0, 0)
     config = SplitConfig(audited=90, member_share=0.5)
-    with pytest.raises(UserError, match=r"split.audited 90 at split.member_share 0.5 needs 45 untrained .*, 40 are"):
+    with pytest.raises(UserError, match=r"split.audited 90 at split.member_share 0.5 needs 45 untrained .*, got 40"):
         draw_split(Drawable(trained, np.arange(100)), {"unseen": 10}, config, 0, 0, 0)
 
 

@@ -113,17 +113,17 @@ def test_settings_that_make_no_versions_are_refused_in_one_line(changed: dict[st
 
 
 def test_an_item_that_stands_twice_is_used_once() -> None:
-    digests = np.repeat(np.array([1, 2, 2, 1], dtype=np.uint8), 32).reshape(4, 32)
+    digests = np.repeat(np.array([1, 2, 2, 1, 5, 6, 6, 5], dtype=np.uint8), 32).reshape(8, 32)
 
     def ids(last: int) -> tuple[str, ...]:
         digests[3] = last
-        scores = VersionScores(np.arange(4.0), np.array([0, 2, 4]), np.array([0, 1]), ("b", "a"), digests)
+        scores = VersionScores(np.arange(8.0), np.arange(0, 9, 2), np.array([0, 1, 0, 1]), tuple("badc"), digests)
         return joined_versions(
-            [VersionPart(scores, pa.array([[], []], pa.list_(pa.string())), pa.array([[b""] * 2] * 2))]
+            [VersionPart(scores, pa.array([[]] * 4, pa.list_(pa.string())), pa.array([[b""] * 2] * 4))]
         ).ids
 
-    assert ids(3) == ("a", "b")
-    assert ids(1) == ("a",)
+    assert ids(3) == ("a", "b", "c")
+    assert ids(1) == ("a", "c")
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])

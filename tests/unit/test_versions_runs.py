@@ -212,7 +212,7 @@ def test_a_public_file_names_the_private_one_that_is_missing(tmp_path: Path, des
         ({"selections": [{**SELECTIONS[0], "procedure": "storey"}]}, "take procedure bh or versions"),
         ({"selections": [{**SELECTIONS[0], "direction": "clean"}]}, "take direction members, got clean"),
         ({"selections": [{**SELECTIONS[2], "calibration": "conditional"}]}, "take calibration pooled"),
-        ({"selections": [{**SELECTIONS[0], "confidence": 0.9}]}, "no bound at confidence 0.9 can be had"),
+        ({"selections": [{**SELECTIONS[0], "confidence": 0.9}]}, "no bound at confidence 0.9 is available"),
         ({"unseen": {"path": "u.parquet"}}, "take the place of unseen and seen documents"),
         ({"audit": {"text": "body"}}, "versions take the place of text"),
         ({"audit": {"versions": {"kinds": "kinds"}}}, "kinds and forms go together"),

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from hashlib import sha256
@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 from scipy.special import polygamma
-from scipy.stats import chisquare
+from scipy.stats import chi2, chisquare
 
 from pipeline.errors import UserError
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.step_up import step_up
 from pipeline.selection.versions import (
-    BETS,
+    MaskedOrder,
     VersionScores,
     fewest_versions,
     gap_statistic,
@@ -26,6 +26,7 @@ from pipeline.selection.versions import (
     preference_residuals,
     rank_step_up,
     redraw_p_value,
+    shrinkage,
     uniformity_p_value,
     version_ranks,
 )
@@ -59,14 +60,11 @@ def test_whichever_version_was_published_its_ranks_are_all_ranks_once(row: list[
         assert all(row[a] >= row[b] for a, b in itertools.pairwise(np.argsort(found).tolist()))
 
 
-def test_ties_are_ordered_by_the_hash_of_the_text_the_document_and_the_seed() -> None:
+def test_ties_are_ordered_by_the_hash_of_the_text_the_document_and_the_seed_or_against_the_published_version() -> None:
     scores = of([[1, 1, 1]], [1])
     keys = [sha256(b"ties\x007\x000\x00" + row.tobytes()).digest() for row in scores.digests]
     assert version_ranks(scores, 7)[0] == 1 + sum(key < keys[1] for key in keys)
     assert len({tuple(version_ranks(of([[1, 1, 1]] * 9, [0] * 9), seed)) for seed in range(20)}) == 20
-
-
-def test_against_a_tie_the_published_version_comes_last() -> None:
     assert version_ranks(of([[1, 1, 0], [1, 1, 0], [0, 0]], [0, 2, 1]), 0, "against").tolist() == [2, 3, 2]
 
 
@@ -88,15 +86,9 @@ def signs_and_groups(k: int, z: int, seed: int = 0, others: int = 30) -> dict[in
     """Of a document with k versions beside one with `others`: its sign and group at each rank."""
     result = {}
     for rank in range(1, k + 1):
-        seen: list[np.ndarray] = []
-
-        def order(scores: np.ndarray, offsets: np.ndarray, groups: np.ndarray, seen: list = seen) -> np.ndarray:
-            seen.append(groups)
-            return gap_statistic(scores, offsets, groups)
-
         scores = of([list(range(k, 0, -1)), list(range(others))], [rank - 1, 0])
-        answer = mirrored_list(scores, TENTH, seed, z, order)
-        result[rank] = int(answer.signs[0]), int(seen[0][0])
+        answer = mirrored_list(scores, TENTH, seed, z, lambda _, __, groups: groups)
+        result[rank] = int(answer.signs[0]), int(answer.statistic[0])
     return result
 
 
@@ -148,45 +140,31 @@ def slow_statistic(documents: list[list[float]], groups: list[int]) -> list[floa
     for x, g in zip(scaled, groups, strict=True):
         k = len(x)
         others = np.delete(x, g - 1)
-        logs = [
-            math.log(np.var(np.delete(y, i), ddof=1)) if k > 3 else 0.0 for y in scaled if len(y) == k for i in range(k)
-        ]
+        v = [np.var(np.delete(y, i), ddof=1) if k > 3 else 1.0 for y in scaled if len(y) == k for i in range(k)]
         s = 1.0
-        if k > 3 and len(logs) >= 20 * k:
+        if k > 3 and len(v) >= 20 * k and np.median(v) > 0:
+            least = 1e-6 * float(np.median(v))
+            logs = np.log(np.maximum(v, least))
             m0, spread = float(np.median(logs)), float(np.var(logs))
             b = max(0.0, spread - float(polygamma(1, (k - 2) / 2))) / spread
-            s = math.exp((m0 + b * (math.log(np.var(others, ddof=1)) - m0)) / 2)
+            s = math.exp((m0 + b * (math.log(max(np.var(others, ddof=1), least)) - m0)) / 2)
         result.append((x[g - 1] - others.mean()) / (s * math.sqrt(1 + 1 / (k - 1))))
     return result
 
 
 def test_the_statistic_is_that_of_its_definition() -> None:
+    """Also where scores of two versions differ so much that other spreads are small, and without spread in most."""
     rng = np.random.default_rng(1)
-    sizes = rng.permutation([5] * 25 + [4] * 22 + [3] * 30 + [2] * 30 + [9] * 19)
-    documents = [(rng.normal(size=k) * math.exp(rng.normal())).tolist() for k in sizes]
-    groups = [int(rng.integers(1, k + 1)) for k in sizes]
-    scores = of(documents, [0] * len(documents))
-    statistic = gap_statistic(scores.scores, scores.offsets, np.array(groups))
-    np.testing.assert_allclose(statistic, slow_statistic(documents, groups), rtol=1e-9)
-
-
-def test_without_spread_in_most_documents_the_gap_alone_orders() -> None:
-    documents = [[1.1, 0.1, 0.1, 0.1, 0.1]] * 15 + [[0.3] * 5] * 10 + [[0.5, 2.5, 0.5, 0.5, 0.5]]
-    scores = of(documents, [0] * 26)
-    statistic = gap_statistic(scores.scores, scores.offsets, np.ones(26, dtype=np.int64))
-    assert np.isfinite(statistic).all()
-    assert np.allclose(statistic[15:25], 0)
+    sizes = rng.permutation([5] * 25 + [4] * 20 + [3] * 30 + [2] * 30 + [9] * 19)
+    mixed = [(rng.normal(size=k) * math.exp(rng.normal()) * (1e4 if k == 2 else 1)).tolist() for k in sizes]
+    several = [int(rng.integers(1, k + 1)) for k in sizes]
+    flat = [[1.1, 0.1, 0.1, 0.1, 0.1]] * 15 + [[0.3] * 5] * 10 + [[0.5, 2.5, 0.5, 0.5, 0.5]]
+    for documents, groups in (([*mixed, [1, 0, 0, 0, 0]], [*several, 1]), ([[3, 5]], [1]), (flat, [1] * 26)):
+        scores = of(documents, [0] * len(documents))
+        statistic = gap_statistic(scores.scores, scores.offsets, np.array(groups))
+        np.testing.assert_allclose(statistic, slow_statistic(documents, groups), rtol=1e-9, atol=1e-12)
     assert math.isclose(statistic[25], 2 * statistic[0])
-
-
-def test_a_variance_of_nothing_is_raised_to_a_share_of_the_median() -> None:
-    """26 documents: of one the others are equal, and its s is shrunk, not 0."""
-    rng = np.random.default_rng(3)
-    documents = [(rng.normal(size=5) * math.exp(2 * rng.normal())).tolist() for _ in range(25)]
-    scores = of([*documents, [1, 0, 0, 0, 0]], [0] * 26)
-    statistic = gap_statistic(scores.scores, scores.offsets, np.ones(26, dtype=np.int64))
-    assert np.isfinite(statistic).all()
-    assert statistic.argmax() == 25
+    assert [shrinkage(spread, 9) for spread in (0, 0.3, 0.6)] == [0, 0, pytest.approx(1 - polygamma(1, 3.5) / 0.6)]
 
 
 def test_without_documents_or_where_no_score_differs_nothing_is_selected_and_nothing_fails() -> None:
@@ -223,9 +201,6 @@ def test_equal_statistics_are_ordered_by_the_hash_of_the_document() -> None:
         assert set(first) <= set(np.flatnonzero(answer.selected).tolist())
 
 
-Order = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-
-
 def spread_first(scores: np.ndarray, offsets: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return np.array([np.ptp(x) for x in np.split(scores, offsets[1:-1])]) - groups
 
@@ -239,7 +214,7 @@ def by_another(scores: np.ndarray, offsets: np.ndarray, groups: np.ndarray) -> n
 @pytest.mark.parametrize(
     ("sizes", "z"), [([5, 5, 5, 5], 4), ([3, 3, 3, 3, 3], 2), ([6, 3, 4, 5], 2), ([2] * 8, 1), ([4, 4, 4], 3)]
 )
-def test_the_fdr_over_all_indices_is_at_most_q(sizes: list[int], z: int, order: Order) -> None:
+def test_the_fdr_over_all_indices_is_at_most_q(sizes: list[int], z: int, order: MaskedOrder) -> None:
     """The first document is a member, published index fixed; those of the others take all values, each equally often.
 
     No k is at most z here, so that no hash thins and the mean over all indices is the FDR itself, without noise.
@@ -264,9 +239,8 @@ def preferring(n: int = 60, k: int = 6, columns: int = 4, seed: int = 6) -> tupl
     rng = np.random.default_rng(seed)
     forms = rng.integers(3, size=(n * k, columns))
     noise = rng.normal(size=n * k)
-    scores = of(
-        (10 * forms @ rng.normal(size=columns) + noise).reshape(n, k).tolist(), rng.integers(k, size=n).tolist()
-    )
+    values = 10 * forms @ rng.normal(size=columns) + noise
+    scores = of(values.reshape(n, k).tolist(), rng.integers(k, size=n).tolist())
     return replace(scores, forms=forms), noise
 
 
@@ -274,16 +248,18 @@ def within(values: np.ndarray, k: int) -> np.ndarray:
     return (values.reshape(-1, k) - values.reshape(-1, k).mean(axis=1, keepdims=True)).ravel()
 
 
-def test_residuals_are_those_of_ridge_regression_on_standardised_columns() -> None:
-    scores, noise = preferring()
+@pytest.mark.parametrize(("n", "columns", "like"), [(60, 4, 0.97), (24, 60, 0.5)])
+def test_residuals_are_those_of_ridge_regression_on_standardised_columns(n: int, columns: int, like: float) -> None:
+    scores, noise = preferring(n, columns=columns)
     x = np.stack([within(column.astype(float), 6) for column in scores.forms.T], axis=1)
     x /= x.std(axis=0)
     y = within(scores.scores, 6)
-    residual = y - x @ np.linalg.solve(x.T @ x + np.eye(4), x.T @ y)
-    pooled = math.sqrt((y**2).sum() / 300)
+    residual = y - x @ np.linalg.solve(x.T @ x + np.eye(columns), x.T @ y)
+    pooled = math.sqrt((y**2).sum() / (5 * n))
     found = preference_residuals(scores).scores
     np.testing.assert_allclose(found, residual / pooled, atol=1e-9)
-    assert np.corrcoef(found, within(noise, 6))[0, 1] > 0.97
+    assert np.corrcoef(found, within(noise, 6))[0, 1] > like
+    assert (found == found.round(10)).all()
 
 
 def test_residuals_do_not_read_the_published_index_and_follow_the_versions() -> None:
@@ -311,27 +287,26 @@ def test_a_form_that_varies_in_few_documents_is_left_out() -> None:
     assert np.abs(preference_residuals(wider).scores - found).max() > 1e-6
 
 
-def test_bh_on_ranks_of_equal_k_is_the_step_up_procedure() -> None:
+def test_bh_on_ranks_of_equal_k_is_the_step_up_procedure_and_of_unequal_k_by_hand() -> None:
+    """p = 1/20, 1/10, 2/20, 1/2: at q = 2/15 the third is selected, 4/10 <= 3 q, and so are those before it."""
     rng = np.random.default_rng(7)
     for k in (5, 20, 100):
         ranks = np.minimum(rng.integers(1, k + 1, size=200), rng.integers(1, k + 1, size=200) ** 2 // 5 + 1)
         for q in (TENTH, HALF):
             cut = step_up(RankCounts(np.bincount(ranks - 1, minlength=k)), q)
             assert (rank_step_up(ranks, np.full(200, k), q) == (ranks <= cut)).all()
-
-
-def test_bh_on_ranks_of_unequal_k_by_hand() -> None:
-    """p = 1/20, 1/10, 2/20, 1/2: at q = 2/15 the third is selected, 4/10 <= 3 q, and so are those before it."""
     ranks, sizes = np.array([1, 1, 2, 1]), np.array([20, 10, 20, 2])
     assert rank_step_up(ranks, sizes, Fraction(2, 15)).tolist() == [True, True, True, False]
     assert not rank_step_up(ranks, sizes, Fraction(13, 100)).any()
 
 
-def test_the_p_value_of_a_collection_is_that_of_all_draws() -> None:
-    """60 possible draws, each with equal chance: the share of redraws that reach T has this mean exactly."""
-    scores = of([[1, 5, 2], [0, 1, 4, 4], [2, 2, 1, 3, 9]], [1, 2, 3])
-    z = scores.standardised()
-    parts = np.split(z, scores.offsets[1:-1])
+@pytest.mark.parametrize(
+    ("documents", "published"), [([[1, 5, 2], [0, 1, 4, 4], [2, 2, 1, 3, 9]], [1, 2, 3]), ([[0, 1]] * 3, [1] * 3)]
+)
+def test_the_p_value_of_a_collection_is_that_of_all_draws(documents: list[list[float]], published: list[int]) -> None:
+    """60 possible draws, or 8, each with equal chance: the share of redraws that reach T has this mean exactly."""
+    scores = of(documents, published)
+    parts = [(np.array(one) - np.mean(one)) / np.std(one) for one in documents]
     observed = sum(part[index] for part, index in zip(parts, scores.published, strict=True))
     share = np.mean([sum(draw) >= observed - 1e-9 for draw in itertools.product(*parts)])
     redraws = 9_999
@@ -341,7 +316,7 @@ def test_the_p_value_of_a_collection_is_that_of_all_draws() -> None:
 
 
 def test_a_document_without_spread_adds_nothing_to_the_collection() -> None:
-    with_constant = of([[0.1] * 7, [1, 5, 2], [0, 1, 4, 4]], [0, 1, 2])
+    with_constant = of([[0.1] * 7, [0.1, 0.5, 0.2], [0, 1, 4, 4]], [0, 1, 2])
     assert with_constant.standardised()[:7].tolist() == [0] * 7
     assert redraw_p_value(with_constant, 1, 999) == redraw_p_value(of([[1, 5, 2], [0, 1, 4, 4]], [1, 2]), 1, 999)
     np.testing.assert_allclose(with_constant.standardised()[7:10], (np.array([1, 5, 2]) - 8 / 3) / np.std([1, 5, 2]))
@@ -349,7 +324,7 @@ def test_a_document_without_spread_adds_nothing_to_the_collection() -> None:
 
 def test_the_e_values_by_hand_and_that_of_very_much_evidence_does_not_overflow() -> None:
     ranks, sizes = np.array([1, 3, 2, 1, 1, 1]), np.array([3, 3, 3, 5, 2, 20])
-    products = dict.fromkeys(BETS, 1.0)
+    products = dict.fromkeys((0.1, 0.2, 0.5, 0.9), 1.0)
     path = []
     for r, k in zip(ranks, sizes, strict=True):
         products = {bet: value * (1 + bet * (k + 1 - 2 * r) / (k - 1)) for bet, value in products.items()}
@@ -361,15 +336,14 @@ def test_the_e_values_by_hand_and_that_of_very_much_evidence_does_not_overflow()
 
 def test_uniformity_is_the_chi_squared_test_of_ranks() -> None:
     rng = np.random.default_rng(9)
-    ranks = rng.integers(1, 6, size=200)
-    plain = chisquare(np.bincount(ranks - 1, minlength=5)).pvalue
-    assert math.isclose(uniformity_p_value(ranks, np.full(200, 5)), plain)
+    ranks, pair, statistics = rng.integers(1, 6, size=200), np.repeat([1, 2], [7, 3]), 0.0
     few = rng.integers(1, 21, size=40)  # 40 documents of 20 versions: cells of at least 3 ranks, which makes 6
-    cells = np.arange(20) * 6 // 20
-    expected = np.bincount(cells) * 2.0
-    plain = chisquare(np.bincount(cells[few - 1], minlength=6), expected).pvalue
-    assert math.isclose(uniformity_p_value(few, np.full(40, 20)), plain)
+    for some, k, cells in ((ranks, 5, 5), (few, 20, 6), (pair, 2, 2)):
+        cell = np.arange(k) * cells // k
+        plain = chisquare(np.bincount(cell[some - 1], minlength=cells), np.bincount(cell) * (some.size / k))
+        assert math.isclose(uniformity_p_value(some, np.full(some.size, k)), plain.pvalue)
+        statistics += plain.statistic
     assert uniformity_p_value(np.array([1] * 9), np.full(9, 5)) == 1.0
-    mixed = uniformity_p_value(np.concatenate([ranks, few]), np.repeat([5, 20], [200, 40]))
-    assert 0 < mixed <= 1
+    mixed = uniformity_p_value(np.concatenate([ranks, few, pair]), np.repeat([5, 20, 2], [200, 40, 10]))
+    assert math.isclose(mixed, chi2.sf(statistics, 4 + 5 + 1))
     assert uniformity_p_value(np.ones(100, dtype=np.int64), np.full(100, 5)) < 1e-10

@@ -1,5 +1,6 @@
 """Calibration documents that differ from the audited: weights by words, and what they leave and repair."""
 
+import math
 import random
 from collections.abc import Sequence
 from fractions import Fraction
@@ -41,9 +42,11 @@ from pipeline.selection.weighted import (
     least_ranks,
     ranks_by_weight,
     weight_levels,
+    weighted_grid,
     weighted_resolution,
 )
 
+HALF = Fraction(1, 2)
 WORDS = [f"word{i}" for i in range(300)]
 
 
@@ -97,28 +100,36 @@ def test_equal_weights_are_no_weights() -> None:
         discrete = ranks(audit, calibrate(known), direction, draws) / 100
         assert (np.abs(tied - discrete) <= 0.0101).all()
         assert tied.mean() < p.mean()
+    for total in (1, 2, 3, 4):
+        assert weighted_grid(total, 1).values[0] < 1 / (total + 1) <= 2 * weighted_grid(total, 1).values[0]
 
 
-def test_with_equal_weights_one_document_of_a_hundred_takes_as_many_that_calibrate_as_without() -> None:
-    calibration = calibrate_weighted(np.arange(9.0), weight_levels(np.ones(9), 1.0))
-    ranks_of_all = least_ranks(weight_levels(np.ones(100), 1.0), calibration)
-    least = RankCounts(np.bincount(ranks_of_all - 1, minlength=calibration.grid.size), calibration.grid)
-    fewest, needed = weighted_resolution(least, Fraction(1, 20), Fraction(1))
-    assert fewest > 100
-    assert needed == pytest.approx(100 * 20 - 1, rel=0.01)
+@pytest.mark.parametrize(("alpha", "factor"), [(Fraction(1, 20), Fraction(1)), (HALF, Fraction(3, 10)), (HALF, HALF)])
+@pytest.mark.parametrize("m", [1, 7, 100, 200, 250])
+@pytest.mark.parametrize("spread", [0.0, 1.5])
+def test_as_few_documents_can_be_selected_as_their_smallest_p_values_allow_and_1_percent_takes_so_many_that_calibrate(
+    m: int, spread: float, alpha: Fraction, factor: Fraction
+) -> None:
+    known, audit = (weight_levels(np.exp(spread * np.random.default_rng(m).normal(size=n)), 20.0) for n in (9, m))
+    calibration = calibrate_weighted(np.arange(9.0), known)
+    places = np.sort(least_ranks(audit, calibration))
+    needs = [math.ceil(calibration.grid.p(int(place)) * m * factor / alpha) for place in places]
+    least = RankCounts(np.bincount(places - 1, minlength=calibration.grid.size), calibration.grid)
+    fewest, needed = weighted_resolution(least, alpha, factor)
+    assert fewest == min((r for r in range(1, m + 1) if needs[r - 1] <= r), default=max(m + 1, needs[0]))
+    few = max(1, m // 100)
+    level = float(alpha * few / (factor * m))
+    assert needed == pytest.approx(max(1, 9 * (1 / level - 1) * np.sort(audit)[few - 1] / known.sum()), rel=2e-3, abs=1)
+    without_scores = RankCounts.empty(calibration.grid).with_quarantined(m)
+    assert weighted_resolution(without_scores, alpha, factor) == (math.ceil(m * factor / alpha), 1 if level >= 1 else 9)
 
 
 def test_a_draw_takes_from_almost_none_to_all_of_the_documents_with_an_equal_score() -> None:
-    calibration = calibrate_weighted(np.array([0.0, 1.0, 1.0, 2.0]), np.full(4, 1 << 20, dtype=np.int64))
-    score, weight = np.array([1.0]), np.full(1, 1 << 20, dtype=np.int64)
-
-    def p_value(draw: int | None) -> float:
-        draws = None if draw is None else np.array([draw], dtype=np.uint64)
-        place = ranks_by_weight(score, weight, calibration, "members", draws)[0]
-        return float(calibration.grid.values[place - 1])
-
-    assert p_value(2**32 - 1) == p_value(None) == pytest.approx(4 / 5, rel=1e-3)
-    assert p_value(0) == pytest.approx(1 / 5, rel=1e-3)
+    calibration = calibrate_weighted(np.array([0.0] * 4 + [1, 1, 2]), np.full(7, 1 << 20, dtype=np.int64))
+    scores, weights = np.ones(2), np.full(2, 1 << 20, dtype=np.int64)
+    for draws, p in ((None, 1 / 2), (np.array([2**32 - 1, 0], dtype=np.uint64), pytest.approx(1 / 8, rel=1e-3))):
+        places = ranks_by_weight(scores, weights, calibration, "members", draws)
+        assert calibration.grid.values[places - 1].tolist() == [1 / 2, p]
 
 
 def test_weights_repair_a_shift_that_words_show() -> None:
@@ -165,7 +176,10 @@ def test_a_gap_that_nothing_bridges_is_not_called_repaired() -> None:
     assert after.ok is not True
 
 
-def test_a_weighted_test_of_too_few_documents_states_how_many_decide_it_and_no_other_remedy() -> None:
+def test_too_few_documents_to_learn_from_or_to_test_weights_say_how_many_it_takes_and_no_other_remedy() -> None:
+    words, audited, keys = sample(texts(1, 19, 0.2), texts(2, 50, 0.2))
+    with pytest.raises(UserError, match=r"at least 20 calibration and 20 audited documents .*, got 19 and 50"):
+        fit_ratio(words, audited, keys, 0)
     test = weighted_diagnostic(None, "unseen")
     assert (test.outcome, test.n_to_settle) == ("not tested", 80)
     assert unsettled(test) == (
@@ -185,12 +199,6 @@ def test_no_document_is_weighed_by_a_classifier_that_read_it() -> None:
         again = fit_ratio(words, swapped, keys, 3).odds(words, keys)
         assert again[place] == odds[place]
         assert (again != odds).any()
-
-
-def test_too_few_documents_to_learn_from_say_how_many_it_takes() -> None:
-    words, audited, keys = sample(texts(1, 19, 0.2), texts(2, 50, 0.2))
-    with pytest.raises(UserError, match=r"at least 20 calibration and 20 audited documents .*, got 19 and 50"):
-        fit_ratio(words, audited, keys, 0)
 
 
 def test_scores_in_memory_take_known_weights_and_say_that_nothing_is_proved() -> None:

@@ -1,4 +1,4 @@
-"""The formats of input: every module of this package that holds a record of one."""
+"""The input formats: one module of this package defines the record of each."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def _formats() -> Iterator[Format]:
 
 
 FORMATS = {form.name: form for form in sorted(_formats(), key=lambda form: form.place)}
-"""Name -> record, the most common first."""
+"""Format name -> record, the most common first."""
 
-_SOME, _FEW = 200, 8  # rows that `init` looks at
+_SOME, _FEW = 200, 8  # rows that `init` reads
 _APPLY = {"encoding": "CSV, JSONL and .txt files", "delimiter": "CSV files"}
 
 
@@ -43,11 +43,11 @@ def format_named(name: str) -> Format:
 
 
 def format_of(path: str, pictures: bool = False) -> Format | None:
-    """The format that a file name's suffix stands for, or None.
+    """The format indicated by a file name's suffix, or None.
 
     Args:
-        path: of the file.
-        pictures: whether the documents are pictures, which may be files themselves, or in .tar files.
+        path: path of the file.
+        pictures: whether the documents are pictures, which may be separate files or members of .tar files.
     """
     stem, suffix = os.path.splitext(path)
     compressed = suffix in COMPRESSIONS
@@ -70,7 +70,7 @@ def suffixes_of(pictures: bool) -> str:
 
 
 def first_rows(shard: Shard) -> list[dict[str, Any]]:
-    """Some of the first rows of an input with all their columns, for `init`; few where they may hold pictures."""
+    """Some of the first rows of an input with all their columns, for `init`; fewer if they may hold pictures."""
     form = format_named(shard.format)
     if form.export.tables is not None:
         table = next(form.export.tables(shard), pa.table({}))
@@ -91,10 +91,10 @@ def dialect_of(form: Format, dialect: Dialect) -> Dialect:
 
 
 def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> None:
-    """Check that encoding and delimiter apply to some file of a role.
+    """Check that encoding, delimiter and columns apply to the files of a role.
 
     Raises:
-        UserError: one is set that applies to none.
+        UserError: a setting does not apply to the files.
     """
     present = {form.name: form for form in formats}
     if (source.companions or source.tokens) and not all(form.lists for form in present.values()):
@@ -118,7 +118,7 @@ def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> 
 
 @lru_cache(maxsize=1024)
 def extent_of(entry: InputFile) -> Extent:
-    """How much an input holds: counted, where its metadata say so or it is small; else estimated.
+    """The extent of an input: counted if its metadata contain it or it is small; else estimated.
 
     Raises:
         UserError: the file is damaged.

@@ -1,7 +1,7 @@
-"""Arrow IPC files, of the stream format and of the file format (Feather): rows by record batches.
+"""Arrow IPC files in the stream format and the file format (Feather), read by record batches.
 
-A file is the stream of its messages between two marks, so both are read from message to message. The head of each is
-read here too: it tells the rows of a batch, which is then passed over unread, and what it unpacks to.
+The file format is a stream of messages between two marks, so both formats are read message by message. The message
+headers are parsed here: they contain the rows and the decompressed size of a batch, so that batches can be skipped.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
 BATCH_BYTES = 1 << 30
-"""Bytes that a record batch may take in memory: one that is compressed, or in an object store, is held as a whole."""
+"""Maximum bytes of a record batch in memory: a compressed or remote batch is held as a whole."""
 
 _FILE, _OLD_FILE = b"ARROW1", b"FEA1"
 _CONTINUES = b"\xff\xff\xff\xff"
-_DICTIONARY, _BATCH = 2, 3  # kinds of messages
+_DICTIONARY, _BATCH = 2, 3  # message types
 _CODECS = {0: "lz4", 1: "zstd"}
 _MOST_HEAD = 1 << 26  # bytes
-_KNOWN_BY = 16  # batches from which the rows of a file in an object store are estimated
+_KNOWN_BY = 16  # batches from which the number of rows of a remote file is estimated
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """The head of a message."""
+    """The header of a message."""
 
     kind: int
-    stop: int  # byte of the file behind its body
+    stop: int  # end of its body: byte of the file
     rows: int  # of a record batch
-    unpacked: int  # bytes; 0 where it is not compressed
+    unpacked: int  # bytes; 0 if it is not compressed
     codec: str | None
 
 
 @contextmanager
 def _opened(path: str) -> Iterator[tuple[pa.NativeFile, bool]]:
-    """A file at the first of its messages, and whether it is of the file format. A local one is mapped into memory."""
+    """A file at its first message, and whether it has the file format. A local file is mapped into memory."""
     fs, name = fsspec.core.url_to_fs(path)
     raw = None if is_local(fs) else fs.open(name, "rb", block_size=BLOCK_BYTES)
     try:
@@ -64,7 +64,7 @@ def _opened(path: str) -> Iterator[tuple[pa.NativeFile, bool]]:
 
 
 def _message_at(file: pa.NativeFile, start: int, in_file: bool) -> _Message | None:
-    """The message that begins at a byte; None at the end. Raises EOFError, ArrowInvalid: the file is damaged."""
+    """The message that starts at a byte; None at the end. Raises EOFError, ArrowInvalid: the file is damaged."""
     file.seek(start)
     head = file.read(8)
     continues = head.startswith(_CONTINUES)  # before Arrow 0.15 the length came first
@@ -91,7 +91,7 @@ def _message_at(file: pa.NativeFile, start: int, in_file: bool) -> _Message | No
 
 
 def _parsed(data: bytes, file: pa.NativeFile, body: int) -> _Message:
-    """The head of a message, a flatbuffer as Arrow's Message.fbs and Schema.fbs describe it."""
+    """The header of a message, a flatbuffer as defined in Arrow's Message.fbs and Schema.fbs."""
     root = _number(data, 0, "I")
     kind, length = _field(data, root, 1, "B"), _field(data, root, 3, "q")
     table = _table(data, root, 2)
@@ -105,7 +105,7 @@ def _parsed(data: bytes, file: pa.NativeFile, body: int) -> _Message:
     buffers, unpacked = _table(data, table, 2), 0
     for number in range(_number(data, buffers, "I") if buffers else 0):
         offset, size = struct.unpack_from("<qq", data, buffers + 4 + 16 * number)
-        if size >= 8:  # each begins with its size when it is unpacked, or -1
+        if size >= 8:  # each starts with its decompressed size, or -1
             file.seek(body + max(0, min(offset, length)))
             unpacked += max(size, struct.unpack("<q", file.read(8))[0])
     codec = _CODECS[_field(data, compression, 0, "b")]
@@ -117,7 +117,7 @@ def _number(data: bytes, place: int, kind: str) -> int:
 
 
 def _place(data: bytes, table: int, field: int) -> int:
-    """Where a field of a table stands; 0 where it is absent."""
+    """Offset of a field of a table; 0 if it is absent."""
     names = table - _number(data, table, "i")
     offset = _number(data, names + 4 + 2 * field, "H") if 4 + 2 * field < _number(data, names, "H") else 0
     return table + offset if offset else 0
@@ -129,17 +129,17 @@ def _field(data: bytes, table: int, field: int, kind: str) -> int:
 
 
 def _table(data: bytes, table: int, field: int) -> int:
-    """Where the table or vector of a field begins; 0 where it is absent."""
+    """Offset of the table or vector of a field; 0 if it is absent."""
     place = _place(data, table, field) if table else 0
     return place + _number(data, place, "I") if place else 0
 
 
 def _messages(path: str, file: pa.NativeFile, in_file: bool) -> Iterator[_Message]:
-    """The messages behind the schema, from where the file stands.
+    """The messages after the schema, from the current position of the file.
 
     Raises:
-        EOFError: it ends too early.
-        pyarrow.ArrowInvalid: it is damaged.
+        EOFError: the file is truncated.
+        pyarrow.ArrowInvalid: the file is damaged.
         UserError: a batch takes too much memory.
     """
     position = file.tell()
@@ -159,9 +159,9 @@ def _messages(path: str, file: pa.NativeFile, in_file: bool) -> Iterator[_Messag
 def _batches(
     path: str, columns: list[str] | None = None, start: int = 0, stop: int = sys.maxsize
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Rows [start, stop) of some columns, or of all, in checked batches of bounded size, each with its first row.
+    """Rows [start, stop) of some or all columns in checked batches of bounded size, each with its first row.
 
-    Batches before them are passed over unread, unless dictionaries stand between them.
+    Earlier batches are skipped unread, unless there are dictionaries between them.
     """
     with _opened(path) as (file, in_file):
         begin = file.tell()
@@ -173,7 +173,7 @@ def _batches(
         for message in _messages(path, file, in_file):
             coded = coded or message.kind == _DICTIONARY
             if message.kind == _DICTIONARY:
-                continue  # it is read with the batch behind it
+                continue  # it is read with the following batch
             first, row = row, row + message.rows
             if first >= stop:
                 return
@@ -191,7 +191,7 @@ def _batches(
 
 
 def _check(column: pa.Array) -> None:
-    """Refuse a column whose offsets lead out of it. Bytes that are not UTF-8 are the matter of their row."""
+    """Refuse a column with offsets out of range. Invalid UTF-8 is a problem of the row."""
     if pa.types.is_dictionary(column.type):
         _check(column.dictionary)
         indices = column.indices
@@ -233,7 +233,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
 
 
 def _extent(entry: InputFile, most: int = _KNOWN_BY) -> Extent:
-    """The rows of a file: counted, or estimated from some of its batches."""
+    """The number of rows of a file: counted, or estimated from some of its batches."""
     rows = batches = 0
     with _opened(entry.path) as (file, in_file):
         pa.ipc.open_stream(file)
@@ -250,7 +250,7 @@ def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
 
 
 def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
-    """Write the kept rows with the schema, the metadata, the compression and the kind of the file."""
+    """Write the kept rows with the schema, the metadata, the compression and the format of the file."""
     path = source.first.path
     with _opened(path) as (file, in_file):
         schema = pa.ipc.open_stream(file).schema

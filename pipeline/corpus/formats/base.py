@@ -1,4 +1,4 @@
-"""What a format of input is: a record of functions that read, plan, discover and export its files."""
+"""Definition of an input format: a record of functions that read, plan, discover and export its files."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, nearest
 
 Watch = Callable[[int, bool], bool]
-"""Called with the number of a row before it is read, and once more, with True, before whatever leads to the next one;
-says whether that must not be done, because it kills the reader."""
+"""Called with a row number and False before the row is read, and with True before the reader advances to the next row.
+Returns whether the step must be skipped because it kills the reader."""
 
-_LOOKUP_ROWS = 1 << 12  # rows whose marks are looked up together
+_LOOKUP_ROWS = 1 << 12  # rows whose marks are read together
 _Piece = TypeVar("_Piece")
 
 
 def unwatched(row: int, between: bool) -> bool:
-    """Every row may be read."""
+    """Skip no row."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """In the place of a text: why the row has none."""
+    """Placeholder for a text: why the row has none."""
 
     reason: str
     message: str
@@ -40,19 +40,19 @@ DEADLY = Unreadable("model_error", "it was being read when its worker was killed
 
 
 def overlong(length: Overlong, unit: str, shard: Shard) -> Unreadable:
-    """In the place of a text that is longer than the limits allow.
+    """Placeholder for a text that is longer than the limits allow.
 
     Args:
-        length: of it.
-        unit: of its size: "bytes" or "characters".
-        shard: that holds it.
+        length: length of the text.
+        unit: unit of the length: "bytes" or "characters".
+        shard: shard that holds the text.
     """
     limit = f"limits.document_bytes, which is {shard.limits.document_bytes:,}"
     return Unreadable("too_large", f"{'' if length.whole else 'at least '}{length.size:,} {unit}, more than {limit}")
 
 
 Row = tuple[int, Any, Any, Any, Any, Any]
-"""Number, text, picture or list of versions, id, group, label, and caption or the values of `Shard.beside`."""
+"""Number; text, picture or list of versions; id; group; label; and caption or the values of `Shard.beside`."""
 
 NOTHING = (None, None, None, None)
 """Id, group, label and caption of a row that cannot be read."""
@@ -79,7 +79,7 @@ def check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> No
     """Check that an input has the columns of a source, each once.
 
     Raises:
-        UserError: one is missing, or stands there several times.
+        UserError: a column is missing or occurs several times.
     """
     for column in source.columns:
         marked = source.versions is not None and source.versions.permute is None and "index" not in columns
@@ -92,7 +92,7 @@ def check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> No
 
 
 def _no_versions(column: str, name: str, columns: Sequence[str]) -> str:
-    """What to say of an input without a column of versions: it may be a public file of `seenset mark`."""
+    """The error for an input without a column of versions, which may be a public file of `seenset mark`."""
     folder, public, _ = f"/{name}".rpartition("/public/")
     private = f"{folder}/private/versions.parquet"[1:] if public else "private/versions.parquet"
     return (
@@ -102,7 +102,7 @@ def _no_versions(column: str, name: str, columns: Sequence[str]) -> str:
 
 
 class Marks(Protocol):
-    """Which rows of an input an export keeps, gone through once and in order."""
+    """Marks of the rows of an input that an export keeps, read once and in order."""
 
     def following(self, count: int) -> np.ndarray:
         """Whether each of the next rows is kept, bool, (count,)."""
@@ -115,7 +115,7 @@ OpenFile = Callable[[str], AbstractContextManager[BinaryIO]]
 
 @dataclass(frozen=True, slots=True)
 class TextEdit:
-    """The text of a row, and the one in its place; None: the row stays as it is."""
+    """The text of a row and its replacement; None: the row is unchanged."""
 
     row: int
     before: str
@@ -123,50 +123,50 @@ class TextEdit:
 
 
 class RowEdits:
-    """Edits in the order of their rows, looked up by rows in the same order."""
+    """Edits in row order, looked up by ascending rows."""
 
     def __init__(self, edits: Iterator[TextEdit]) -> None:
-        """Take the edits of a file; they are made while its copy is written."""
+        """Use the edits of a file; they are computed while its copy is written."""
         self._edits = edits
         self._next = next(edits, None)
 
     def of(self, row: int) -> TextEdit | None:
-        """The edit of a row; None where it stays as it is."""
+        """The edit of a row; None if the row is unchanged."""
         while self._next is not None and self._next.row < row:
             self._next = next(self._edits, None)
         edit = self._next
         return edit if edit is not None and edit.row == row and edit.after is not None else None
 
     def finish(self) -> None:
-        """Make the edits of rows that were not looked up."""
+        """Compute the edits of rows that were not looked up."""
         for _ in self._edits:
             pass
 
 
 Records = Iterator[tuple[int, dict[str, Any] | None]]
-"""Numbers and fields of rows; None for one that can be no row of a table."""
+"""Numbers and fields of rows; None for a row that cannot be a row of a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportSource:
     """An input of audited documents."""
 
-    shards: tuple[Shard, ...]  # in their order
+    shards: tuple[Shard, ...]  # in order
     name: str  # in the export: a path below the folder that all inputs have in common
 
     @property
     def first(self) -> Shard:
-        """The shard with which it begins: all of them agree on path, format and columns."""
+        """The first shard: all shards have the same path, format and columns."""
         return self.shards[0]
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The text files of a folder of them."""
+        """The files of a folder of text files."""
         return tuple(file for shard in self.shards for file in shard.files)
 
 
 def kept_numbered(pieces: Iterable[tuple[int, _Piece]], marks: Marks) -> Iterator[tuple[int, _Piece]]:
-    """The pieces of kept rows, and of row -1, which is what stands before them."""
+    """The pieces of kept rows, and of row -1, which precedes the rows."""
     start, flags = 0, list[bool]()
     for row, piece in pieces:
         while row >= start + len(flags):
@@ -184,13 +184,13 @@ def kept_rows(tables: Iterable[pa.Table], marks: Marks) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """How an input is read with all its columns, and how what is kept of it is written.
+    """Functions that read an input with all its columns, and write its kept rows.
 
-    An input has the schema that it states, or the one that its records have. It gives tables of bounded size, or
-    records; neither where it can be no rows of a dataset folder.
+    The schema of an input is stated in it or inferred from its records. An input yields tables of bounded size, or
+    records; neither if its documents cannot be rows of a dataset folder.
     """
 
-    copy: Callable[[ExportSource, Marks, OpenFile], None]  # in the format that it has; raises OSError, ArrowException
+    copy: Callable[[ExportSource, Marks, OpenFile], None]  # in the input's format; raises OSError, ArrowException
     names: Callable[[ExportSource], list[str]] = lambda source: [source.name]  # of the files of the copy
     schema: Callable[[Shard], pa.Schema] | None = None
     tables: Callable[[Shard], Iterator[pa.Table]] | None = None
@@ -199,24 +199,24 @@ class Exporter:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format of input. Its functions raise what its library does where a file is damaged."""
+    """One input format. For a damaged file its functions raise the exceptions of its library."""
 
     name: str  # in manifests and tables of shards
-    unit: Literal["row", "line", "file", "sample"]  # what a document is
+    unit: Literal["row", "line", "file", "sample"]  # the unit of documents
     inspect: Callable[[InputFile, SourceConfig, LimitsConfig, bytes], InputFile]
-    """Completes an input, given the last bytes of a file; raises UserError for a missing column."""
+    """Completes an input from the last bytes of its file; raises UserError for a missing column."""
     rows: Callable[[Shard, Watch], Iterator[Row]]
     export: Exporter
     edit: Callable[[Shard, Sequence[str], RowEdits, OpenFile], None] | None = None
-    """Copies an input, given the names of its copies, with edited texts and all else as it is; None: it cannot."""
+    """Copies an input to files of the given names and changes only the edited texts; None: not supported."""
     columns: Callable[[Shard], Sequence[str]] | None = None  # for `init`
-    suffixes: tuple[str, ...] = ()  # of files
-    estimate: Callable[[InputFile], Extent] | None = None  # of inputs whose rows are unknown
-    has_path: bool = True  # in a file system; False of a name on the hub
-    is_folder: bool = False  # whether that leads to one dataset in a folder
-    settings: frozenset[str] = frozenset()  # of a dialect, that apply
-    compressed: bool = False  # whether its files may be
+    suffixes: tuple[str, ...] = ()  # file name suffixes
+    estimate: Callable[[InputFile], Extent] | None = None  # for inputs whose number of rows is unknown
+    has_path: bool = True  # in a file system; False for a name on the hub
+    is_folder: bool = False  # whether the path is a folder with one dataset
+    settings: frozenset[str] = frozenset()  # settings of a dialect that apply
+    compressed: bool = False  # whether its files may be compressed
     only_pictures: bool = False
-    lists: bool = False  # whether a column may hold lists, as of versions
+    lists: bool = False  # whether a column may hold lists, such as versions
     place: int = 9  # in messages, the most common format first
     byte_ranges: bool = False  # whether shards of its uncompressed files are ranges of bytes

@@ -1,4 +1,4 @@
-"""Columns of Arrow: checked for texts and pictures, read as rows, and written as Parquet."""
+"""Arrow columns: checks for texts and pictures, conversion to rows, and writing as Parquet."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, nearest
 
 AT_ONCE = 1 << 25
-"""Bytes of rows that are held before they are written, about."""
+"""Approximate bytes of rows that are collected before they are written."""
 
-_ROWS, _ROWS_BYTES = 1024, 1 << 26  # that are decoded together
+_ROWS, _ROWS_BYTES = 1024, 1 << 26  # decoded together
 
 
 def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
@@ -79,7 +79,7 @@ def _check_picture_column(schema: pa.Schema, column: str, name: str) -> None:
 
 
 def bounded_parts(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """A batch in parts that may be decoded together, each with its first row. Texts may stand in a dictionary."""
+    """A batch in parts that may be decoded together, each with its first row. Texts may be dictionary-encoded."""
     size = batch.nbytes // max(1, len(batch))
     for column in batch.columns:
         if pa.types.is_dictionary(column.type):
@@ -96,12 +96,12 @@ def table_rows(shard: Shard, batches: Iterable[tuple[int, pa.RecordBatch]], watc
     """The rows of a shard.
 
     Args:
-        shard: of a table.
-        batches: its rows with its columns, each batch with the number of its first row.
+        shard: shard of a table.
+        batches: its rows and columns, each batch with the number of its first row.
         watch: receives every row.
 
     Raises:
-        EOFError: there are fewer rows than were planned.
+        EOFError: there are fewer rows than planned.
     """
     given = 0
     for first, batch in batches:
@@ -120,7 +120,7 @@ def table_rows(shard: Shard, batches: Iterable[tuple[int, pa.RecordBatch]], watc
 
 
 def _picture(held: pa.Scalar) -> Any:
-    """A value of a column of pictures: bytes, a path, or a record of them. A bad path costs one document."""
+    """A value of a column of pictures: bytes, a path, or a record of both. An invalid path affects one document."""
     (value,) = _decoded([held], binary=False)
     if isinstance(value, base.Unreadable) and isinstance(held, pa.StructScalar) and "bytes" in held:
         return held["bytes"].as_py() or value
@@ -128,11 +128,11 @@ def _picture(held: pa.Scalar) -> Any:
 
 
 def _decoded(column: Iterable[pa.Scalar], binary: bool = True) -> Iterator[Any]:
-    """The values of an Arrow column of texts or lists of texts. Bytes that are not UTF-8 cost one document, not all.
+    """The values of an Arrow column of texts or lists of texts. Invalid UTF-8 affects only one document.
 
     Args:
-        column: to be read.
-        binary: whether bytes are texts.
+        column: the column.
+        binary: whether bytes are decoded as texts.
     """
     for held in column:
         try:
@@ -151,10 +151,10 @@ def edited_tables(
     """The rows of an input with edited texts.
 
     Args:
-        tables: all rows in their order.
-        schema: of all of them.
-        column: of the texts.
-        edits: of the rows.
+        tables: all rows in order.
+        schema: schema of the tables.
+        column: column of the texts.
+        edits: edits of the rows.
     """
     place, row = schema.get_field_index(column), itertools.count()
     for table in tables:
@@ -164,7 +164,7 @@ def edited_tables(
 
 
 def _replaced(column: pa.Array, texts: list[str | None]) -> Any:
-    """A column of texts with others in the place of some, of its type."""
+    """A column in which some texts are replaced, with the same type."""
     kind = column.type
     if not any(text is not None for text in texts):
         return column
@@ -185,7 +185,7 @@ def write_parquet(
 
 
 def gathered(tables: Iterator[pa.Table], rows: int = 1 << 20) -> Iterator[pa.Table]:
-    """The same rows in larger tables, of about `AT_ONCE` bytes and at most about so many rows."""
+    """The same rows in larger tables of about `AT_ONCE` bytes and at most about `rows` rows."""
     waiting: list[pa.Table] = []
     size = count = 0
     for table in tables:

@@ -1,4 +1,4 @@
-"""CSV files: the first record names the columns. What is kept is copied byte for byte."""
+"""CSV files: the first record contains the column names. Kept records are copied byte for byte."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LONGEST_MARK = 4
 
 
 def _columns(shard: Shard) -> list[str]:
-    """The column names of a file. Raises UserError: its first record is too long, or no CSV."""
+    """The column names of a file. Raises UserError: its first record is too long or is not CSV."""
     try:
         with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
             return csv_columns(file, shard.limits.document_bytes, shard.dialect)
@@ -73,7 +73,7 @@ def _estimate(entry: InputFile) -> Extent:
     dialect = entry.dialect
 
     def count(data: bytes) -> int | None:
-        """Rows below the first; None where they cannot be distinguished."""
+        """Number of records without the column names; None if records cannot be distinguished."""
         text = io.StringIO(data.decode(dialect.codec, "replace"), newline="")
         try:
             return sum(1 for _ in csv.DictReader(text, delimiter=dialect.delimiter))
@@ -88,7 +88,7 @@ def _estimate(entry: InputFile) -> Extent:
 
 
 def _row_ends(data: bytes, columns: int, dialect: Dialect) -> int:
-    """Rows that end in a part of a CSV file. It may begin inside quotes: the parse with more whole rows is taken."""
+    """Rows that end in a part of a CSV file, which may start inside quotes: the parse with more whole rows is used."""
     text = data.decode(dialect.encoding, "replace")
     parses = []
     for start in ("", '"') if '"' in text else ("",):
@@ -135,7 +135,7 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
 
 
 def _edited_record(piece: bytes, position: int, delimiter: str, edit: base.TextEdit) -> bytes:
-    """A CSV record with another text: only the quoted field changes where it stands there once."""
+    """A CSV record with another text: only the characters of the field change if the field occurs once."""
     text = piece.decode("utf-8", "surrogateescape")
     start, end = _BLANK.match(text).end(), _LINE_END.search(text).start()  # type: ignore[union-attr]
     fields = _fields_of(text[start:], delimiter)

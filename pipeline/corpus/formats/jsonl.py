@@ -1,4 +1,4 @@
-"""JSONL files: a JSON object a line. What is kept is copied byte for byte, and never parsed and written anew."""
+"""JSONL files: one JSON object per line. Kept lines are copied byte for byte, not parsed and serialized again."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from pipeline.corpus.formats import base
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
-_HEAD = 1 << 30  # bytes in which a first row must stand
-_MEASURED = 8  # times `limits.document_bytes` that the stated size of a line is exact, however its file is cut
+_HEAD = 1 << 30  # bytes that must contain the first row
+_MEASURED = 8  # multiple of `limits.document_bytes` up to which the reported size of a line is exact
 _PIECE = 1 << 20
 Numbered = Iterator[tuple[int, bytes]]
 _MARK = b"\xef\xbb\xbf"
 
 
 def _columns(shard: Shard) -> list[str]:
-    """The column names of a file, from its first row; lines that are too long are passed over.
+    """The column names of a file, from its first row; lines that are too long are skipped.
 
     Raises:
-        UserError: the first row is no object, or all of the first GiB is too long.
+        UserError: the first row is not an object, or all lines of the first GiB are too long.
     """
     most, name, dialect = shard.limits.document_bytes, shard.name, shard.dialect
     passed = False
@@ -49,7 +49,7 @@ def _columns(shard: Shard) -> list[str]:
                     passed = True
                 elif line.strip():
                     value = json.loads(line.decode(dialect.codec, dialect.errors), object_pairs_hook=tuple)
-                    if isinstance(value, tuple):  # the pairs of an object, among which a name may stand twice
+                    if isinstance(value, tuple):  # the pairs of an object, in which a name may be repeated
                         return [name for name, _ in value]
                     break
     except (ValueError, OSError, EOFError, RecursionError) as error:
@@ -68,15 +68,13 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
 
 
 def lines(shard: Shard) -> Iterator[tuple[int, bytes | Overlong]]:
-    """(row number, line) of each line that begins in the shard's byte range; blank lines are left out."""
+    """(row number, line) of each line that starts in the shard's byte range; blank lines are skipped."""
     count, document_bytes = 0, shard.limits.document_bytes
     with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
         stop = shard.stop if compression_of(shard.path) is None else None
         position = 0
         if shard.start > 0:
-            file.seek(
-                shard.start - 1
-            )  # a line that goes on behind the shard is read up to there: another shard began it
+            file.seek(shard.start - 1)  # skip the end of a line that started in an earlier shard
             position = shard.start - 1 + skip_line(file, sys.maxsize if stop is None else stop - shard.start + 1)
         within = sys.maxsize if stop is None else stop - position
         measured = _MEASURED * document_bytes
@@ -107,13 +105,13 @@ def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
 def _object(
     line: bytes | Overlong, shard: Shard, first: bool, wanted: Collection[str] = ()
 ) -> dict[str, Any] | base.Unreadable:
-    """The fields of a line, or why it has none.
+    """The fields of a line, or why they cannot be read.
 
     Args:
-        line: of the shard.
-        shard: that holds it.
-        first: whether it is the first of its file, which may have a byte order mark.
-        wanted: fields of which none may stand in it twice: which one is meant is unknown.
+        line: a line of the shard.
+        shard: the shard.
+        first: whether the line is the first of its file, which may have a byte order mark.
+        wanted: fields that must not be repeated in the line, because the intended one is unknown.
     """
     if isinstance(line, Overlong):
         return base.overlong(line, "bytes", shard)
@@ -133,7 +131,7 @@ def _object(
 
 
 def _repeated_field(text: str, wanted: Collection[str]) -> str | None:
-    """A wanted field of a JSON object that stands in it twice."""
+    """A wanted field that is repeated in a JSON object."""
     if all(text.count(json.dumps(name, ensure_ascii=False)) < 2 for name in wanted):
         return None
     pairs = json.loads(text, object_pairs_hook=tuple)
@@ -150,7 +148,7 @@ def _estimate(entry: InputFile) -> Extent:
 
 
 def line_ends(data: bytes) -> int:
-    """Ends of lines that are not blank."""
+    """Number of ends of lines that are not blank."""
     return sum(1 for line in data.split(b"\n")[:-1] if line.strip())
 
 
@@ -160,9 +158,9 @@ def copy_pieces(
     open_file: base.OpenFile,
     pieces: Callable[[Shard, IO[bytes]], Numbered],
 ) -> None:
-    """Copy the kept lines or records of a file byte for byte, packed as the file is.
+    """Copy the kept lines or records of a file byte for byte, with the compression of the file.
 
-    What is no document stays where the rest is kept, and goes where the selected are.
+    An export of the selected documents drops lines that are not documents; an export of the others keeps them.
     """
     shard = source.first
     packing = compression_of(shard.path)
@@ -205,7 +203,7 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
 
 
 def _edited_line(line: bytes, column: str, edit: base.TextEdit) -> bytes:
-    """A line of JSON with another text: only the characters of the string change where it stands there once."""
+    """A line of JSON with another text: only the characters of the string change if it occurs once."""
     mark = _MARK if line.startswith(_MARK) else b""
     line = line[len(mark) :]
     value = {**json.loads(line), column: edit.after}

@@ -1,7 +1,7 @@
-"""Parquet files: rows from anywhere in them, and copies with their schema, metadata and compression.
+"""Parquet files: reading from any row, and copies with their schema, metadata and compression.
 
-Rows within a row group can only be reached by decoding those before them. Shards of one file are mostly read in their
-order, so an open reader of a process waits at its row until the rows that follow are requested.
+A row in a row group can only be read by decoding the rows before it. Shards of one file are usually read in order, so
+a process keeps a reader open at its row until the following rows are requested.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from pipeline.corpus.formats.columns import AT_ONCE, check_schema, edited_tables
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
-_ROWS = 1024  # that are decoded together, at most
-_PACKING = 12  # times that texts are packed at most
+_ROWS = 1024  # maximum number decoded together
+_PACKING = 12  # maximum compression ratio of texts
 _CODECS = {"SNAPPY", "GZIP", "BROTLI", "LZ4", "ZSTD"}
 
 BUFFER_BYTES = {True: 1 << 20, False: 1 << 23}
-"""Read at a time of each column, by whether the file is local: a request to an object store costs as much as 8 MiB."""
+"""Bytes per read of a column, by whether the file is local: a request to an object store costs as much as 8 MiB."""
 
 IDLE = 4
-"""Readers of a process that wait."""
+"""Maximum number of idle readers of a process."""
 
 _idle: list[_Reader] = []
-_lock = threading.RLock()  # a reader may be left while garbage is collected
+_lock = threading.RLock()  # a reader may be returned during garbage collection
 
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """The batches of a file that are left, and the one at which its reader stopped."""
+    """An open reader: the current batch and the remaining batches of a file."""
 
-    key: tuple[Any, ...]  # path, columns, and what shows that the file was changed
+    key: tuple[Any, ...]  # path, columns, and the version of the file
     batches: Generator[tuple[int, int, pa.RecordBatch]]  # from `_from`
-    first: int = 0  # row of the file at which the batch begins
-    end: int = 0  # row behind its row group
+    first: int = 0  # first row of the batch in the file
+    end: int = 0  # row after its row group
     batch: pa.RecordBatch | None = None
 
     def advance(self) -> None:
-        """Go on to the next batch; `batch` is None behind the last one."""
+        """Advance to the next batch; `batch` is None after the last one."""
         self.first, self.end, self.batch = next(self.batches, (0, 0, None))
 
 
@@ -60,14 +60,14 @@ def parquet_batches(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Rows [start, stop) of some columns in batches, each with the number of its first row.
 
-    They end early where the file holds fewer rows. Memory holds one batch, and a buffer a column.
+    There are fewer rows if the file holds fewer. Memory holds one batch, and one buffer per column.
 
     Args:
-        path: of the file, local or an fsspec URL.
-        columns: to be read.
-        start: first row, of the file.
-        stop: row behind the last one.
-        long: those of the columns whose lengths decide how many rows are decoded together.
+        path: local path or fsspec URL of the file.
+        columns: columns to read.
+        start: first row in the file.
+        stop: row after the last one.
+        long: columns whose lengths determine how many rows are decoded together.
 
     Raises:
         OSError: the file cannot be read.
@@ -93,10 +93,10 @@ def parquet_batches(
 
 
 def _take(path: str, columns: Sequence[str], row: int, long: Sequence[str]) -> _Reader:
-    """A reader of the file that waits before the row, in its row group; else a new one."""
+    """An idle reader of the file that is at or before the row in its row group; else a new one."""
     fs, name = fsspec.core.url_to_fs(path)
     changes = fs.ukey(os.path.realpath(name) if is_local(fs) else name)
-    key = (path, tuple(columns), id(fs), changes)  # of another connection it may be another file
+    key = (path, tuple(columns), id(fs), changes)  # the path may be another file in another file system
     with _lock:
         usable = [reader for reader in _idle if reader.key == key and reader.first <= row < reader.end]
         if usable:
@@ -109,7 +109,7 @@ def _take(path: str, columns: Sequence[str], row: int, long: Sequence[str]) -> _
 
 
 def _leave(reader: _Reader) -> None:
-    """Let a reader wait; of too many the one that has waited longest goes."""
+    """Keep a reader open; if there are too many, close the one that was idle for longest."""
     with _lock:
         _idle.append(reader)
         gone = [_idle.pop(0) for _ in range(len(_idle) - IDLE)]
@@ -120,7 +120,7 @@ def _leave(reader: _Reader) -> None:
 def _from(
     fs: Any, name: str, columns: list[str], row: int, long: Sequence[str]
 ) -> Generator[tuple[int, int, pa.RecordBatch]]:
-    """The batches of a file from the row group on that holds a row: first row, row behind the row group, batch."""
+    """The batches of a file from the row group that holds a row: first row, row after the row group, batch."""
     local = is_local(fs)
     with contextlib.ExitStack() as stack:
         file = None if local else stack.enter_context(fs.open(name, "rb", cache_type="none"))
@@ -139,10 +139,10 @@ def _from(
 
 
 def open_footer(path: str, name: str, tail: bytes) -> pq.ParquetFile:
-    """The schema and the metadata of a Parquet file, from its last bytes where these hold them.
+    """Open a Parquet file for its schema and metadata, from its last bytes if these contain the footer.
 
     Raises:
-        UserError: it has no readable footer.
+        UserError: the file has no readable footer.
     """
     try:
         if int.from_bytes(tail[-8:-4], "little") + 8 <= len(tail):
@@ -161,12 +161,12 @@ def _opened(source: Any, **options: Any) -> pq.ParquetFile:
 
 
 class _Content(io.BytesIO):
-    """A file of a given size of which nothing can be read."""
+    """An empty file that reports a given size."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self._size = size
-        self.wanted = False  # whether somebody tried to
+        self.wanted = False  # whether a read was attempted
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         return super().seek(offset + self._size) if whence == os.SEEK_END else super().seek(offset, whence)
@@ -177,37 +177,37 @@ class _Content(io.BytesIO):
 
 
 def check_chunks(metadata: pq.FileMetaData, columns: Sequence[str], size: int) -> None:
-    """Refuse what a damaged footer says of some columns, before `RowGroupMetaData.column` is asked for them.
+    """Check the footer's metadata of some columns before `RowGroupMetaData.column` is called.
 
-    That method ends the whole process where the footer contradicts itself; what reads a file sees the same and raises.
-    So a reader begins here, up to where it wants the first page. Of some made-up footers the reader ends it too.
+    That method aborts the process if the footer is inconsistent, but a reader of the file raises for the same fault.
+    This function starts a reader up to its first page. Some artificial footers make the reader abort as well.
 
     Args:
-        metadata: of the file, as its footer has it.
-        columns: that are asked for; those that the file does not have do not count.
-        size: of the file, in bytes.
+        metadata: metadata from the footer of the file.
+        columns: columns to check; names that the file does not contain are ignored.
+        size: size of the file in bytes.
 
     Raises:
         OSError: the footer is damaged.
-        pyarrow.ArrowException: likewise.
+        pyarrow.ArrowException: the footer is damaged.
     """
     content = _Content(size)
     parquet = pq.ParquetFile(pa.PythonFile(content, "r"), metadata=metadata, pre_buffer=True)
     try:
         next(parquet.iter_batches(1, columns=list(columns), use_threads=False), None)
     except (OSError, pa.ArrowException):
-        if not content.wanted:  # else the footer led to a page
+        if not content.wanted:  # else the footer is consistent up to a page
             raise
 
 
 def chunks_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
-    """The numbers of the chunks of each row group that hold these columns, which may have parts."""
+    """Indices of the chunks of each row group that hold these columns, including nested parts."""
     paths = (metadata.schema.column(index).path for index in range(metadata.num_columns))
     return [index for index, path in enumerate(paths) if path.split(".")[0] in columns]
 
 
 def text_bytes_of(metadata: pq.FileMetaData, text: str) -> int:
-    """Bytes of a column that was checked, decompressed."""
+    """Decompressed bytes of a column that was checked."""
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     chunks = chunks_of(metadata, [text])
     return sum(group.column(index).total_uncompressed_size for group in groups for index in chunks)
@@ -217,7 +217,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     footer = open_footer(entry.path, entry.name, tail)
     metadata, name = footer.metadata, entry.name
     try:
-        check_chunks(metadata, source.columns, entry.size or sys.maxsize)  # 0: the server does not say
+        check_chunks(metadata, source.columns, entry.size or sys.maxsize)  # 0: the server does not report it
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{name} is damaged: {' '.join(str(error).split())}") from None
     rows = _rows_of_footer(metadata, source.columns, name)
@@ -226,10 +226,10 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
 
 
 def _rows_of_footer(metadata: pq.FileMetaData, columns: Sequence[str], name: str) -> int:
-    """The rows of a Parquet file. Where its footer says fewer in one place than in another, the rest would be lost.
+    """The number of rows of a Parquet file. The numbers in its footer must agree, or rows would be lost.
 
     Raises:
-        UserError: its footer contradicts itself.
+        UserError: the footer is inconsistent.
     """
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     total = sum(group.num_rows for group in groups)
@@ -255,17 +255,17 @@ def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
 
 
 def _rows_at_once(metadata: pq.FileMetaData, number: int, columns: Sequence[str]) -> int:
-    """How many rows of a row group to decode together: few where the values of some columns are long."""
+    """Number of rows of a row group to decode together: small if the values of some columns are long."""
     group = metadata.row_group(number)
     chunks = [group.column(index) for index in chunks_of(metadata, columns)]
     return max(1, min(_ROWS, AT_ONCE // max(1, sum(_longest(chunk, group.num_rows) for chunk in chunks))))
 
 
 def _longest(chunk: pq.ColumnChunkMetaData, rows: int) -> int:
-    """Bytes that a row of a column may have.
+    """Maximum bytes of a row of a column.
 
-    A dictionary may stand for much more text than its own: where a column packs better than texts do, every row may be
-    as long as the whole column is.
+    A dictionary entry may occur in many rows: if a column compresses better than texts do, every row may be as long
+    as the whole column.
     """
     size, packed = int(chunk.total_uncompressed_size), max(1, chunk.total_compressed_size)
     return size if chunk.has_dictionary_page and size > _PACKING * packed else size // max(1, rows)
@@ -285,7 +285,7 @@ def _tables(shard: Shard) -> Iterator[pa.Table]:
 
 
 def _codecs(metadata: pq.FileMetaData) -> str | dict[str, str]:
-    """How the columns of a file are compressed."""
+    """Compression of the columns of a file."""
     if not metadata.num_row_groups:
         return "zstd"
     group = metadata.row_group(0)

@@ -1,4 +1,4 @@
-"""Pictures that are files: each is a document, with its caption beside it, and those of a folder are one input."""
+"""Picture files: each is a document, with its caption in a file next to it; those of a folder are one input."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pipeline.corpus.pictures import file_beside
 from pipeline.corpus.shard import Shard
 
 IMAGE = "image"
-"""The column of a document's picture, unless a configuration names another."""
+"""Default column of pictures."""
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
 def is_picture(name: str) -> bool:
-    """Whether a file's name says that it is a picture."""
+    """Whether a file name has the suffix of a picture."""
     return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES
 
 
 def beside_pictures(fs: Any, pictures: Sequence[str]) -> list[str]:
-    """The files that share a picture's name and differ in its suffix, in order.
+    """The files that have a picture's name with another suffix, in order.
 
     Args:
         fs: the file system.
-        pictures: paths in it.
+        pictures: paths of pictures in it.
     """
     stems = {os.path.splitext(path)[0] for path in pictures}
     folders = sorted({stem.rpartition("/")[0] for stem in stems})

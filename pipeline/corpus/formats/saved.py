@@ -1,4 +1,4 @@
-"""Datasets of the `datasets` library: folders that `save_to_disk` wrote, and datasets of the hub."""
+"""Datasets of the `datasets` library: folders written by `save_to_disk`, and datasets on the hub."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, nearest
 
 HUB_SPLIT = "train"
-"""The split of a dataset on the hub whose configuration names none."""
+"""Default split of a dataset on the hub."""
 
 _ROWS = 1 << 10
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 SAVED_MARKS = (_INFO, _SPLITS)
-"""Files by which a saved dataset, and a dictionary of them, are told."""
+"""Files that identify a saved dataset and a dictionary of saved datasets."""
 
 
 def open_saved_dataset(path: str, split: str | None, name: str) -> Any:
-    """Open a dataset that `save_to_disk` wrote; of a dictionary of splits, the split named `split`, or its only one.
+    """Open a dataset written by `save_to_disk`; of a dictionary of splits, the one named `split` or the only one.
 
     Raises:
-        UserError: not such a folder, no such split, or several and none is named.
+        UserError: not a saved dataset, no such split, or several splits and no name.
     """
     import datasets
 
@@ -56,10 +56,10 @@ def open_saved_dataset(path: str, split: str | None, name: str) -> Any:
 
 
 def hub_dataset_info(name: str, subset: str | None, split: str) -> tuple[list[str], int, int]:
-    """Ask the hub (or its local cache) for one split's columns, rows and bytes.
+    """Request the columns, rows and bytes of one split from the hub or its local cache.
 
     Raises:
-        UserError: no such dataset or split, or the hub cannot be reached.
+        UserError: the dataset or split does not exist, or the hub cannot be reached.
     """
     import datasets
 
@@ -68,7 +68,7 @@ def hub_dataset_info(name: str, subset: str | None, split: str) -> tuple[list[st
         if not info.splits or not info.features:
             dataset = datasets.load_dataset(name, subset, split=split)
             return list(dataset.column_names), dataset.num_rows, int(dataset.dataset_size or 0)
-    except Exception as error:  # the library raises a dozen kinds, all about a name or a connection
+    except Exception as error:  # the library raises a dozen types, all for a name or a connection
         raise UserError(f"cannot open dataset {name}: {' '.join(str(error).split())[:300]}") from None
     if split not in info.splits:
         raise UserError(f"no split {split!r} in dataset {name}; {nearest(split, info.splits, 'splits')}")
@@ -92,12 +92,12 @@ def _inspect_hub(entry: InputFile, source: SourceConfig, limits: LimitsConfig, t
 
 
 def _open(shard: Shard) -> Any:
-    """A saved dataset. Raises UserError: it cannot be opened."""
+    """Open a saved dataset. Raises UserError: it cannot be opened."""
     return open_saved_dataset(shard.path, shard.split, shard.name)
 
 
 def _load(shard: Shard) -> Any:
-    """A dataset of the hub."""
+    """Load a dataset of the hub."""
     import datasets
 
     return datasets.load_dataset(shard.path, shard.subset, split=shard.split or HUB_SPLIT)
@@ -123,7 +123,7 @@ def _names(source: base.ExportSource) -> list[str]:
 
 
 def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
-    """Write the kept rows of a saved dataset, or of one split of a dictionary, in as many files as it has."""
+    """Write the kept rows of a saved dataset, or of one split of a dictionary, with the same number of files."""
     shard, name = source.first, source.name
     inner, split = _split_of(shard)
     place = f"{shard.path}/{inner}".rstrip("/")
@@ -135,7 +135,7 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
             rows += _copy_arrow(f"{place}/{entry['filename']}", marks, sink)
     digest = hashlib.sha256(f"{state['_fingerprint']} {rows}".encode()).hexdigest()[:16]
     for key in ("splits", "dataset_size", "size_in_bytes", "download_size", "download_checksums"):
-        if key in info:  # of what it was made from
+        if key in info:  # of the dataset that it was made from
             info[key] = None
     _write_json(open_file, f"{folder}/{_STATE}", {**state, "_fingerprint": digest})
     _write_json(open_file, f"{folder}/{_INFO}", info)
@@ -144,7 +144,7 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
 
 
 def _split_of(shard: Shard) -> tuple[str, str | None]:
-    """The folder inside a saved dataset that is read, and the split that it is; none where it is no dictionary."""
+    """The folder of a saved dataset that is read, and its split; None if the dataset is not a dictionary."""
     try:
         splits = _json(f"{shard.path}/{_SPLITS}")["splits"]
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def _split_of(shard: Shard) -> tuple[str, str | None]:
 
 
 def _copy_arrow(path: str, marks: base.Marks, sink: BinaryIO) -> int:
-    """Copy the kept rows of an Arrow stream, and say how many they are; the file begins where the last one ended."""
+    """Copy the kept rows of an Arrow stream and return their number; `marks` continues from the previous file."""
     kept = 0
     with (
         fsspec.open(path, "rb") as file,

@@ -1,4 +1,4 @@
-"""Text files: each is a document, and those of a folder are one input."""
+"""Text files: each file is a document; the files of a folder are one input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.corpus.shard import InputFile, Shard
 
 
 def file_of(place: str, inner: str) -> str:
-    """The path of a file of a folder, or of the one that the place is."""
+    """The path of a file in a folder, or of the file that `place` is."""
     return f"{place}/{inner}" if inner else place
 
 
@@ -45,12 +45,12 @@ def _text(shard: Shard, inner: str) -> str | base.Unreadable:
 
 
 def _names(source: base.ExportSource) -> list[str]:
-    """The files that the copy may have: documents, and the captions of pictures."""
+    """The files that a copy may contain: documents, and captions of pictures."""
     return list(dict.fromkeys(name for files in _files_of(source) for name, _ in files))
 
 
 def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
-    """Copy the kept files, each with that of its caption, if it is a picture that has one."""
+    """Copy the kept files, pictures with the files of their captions."""
     copied: set[str] = set()
     flags = marks.following(len(source.files)).tolist()
     for (document, *captions), kept in zip(_files_of(source), flags, strict=True):
@@ -63,7 +63,7 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
 
 
 def _files_of(source: base.ExportSource) -> list[list[tuple[str, str]]]:
-    """Of each document its file, and that of its caption: name in the export and address."""
+    """The files of each document, including its caption: name in the export and path."""
     shard, files = source.first, []
     for inner in source.files:
         places = [file_of(each, inner) for each in (source.name, shard.path)]

@@ -1,4 +1,4 @@
-"""The .tar files of WebDataset: files whose names agree up to the first dot are one sample, of pictures or of texts."""
+"""WebDataset .tar files: members with the same name up to the first dot are one sample, a picture or a text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from tarfile import EOFHeaderError, HeaderError  # type: ignore[attr-defined]  # which its stubs leave out
+from tarfile import EOFHeaderError, HeaderError  # type: ignore[attr-defined]  # missing in its stubs
 from typing import IO, Any, Literal, Self, cast
 
 import fsspec
@@ -21,30 +21,30 @@ from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
 KEY = "__key__"
-"""The column of a sample's name."""
+"""Column of the sample name."""
 
 _KNOWN_BY = 64
-"""Samples of a .tar file from which the number of all is estimated."""
+"""Samples of a .tar file from which the number of its samples is estimated."""
 
-_LOOKED_AT = 8  # samples that together have the columns of a text
+_LOOKED_AT = 8  # samples whose columns are collected for texts
 
 Sample = dict[str, Any]
 Problems = dict[str, Problem]
 
 
 def _samples_of(path: str, most: int) -> Iterator[tuple[Sample, Problems]]:
-    """The samples of a .tar file, in order: files whose names agree up to the first dot are one.
+    """The samples of a .tar file, in order: members with the same name up to the first dot are one sample.
 
-    A sample has the column `image`, its first picture's bytes (or why it has none); a column of each other file by its
-    suffix, as text; the fields of its .json file; and `__key__`. Beside it stands why other files are no columns, by
-    their suffixes. Memory holds one sample.
+    A sample has the column `image`, the bytes of its first picture (or the reason why there are none); a text column
+    for every other member, named by its suffix; the fields of its .json member; and `__key__`. The problems of members
+    that are not columns are returned by suffix. Memory holds one sample.
 
     Args:
-        path: of the file, local or an fsspec URL.
-        most: bytes that are read of a file in it, and twice as many of all files of a sample.
+        path: local path or fsspec URL of the file.
+        most: maximum bytes of a member; those of a sample together have at most twice as many.
 
     Raises:
-        OSError: the file is damaged, or ends too early.
+        OSError: the file is damaged or truncated.
     """
     with _open_tar(path, "r|") as archive:
         sample: Sample = {}
@@ -56,7 +56,7 @@ def _samples_of(path: str, most: int) -> Iterator[tuple[Sample, Problems]]:
                 yield sample, problems
                 sample, problems, size = {}, {}, 0
             sample = sample or {KEY: key}
-            size += member.size if member.size <= most else 0  # the others are not read
+            size += member.size if member.size <= most else 0  # larger ones are not read
             content = _content(archive, member, most, size)
             if (problem := _add(sample, suffix.lower(), content)) is not None:
                 problems[suffix.lower()] = problem
@@ -65,13 +65,13 @@ def _samples_of(path: str, most: int) -> Iterator[tuple[Sample, Problems]]:
 
 
 class _Member(tarfile.TarInfo):
-    """The head of a file in an archive. A damaged one is no end of the archive, for which `tarfile` takes it."""
+    """The header of a member. `tarfile` treats a damaged header as the end of the archive; this class raises."""
 
     @classmethod
     def fromtarfile(cls, tarfile: tarfile.TarFile) -> Self:
         try:
             return super().fromtarfile(tarfile)
-        except EOFHeaderError:  # the mark at the end
+        except EOFHeaderError:  # the end mark
             raise
         except HeaderError as error:
             raise OSError(f"not a whole .tar file: {error} at byte {tarfile.offset}") from None
@@ -79,15 +79,15 @@ class _Member(tarfile.TarInfo):
 
 @contextmanager
 def _open_tar(path: str, mode: Literal["r|", "r:"], shown: str = "") -> Iterator[tarfile.TarFile]:
-    """An archive to be read.
+    """Open an archive for reading.
 
     Args:
-        path: of the file, local or an fsspec URL.
-        mode: `r|` from its beginning to its end, `r:` from head to head.
-        shown: what a message begins with.
+        path: local path or fsspec URL of the file.
+        mode: `r|` reads everything in order, `r:` seeks from header to header.
+        shown: start of error messages.
 
     Raises:
-        OSError: it is damaged, or more follows its end.
+        OSError: the archive is damaged, or data follow its end.
     """
     try:
         with fsspec.open(path, "rb") as file:
@@ -106,15 +106,15 @@ def _open_tar(path: str, mode: Literal["r|", "r:"], shown: str = "") -> Iterator
 
 
 def _members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The files of an archive, and the links, which stand for files. Memory holds one."""
+    """The files and links of an archive. Memory holds one."""
     for member in archive:
-        archive.members = []  # type: ignore[attr-defined]  # which keeps them all
+        archive.members = []  # type: ignore[attr-defined]  # it keeps all members
         if member.isfile() or member.islnk() or member.issym():
             yield member
 
 
 def _key_and_suffix(name: str) -> tuple[str, str]:
-    """The name of the sample that a file belongs to, and the rest of the file's name, behind the first dot."""
+    """The sample name of a member, and the suffix after the first dot."""
     folder, slash, base = name.rpartition("/")
     stem, _, suffix = base.partition(".")
     return f"{folder}{slash}{stem}", suffix
@@ -132,9 +132,9 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, most: int, size:
 
 
 def _add(sample: Sample, suffix: str, content: bytes | Problem) -> Problem | None:
-    """Put a file of a sample into its columns, or say why it is none of them."""
+    """Add a member to the columns of a sample, or return why it cannot be a column."""
     if is_picture(f"x.{suffix}"):
-        if not isinstance(sample.get(IMAGE), bytes | tuple):  # a field of the same name says less
+        if not isinstance(sample.get(IMAGE), bytes | tuple):  # a picture takes precedence over a field
             sample[IMAGE] = content
         sample[suffix] = content
     elif not isinstance(content, bytes):
@@ -179,7 +179,7 @@ def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
 
 
 def _value(sample: Sample, problems: Problems, shard: Shard) -> Any:
-    """The picture or the text of a sample, or why it has no text."""
+    """The picture or the text of a sample, or why it has none."""
     if shard.pictures or shard.text in sample:
         return sample.get(shard.text)
     missing = "not_text", f"no file or field {shard.text!r}"
@@ -188,7 +188,7 @@ def _value(sample: Sample, problems: Problems, shard: Shard) -> Any:
 
 
 def _estimate(entry: InputFile) -> Extent:
-    """The number of samples; more than a few are estimated by the size of the file."""
+    """The number of samples; estimated from the size of the file unless they are few."""
     keys: list[str] = []
     with _open_tar(entry.path, "r:") as archive:
         for member in _members_of(archive):
@@ -208,7 +208,7 @@ def _columns(shard: Shard) -> list[str]:
 
 
 def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
-    """Copy the kept samples byte for byte, each with all its files, in their order."""
+    """Copy the kept samples byte for byte with all their members, in order."""
     with (
         _open_tar(source.first.path, "r|", f"{source.first.name} is ") as archive,
         open_file(source.name) as sink,
@@ -219,7 +219,7 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tuple[int, tarfile.TarInfo]]:
-    """The files of an archive, with the number of the sample that each belongs to."""
+    """The members of an archive, each with the number of its sample."""
     row, last = -1, None
     for member in _members_of(archive):
         key, _ = _key_and_suffix(member.name)

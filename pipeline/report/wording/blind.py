@@ -1,6 +1,6 @@
-"""What classifiers that never saw the model found: the blind test, the same with weights, and the row of an evaluation.
+"""Results of classifiers that never saw the model: the blind test, with and without weights, and in an evaluation.
 
-A difference of two roles that words or looks alone show is no membership, and to find none does not prove them alike.
+A difference of roles in words or looks is not membership, and the absence of a difference does not prove them alike.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from pipeline.selection.guarantees import beside
 
 WORDS, TOKENS, OF_PICTURES = "words", "tokens", "thumbnails, colours and files"
 OF_CAPTIONED = "thumbnails, colours, files and captions"
-"""What a classifier knows of documents."""
+"""The input of a classifier."""
 
 _DIFFERENT, _ALIKE = 0.5 + TOLERANCE, 0.5 + PASSING
 _UNSUPPORTED = "the guaranteed error rate is not supported."
 
 
 def blind_sentence(test: Blind | None, role: str, by: str) -> str:
-    """What came of the blind test.
+    """States the result of the blind test.
 
     Args:
         test: None where there were too few documents for one.
-        role: whose documents calibrate.
-        by: what the classifier knows of documents.
+        role: the role whose documents calibrate.
+        by: input of the classifier.
     """
     if test is None:
         return (
@@ -43,11 +43,11 @@ def blind_sentence(test: Blind | None, role: str, by: str) -> str:
 
 
 def weighted_sentence(test: Blind | None, role: str, ok: bool | None, by: str) -> str:
-    """What came of the blind test with weights.
+    """States the result of the blind test with weights.
 
     Args:
-        test: its calibration documents counted by their weights; None where there were too few for one.
-        role: whose documents calibrate.
+        test: the test with weighted calibration documents; None where there were too few for one.
+        role: the role whose documents calibrate.
         ok: whether it passed; None where it is inconclusive.
         by: `WORDS` or `TOKENS`.
     """
@@ -70,15 +70,15 @@ def weighted_sentence(test: Blind | None, role: str, ok: bool | None, by: str) -
 def weights_sentence(
     effective: float, fewest: int, n: int, role: str, before: float | None, after: float | None, by: str
 ) -> str:
-    """What weights leave of the calibration documents.
+    """States the effective number of calibration documents after weighting.
 
     Args:
-        effective: number of calibration documents, by their weights.
-        fewest: that are enough.
-        n: calibration documents.
-        role: of these.
+        effective: effective number of calibration documents.
+        fewest: minimum that suffices.
+        n: number of calibration documents.
+        role: role of the calibration documents.
         before: AUC of the blind classifier without weights; None where it was not tested.
-        after: the same with weights.
+        after: AUC of the blind classifier with weights.
         by: `WORDS` or `TOKENS`.
     """
     number = beside(effective, fewest, 1, ",f")
@@ -91,17 +91,17 @@ def weights_sentence(
 
 
 def to_be_weighted(sentence: str, by: str) -> str:
-    """The sentence of a failed blind test where every selection weighs the documents of the role."""
+    """The sentence of a failed blind test where every selection weights the documents of the role."""
     return f"{sentence} This test is without weights; the selections weight these documents by their {by}."
 
 
 def decided_by(first: str, second: str = "audited", by: str = WORDS, blocks: bool = False) -> str:
-    """How many documents of two kinds would decide the test.
+    """States how many documents of two kinds would decide the test.
 
     Args:
-        first: the one kind.
-        second: the other.
-        by: what the classifier knows of documents.
+        first: name of one kind.
+        second: name of the other kind.
+        by: input of the classifier.
         blocks: whether some of the documents are of one group, or near-duplicates.
     """
     once = " (documents of one group and near-duplicates count once)" if blocks else ""
@@ -112,43 +112,43 @@ def decided_by(first: str, second: str = "audited", by: str = WORDS, blocks: boo
 
 
 def untested(role: str, why: str, by: str = WORDS) -> str:
-    """That the blind test of a role was not made, and why."""
+    """States that the blind test of a role was not made, and why."""
     return f"Whether the {by} of {role} and audited documents differ was not tested: {why}."
 
 
-ONLY_SCORES = "only scores were at hand"
-"""Why a blind test was not made of scores without texts."""
+ONLY_SCORES = "only scores were available"
+"""Why no blind test was made for scores without texts."""
 
 
 def telling_words_phrase(role: str, audited: Sequence[str], known: Sequence[str], by: str = WORDS) -> str:
-    """The words or tokens that tell a role from the audited documents, those that are more frequent in either."""
+    """The words or tokens that distinguish a role from the audited documents, by where they are more frequent."""
     return f"{by} that tell them apart: {', '.join(audited) or 'none'} (audited); {', '.join(known) or 'none'} ({role})"
 
 
 def matched(
     place: str, count: int, total: int, role: str, before: Blind | None, after: Blind | None, by: str = WORDS
 ) -> str:
-    """Which documents of a role were kept because their words resemble those of the audited, and what that repairs.
+    """States how many documents of a role were kept because their words resemble the audited ones, and the effect.
 
     Args:
-        place: of the file that holds them.
-        count: documents that were kept.
-        total: readable documents of the role.
-        role: of these.
-        before: the blind test with all.
-        after: with those that were kept; None where they are too few.
-        by: `WORDS` or `TOKENS`, which the file holds as well.
+        place: path of the file of these documents.
+        count: number of kept documents.
+        total: number of readable documents of the role.
+        role: role of the documents.
+        before: blind test with all documents.
+        after: blind test with the kept documents; None where they are too few.
+        by: `WORDS` or `TOKENS`, which are also columns of the file.
     """
     text = f"{place}: {count:,} of {total:,} {role} documents whose {by} resemble the audited"
     if after is None:
-        return f"{text}; fewer than {LEAST}, too few to calibrate on: look for others"
+        return f"{text}; fewer than {LEAST}, too few to calibrate on: give others"
     if before is not None:
         text += f"; blind AUC {before.auc:.2f} before, {after.auc:.2f} with these"
     if after.ok is False:
         return f"{text}: {by} still tell them apart, so this set repairs nothing"
     column = ", tokens: tokens" if by == TOKENS else ""
     use = f"corpus.{role}: {{path: {place}, id: id{column}}}"
-    return f"{text}. To calibrate on them: {use}; then seenset plan says what they can select"
+    return f"{text}. To calibrate on them: {use}; then seenset plan states what they can select"
 
 
 def _hardly(test: Blind, role: str, by: str) -> str:
@@ -166,6 +166,6 @@ def _tells(test: Blind, role: str, by: str) -> str:
 
 
 def _interval(test: Blind) -> str:
-    """The AUC and its interval, whose ends are on the side of the limit that each is held against."""
+    """The AUC and its interval, whose ends are rounded to the side of the limit that they are compared with."""
     low, high = beside(test.low, _DIFFERENT), beside(test.high, _ALIKE)
     return f"AUC {test.auc:.2f}, 99% interval {low} to {high}; 0.50 is chance"

@@ -1,4 +1,4 @@
-"""What a report states of the bounds of its answers: of one list, of all audited documents, and of what they rest on.
+"""The bounds of answers in the report: for one list, for all audited documents, with their assumptions.
 
 No sentence claims more than its bound.
 """
@@ -15,7 +15,7 @@ from pipeline.selection.guarantees import percentage
 
 
 def bound_clause(summary: Summary) -> str:
-    """What the first sentence says of this one list; nothing without a bound."""
+    """The clause of the first sentence on this one list; empty without a bound."""
     bound = summary.bound
     if bound is None or not summary.n_selected:
         return ""
@@ -23,7 +23,7 @@ def bound_clause(summary: Summary) -> str:
 
 
 def bound_text(summary: Summary) -> str | None:
-    """How many of all audited documents are members (or clean), and what that and the first sentence assume."""
+    """At least how many of all audited documents are members (or clean), and the assumption of all bounds."""
     bound = summary.bound
     if bound is None:
         return summary.bound_withheld
@@ -34,13 +34,13 @@ def bound_text(summary: Summary) -> str | None:
         known += f", selected or not{condition(summary)}"
     return (
         f"{known}. "
-        f"Bounds are about the documents at hand and fail in at most {failing} of such audits, if the audited "
+        f"Bounds are about these documents and fail in at most {failing} of such audits, if the audited "
         f"documents that were {null} and the calibration documents are exchangeable, all of them together."
     )
 
 
 def bound_sentence(summary: Summary) -> str | None:
-    """How many of the selected are wrong at most, and how many of all audited documents are members (or clean).
+    """At most how many of the selected are wrong, and at least how many audited documents are members (or clean).
 
     Where no bound may be stated, the reason; None where no theorem covers the selection.
     """
@@ -57,7 +57,7 @@ def bound_sentence(summary: Summary) -> str | None:
 
 
 def bounds_not_covered(summaries: Sequence[Summary]) -> list[str]:
-    """What a bound adds to the average, and what it does not."""
+    """What a bound adds to the average, and its limits."""
     if not any(summary.bound for summary in summaries):
         return []
     return [
@@ -69,17 +69,17 @@ def bounds_not_covered(summaries: Sequence[Summary]) -> list[str]:
 
 
 def condition(summary: Summary) -> str:
-    """The clause that ends a sentence with a bound: the condition under which it is stated, if there is one."""
+    """The clause at the end of a sentence with a bound: the condition under which it is stated, if any."""
     return f", {summary.condition}" if summary.condition else ""
 
 
 def sentence(clause: str) -> str:
-    """A clause as the beginning of a sentence."""
+    """A clause as the start of a sentence."""
     return f"{clause[0].upper()}{clause[1:]}"
 
 
 def wrong_claim(summary: Summary, bound: Bound) -> str:
-    """At most how many of the selected are wrong, with the confidence; that all may be wrong needs none."""
+    """At most how many of the selected are wrong, with the confidence unless all may be wrong."""
     clause = wrong_clause(summary, bound)
     return clause if bound.wrong_at_most >= summary.n_selected else f"with {sureness(bound)} {clause}"
 

@@ -1,4 +1,4 @@
-"""An answer in sentences of one line each, and its diagnostics as checks: shorter than the report, and no surer.
+"""An answer in sentences of one line each, and its diagnostics as checks: shorter than the report, with equal caution.
 
 The title of a check names its subject, and a sentence gives the result.
 """
@@ -31,10 +31,10 @@ TITLES = {
     "tail": "Tail check",
     "families": "Families of near-duplicates",
 }
-"""The subject of each diagnostic; its result is in its colour and its sentence."""
+"""The subject of each diagnostic; its colour and its sentence state the result."""
 
 TITLES_OF_VERSIONS = {**TITLES, "blind": "Unseen documents", "resolution": "Shortest possible list"}
-"""The same where the published versions of documents are ranked among their other versions."""
+"""Subjects where published versions of documents are ranked among their other versions."""
 
 Result = TypeVar("Result", Light, Check)
 
@@ -43,7 +43,7 @@ _ORDER = list(MARKS)
 
 
 def n_versions(summary: Summary) -> int | None:
-    """Versions of a document, at most, of an answer by the ranks of published versions; None of every other."""
+    """Maximum number of versions of a document for an answer by ranks of published versions; None for others."""
     versions = summary.details.get("versions")
     return None if versions is None else int(versions)
 
@@ -74,9 +74,9 @@ def _verdict(diagnostic: Diagnostic) -> CheckVerdict:
 
 
 def common_lights(selections: Sequence[SelectionReport]) -> list[tuple[tuple[str, ...], list[Light]]]:
-    """The notes that several selections share, and what all passed; failed checks stand with each selection.
+    """The notes that several selections share, and the checks that all passed; failed checks stay with each selection.
 
-    A check that some selections alone passed is none of them: a card lists these in one line.
+    A check that only some selections passed is not included: a card lists these in one line.
     """
     shared = _shared(
         {
@@ -90,7 +90,7 @@ def common_lights(selections: Sequence[SelectionReport]) -> list[tuple[tuple[str
 
 
 def common_checks(selections: Sequence[SelectionReport]) -> list[tuple[tuple[str, ...], list[Check]]]:
-    """The checks in full that several selections have in common; failed ones stand with each selection."""
+    """The complete checks that several selections share; failed ones stay with each selection."""
     return _shared(
         {
             selection.summary.name: [check for check in selection.checks if check.verdict != "failed"]
@@ -100,7 +100,7 @@ def common_checks(selections: Sequence[SelectionReport]) -> list[tuple[tuple[str
 
 
 def _shared(shown: Mapping[str, Sequence[Result]]) -> list[tuple[tuple[str, ...], list[Result]]]:
-    """The results of at least two selections, by the names of the selections that have them."""
+    """The results that at least two selections share, by the names of these selections."""
     named: dict[Result, list[str]] = {}
     for name, results in shown.items():
         for result in results:
@@ -113,11 +113,11 @@ def _shared(shown: Mapping[str, Sequence[Result]]) -> list[tuple[tuple[str, ...]
 
 
 def common_notes(selections: Sequence[SelectionReport], remarks: Sequence[str]) -> dict[str, list[str]]:
-    """What is to be noted of the run or of several selections, each once, with the names of these selections.
+    """The notes on the run or on several selections, each once, with the names of these selections.
 
     Args:
-        selections: of the run.
-        remarks: of the run, which come first.
+        selections: selections of the run.
+        remarks: notes on the run, which come first.
     """
     named: dict[str, list[str]] = {remark: [] for remark in remarks}
     for selection in selections:
@@ -130,9 +130,9 @@ def brief_answer(summary: Summary, answer: AnswerText, model: str) -> BriefAnswe
     """The answer of a selection for the first screen.
 
     Args:
-        summary: the numbers.
-        answer: the sentences of the whole answer.
-        model: its name, which stands above and is not said again.
+        summary: the summary of the selection.
+        answer: sentences of the complete answer.
+        model: name of the model, which the page shows elsewhere and the answer omits.
     """
     shown = lights(summary)
     place = "" if summary.series is None else f", {summary.series.clause()}"
@@ -153,7 +153,7 @@ def brief_answer(summary: Summary, answer: AnswerText, model: str) -> BriefAnswe
 
 
 def assumptions(summaries: Iterable[Summary]) -> dict[str, list[str]]:
-    """Each assumption once, with the names of the selections that rest on it."""
+    """Each assumption once, with the names of the selections that make it."""
     named: dict[str, list[str]] = {}
     for summary in summaries:
         named.setdefault(summary.assumption, []).append(summary.name)
@@ -161,7 +161,7 @@ def assumptions(summaries: Iterable[Summary]) -> dict[str, list[str]]:
 
 
 def guarantee_on_page(guarantee: str, assumption: str, stated: Mapping[str, Sequence[str]]) -> str:
-    """The guarantee of an answer with its assumption by name: the page states each once."""
+    """The guarantee of an answer with a reference to its assumption, which the page states once."""
     if not assumption:
         return guarantee
     place = f" of {', '.join(stated[assumption])}" if len(stated) > 1 else ""
@@ -182,14 +182,14 @@ def _bound_cell(summary: Summary) -> str:
 
 
 def _reason(summary: Summary, shown: Sequence[Light]) -> str | None:
-    """Which lights speak against a guarantee, or leave it open."""
+    """The lights that contradict a guarantee or leave it open."""
     if summary.conclusion == "inconclusive":
         return TITLES["blind"].lower()
     failed = [light.label.lower() for light in shown if light.colour == "red"]
     return None if summary.conclusion == "supported" or not failed else f"failed: {', '.join(failed)}"
 
 
-# --- the three sentences, and what all of them are said under
+# --- the three sentences and their condition
 
 
 def _condition(summary: Summary) -> str:
@@ -223,7 +223,7 @@ def _average(summary: Summary) -> str:
 
 
 def _average_of_series(summary: Summary, place: SeriesPlace) -> str:
-    """The guarantee of a scan: what counts earlier answers guarantees nothing for one list alone."""
+    """The guarantee of a scan; rules that count earlier answers guarantee nothing for one list alone."""
     whole = f"At most {percent(place.alpha)} of all that the schedule's scans select is wrong, over repeated schedules"
     return f"{whole}; of this list at most {percent(summary.alpha)}." if place.rule == "spend" else f"{whole}."
 
@@ -277,7 +277,7 @@ def _light(summary: Summary, check: Check, diagnostic: Diagnostic) -> Light:
 
 
 def _unknown(summary: Summary) -> str:
-    """Why the blind test says nothing."""
+    """Why the blind test has no result."""
     blind = summary.diagnostics.blind
     if blind.outcome == "not tested":
         return "Not checked: audited and calibration documents are assumed to be alike."

@@ -1,4 +1,4 @@
-"""What finished runs have in common, what several models select together, and what a repaired ranking states."""
+"""The overlap of finished runs, the joint selection of several models, and the results of a repaired ranking."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_TESTED_CHANGE = (
     "other calibration documents can add or remove documents near its threshold, and the difference of two lists has "
     "no error rate."
 )
-"""What a difference of two lists is not."""
+"""Limits of a difference of two lists."""
 
 RANKING_INTERVALS = (
     f"Intervals have {CONFIDENCE_OF_SHARES:.0%} confidence over items that are drawn one by one. Those of accuracies "
@@ -20,14 +20,14 @@ RANKING_INTERVALS = (
     "for all pairs of models of a task together. They ignore how the clean items were chosen, and are too short if "
     "items depend on one another, such as questions on one passage."
 )
-"""What the intervals of a ranking are."""
+"""Explanation of the intervals of a ranking."""
 
 NOTHING_CLEAN = "nothing is selected as clean, so there is no accuracy on clean items"
 TOO_FEW_CALIBRATED = "nothing can be selected at this alpha with so few calibration documents"
 
 GAINED_AMONG_SHARED = "documents are gained and lost among the shared ones alone"
 SHARED_ONLY = "only those are tested"
-"""What follows, after `shared_documents`, where runs audited different documents."""
+"""Consequences where runs audited different documents; follow `shared_documents`."""
 
 DIFFERENCES_TITLE = "What differs between the runs"
 
@@ -39,12 +39,12 @@ SCORES_CAPTION = "Higher scores look more like training data."
 
 
 def shared_documents(audited: Sequence[int], shared: int, other_text: int) -> str:
-    """How many documents runs share.
+    """States how many documents the runs share.
 
     Args:
-        audited: documents of each run.
-        shared: documents that all runs audited.
-        other_text: ids that all runs audited, with texts that differ.
+        audited: number of documents of each run.
+        shared: number of documents that all runs audited.
+        other_text: number of ids that all runs audited with different texts.
     """
     each = " and ".join(f"{count:,}" for count in audited)
     other = f"; {other_text:,} more have the same id and another text" if other_text else ""
@@ -52,27 +52,27 @@ def shared_documents(audited: Sequence[int], shared: int, other_text: int) -> st
 
 
 def shared_title(shared: int) -> str:
-    """Above a table of what the lists have in common."""
+    """Title of a table of the shared documents of two lists."""
     return f"{shared:,} documents that both runs audited"
 
 
 def same_model(first: str, second: str, fingerprint: str) -> str:
-    """That two runs audited one model."""
+    """States that two runs audited the same model."""
     return f"same model twice: {first} and {second} have the fingerprint {fingerprint}"
 
 
 def first_of_role(limit: int) -> str:
-    """That a run read no more than the first documents of each role."""
+    """States that a run read only the first documents of each role."""
     return f"a sample: the first {limit:,} documents of a role"
 
 
 def scores_title(documents: int, sampled: bool) -> str:
-    """Above the figure of the scores in both runs."""
+    """Title of the figure of the scores in both runs."""
     return f"Scores of {documents:,} documents{_some(sampled)} in both runs; darker: more documents"
 
 
 def scores_alt(detectors: tuple[str, str], documents: int, sampled: bool, correlation: float) -> str:
-    """The figure of the scores in words."""
+    """Text alternative of the figure of the scores."""
     return (
         f"{detectors[0]} in A against {detectors[1]} in B, {documents:,} documents{_some(sampled)}; "
         f"rank correlation {correlation:.3f}."
@@ -87,7 +87,7 @@ def _some(sampled: bool) -> str:
 
 
 def jointly_selected(selected: int, audited: int, direction: str, models: int, alpha: float) -> str:
-    """How many documents several models select together, of those that all runs audited."""
+    """States how many documents several models select together, of those that all runs audited."""
     kind = "clean under" if direction == "clean" else "trained on by"
     return (
         f"{selected:,} of {audited:,} documents are selected as {kind} every one of {models} models at alpha {alpha:g}"
@@ -95,17 +95,17 @@ def jointly_selected(selected: int, audited: int, direction: str, models: int, a
 
 
 def largest_p_answer(selected: int, guarantee: str, promise: str) -> str:
-    """How many documents the largest p-value selects, which is not proved."""
+    """States how many documents the largest p-value selects, without proof."""
     return f"{selected:,} have a small largest p-value (BH, {guarantee}): {promise}"
 
 
 def joint_shortest(small: JointResolution, audited: int, alpha: float, grouped: bool) -> str:
-    """How small a joint list can be, and how many calibration documents a smaller one needs.
+    """States the minimum length of a joint list, and the number of calibration documents for a shorter one.
 
     Args:
         small: the least numbers.
-        audited: documents that all runs audited.
-        alpha: of the joint selection.
+        audited: number of documents that all runs audited.
+        alpha: alpha of the joint selection.
         grouped: whether a run calibrates by group.
     """
     where = "in every group of every run" if grouped else "in every run"
@@ -125,7 +125,7 @@ def joint_shortest(small: JointResolution, audited: int, alpha: float, grouped: 
 
 
 def other_models(names: Sequence[str]) -> list[str]:
-    """What the runs do not state: models that they did not audit."""
+    """Limits of the runs: models that they did not audit."""
     each = "the audited model" if len(names) == 1 else "every audited model"
     shown = ", ".join(dict.fromkeys(names))
     return [
@@ -135,7 +135,7 @@ def other_models(names: Sequence[str]) -> list[str]:
 
 
 def ranking_title(task: str, metric: str, items: int, clean: int) -> str:
-    """Above the table of a task."""
+    """Title of the table of a task."""
     return f"{task}: {metric} on {items:,} items, {clean:,} of them selected as clean"
 
 
@@ -146,20 +146,20 @@ def places_changed(
     shown: bool,
     items: tuple[int, int],
 ) -> str:
-    """That two models change places.
+    """States that two models change places.
 
     Args:
-        models: the one that is ahead on all items, and the one that is ahead on the clean items.
+        models: the model that leads on all items, and the model that leads on the clean items.
         lead: difference of their accuracies on all items.
-        lead_on_clean: the same on the clean items, the other way round, with the ends of its interval.
-        shown: whether the interval lies above 0.
-        items: not selected as clean, on which the first model does better, and on which the second one does.
+        lead_on_clean: the opposite difference on the clean items, with the ends of its interval.
+        shown: whether the interval is above 0.
+        items: numbers of items not selected as clean on which the first, and the second, model does better.
     """
     first, second = models
     difference, low, high = lead_on_clean
     chance = "" if shown else ", which may be chance"
     return (
         f"{first} is ahead of {second} by {lead:.3f} on all items; {second} is ahead by {difference:.3f} [{low:.3f}, "
-        f"{high:.3f}] on the clean items{chance}. Of the items that were not selected as clean {items[0]:,} speak for "
-        f"{first} and {items[1]:,} against."
+        f"{high:.3f}] on the clean items{chance}. Of the items that were not selected as clean {items[0]:,} favour "
+        f"{first} and {items[1]:,} favour {second}."
     )

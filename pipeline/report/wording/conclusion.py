@@ -1,18 +1,18 @@
-"""What the checks of an answer conclude, why it has no bound, a review, and the answer in one line."""
+"""The conclusion of the checks of an answer, reasons for a missing bound, a review, and the answer in one line."""
 
 from __future__ import annotations
 
 CONTRADICTED = "No bound is stated: a check contradicts what it rests on."
-"""Why an answer has no bound that a check contradicts."""
+"""Why an answer that a check contradicts has no bound."""
 
 GROUPED = (
     "This selection states no bound: a bound requires independent documents, and these are grouped or near-duplicates "
     "of each other."
 )
-"""Why an answer has no bound whose documents depend on each other."""
+"""Why an answer with dependent documents has no bound."""
 
 WARNING = "CONTRADICTED, do not act on it"
-"""What stands before the reason, and before any number, of an answer that a check contradicts."""
+"""Prefix of the reason and of all numbers of an answer that a check contradicts."""
 
 UNCONFIRMED = "provided both groups are alike; the test could not confirm this"
 UNCHECKED = "provided both groups are alike and their documents independent; this was not checked"
@@ -22,7 +22,7 @@ NOT_BOUNDED = (
     "This selection states no bound: calibration documents were removed after a review, and a bound requires that all "
     "documents of the training data were found."
 )
-"""Why an answer has no bound whose calibration documents were removed by a review."""
+"""Why an answer has no bound after a review removed calibration documents."""
 
 NO_VERDICT = (
     "the calibration documents of this run were reviewed, and the tests of seenset verdict have no stated level "
@@ -36,12 +36,12 @@ CHANGED = "; a spreadsheet program changes what looks like a number or a date: r
 
 
 def assumption_in(units: str, assumption: str) -> str:
-    """An assumption on words, of documents that are token ids on these."""
+    """An assumption on words, adapted to tokens for documents that are token ids."""
     return assumption.replace(" words", f" {units}") if units == "tokens" else assumption
 
 
 def elsewhere_assumption(assumption: str) -> str:
-    """What must hold for scores that another program computed: of the procedure, and of the scores."""
+    """The assumption for external scores: that of the procedure, and that on the scores."""
     return (
         f"{assumption} A score is the same function of a document whatever its role, and was not fitted to the "
         "documents that calibrate: scores from elsewhere are taken as they are, and nothing here checks this."
@@ -52,7 +52,7 @@ def standing(conclusion: str, checked: bool = True) -> str:
     """The word for a conclusion in tables.
 
     Args:
-        conclusion: of the checks: supported, inconclusive or contradicted.
+        conclusion: conclusion of the checks: supported, inconclusive or contradicted.
         checked: whether the check that both groups are alike was made.
     """
     if conclusion == "contradicted":
@@ -61,12 +61,12 @@ def standing(conclusion: str, checked: bool = True) -> str:
 
 
 def inconclusive_sentence(sentence: str, checked: bool, n_to_settle: int | None) -> str:
-    """Why a blind test leaves an answer inconclusive, and what would decide it.
+    """Why a blind test leaves an answer inconclusive, and how many documents would decide it.
 
     Args:
-        sentence: of the blind test.
-        checked: whether it was made, with whatever result.
-        n_to_settle: about how many documents of each kind would decide it; None where the test states no number.
+        sentence: sentence of the blind test.
+        checked: whether it was made, regardless of its result.
+        n_to_settle: approximate number of documents of each kind that would decide it; None where not stated.
     """
     if checked:
         return sentence
@@ -75,12 +75,12 @@ def inconclusive_sentence(sentence: str, checked: bool, n_to_settle: int | None)
 
 
 def unproved(weighting: str) -> str:
-    """That nothing is proved of an answer with weights, before what they rest on."""
+    """States that nothing is proved for an answer with weights; precedes the statement on the weights."""
     return f"no guarantee is proved. {weighting}"
 
 
 def selected(n_selected: int, n_audit: int) -> str:
-    """How many of the audited documents are selected."""
+    """States how many of the audited documents are selected."""
     return f"{n_selected:,} of {n_audit:,} selected"
 
 
@@ -90,23 +90,23 @@ def line(name: str, count: str, settings: str, standing: str) -> str:
 
 
 def contradicted_line(name: str, remarks: str, count: str, settings: str) -> str:
-    """A contradicted answer in one line: what contradicts the guarantee comes before the count."""
+    """A contradicted answer in one line: the contradiction precedes the count."""
     return f"{name}: {remarks} {count} ({settings}; guarantee contradicted)"
 
 
 def scan(slot: int, horizon: int | None, level: float) -> str:
-    """The place of a scan in its schedule, in a few words."""
+    """The place of a scan in its schedule, as a short phrase."""
     return f"scan {slot:,}{'' if horizon is None else f' of {horizon:,}'} at level {level:.3g}"
 
 
 def part_of_schedule(place: str, alpha: float, rule: str, before: int) -> str:
-    """The place of a scan, from `scan`, and what it is a part of."""
+    """The place of a scan, from `scan`, and its schedule."""
     counted = f", {before:,} selected before" if rule != "spend" else ""
     return f"{place} of alpha {alpha:g} ({rule}{counted})"
 
 
 def review_sentence(n_listed: int, n_reviewed: int, n_removed: int, detector: str) -> str:
-    """How many calibration documents were listed, reviewed and removed."""
+    """States how many calibration documents were listed, reviewed and removed."""
     return (
         f"Of the {n_listed:,} calibration documents with the highest scores ({detector}), {n_reviewed:,} were reviewed "
         f"and {n_removed:,} removed, as confirmed to be in the training data."
@@ -114,11 +114,11 @@ def review_sentence(n_listed: int, n_reviewed: int, n_removed: int, detector: st
 
 
 def reviewed_assumption(assumption: str, n_removed: int) -> str:
-    """What must hold after a review.
+    """The assumption after a review.
 
     Args:
-        assumption: of the procedure.
-        n_removed: documents that the review removed.
+        assumption: assumption of the procedure.
+        n_removed: number of documents that the review removed.
     """
     removed = "The removed document was" if n_removed == 1 else f"Each of the {n_removed:,} removed documents was"
     rest = "apart from the share e of calibration documents that were trained on too"
@@ -126,11 +126,11 @@ def reviewed_assumption(assumption: str, n_removed: int) -> str:
 
 
 def reviewed_guarantee(alpha: float, n_calibration: int, proved: bool) -> str:
-    """What holds after a review (Bashari, Sesia and Romano 2025): no more than an approximation.
+    """The guarantee after a review (Bashari, Sesia and Romano 2025), which is only approximate.
 
     Args:
-        alpha: of the selection.
-        n_calibration: documents that calibrate after the review.
+        alpha: alpha of the selection.
+        n_calibration: number of calibration documents after the review.
         proved: whether the procedure has a finite-sample guarantee without a review.
     """
     kept = "" if proved else "If the procedure keeps alpha without a review: "

@@ -1,6 +1,6 @@
-"""What checks of the documents themselves found: ids, lengths, groups, near-duplicates, parts that calibration lacks.
+"""Results of checks of the documents themselves: ids, lengths, groups, near-duplicates, parts that calibration lacks.
 
-Words of numbers alone, so that the same check reads the same before scoring and after it.
+Sentences depend on numbers alone, so the same check has the same text before and after scoring.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from pipeline.report.wording.numbers import documents, was
 from pipeline.selection.guarantees import beside
 
 SHOWN_CHARACTERS = 80
-"""Of an id, at most."""
+"""Maximum length of a shown id."""
 
 UNTESTED_IDS = "Whether documents repeat an id was not tested."
 UNCHECKED_DUPLICATES = "Near-duplicates were not checked: the documents are scores without texts."
 UNKNOWN_LENGTHS = "How many documents were cut is not known."
 LEFT_OUT = "left out of calibration"
-"""What becomes of calibration documents that are near-duplicates of audited ones."""
+"""Treatment of calibration documents that are near-duplicates of audited ones."""
 
 
 def untested_overlap(role: str) -> str:
-    """That it is not known whether known documents are near-duplicates of audited ones."""
+    """States that near-duplicates between known and audited documents were not tested."""
     return f"Whether {role} documents are near-duplicates of audited ones was not tested."
 
 
 def shared_sentence(overlap: OverlapDiagnostic, role: str, consequence: str) -> str:
-    """What known documents share with the audited ones.
+    """States the overlap of known documents with the audited ones.
 
     Args:
         overlap: the counts and the first pairs.
-        role: of the known documents.
-        consequence: what becomes of documents in two roles, to be read after "and"; may be empty.
+        role: role of the known documents.
+        consequence: treatment of documents in two roles, a clause that follows "and"; may be empty.
     """
     count = overlap.n_calibration
     if not count:
@@ -47,22 +47,22 @@ def shared_sentence(overlap: OverlapDiagnostic, role: str, consequence: str) -> 
 
 
 def named_pairs(pairs: Sequence[NearDuplicatePair]) -> str:
-    """Pairs of near-duplicates as a sentence names them, each with its share of common runs of words."""
+    """Pairs of near-duplicates as listed in a sentence, each with its share of common runs of words."""
     return "; ".join(f"{short_id(pair.audit)} and {short_id(pair.calibration)}, {pair.share:.0%}" for pair in pairs)
 
 
 def short_id(doc_id: str) -> str:
-    """An id as a sentence shows it: one line, and not a long one."""
+    """An id in a sentence: on one line, and shortened."""
     line = " ".join(doc_id.split())
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[: SHOWN_CHARACTERS - 3]}..."
 
 
 def counted(duplicates: NearDuplicates, documents: str) -> str:
-    """How many near-duplicates there are.
+    """States the number of near-duplicates.
 
     Args:
-        duplicates: of the documents.
-        documents: what they are called, in the plural: "audited documents".
+        duplicates: near-duplicates among the documents.
+        documents: their name in the plural, such as "audited documents".
     """
     sample = "" if duplicates.whole else f"In a sample of {duplicates.n_documents:,}: "
     if not duplicates.n_copies:
@@ -75,17 +75,17 @@ def counted(duplicates: NearDuplicates, documents: str) -> str:
 
 
 def documents_read(count: int, whole: bool) -> str:
-    """How many documents the checks before scoring have read."""
+    """The number of documents that the checks before scoring have read."""
     return f"all {count:,} documents" if whole else f"a sample of {count:,} documents"
 
 
 def documents_and_words(read: str, texts: int, by: str) -> str:
-    """The same, with the most documents of each role whose words or tokens were compared."""
+    """The documents read, and the maximum number per role whose words or tokens were compared."""
     return f"{read}, and the {by} of at most {texts:,} documents of each role"
 
 
 def checked_before(read: str) -> str:
-    """That the checks before scoring read a sample."""
+    """States that the checks before scoring read a sample."""
     return f"checked before scoring: {read}; what they share is checked again over all of them after it"
 
 
@@ -93,12 +93,12 @@ NO_REPEATED_ID = "No document repeats an id."
 
 
 def repeated_ids_to_come(count: int, first: Sequence[str], budget: float | None, whole: bool) -> str:
-    """How many documents will go to quarantine because they repeat an id.
+    """States how many documents will be quarantined because they repeat an id.
 
     Args:
-        count: at least 1.
-        first: ids of the first of them.
-        budget: `error_budget`, where it allows fewer; else None.
+        count: number of documents, at least 1.
+        first: ids of the first ones.
+        budget: `error_budget`, if it allows fewer; else None.
         whole: whether all documents were read.
     """
     verb = "document repeats an id and goes" if count == 1 else "documents repeat an id and go"
@@ -110,13 +110,13 @@ def repeated_ids_to_come(count: int, first: Sequence[str], budget: float | None,
 
 
 def repeated_ids_sentence(count: int) -> str:
-    """How many scored documents repeat an id."""
+    """States how many scored documents repeat an id."""
     verb = "repeats" if count == 1 else "repeat"
     return f"{documents(count)} {verb} an id and {was(count)} quarantined." if count else NO_REPEATED_ID
 
 
 def truncated(count: int, total: int) -> str:
-    """How many of the scored documents were truncated."""
+    """States how many of the scored documents were truncated."""
     if total and not count:
         return f"None of the {total} documents was truncated."
     return (
@@ -126,29 +126,29 @@ def truncated(count: int, total: int) -> str:
 
 
 def fine_tuned(count: int, role: str, n_near: int) -> str:
-    """Documents that adapters were trained on, or that stand before others in a prefix.
+    """States the documents that adapters were trained on or that are in a prefix.
 
     Args:
-        count: those of the role that calibrates, and their near-duplicates.
-        role: that calibrates.
-        n_near: audited documents that are near-duplicates of one.
+        count: number of these in the calibration role, with their near-duplicates.
+        role: the calibration role.
+        n_near: number of audited documents that are near-duplicates of one.
     """
     text = (
-        f"{count} {role} documents do not calibrate: they were fine-tuned on or stand in a prefix, or are "
+        f"{count} {role} documents do not calibrate: they were fine-tuned on or are in a prefix, or are "
         "near-duplicates of such a document."
     )
     if n_near:
         text += f" {n_near} audited documents are near-duplicates of one: to fsd they look less like members"
-        text += ", and so they do behind a prefix of unseen documents."
+        text += ", and also after a prefix of unseen documents."
     return text
 
 
 def grouped(roles: Sequence[str], instead: bool) -> str:
-    """What groups take from the bounds of a selection.
+    """States the effect of groups on the bounds of a selection.
 
     Args:
-        roles: whose documents are grouped.
-        instead: whether the verdict on the collection counts groups; else it states nothing of them.
+        roles: the roles with grouped documents.
+        instead: whether the verdict on the collection counts groups; otherwise it states nothing about them.
     """
     other = "seenset verdict counts groups" if instead else "the list and its error rate stay"
     return (
@@ -158,11 +158,11 @@ def grouped(roles: Sequence[str], instead: bool) -> str:
 
 
 NO_BOUND = "A bound assumes independent documents, so none is stated."
-"""What near-duplicates take from an answer of independent documents."""
+"""The effect of near-duplicates on an answer for independent documents."""
 
 
 def too_few_independent(effective: float, procedure: str) -> str:
-    """What near-duplicates among the audited documents take from a procedure that estimates the share of nulls."""
+    """States that near-duplicates make a procedure that estimates the share of nulls unsafe."""
     return (
         f"They count as about {effective:,.0f} independent documents, too few for {procedure}: it estimates the share "
         "of nulls from them, and its share of wrong documents can be larger than alpha."
@@ -170,17 +170,17 @@ def too_few_independent(effective: float, procedure: str) -> str:
 
 
 def bh_holds(n_selected: int) -> str:
-    """What bh selects where its guarantee holds with near-duplicates."""
+    """States the selection of bh where its guarantee holds with near-duplicates."""
     return f"The guarantee of bh holds with near-duplicates among the audited documents; bh selects {n_selected:,}."
 
 
 def that_calibrate(role: str) -> str:
-    """The documents of a role that calibrate."""
+    """A phrase for the calibration documents of a role."""
     return f"{role} documents that calibrate"
 
 
 def small_p_values(n_distinct: int, factor: str) -> str:
-    """What near-duplicates among the documents that calibrate do to p-values; `factor` is the most, in digits."""
+    """States the effect of near-duplicates in calibration on p-values; `factor` is the maximum, as text."""
     return (
         f"They rank as {n_distinct:,} distinct documents, so the p-values of every procedure can be too small by a "
         f"factor of up to {factor}; to fix it, keep one document of each family."
@@ -188,11 +188,11 @@ def small_p_values(n_distinct: int, factor: str) -> str:
 
 
 NAMED = 10
-"""Documents that a sentence names."""
+"""Maximum number of documents that a sentence names."""
 
 
 def no_tail(role: str, by: str, p_value: float) -> str:
-    """That no small part of the audited documents stands out; `by` is what the classifier knows of documents."""
+    """States that no small part of the audited documents stands out; `by` is the classifier's input."""
     return (
         f"No small part of the audited documents stands out from the {role} documents by their {by} "
         f"(p = {_p(p_value)}; the check looks for p of at most {TAIL_LEVEL:g})."
@@ -200,7 +200,7 @@ def no_tail(role: str, by: str, p_value: float) -> str:
 
 
 def tail(role: str, by: str, p_value: float, share: float) -> str:
-    """The part that stands out: its share of the compared documents."""
+    """States the share of the compared documents in the part that stands out."""
     return (
         f"A small part of the audited documents is unlike the {role} documents: of the {share:.1%} of the compared "
         f"documents whose {by} look most like those of audited ones, more are audited than chance allows "
@@ -209,7 +209,7 @@ def tail(role: str, by: str, p_value: float, share: float) -> str:
 
 
 def selected_in_tail(n_compared: int, n_inside: int, n_selected: int) -> str:
-    """How many of the selected documents were compared, and how many of these are in the part."""
+    """States how many selected documents were compared, and how many of these are in the part."""
     if not n_selected:
         return " No document is selected."
     text = ""
@@ -222,33 +222,33 @@ def selected_in_tail(n_compared: int, n_inside: int, n_selected: int) -> str:
 
 
 def highest(ids: Sequence[str], selected: bool) -> str:
-    """The highest documents in the part, if any; `selected`: whether these are selected."""
+    """Names the highest documents in the part, if any; `selected`: whether these are selected."""
     whose = "selected" if selected else "audited"
     return f" The highest {whose} documents in it: {', '.join(ids)}." if ids else ""
 
 
 def tail_outcome(role: str, contradicted: bool, n_selected: int) -> str:
-    """What the part means for the list."""
+    """States the consequence of the part for the list."""
     if contradicted:
         return f" No {role} document calibrates this part, so the error rate of the list is not supported."
     return " That is too few to contradict the list." if n_selected else ""
 
 
 def no_family(role: str, p_value: float | None) -> str:
-    """That no large family of near-duplicates is in one role alone; `p_value` is of the largest, if it is large."""
+    """States that no large family is in one role only; `p_value`: of the largest family, if it is large."""
     shown = "" if p_value is None else f" (p = {_p(p_value)})"
     return f"No large family of near-duplicates is among the audited or the {role} documents alone{shown}."
 
 
 def family(ids: Sequence[str], size: int, known: str, others: str, p_value: float) -> str:
-    """A family of near-duplicates in one role alone.
+    """States a family of near-duplicates in one role only.
 
     Args:
-        ids: of its first documents.
-        size: documents of it.
+        ids: ids of its first documents.
+        size: number of its documents.
         known: the word for its documents.
         others: the word for those of the other role.
-        p_value: of its being there by chance.
+        p_value: p-value under chance.
     """
     more = f" and {size - len(ids):,} more" if size > len(ids) else ""
     return (
@@ -258,12 +258,12 @@ def family(ids: Sequence[str], size: int, known: str, others: str, p_value: floa
 
 
 def selected_in_family(n_inside: int, n_selected: int) -> str:
-    """How many selected documents are in the family."""
+    """States how many selected documents are in the family."""
     return f" {n_inside:,} of the {n_selected:,} selected documents are among them."
 
 
 def family_outcome(role: str) -> str:
-    """What a family means for a list that it contradicts."""
+    """States the consequence of a family for a list that it contradicts."""
     return f" No {role} document calibrates them, so the error rate of the list is not supported."
 
 

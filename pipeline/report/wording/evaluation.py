@@ -1,4 +1,4 @@
-"""What a reader of an evaluation must know: what its figures are of, and whether words alone tell the roles apart."""
+"""Cautions for readers of an evaluation: the basis of its figures, and whether words alone distinguish the roles."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pipeline.report.wording.numbers import sample_of
 
 
 def too_few_untrained(count: int, kind: str, models: int = 1) -> list[str]:
-    """For which false positive rates so many independent untrained documents give no interval, a sentence each.
+    """One sentence for each false positive rate without an interval, for want of independent untrained documents.
 
     Args:
-        count: of the model that has the fewest.
-        kind: what they are called, such as "unseen documents".
-        models: over which the TPR is a mean.
+        count: number of these documents, of the model with the fewest.
+        kind: their name, such as "unseen documents".
+        models: number of models that the TPR is averaged over.
     """
     rates = [rate for rate in RATES if count < least_untrained(rate, models)]
     return [f"Too few {kind} ({count:,}) for an interval at a false positive rate of {rate:.0%}." for rate in rates]
 
 
 def notices(evaluated: Evaluated) -> Iterator[str]:
-    """What a reader must know before the figures."""
+    """Cautions that precede the figures."""
     evaluation = evaluated.evaluation
     if evaluation.limit is not None:
         yield sample_of(evaluation.limit)
@@ -56,7 +56,7 @@ NO_WORDS = "Whether a classifier tells seen from unseen documents by their words
 
 
 def _against_labels(evaluated: Evaluated) -> Iterator[str]:
-    """Which columns of scores from elsewhere have a direction that the labels contradict."""
+    """The columns of external scores whose direction contradicts the labels."""
     for row in evaluated.evaluation.rows:
         column, auc = row.detector, row.auc.value
         if column not in evaluated.higher or row.group is not None or auc is None or auc >= 0.5:
@@ -71,7 +71,7 @@ def _against_labels(evaluated: Evaluated) -> Iterator[str]:
 
 
 def _about_sample(evaluation: Evaluation) -> Iterator[str]:
-    """What the classifier's row leaves out, and which documents it counts; nothing without such a row."""
+    """The documents that the classifier's row counts, and those that it omits; nothing without such a row."""
     row = evaluation.rows[0]
     if not is_blind(row.detector):
         return
@@ -92,7 +92,7 @@ def _about_sample(evaluation: Evaluation) -> Iterator[str]:
 
 
 def _about_intervals(evaluated: Evaluated, n_compared: int) -> Iterator[str]:
-    """What the intervals over all documents are over, and which figures have none."""
+    """The units of the intervals over all documents, and the figures without intervals."""
     seen, unseen = (evaluated.n_blocks[role] for role in COMPARED)
     units = "documents"
     if seen + unseen < n_compared:
@@ -108,7 +108,7 @@ def _about_intervals(evaluated: Evaluated, n_compared: int) -> Iterator[str]:
 
 
 def about_words(row: DetectorEvaluation, units: str = WORDS) -> str:
-    """What the classifier's row says of the documents; what it means that there is none."""
+    """The meaning of the classifier's row for the documents, or of its absence."""
     if not is_blind(row.detector):
         return (
             f"Fewer than {LEAST} seen or unseen documents, or too few groups: whether a classifier tells them apart "
@@ -136,12 +136,12 @@ def about_words(row: DetectorEvaluation, units: str = WORDS) -> str:
         )
     return (
         f"A classifier that never saw the model hardly tells seen from unseen documents by their {by}: with an AUC of "
-        f"at most {0.5 + PASSING:g} ({interval}). That speaks for these documents; it does not prove that they differ "
-        "in membership alone."
+        f"at most {0.5 + PASSING:g} ({interval}). This supports the comparison; it does not prove that the "
+        "documents differ in membership alone."
     )
 
 
 def worded(evaluated: Evaluated) -> Evaluated:
-    """The same with the notices that evaluation.json holds."""
+    """The evaluation with the notices for evaluation.json."""
     evaluation = evaluated.evaluation.model_copy(update={"notices": list(notices(evaluated))})
     return replace(evaluated, evaluation=evaluation)

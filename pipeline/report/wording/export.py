@@ -1,4 +1,4 @@
-"""What an export is, what it holds of a run, and what a reader must know of its files."""
+"""The form of an export, its documents of a run, and notes on its files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ FORM_PHRASES = {
     "samples": "samples for lm-evaluation-harness",
     "huggingface": "a Hugging Face dataset folder",
 }
-"""What an export of each form is."""
+"""Description of an export by form."""
 
 UNFINISHED_NOTE = (
     "This export is not finished: files are missing or old. Run the same seenset export again to finish it."
 )
-"""Content of the file that stands in a folder until an export is complete."""
+"""Content of the file that marks an incomplete export folder."""
 
 SELECTED_NOT_HERE = "The guarantee covers only the selected documents, which are not here."
 QUARANTINED_LABEL = "quarantined: could not be scored"
@@ -27,19 +27,19 @@ FINGERPRINT_LABEL = "fingerprint of the scores"
 
 
 def audited_sample(audited: int, limit: int | None) -> str:
-    """The audited documents; `limit`: the most that the run read of them, None for all."""
+    """The audited documents; `limit`: the maximum that the run read, None for all."""
     sample = "" if limit is None else f" (a sample: the first {limit:,}, not the whole corpus)"
     return f"Of {audited:,} audited documents{sample}"
 
 
 def exported_documents(audited: str, model: str, counts: tuple[int, int], direction: str, keeps_selected: bool) -> str:
-    """What the documents of an export are: it claims no more than the selection does.
+    """States which documents an export has; it claims no more than the selection does.
 
     Args:
-        audited: documents of the run, from `audited_sample`.
+        audited: phrase for the documents of the run, from `audited_sample`.
         model: name of the audited model.
-        counts: selected documents, and those that the export keeps.
-        direction: of the selection.
+        counts: numbers of selected documents and of those that the export keeps.
+        direction: direction of the selection.
         keeps_selected: whether the export keeps the selected documents, or the others.
     """
     training, (selected, kept) = f"the training data of {model}", counts
@@ -59,7 +59,7 @@ def exported_documents(audited: str, model: str, counts: tuple[int, int], direct
 
 
 def quarantined_documents(count: int, keeps_selected: bool, keeps_quarantined: bool) -> str:
-    """What became of documents that could not be scored."""
+    """States the treatment of documents that could not be scored."""
     if not count:
         return "Every audited document was scored."
     what = f"{count:,} audited document{'s' * (count != 1)} could not be scored (quarantined)"
@@ -71,17 +71,17 @@ def quarantined_documents(count: int, keeps_selected: bool, keeps_quarantined: b
 
 
 def stated_guarantee(alpha: float, promise: str, assumption: str) -> list[str]:
-    """What a selection guarantees, and what it assumes."""
+    """The guarantee of a selection and its assumption."""
     return [f"With alpha = {alpha:g}: {promise}", f"It rests on this: {assumption}"]
 
 
 def no_table_rows(count: int) -> str:
-    """Documents that a table cannot hold."""
+    """States how many documents a table cannot hold."""
     return f"{count:,} documents that would be kept cannot be rows of a table and are left out."
 
 
 def empty_tasks(tasks: Sequence[str]) -> str:
-    """Tasks that no kept document is an item of."""
+    """States the tasks without a kept item."""
     return (
         f"No item of {', '.join(tasks)} is kept: leave these out of --tasks, as lm-evaluation-harness evaluates all "
         "items of a task without indices."
@@ -89,10 +89,10 @@ def empty_tasks(tasks: Sequence[str]) -> str:
 
 
 def without_task(count: int) -> str:
-    """Documents that are items of no task."""
+    """States how many documents are items of no task."""
     return f"{count:,} documents name no task and are items of none."
 
 
 def counted_over(names: Sequence[str]) -> str:
-    """The inputs over which the items of a task are counted."""
+    """States the inputs over which the items of a task are counted."""
     return f"Items are counted over {len(names)} inputs in this order: {', '.join(names)}."

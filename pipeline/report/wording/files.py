@@ -1,72 +1,72 @@
-"""What messages state of a run directory and its inputs: what is wrong, what is done about it, and what helps."""
+"""Messages about a run directory and its inputs: the fault, its treatment, and the remedy."""
 
 from __future__ import annotations
 
 NEW_RUN = "start a new run directory"
 PUT_BACK = f"put it back, or {NEW_RUN}"
-"""What helps where a file cannot be made again."""
+"""Remedy for a file that cannot be made again."""
 
 OTHER_VERSION = f"{NEW_RUN} with seenset run, or use that version"
-"""What helps where another version wrote a file."""
+"""Remedy for a file of another version."""
 
 REWRITTEN = "seenset run with the configuration of the run writes it again"
-"""What makes a damaged manifest again."""
+"""Remedy for a damaged manifest."""
 
 MANIFEST_WRITTEN_AGAIN = (
     "it is written again from the configuration, and the inputs of all finished shards are compared with what was "
     "scored"
 )
-LINE_LEFT_OUT = "the line is left out: the run may have been asked more than its history lists"
+LINE_LEFT_OUT = "the line is left out: the run may have had more requests than its history lists"
 UNKNOWN_VERSION = "of an unknown version"
-"""Of the program that wrote a file."""
+"""Version of the program that wrote a file."""
 
 DRIVER_GONE = "its driver is gone; the same command resumes"
 REPEATED_ID = "the id stands in an earlier shard"
-"""Why a document is in quarantine whose id an earlier one has."""
+"""Why a document with a repeated id is in quarantine."""
 
 
 def changed(place: str) -> str:
-    """That a file is not the one that was written."""
+    """States that a file is not the one that was written."""
     return f"{place} is not as it was written"
 
 
 def made_again_note(problem: object, what: str) -> str:
-    """What is wrong with a file, and that what it held, with its verb, is made again."""
+    """The fault of a file, and a note that its content (`what`, with its verb) is made again."""
     return f"{problem}; {what} made again"
 
 
 def written_again(problem: object) -> str:
-    """What is wrong with a file that is written again."""
+    """The fault of a file that is written again."""
     return f"{problem}; it is written again"
 
 
 def answered_by(run: str) -> str:
-    """What makes the answers of a run again."""
+    """The command that makes the answers of a run again."""
     return f"seenset select {run} makes the answer again from the scores"
 
 
 def verdict_again_note(run: str) -> str:
-    """What makes the verdict of a run again."""
+    """The command that makes the verdict of a run again."""
     return f"run seenset verdict {run} again"
 
 
 def checked_after(file: str) -> str:
-    """What helps where another version wrote the checks before scoring."""
+    """Remedy for checks before scoring of another version."""
     return f"remove {file} and run again"
 
 
 def not_as_written(place: str, missing: bool = False) -> str:
-    """That a file is gone, or is not the one that was written."""
+    """States that a file is missing, or is not the one that was written."""
     return f"{place} is missing" if missing else f"{place} is damaged: its content is not what was written"
 
 
 def not_of_answer(place: str) -> str:
-    """That the manifest of a run is not the one with which its answer was made."""
+    """States that the manifest of a run is not the one with which its answer was made."""
     return f"{place} is damaged, or not the one of this answer (seenset evaluate with other settings writes it too)"
 
 
 def differs(key: str, was: object, now: object, there: bool = False) -> str:
-    """A field in which a run differs from what is asked now; `there`: it is another run. Long values are cut."""
+    """A field that differs from the current request; `there`: in another run. Long values are cut."""
     before, after = _cut(was), _cut(now)
     return f"{key} is {before} there and {after} here" if there else f"{key}: {before} then, {after} now"
 
@@ -77,17 +77,17 @@ def _cut(value: object) -> str:
 
 
 def never_scored(detector: str) -> str:
-    """A detector that another run did not score."""
+    """States that another run did not score a detector."""
     return f"detector {detector} was never scored there"
 
 
 def extent(limit: int | None) -> str:
-    """How much of its corpus a run reads."""
+    """The part of its corpus that a run reads."""
     return f"a sample (--limit {limit})" if limit else "the whole corpus"
 
 
 def counts_nothing(problem: object) -> str:
-    """Why a run that may have audited documents is not counted."""
+    """Why an earlier run is not counted."""
     return f"against: a run is not counted: {' '.join(str(problem).split())}"
 
 
@@ -98,7 +98,7 @@ def already_audited_note(count: int, against: str | None, others: bool) -> str:
 
 
 def asked_several(number: int) -> str:
-    """What asking again does to the guarantee of an answer."""
+    """States the effect of repeated requests on the guarantee of an answer."""
     return (
         f"This run was asked {number} different questions, and not all at once: the guarantee of an answer holds if "
         "its question was fixed before any answer was seen, and not for an answer that was picked among several "
@@ -107,24 +107,24 @@ def asked_several(number: int) -> str:
 
 
 def read_again(inputs: int, shards: int) -> str:
-    """That inputs are compared with what was read of them."""
+    """States that inputs are compared with what was read of them."""
     return f"{inputs} inputs may have changed since: their {shards} finished shards are read again"
 
 
 def unreadable(shard: str, name: str) -> str:
-    """That a shard cannot be compared with what was read of it."""
+    """States that a shard cannot be compared with what was read of it."""
     return f"shard {shard} of {name} holds a document that kills its reader: whether others changed is not checked"
 
 
 def other_encoding(name: str, counts: tuple[int, int], unit: str, label: str, encoding: str) -> str:
-    """Documents of an input that are not of its encoding, and the setting that corrects it.
+    """States the documents of an input in another encoding, and the setting that corrects it.
 
     Args:
-        name: of the input.
-        counts: of these documents, and of all that were read.
-        unit: what a document is: a line or a file.
-        label: the encoding that is set.
-        encoding: the one that was recognised.
+        name: name of the input.
+        counts: numbers of these documents and of all that were read.
+        unit: unit of a document: a line or a file.
+        label: the configured encoding.
+        encoding: the recognised encoding.
     """
     bad, read = counts
     return f"{bad:,} of {read:,} sampled {unit}s of {name} are not {label}; set encoding: {encoding}"
@@ -136,10 +136,10 @@ def one_backward_pass(reason: str) -> str:
 
 
 def top_documents(count: int, total: int) -> str:
-    """How many of the top documents are shown with their tokens."""
+    """States how many of the top documents have token attributions."""
     return f"token attributions: {count:,} of {total:,} documents have them"
 
 
 def no_top_documents(error: Exception) -> str:
-    """Why none is."""
+    """Why there are no token attributions."""
     return f"no token attributions: {' '.join(str(error).split()) or type(error).__name__}"

@@ -1,4 +1,4 @@
-"""Counts, shares and the shortest possible list in words."""
+"""Counts, shares and the shortest possible list as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.selection.procedures.record import Options, Procedure
 
 
 def percent(share: float) -> str:
-    """A share as a percentage, as it was written: 0.1 is 10%; a part of alpha is rounded up."""
+    """A share as a percentage, as written: 0.1 is 10%; a part of alpha is rounded up."""
     return percentage(at_most(float(share)))
 
 
@@ -27,17 +27,17 @@ def documents(count: int) -> str:
 
 
 def was(count: int) -> str:
-    """The verb of so many documents."""
+    """The verb "was" or "were" for a count."""
     return "was" if count == 1 else "were"
 
 
 def sample_of(limit: int) -> str:
-    """That no more than the first documents of each role were read."""
+    """States that only the first documents of each role were read."""
     return f"This is a sample: only the first {limit:,} documents of each role were read."
 
 
 def applied_in(summary: Summary) -> tuple[Procedure, bool]:
-    """The procedure that decided on ranks in the end, and whether only half of the known documents calibrated."""
+    """The procedure that finally decided on ranks, and whether only half of the known documents calibrated."""
     options = Options(
         "storey" if "lambda" in summary.details else "bh",
         summary.guarantee_of_procedure == "finite-sample",
@@ -53,11 +53,11 @@ def null_share(summary: Summary) -> tuple[float, bool]:
     if procedure.factor.uncapped and summary.factor is not None:
         return summary.factor, True
     share = summary.null_proportion
-    return share, share != 1 or procedure.estimates  # of a plugin's procedure nothing else tells
+    return share, share != 1 or procedure.estimates  # nothing else determines it for a plugin's procedure
 
 
 def shortest(summary: Summary) -> str:
-    """How short a list could have been, or that none was possible: a clause that all lengths of an answer share."""
+    """The minimum length of a list, or that none was possible: a clause shared by all lengths of an answer."""
     share, estimated = null_share(summary)
     none, kind = ("none", "not trained on") if summary.direction == "members" else ("each", "trained on")
     of = f"{share:.1%} of the audited documents were {kind}" if share < 1 else f"{none} of them was trained on"
@@ -69,21 +69,21 @@ def shortest(summary: Summary) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResolutionFacts:
-    """The documents that a shortest list is of."""
+    """The documents of a shortest possible list."""
 
-    n: int  # that calibrate
-    m: int  # audited
-    role: str  # of those that calibrate
+    n: int  # calibration documents
+    m: int  # audited documents
+    role: str  # the calibration role
     basis: Basis
 
     def __str__(self) -> str:
-        """The clause that begins a sentence."""
+        """The first clause of a sentence."""
         half = ", half of those that are known," if self.basis.halved else ""
         share = "" if self.basis.share is None else f" at an estimated null share of {self.basis.share:.3g}"
         return f"With {self.n:,} {self.role} documents to calibrate on{half} and {self.m:,} to judge{share}"
 
     def for_a_hundredth(self, enough: int) -> str:
-        """How many known documents it takes to select 1% of the audited ones."""
+        """States the number of known documents for a selection of 1% of the audited ones."""
         half = ", half of which calibrate," if self.basis.halved else ""
         group = " of one group" if self.basis.grouped else ""
         few = "as few as 1% of the audited documents" if self.m >= 200 else "a single document"
@@ -91,13 +91,13 @@ class ResolutionFacts:
 
 
 def shortest_list(given: ResolutionFacts, needed: int, ok: bool | None, enough: int | None) -> str:
-    """The shortest possible list.
+    """States the shortest possible list.
 
     Args:
         given: the documents.
-        needed: documents of the list.
-        ok: False where that is more than are audited; True where as few as 1% of them can be selected.
-        enough: known documents that it takes to select 1%; None where their number does not matter.
+        needed: number of documents of the list.
+        ok: False where `needed` exceeds the audited documents; True where as few as 1% of them can be selected.
+        enough: number of known documents for a selection of 1%; None where it does not matter.
     """
     text = f"{given}, the shortest possible list has {documents(needed)}."
     if ok is False:
@@ -106,13 +106,13 @@ def shortest_list(given: ResolutionFacts, needed: int, ok: bool | None, enough: 
 
 
 def shortest_list_by_share(given: ResolutionFacts, lengths: tuple[int, int, int], ok: bool | None, enough: int) -> str:
-    """The shortest possible list where the procedure estimates the share of nulls.
+    """States the shortest possible list where the procedure estimates the share of nulls.
 
     Args:
         given: the documents.
-        lengths: of the list at a share of 1, at 0.5, and at the least share that can be estimated.
-        ok: as for `shortest_list`, at a share of 1.
-        enough: known documents that it takes to select 1% at a share of 1.
+        lengths: lengths of the list at a share of 1, at 0.5, and at the smallest share that can be estimated.
+        ok: as in `shortest_list`, at a share of 1.
+        enough: number of known documents for a selection of 1% at a share of 1.
     """
     needed, half, best = lengths
     if best > given.m:
@@ -132,7 +132,7 @@ def shortest_list_by_share(given: ResolutionFacts, lengths: tuple[int, int, int]
 
 
 def shortest_list_of_plugin(given: ResolutionFacts, needed: int, procedure: str) -> str:
-    """What is known of the shortest list of a plugin's procedure: that of bh."""
+    """States the shortest list for a plugin's procedure, for which only that of bh is known."""
     return (
         f"{given}, the shortest possible list of procedure bh has {documents(needed)}; that of {procedure}, a plugin's "
         "procedure, is not known."
@@ -140,11 +140,11 @@ def shortest_list_of_plugin(given: ResolutionFacts, needed: int, procedure: str)
 
 
 def before_pass(sentence: str, weighted: bool, at_most: bool) -> str:
-    """A sentence of the shortest list, of documents that were not read yet.
+    """Adapt a sentence on the shortest list to documents that are not read yet.
 
     Args:
-        sentence: that begins with `Given`.
-        weighted: whether they will be weighted, by weights that are not known yet.
+        sentence: a sentence that starts with "With".
+        weighted: whether they will have weights, which are not known yet.
         at_most: whether adapters take documents of a group, which may be fewer.
     """
     if weighted:

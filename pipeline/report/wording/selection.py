@@ -1,6 +1,6 @@
 """The answer of a selection. No sentence may claim more than its guarantee, and no guarantee is assumed.
 
-A run with several questions comes with what a reader must know first, and what they do to a guarantee.
+A run with several questions also gets the notices of the run and the effect of its history on a guarantee.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COLUMNS = {"name", "direction", "detectors", "procedure", "alpha"}
 
 
 def answer_text(run: RunFacts, selection: SelectionFacts) -> AnswerText:
-    """The answer of a selection in sentences whose certainty is that of its guarantee."""
+    """The answer of a selection in sentences that are as certain as its guarantee."""
     summary = selection.summary
     audited = f"Of {summary.n_audit:,} audited document{'' if summary.n_audit == 1 else 's'}"
     if summary.limit is not None:
@@ -50,7 +50,7 @@ def answer_text(run: RunFacts, selection: SelectionFacts) -> AnswerText:
 
 
 def _proof_clause(summary: Summary) -> str:
-    """What the first sentence says of a selection whose share of wrong documents nothing bounds."""
+    """The clause of the first sentence for a selection without a bound on the share of wrong documents."""
     if summary.guarantee in ("finite-sample", "asymptotic") or not summary.n_selected:
         return ""
     if summary.was_reviewed:
@@ -59,7 +59,7 @@ def _proof_clause(summary: Summary) -> str:
 
 
 def _support_sentence(summary: Summary) -> str:
-    """What comes before the count of a selection that a check of its assumption speaks against."""
+    """The sentence before the count of a selection that a check contradicts."""
     if summary.conclusion != "contradicted":
         return ""
     why = "a check of what this answer assumes has failed"
@@ -96,7 +96,7 @@ def _guarantee(summary: Summary) -> str:
         return (
             f"On average over repetitions, {share} is approximately at most {alpha} for large samples; this is not "
             f"guaranteed at this size, and the share can be higher. {_strict_sentence(summary)} Even the approximation "
-            f"needs this to hold: {summary.assumption}"
+            f"requires this: {summary.assumption}"
         )
     if calibration_of(summary.calibration).weighted:
         return (
@@ -111,7 +111,7 @@ def _guarantee(summary: Summary) -> str:
 
 
 def _void_guarantee(summary: Summary, share: str) -> str:
-    """The sentence on a selection whose assumption a check contradicts: the aim, and that it is void."""
+    """States that a check contradicts the assumption, and the aim that is therefore void."""
     text = (
         f"Nothing is guaranteed for this selection: {share} can be anything. The procedure ({summary.procedure}) aims "
         f"at {percent(summary.alpha)} under this assumption, which a check contradicts: {summary.assumption}"
@@ -206,7 +206,7 @@ def _cautions(summary: Summary) -> list[str]:
 
 
 def untested(summary: Summary) -> str:
-    """What a reader must know of a blind test that was not made or decided nothing."""
+    """The caution for a blind test that was not made or was inconclusive."""
     differ = "audited and calibration documents differ in more than membership"
     if summary.diagnostics.blind.outcome == "not tested":
         return f"Whether {differ} was not checked."
@@ -217,7 +217,7 @@ def untested(summary: Summary) -> str:
 
 
 def not_covered(selections: Sequence[SelectionFacts]) -> list[str]:
-    """What the guarantee does not mean, in the words of those who will want it to."""
+    """Limits of the guarantee, against common misreadings."""
     sentences = [
         "It is an average over repetitions of the whole audit with fresh documents (a repetition that selects nothing "
         "counts as 0% wrong). It is not a statement about this one list: the share of wrong documents in it is "
@@ -239,7 +239,7 @@ def not_covered(selections: Sequence[SelectionFacts]) -> list[str]:
 
 
 def history_report(history: Sequence[HistoryEntry]) -> HistoryReport | None:
-    """What a run was asked so far, without times: the same questions and scores give the same page."""
+    """The questions of a run so far, without times: the same questions and scores give the same page."""
     if not history:
         return None
     questions = [
@@ -289,7 +289,7 @@ def _other_settings(settings: Mapping[str, JsonValue]) -> str:
 
 
 def notices(run: RunFacts) -> list[str]:
-    """What a reader must know before the first answer."""
+    """Cautions that precede the first answer."""
     lines: list[str] = []
     manifest = run.manifest
     if manifest.limit is not None:
@@ -303,7 +303,7 @@ def notices(run: RunFacts) -> list[str]:
     if (transform := manifest.config.text_transform) is not None:
         done = "Dates and years are taken out of every text"
         if transform.dates == "replace_year":
-            done = f"The year {transform.year} stands in the place of every year in every text"
+            done = f"The year {transform.year} replaces every year in every text"
         lines.append(f"{done}, before any use. This page shows the changed texts.")
     if run.state in ("failed", "incomplete"):
         lines.append(f"The run ended in the state “{run.state}”: this page may be incomplete.")
@@ -320,7 +320,7 @@ def notices(run: RunFacts) -> list[str]:
 
 
 def fine_tuned(run: RunFacts) -> dict[str, str]:
-    """What the adapters of the `fsd` detector were trained on, by name."""
+    """The training documents of the adapters of the `fsd` detector, by adapter name."""
     return {
         name: f"{adapter.training.method}, {adapter.training.epochs} epochs on {len(adapter.documents):,} "
         f"documents of {' and '.join(adapter.train_on)}, which do not calibrate"

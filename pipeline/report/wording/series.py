@@ -1,4 +1,4 @@
-"""What a schedule of scans guarantees and what it does not, what each scan found, and what a place in it costs."""
+"""The guarantee of a schedule of scans and its limits, the results of its scans, and the cost of a place."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Doubt = Literal["asked before", "contradicted", "heuristic", "asymptotic", "othe
 """Why a schedule guarantees nothing for a list."""
 
 SCANS_NAMED = 200
-"""Scans that a sentence names one by one."""
+"""Maximum number of scans that a sentence names."""
 SPOKEN = 12
-"""Scans whose numbers the text alternative of the figure gives, the latest."""
+"""Number of the latest scans in the text alternative of the figure."""
 
 ASKED_BEFORE = "its run had answered before it took its place, so what was asked may have been picked by an answer"
 NOT_GUARANTEED = f"nothing is guaranteed for this scan: {ASKED_BEFORE}"
@@ -27,25 +27,25 @@ AVERAGE = (
     "picked by what they show, may be wrong more often"
 )
 FIGURE_TITLE = "Documents selected by each scan"
-FIGURE_CAPTION = "Scans stand by their places, whatever the clocks of their commands were."
+FIGURE_CAPTION = "Scans are in the order of their places, independent of clocks."
 
 
 # --- the guarantee over all scans
 
 
 def doubt(why: Doubt, procedure: str, rule: str, needed: str | None, level: float) -> str:
-    """Why the schedule guarantees nothing for a list, after "because".
+    """Why the schedule guarantees nothing for a list, a clause that follows "because".
 
     Args:
         why: kind of the reason.
-        procedure: of the list.
-        rule: of the schedule.
-        needed: procedure that the rule is proved for; None: it is proved for every one.
-        level: at which the list was selected.
+        procedure: procedure of the list.
+        rule: rule of the schedule.
+        needed: procedure that the rule is proved for; None: all procedures.
+        level: level at which the list was selected.
     """
     return {
         "asked before": ASKED_BEFORE,
-        "contradicted": "a check contradicts what its guarantee rests on",
+        "contradicted": "a check contradicts the assumption of its guarantee",
         "heuristic": f"no error rate is proved for {procedure} as it was used",
         "asymptotic": f"the error rate of {procedure} as it was used is proved only as numbers grow",
         "other procedure": f"rule {rule} is proved for procedure {needed}, and it used {procedure}",
@@ -55,12 +55,12 @@ def doubt(why: Doubt, procedure: str, rule: str, needed: str | None, level: floa
 
 
 def not_guaranteed(slot: int, why: str) -> str:
-    """Of which scan nothing is guaranteed, and why."""
+    """States the scan for which nothing is guaranteed, and why."""
     return f"scan {slot}: not guaranteed, because {why}"
 
 
 def miscounted(slot: int, counted: int, guaranteed: int, rule: str) -> str:
-    """That a scan counted documents on lists without a guarantee."""
+    """States that a scan counted documents on lists without a guarantee."""
     return (
         f"scan {slot} counts {counted:,} documents that were selected before, but lists with a guarantee hold only "
         f"{guaranteed:,}; rule {rule} is proved only for those"
@@ -68,12 +68,12 @@ def miscounted(slot: int, counted: int, guaranteed: int, rule: str) -> str:
 
 
 def rate_over_scans(alpha: float, rule: str, alone: Sequence[int], unfiled: bool, untested: Sequence[int]) -> str:
-    """The error rate over the scans.
+    """States the error rate over the scans.
 
     Args:
-        alpha: of the schedule.
-        rule: of the schedule.
-        alone: the scans that it is guaranteed for; empty: all that have a result.
+        alpha: alpha of the schedule.
+        rule: rule of the schedule.
+        alone: the scans that the rate is guaranteed for; empty: all with a result.
         unfiled: whether a scan has no result.
         untested: scans whose blind test was inconclusive or was not made.
     """
@@ -89,14 +89,14 @@ def rate_over_scans(alpha: float, rule: str, alone: Sequence[int], unfiled: bool
 
 
 def lists_bound(lists: int, confidence: Fraction, clause: str, untested: Sequence[int], without: int) -> str:
-    """What holds of all lists at once; of a bound that does not exclude anything see `all_may_be_wrong`.
+    """States the bound on all lists together; a bound that excludes nothing is stated by `all_may_be_wrong`.
 
     Args:
         lists: number of lists.
-        confidence: with which it holds, as it is stated.
+        confidence: its confidence, as stated.
         clause: how many are wrong, from `wrong_clause`.
         untested: scans whose blind test was inconclusive or was not made.
-        without: selected documents on lists without a bound.
+        without: number of selected documents on lists without a bound.
     """
     text = f"For {_lists(lists)}, with {percentage(confidence)} confidence: {clause}{_provided(untested)}"
     return (
@@ -105,7 +105,7 @@ def lists_bound(lists: int, confidence: Fraction, clause: str, untested: Sequenc
 
 
 def wrong_clause(selected: int, wrong: int, right: int) -> str:
-    """How many of the selected are wrong at most, and right at least."""
+    """At most how many of the selected are wrong, and at least how many are right."""
     if not wrong:
         return f"none of the {selected:,} selected is wrong"
     return (
@@ -115,13 +115,13 @@ def wrong_clause(selected: int, wrong: int, right: int) -> str:
 
 
 def all_may_be_wrong(lists: int, selected: int) -> str:
-    """A bound that excludes nothing, so it has neither a confidence nor a condition."""
+    """States a bound that excludes nothing, without confidence and condition."""
     every = "the one selected document" if selected == 1 else f"all of the {selected:,} selected"
     return f"For {_lists(lists)}: {every} may be wrong."
 
 
 def unfiled_note(slot: int) -> str:
-    """What a scan without a result means for the sums."""
+    """States the effect of a scan without a result on the sums."""
     return (
         f"scan {slot} has claimed its place and filed no result: it is running or was stopped; its level is spent, "
         "and nothing that it may have selected is in these sums"
@@ -129,12 +129,12 @@ def unfiled_note(slot: int) -> str:
 
 
 def several_names(names: Sequence[str]) -> str:
-    """What no guarantee covers where scans make several selections."""
+    """States that no guarantee covers several selections of the scans together."""
     return f"each of the selections {', '.join(names)} has its own guarantee; none covers all of them together"
 
 
 def clock_note(later: int, later_at: str, earlier: int, earlier_at: str) -> str:
-    """That a scan is dated before the one before it: numbers order scans, and clocks do not."""
+    """States that a scan is dated before its predecessor; scans are ordered by number."""
     return (
         f"scan {later} is dated {later_at}, and scan {earlier} {earlier_at}: a clock was wrong; scans are ordered by "
         "their places"
@@ -146,13 +146,13 @@ def _lists(count: int) -> str:
 
 
 def _named(slots: Sequence[int]) -> str:
-    """Scans by their numbers."""
+    """Scans, listed by number."""
     text = ", ".join(f"{slot}" for slot in slots[:SCANS_NAMED]) + (" and others" if len(slots) > SCANS_NAMED else "")
     return f"scan{'s' * (len(slots) > 1)} {text}"
 
 
 def _provided(untested: Sequence[int]) -> str:
-    """The condition that no test confirmed, with the scans that it is needed for."""
+    """The condition that no test confirmed, with the scans that need it."""
     if not untested:
         return ""
     return f", provided both groups of {_named(untested)} are alike; the test could not confirm this"
@@ -162,7 +162,7 @@ def _provided(untested: Sequence[int]) -> str:
 
 
 def new_on_list(slot: int, selected: int, new: int | None, contradicted: bool) -> str:
-    """How much of a list is new; `new` is None where that is not known."""
+    """States how many documents of a list are new; `new` is None where that is not known."""
     text = f"{f'{WARNING}: ' * contradicted}scan {slot} selected {selected:,}"
     if new is None:
         return f"{text}; how many of them are new is not known, so all count as new"
@@ -170,12 +170,12 @@ def new_on_list(slot: int, selected: int, new: int | None, contradicted: bool) -
 
 
 def unread_list(slot: int, why: str) -> str:
-    """What follows where the latest list cannot be read."""
+    """States the consequence of a latest list that cannot be read."""
     return f"scan {slot}: {why}, so all documents that scan {slot} selected count as new"
 
 
 def unread_earlier(earlier: int, why: str, slot: int) -> str:
-    """What follows where an earlier list cannot be read."""
+    """States the consequence of an earlier list that cannot be read."""
     return (
         f"scan {earlier}: {why}, so documents that only scan {earlier} had selected count as new if scan {slot} "
         "selected them"
@@ -183,10 +183,10 @@ def unread_earlier(earlier: int, why: str, slot: int) -> str:
 
 
 def figure_alt(points: Mapping[str, Sequence[tuple[int, int, bool | None]]], unfiled: Sequence[int]) -> str:
-    """The figure in words.
+    """The text alternative of the figure.
 
     Args:
-        points: by name of the selection: scan, documents selected, and whether the checks support the list.
+        points: by selection name: scan, number of selected documents, and whether the checks support the list.
         unfiled: scans without a result.
     """
     parts = []
@@ -212,22 +212,22 @@ def next_scan(place: str, level: float, alpha: float, rule: str) -> str:
 
 
 def new_ledger(url: str) -> str:
-    """That a scan would be the first one."""
+    """States that a scan would be the first one."""
     return f"it would open ledger {url}"
 
 
 def places_taken(url: str, taken: str, unfiled: int) -> str:
-    """How many places of a ledger are taken."""
+    """States how many places of a ledger are taken."""
     return f"ledger {url}: {taken} places are taken{f', {unfiled:,} without a result' if unfiled else ''}"
 
 
 def place_of_run(places: Sequence[int]) -> str:
-    """The places that a run has before it takes one."""
+    """States the places that a run already has."""
     return f"this run has place {_numbers(places)} already, and keeps it for the same scores and questions"
 
 
 def counted_before(name: str, count: int) -> str:
-    """What the forecast of a selection does not include: the documents that e-lond counts as selected already."""
+    """States the documents that e-lond counts as already selected, which the forecast omits."""
     return (
         f"selection {name}: e-lond counts {count:,} documents that were selected before, so the selection needs "
         "that many fewer documents with small p-values than this forecast states"
@@ -240,17 +240,17 @@ def claimed(place: str, level: float, rule: str) -> str:
 
 
 def kept(place: str, claimed_by: str | None) -> str:
-    """That a scan keeps its place, which another run directory may have claimed."""
+    """States that a scan keeps its place, which another run directory may have claimed."""
     return f"this scan has place {place} already{f', claimed from {claimed_by}' if claimed_by else ''}, and keeps it"
 
 
 def other_places(places: Sequence[int]) -> str:
-    """The other places of a run."""
+    """States the other places of a run."""
     return f"this run has place {_numbers(places)} too, for other questions or other scores: each has spent its level"
 
 
 def filed_before(slot: int) -> str:
-    """That a result differs from the one in the ledger."""
+    """States that a result differs from that in the ledger."""
     return f"scan {slot} had filed another answer before, which the ledger keeps"
 
 
@@ -262,12 +262,12 @@ def _numbers(places: Sequence[int]) -> str:
 
 
 def already_audited_phrase(against: str, count: int) -> str:
-    """How many texts a run leaves out because an earlier run audited them."""
+    """States how many texts a run leaves out because an earlier run audited them."""
     return f"against {against}: {count:,} texts are already audited and left out"
 
 
 def left_out_later(against: str, runs: int) -> str:
-    """What a plan counts although the run will leave it out."""
+    """States the documents that a plan counts although the run will leave them out."""
     return (
         f"audit documents that {against} ({runs:,} {'run' if runs == 1 else 'runs'}) already audited are left out; "
         "this plan still counts them, because the run itself determines which these are"

@@ -1,4 +1,4 @@
-"""What a plan and a starter configuration state: what is missing, what was guessed, and where the work runs."""
+"""Sentences of a plan and a starter configuration: missing settings, guesses, and where the work runs."""
 
 from __future__ import annotations
 
@@ -20,67 +20,67 @@ ONE_A_FILE = "one document a file"
 EMPTY = "; the folder is empty"
 
 LISTED = 8
-"""Names that a line lists, at most."""
+"""Maximum number of names in a line."""
 
 RUN_OR_LEDGER = "the folder of a run or a ledger"
 MATRIX_PRODUCT = "a matrix product on it"
-"""What the time of a run is estimated from."""
+"""The basis of the estimated time of a run."""
 
 AND_TO_CALIBRATE = ", so that at least one is left to calibrate on"
-"""Why an adapter needs one document more than it is trained on."""
+"""Why an adapter needs one document more than its training documents."""
 
 
 def some_of(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """The first names, and the number of further ones."""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(names[:LISTED]) + more
 
 
 def without_role(files: str) -> str:
-    """Files that are left out because nothing tells their role."""
+    """States the files that are left out because their names state no role."""
     return f"Left out: {files}. No name states their role."
 
 
 def of_other_kind(files: str, pictured: bool) -> str:
-    """Files that are left out because they are texts in an audit of pictures, or pictures in one of texts."""
+    """States the files that are left out because they are of the other kind, texts or pictures."""
     kinds = "texts, and this audit is of pictures" if pictured else "pictures, and this audit is of texts"
     return f"Left out: {files}. They are {kinds}."
 
 
 def of_other_columns(files: str, columns: str) -> str:
-    """Files that are left out of a source."""
+    """States the files that are left out of a source."""
     return f"Left out, because their columns or encodings differ: {files} ({columns})."
 
 
 def guessed_text(reason: str, others: Sequence[str]) -> str:
-    """Why a column is taken for the texts, and the columns that are not."""
+    """The reason for the choice of the text column, and the other columns."""
     more = f" Other columns: {', '.join(others)}." if others else ""
     return f"Guessed: {reason}.{more}"
 
 
 def model_stands_in(name: str) -> str:
-    """That no model lies in the folder."""
+    """States that the folder has no model."""
     return f"model: none in this folder; replace {name} by yours"
 
 
 def model_found(others: Sequence[str]) -> str:
-    """That a model lies in the folder, and which others do."""
+    """States that the model is in the folder, and names further models."""
     more = f" Others: {some_of(others)}." if others else ""
     return f"Guessed: it is in this folder.{more}"
 
 
 def first_files(count: int) -> str:
-    """That the folder holds more files than were looked at."""
-    return f"Only the first {count:,} files were looked at."
+    """States that not all files of the folder were examined."""
+    return f"Only the first {count:,} files were examined."
 
 
 def role_by_name(words: Sequence[str], role: Role) -> str:
-    """Why files have a role: words in their names."""
+    """The reason for a role: words in file names."""
     return f"Guessed from the name ({', '.join(words)}). {_if_wrong(role)}"
 
 
 def audited_by_default() -> str:
-    """Why files are audited: no name gives them another role."""
+    """The reason for the role audit: no name states another role."""
     return f"Guessed: no name states another role. {_if_wrong('audit')}"
 
 
@@ -89,12 +89,12 @@ def _if_wrong(role: Role) -> str:
 
 
 def role_missing(role: Role) -> str:
-    """That an audit needs documents of a role, and none lie in the folder."""
+    """States that an audit needs documents of a role, and that the folder has none."""
     return f"Missing: {ROLE_DOCUMENTS[role]}. Remove the comment signs and fill in the path."
 
 
 def pictures_with(caption: str, parts: Sequence[str]) -> str:
-    """What a pass over pictures reads."""
+    """The content that a pass over pictures reads."""
     return f"pictures with {caption} descriptions ({', '.join(parts)})"
 
 
@@ -104,20 +104,20 @@ def largest_of(nodes: int) -> str:
 
 
 def not_given(need: str, role: Role) -> str:
-    """A role that something needs, and that the configuration does not give."""
+    """States a role that is needed and that the configuration does not give."""
     return f"{need} corpus.{role}, which is not given"
 
 
 def add_role(role: Role) -> str:
-    """What to add to a configuration that lacks a role."""
+    """The setting to add to a configuration without a role."""
     return f"add corpus.{role}: {{path: ...}}, {ROLE_DOCUMENTS[role]}"
 
 
 def did_you_mean(name: str) -> str:
-    """A guess at what was meant, before what there is."""
+    """A suggestion of a name, which precedes the list of names."""
     return f"did you mean {name!r}? "
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as a sentence lists them."""
+    """Names as a list in a sentence."""
     return f"{', '.join(names[:-1])} and {names[-1]}"

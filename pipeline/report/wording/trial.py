@@ -1,4 +1,4 @@
-"""What the repeats of a trial show of the targets, and what they do not: of their rows, in words."""
+"""The conclusions from the repeats of a trial, and their limits, in words."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pipeline.report.wording.evaluation import too_few_untrained
 from pipeline.selection.procedures import procedure_of
 
 NAMED = 12
-"""Rows whose numbers the text alternative of a figure gives; those of all stand in the table."""
+"""Number of rows in the text alternative of a figure; the table has all of them."""
 UNVERIFIED = (
     "That the calibration documents of an audit resemble its audited ones. Here both are random parts of the same "
     "documents, so they are alike by construction. The guarantee needs this; only the audit's documents can show it.",
-    "Any other model, other documents, or documents that were met in another way. Here they were trained in last and "
-    "on their own, as the configuration below states; text that was read once in pretraining leaves weaker traces.",
+    "Any other model, other documents, or documents that were seen in another way. Here they were trained in last and "
+    "separately, as the configuration below states; text that was read once in pretraining leaves weaker traces.",
     "That the guarantee holds. Repeats can refute a guarantee, not prove it.",
 )
 SHIFTED = (
@@ -28,9 +28,9 @@ SHIFTED = (
 NOT_GUARANTEED = (
     "That a procedure without a finite-sample guarantee keeps its target elsewhere: its results here are no guarantee."
 )
-OVERVIEW_TITLE = "The selections held against the truth, with 95% intervals"
-AUDITS_TITLE = "The audits held against the truth"
-SELECTIONS_TITLE = "Selections held against the truth"
+OVERVIEW_TITLE = "The selections compared with the truth, with 95% intervals"
+AUDITS_TITLE = "The audits compared with the truth"
+SELECTIONS_TITLE = "Selections compared with the truth"
 BY_MODEL_TITLE = "The same by model"
 COLLECTIONS_TITLE = "Was the collection trained on?"
 MARKED = "! the repeats contradict the target, or the confidence of the bound"
@@ -45,21 +45,21 @@ AUC_CAPTION = "How well each detector tells trained from untrained documents; th
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What the repeats show of the targets, in sentences."""
+    """The conclusions of the repeats about the targets, in sentences."""
 
     headline: str
-    contradicted: list[str]  # a sentence a selection whose target the repeats contradict
-    extent: str  # what this rests on
+    contradicted: list[str]  # one sentence per selection whose target the repeats contradict
+    extent: str  # the data behind the conclusions
     unverified: list[str]
 
 
 def verification(rows: Sequence[Row], settings: Sequence[str], models: int, shifted: bool = False) -> Verification:
-    """Put the rows of the selections into sentences that claim no more than the repeats show.
+    """State the rows of the selections in sentences that claim no more than the repeats show.
 
     Args:
-        rows: of the selections, of all points of the sweep, as `pipeline.trial` makes them.
-        settings: of the sweep.
-        models: contaminated models of a point.
+        rows: rows of the selections at all points of the sweep, from `pipeline.trial`.
+        settings: settings of the sweep.
+        models: number of contaminated models per point.
         shifted: whether calibration documents were made to differ at some point.
     """
     proved = all(row["guarantee"] == "finite-sample" for row in rows)
@@ -109,7 +109,7 @@ def _contradicted(rows: Sequence[Row], settings: Sequence[str]) -> list[str]:
 
 
 def _place(row: Row, settings: Sequence[str]) -> str:
-    """Of which point of the sweep a row is."""
+    """The point of the sweep of a row."""
     return "".join(f", {name} {row[setting]}" for name, setting in zip(labels(settings), settings, strict=True))
 
 
@@ -118,7 +118,7 @@ def _extent(rows: Sequence[Row], models: int) -> str:
     splits = f"{' or '.join(f'{n:,}' for n in repeats)} random splits of these documents"
     scored = f"{models:,} contaminated model{'' if models == 1 else 's'}"
     extent = (
-        "A target is contradicted where it lies below the whole 95% interval of the average share of wrong documents. "
+        "A target is contradicted where it is below the whole 95% interval of the average share of wrong documents. "
         f"The average is over {splits}, given the scores of {scored}."
     )
     if models > 1:
@@ -132,7 +132,7 @@ def _extent(rows: Sequence[Row], models: int) -> str:
 
 
 def _over(models: int) -> str:
-    """What the intervals over several models assume."""
+    """States the assumption of the intervals over several models."""
     if models < LEAST_MODELS:
         return f"Of fewer than {LEAST_MODELS} models there is no interval over models: each model has one of its own."
     return (
@@ -142,7 +142,7 @@ def _over(models: int) -> str:
 
 
 def _consistent(kept: int, tested: int) -> str:
-    """How many of the selections are consistent with their target."""
+    """States how many of the selections are consistent with their target."""
     if tested == 1:
         return f"The selection is {'not ' * (kept == 0)}consistent with its target"
     if kept == tested:
@@ -152,21 +152,21 @@ def _consistent(kept: int, tested: int) -> str:
 
 
 def outcome(row: Row) -> str:
-    """What the repeats show of one selection, after "the repeats"."""
+    """The conclusion of the repeats for one selection, a clause that follows "the repeats"."""
     of_target = {None: "do not test the target", True: "contradict the target", False: "are consistent with the target"}
     return of_target[row["contradicted"]] + (" and contradict the bound" if row.get("bound_contradicted") else "")
 
 
 def overview_caption(shown: int, rows: int) -> str:
-    """Which rows an overview that leaves some out shows."""
+    """States which rows an incomplete overview shows."""
     return f"{shown} of {rows:,} rows, contradicted ones first; all are in section 3."
 
 
-# --- what intervals are over
+# --- the units of intervals
 
 
 def interval_scope(rows: Sequence[Row]) -> str:
-    """What the intervals of rows are over."""
+    """States the units of the intervals of rows."""
     repeats = ", ".join(map(str, sorted({row["repeats"] for row in rows})))
     models = sorted({row["models"] for row in rows})
     if models in ([], [1]):
@@ -179,14 +179,14 @@ def interval_scope(rows: Sequence[Row]) -> str:
 
 
 def detector_title(rows: Sequence[Row]) -> str:
-    """The title of the detectors' table: what its intervals are over."""
+    """Title of the detectors' table, with the units of its intervals."""
     models = sorted({row["models"] for row in rows})
     given = "this model" if models == [1] else f"these {' or '.join(map(str, models))} models"
     return f"Trained against untrained documents, 95% intervals over documents, {given}"
 
 
 def detector_caption(rows: Sequence[Row]) -> str | None:
-    """Which figures of the detectors' table have no interval, and why; None where all have one."""
+    """States the figures of the detectors' table without an interval, and why; None where all have one."""
     if not rows:
         return None
     count, models = min(row["untrained"] for row in rows), max(row["models"] for row in rows)
@@ -197,7 +197,7 @@ def detector_caption(rows: Sequence[Row]) -> str | None:
 
 
 def selections_alt(rows: Sequence[Row], settings: Sequence[str], figure: str) -> str:
-    """The figure of `fdr` or `power` of each selection in words."""
+    """Text alternative of the figure of `fdr` or `power` of each selection."""
     what = {"fdr": "Realised FDR", "power": "Power"}[figure]
     over = f" over {labels(settings)[0]}" if settings else ""
     numbers = _numbers(rows, settings, "selection", figure)
@@ -210,12 +210,12 @@ def auc_title(settings: Sequence[str]) -> str:
 
 
 def auc_alt(rows: Sequence[Row], settings: Sequence[str]) -> str:
-    """The figure of the detectors over a sweep in words."""
+    """Text alternative of the figure of the detectors over a sweep."""
     return f"{auc_title(settings)}: {_numbers(rows, settings, 'detector', 'auc')}."
 
 
 def _numbers(rows: Sequence[Row], settings: Sequence[str], name: str, figure: str) -> str:
-    """The figures of the first rows, each with its interval and its target if it has one."""
+    """The figures of the first rows, each with its interval, and its target if there is one."""
     shown = []
     for row in readable(rows[:NAMED], settings):
         target = f" (target {row['target']:g})" if figure == "fdr" else ""
@@ -224,7 +224,7 @@ def _numbers(rows: Sequence[Row], settings: Sequence[str], name: str, figure: st
 
 
 def learnt_line(file: str, fingerprint: str, features: int, models: int) -> str:
-    """What was learnt, and how to use it."""
+    """States what was learnt, and how to use it."""
     of = "1 contaminated model" if models == 1 else f"{models} contaminated models"
     return (
         f"learnt from {features} detectors of {of}: {file}, fingerprint "
@@ -233,5 +233,5 @@ def learnt_line(file: str, fingerprint: str, features: int, models: int) -> str:
 
 
 def training_line(number: int, models: int, documents: int) -> str:
-    """Which contaminated model is trained."""
+    """States the contaminated model in training."""
     return f"contaminated model {number} of {models}: training {documents} documents in"

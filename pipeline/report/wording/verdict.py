@@ -1,6 +1,6 @@
-"""The verdict on a collection in words: the answer, the count, the permutation test, and what they rest on.
+"""The verdict on a collection in words: the answer, the count, the permutation test, and their assumptions.
 
-Also what to expect of audits of documents with versions, and what is not needed.
+Also the expected results of audits of documents with versions, and inputs that they do not need.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ EXPECTED = (
 
 
 def model_with_adapter(name: str, adapter: str | None) -> str:
-    """The name of a model and of the adapter that it is asked with."""
+    """The name of a model, with its adapter if there is one."""
     return f"{name} with adapter {adapter}" if adapter else name
 
 
 def head(model: str, answer: Statement, condition: str | None) -> str:
-    """The answer.
+    """States the answer.
 
     Args:
-        model: its name.
-        answer: of the verdict.
-        condition: under which it is stated, if there is one.
+        model: name of the model.
+        answer: answer of the verdict.
+        condition: condition of the answer, if there is one.
     """
     if answer == "trained on":
         return f"{model} was trained on documents of this collection{_under(condition)}."
@@ -75,12 +75,12 @@ def head(model: str, answer: Statement, condition: str | None) -> str:
 
 
 def see_selection(name: str) -> str:
-    """Why a verdict is contradicted whose selection is."""
+    """Why the verdict is contradicted where its selection is."""
     return f"A check contradicts selection {name}: see its answer."
 
 
 def direction(mean: float) -> str:
-    """Whether audited documents score higher than unseen ones, by the mean difference in standard deviations."""
+    """States whether audited documents score higher than unseen ones, by the mean difference in standard deviations."""
     if mean > 0:
         return f"Audited documents score higher than unseen ones, by {mean:.2f} standard deviations on average."
     return (
@@ -90,7 +90,7 @@ def direction(mean: float) -> str:
 
 
 def both_rates(confidence: float) -> str:
-    """How often the count and the test are wrong of collections without a trained document."""
+    """States the error rates of the count and the test for collections without a trained document."""
     wrong, level = 1 - Fraction(repr(confidence)), Fraction(repr(LEVEL))
     return (
         f"Of collections without a trained document the count is wrong for at most {decimal(wrong)} and "
@@ -99,13 +99,13 @@ def both_rates(confidence: float) -> str:
 
 
 def counted_phrase(count: MemberCount, sampled: bool, checked: bool, bounded: bool) -> list[str]:
-    """The count.
+    """States the count.
 
     Args:
-        count: of the first selection.
+        count: count of the first selection.
         sampled: whether the audited documents are a sample.
         checked: whether the blind test was made.
-        bounded: whether the count is the bound that the selection itself states.
+        bounded: whether the count is the bound of the selection itself.
     """
     by = f"selection {count.selection}, {', '.join(count.detectors)}"
     sure = f"{percentage(Fraction(repr(count.confidence)))} confidence"
@@ -127,13 +127,13 @@ def counted_phrase(count: MemberCount, sampled: bool, checked: bool, bounded: bo
         drawn = f"the mean over {count.documents_of_each:,} of its documents, drawn by a hash of their ids"
     mixed = ""
     if count.n_mixed:
-        mixed = f" {count.n_mixed:,} documents are left out, because their {units} stand in both roles."
+        mixed = f" {count.n_mixed:,} documents are left out, because their {units} are in both roles."
     size = "its size is assumed to carry no information on its score."
     return [line, f"{alone}The score of a {noun} is {drawn}; {size}{mixed}"]
 
 
 def tested(test: BlockTest, compared: bool) -> str:
-    """What the permutation test gives, and what it was made of; `compared`: whether near-duplicates were looked for."""
+    """States the result and the inputs of the permutation test; `compared`: whether near-duplicates were searched."""
     units = _UNITS[test.blocks if compared or test.blocks == "group" else "document"][1]
     number = len(test.differences)
     read = f"{number} detector{'' if number == 1 else 's'}"
@@ -150,10 +150,10 @@ def _under(condition: str | None) -> str:
 
 
 def expected_text(expected: Sequence[Mapping[str, float]]) -> str:
-    """What share of documents with versions is selected, by how often the model read them.
+    """States the share of documents with versions that is selected, by how often the model read them.
 
     Args:
-        expected: rows of `EXPECTED` in `pipeline.selection.versions`, as a forecast holds them.
+        expected: rows of `EXPECTED` in `pipeline.selection.versions`, as in a forecast.
     """
     shares = []
     for row in expected:
@@ -163,11 +163,11 @@ def expected_text(expected: Sequence[Mapping[str, float]]) -> str:
 
 
 def rows_that_fit(window: int, average: float, most: int) -> str:
-    """Whether a run of consecutive rows has room in what a model reads of a text.
+    """States whether a run of consecutive rows fits into `max_tokens`.
 
     Args:
-        window: rows of a document.
-        average: tokens of a row, about.
+        window: rows per document.
+        average: approximate number of tokens per row.
         most: `max_tokens`.
     """
     line = f"a document is {window:,} rows of about {average:,.0f} tokens each; max_tokens is {most:,}"
@@ -182,7 +182,7 @@ def _times(copies: int) -> str:
 
 
 def direction_of_versions(above: float) -> str:
-    """How far published versions score above the mean of their document's versions, in standard deviations."""
+    """States how far published versions score from the mean of their document's versions, in standard deviations."""
     side = "above" if above > 0 else "below"
     return (
         f"Published versions score {abs(above):.2f} standard deviations {side} the mean of their document's versions, "
@@ -191,11 +191,11 @@ def direction_of_versions(above: float) -> str:
 
 
 def verdict_on_versions(model: str, answer: Statement, test: VersionsTest, limit: int | None) -> list[str]:
-    """The verdict on a collection of documents with versions.
+    """States the verdict on a collection of documents with versions.
 
     Args:
-        model: its name.
-        answer: of the verdict.
+        model: name of the model.
+        answer: answer of the verdict.
         test: the redraws of published versions.
         limit: the most documents that were read; None when all were.
     """

@@ -1,7 +1,7 @@
-"""The selection procedures: from rank counts to a decision that says what it guarantees.
+"""The selection procedures: decisions with their guarantees from rank counts.
 
-A procedure is one record (`record.Procedure`). To add one, write a module of this package that holds its record.
-Plugins add theirs with `@procedure`.
+A procedure is one record (`record.Procedure`). To add one, add a module with its record to this package. Plugins use
+`@procedure`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def check_known(name: str, where: str = "") -> None:
     """Refuse a procedure that is not registered.
 
     Raises:
-        UserError: with the near miss, behind `where`.
+        UserError: names the nearest known procedure, after `where`.
     """
     if name not in PROCEDURES:
         raise UserError(f"{where}unknown procedure {name!r}; {nearest(name, PROCEDURES)}")
 
 
 def why_unbounded(selection: SelectionConfig) -> str | None:
-    """Why no bound is known for a selection, in words that follow "because"; None where there is one.
+    """Why no bound is known for a selection, as a phrase after "because"; None if there is one.
 
-    Ranks of calibration `conditional` are those of `pooled`. What adadetect and td4eval with `reconformal` rank is a
-    score that does not change when a null document and one that calibrates change places, so it counts too.
+    Ranks of calibration `conditional` are those of `pooled`. The score of adadetect and td4eval with `reconformal` is
+    invariant when a null document and a calibration document swap places, so their ranks have a bound too.
     """
     name, chosen = selection.procedure, procedure_of(selection.procedure)
     if chosen.signed or chosen.only_versions:
@@ -60,18 +60,18 @@ def why_unbounded(selection: SelectionConfig) -> str | None:
 
 
 def procedure(*, guarantee: GuaranteeKind, assumption: str, promise: str) -> Callable[[Decide], Decide]:
-    """Make a function `(counts, alpha) -> Decision` a procedure that a selection can name.
+    """Register a function `(counts, alpha) -> Decision` as a procedure for selections.
 
-    Its guarantee is shown in the report beside every answer; nothing checks that it is true. The function returns
-    `decision(...)`, with the last rank that it selects.
+    Its guarantee is shown in the report with every answer and is not verified. The function returns `decision(...)`,
+    with the last selected rank.
 
     Args:
         guarantee: finite-sample, asymptotic or heuristic.
-        assumption: One sentence: what must hold for the guarantee to hold.
-        promise: What then holds.
+        assumption: one sentence with the condition of the guarantee.
+        promise: the guarantee.
 
     Raises:
-        UserError: another guarantee, an empty sentence, or a name that is taken.
+        UserError: another guarantee, an empty sentence, or a name that is already registered.
     """
     if guarantee not in get_args(GuaranteeKind):
         raise UserError(f"guarantee {guarantee!r} is unknown; {nearest(str(guarantee), get_args(GuaranteeKind))}")

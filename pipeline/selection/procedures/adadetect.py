@@ -1,4 +1,4 @@
-"""AdaDetect: learn from the documents themselves how to weigh the detectors, and keep the finite-sample guarantee."""
+"""AdaDetect: learn the weights of the detectors from the documents, with a finite-sample guarantee."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-CLIP = 8.0  # so that one absurd score does not rule the fit
+CLIP = 8.0  # limits the effect of outliers on the fit
 MAX_ITERATIONS = 300
 RIDGE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdaScore:
-    """A learnt score: plain arrays, the same bits for the same row in any shard.
+    """A learnt score with plain arrays: the same bits for the same row in any shard.
 
     With z = (score - center) / scale, clipped to [-8, 8], the features are z_1..z_d, then z_i z_j for i <= j.
-    The center is the median of the documents that were learnt from, the scale half the range of their middle 68%.
+    The center is the median of the training documents, the scale half the range of their central 68%.
     """
 
     center: np.ndarray  # (detectors,)
@@ -46,13 +46,13 @@ class AdaScore:
     coefficients: np.ndarray  # (features,)
 
     def score(self, matrix: np.ndarray) -> np.ndarray:
-        """Higher is more like the audit documents that are not nulls, in either direction of a selection.
+        """Scores of documents; higher: more similar to audit documents that are not nulls, in both directions.
 
         Args:
             matrix: scores, (documents, detectors).
 
         Returns:
-            float64, (documents,). Rank it by `ranks(..., "members")`, whatever the selection's direction.
+            float64, (documents,). Rank it with `ranks(..., "members")` for either direction of the selection.
         """
         total = np.zeros(np.shape(matrix)[0])
         columns = _standardised(matrix, self.center, self.scale)
@@ -62,32 +62,32 @@ class AdaScore:
 
 
 def fit_score(calibration: np.ndarray, mixture: np.ndarray) -> AdaScore:
-    """Learn to tell calibration documents from a mixture of further calibration documents and audit documents.
+    """Learn to distinguish calibration documents from a mixture of further calibration and audit documents.
 
     AdaDetect (Marandon, Lei, Mary & Roquain 2024, section 3): split the calibration documents in two halves, train
     on the first half against the second half and the audit documents together, then rank the audit documents' score
     among the second half's and apply BH.
 
     Guaranteed: FDR <= (share of nulls) alpha in finite samples, if the null audit documents and the calibration
-    documents are exchangeable given the others, because training cannot tell the second half from the audit
-    documents. For that `mixture` must hold both alike: all of them, or a `Sample` of both by the hash of their ids.
-    The order of its rows does not change a bit of the result. Ties among scores only lower the FDR. The model does
-    not matter to the guarantee, only to the power.
+    documents are exchangeable given the others, because training cannot distinguish the second half from the audit
+    documents. Therefore `mixture` must treat both equally: all of them, or a `Sample` of both by the hash of their ids.
+    The order of its rows does not affect the result. Ties among scores only lower the FDR. The model affects only the
+    power, not the guarantee.
 
-    The model is logistic regression on scores, squares and products: between two normal populations the best score is
-    of this form. Of five models simulated on five kinds of members at shares .05 to .5 (linear; with squares; with
-    balanced classes; with products; boosted trees) only this one found, at every share, members that stand out by
-    any one of six detectors (power .76 at share .2, trees .13, linear .09). Trees never beat it: their steps tie the
-    highest scores. Products cost some power where members are few and squares are enough (.23 for .33).
+    The model is logistic regression on scores, squares and products, which is optimal for two normal populations. Of
+    five models simulated on five kinds of members at shares .05 to .5 (linear; with squares; with balanced classes;
+    with products; boosted trees) only this one found, at every share, members that differ in any one of six detectors
+    (power .76 at share .2, trees .13, linear .09). Trees were never better: their steps tie the highest scores.
+    Products cost some power if members are few and squares are sufficient (.23 for .33).
 
     Args:
         calibration: scores of the first half, (documents, detectors).
-        mixture: scores of documents of the second half and of audit documents, any order.
+        mixture: scores of documents of the second half and of audit documents, in any order.
 
     Raises:
         UserError: no documents on one of the two sides.
     """
-    # slow to import, and needed only here
+    # slow import, needed only here
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -103,25 +103,25 @@ def fit_score(calibration: np.ndarray, mixture: np.ndarray) -> AdaScore:
     features = np.stack(_features(_standardised(rows, center, scale)), axis=1)
     # one thread: the same sums on every machine, and faster
     with _libraries().limit(limits=1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # costs power at worst
+        warnings.simplefilter("ignore", ConvergenceWarning)  # may only cost power
         fitted = LogisticRegression(max_iter=MAX_ITERATIONS).fit(features, labels)
     return AdaScore(center, scale, fitted.coef_[0])
 
 
 def fit_discriminant(sought: np.ndarray, pool: np.ndarray) -> AdaScore:
-    """Learn to tell known members (or known non-members) from the unordered pool of calibration and audit documents.
+    """Learn to distinguish known members (or non-members) from the unordered pool of calibration and audit documents.
 
-    Fisher's linear discriminant: the pooled covariance of both sides plus 1e-6, on standardised scores.
+    Fisher's linear discriminant: the pooled covariance of both sides plus 1e-6, on standardized scores.
 
     Guaranteed: FDR <= (share of nulls) alpha in finite samples by BH on the ranks of the audit documents' score among
-    those of ALL calibration documents, and <= alpha by Storey's (Marandon, Lei, Mary & Roquain 2024), whatever `sought`
-    holds, as long as the null audit documents and the calibration documents are exchangeable given it and the others:
-    the score is a symmetric function of calibration and audit documents. What `sought` holds only affects the power.
-    With fewer than a hundred of them a linear score finds more than a quadratic one.
+    those of ALL calibration documents, and <= alpha by Storey's (Marandon, Lei, Mary & Roquain 2024), for any `sought`,
+    if the null audit documents and the calibration documents are exchangeable given `sought` and the others: the score
+    is a symmetric function of calibration and audit documents. `sought` affects only the power. With fewer than a
+    hundred such documents a linear score has more power than a quadratic one.
 
     Args:
         sought: scores of known members (direction clean: known non-members), (documents, detectors).
-        pool: scores of calibration and audit documents, all of them or a `Sample`, any order.
+        pool: scores of calibration and audit documents, all of them or a `Sample`, in any order.
 
     Raises:
         UserError: no documents on one of the two sides.
@@ -147,8 +147,8 @@ def fit_discriminant(sought: np.ndarray, pool: np.ndarray) -> AdaScore:
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Those that a fit computes with, sklearn's too; to look for them takes longer than a small fit."""
-    import sklearn.linear_model  # noqa: F401 - so that its libraries are loaded
+    """The threaded libraries of a fit, including sklearn's; searching for them takes longer than a small fit."""
+    import sklearn.linear_model  # noqa: F401 - loads its libraries
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
@@ -165,7 +165,7 @@ def _features(columns: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _sorted(matrix: np.ndarray) -> np.ndarray:
-    """Rows in lexicographic order, so that sums do not depend on the order in which they came."""
+    """Rows in lexicographic order, so that sums do not depend on the input order."""
     rows = np.asarray(matrix, dtype=np.float64)
     return rows[np.lexsort(rows.T)]
 
@@ -177,7 +177,7 @@ _ALSO_GIVEN = (
 
 
 def _answer(question: SelectionInput) -> Asking[Answer]:
-    """Learn a score that does not change when a null document and one that calibrates change places, and rank by it."""
+    """Learn a score that is invariant when a null document and a calibration document swap places, and rank by it."""
     selection, seed, known, others = question.selection, question.seed, question.known, question.others
     calibrate(known.first)
     halved = not len(others.matrix)

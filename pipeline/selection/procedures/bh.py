@@ -11,7 +11,7 @@ from pipeline.selection.procedures.versions import BY_STEP_UP
 from pipeline.selection.step_up import ONE, dependence_factor, harmonic_bound, step_up
 
 MOST_COUNTED = 1_000_000
-"""Calibration documents up to which the factor of `ebh` is that of their grid; above, it is that of `by`."""
+"""Maximum calibration documents for which the factor of `ebh` is computed from the grid; above, it is that of `by`."""
 
 _KEPT = f"{SHARE} is at most alpha times the true share of nulls, for any number of documents"
 

@@ -1,4 +1,4 @@
-"""Procedure `bound`: the longest list of which, at a stated confidence, at most a share alpha is wrong."""
+"""Procedure `bound`: the longest list of which at most a share alpha is wrong, at a stated confidence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def decide_by_bound(counts: RankCounts, alpha: Fraction, confidence: Fraction) -
 
 
 def guarantee_of_bound(confidence: Fraction) -> Guarantee:
-    """The guarantee of procedure `bound` at a confidence in (0, 1): of this one list, and no average."""
+    """The guarantee of procedure `bound` at a confidence in (0, 1), which applies to this one list, not on average."""
     sure, rest = percentage(confidence), percentage(1 - confidence)
     return Guarantee(
         "finite-sample",

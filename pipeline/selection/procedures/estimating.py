@@ -1,4 +1,4 @@
-"""Procedures that estimate the share of nulls from the p-values of the audited documents alone."""
+"""Procedures that estimate the share of nulls only from the p-values of the audited documents."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def storey(counts: RankCounts, lambda_: Fraction | None = None) -> Fraction:
         pi0 = (1 + #{k >= kL}) (n + 1) / (m (n + 1 - kL)), kL = ceil(lambda (n + 1)),
 
     which is (1 + #{p >= t}) / (m (1 - t)) (Storey 2002; Storey, Taylor & Siegmund 2004) at
-    t = kL / (n + 1), the first p-value of at least lambda. A value above 1 is left as it is: a cap would
+    t = kL / (n + 1), the first p-value of at least lambda. Values above 1 are not capped: a cap would
     select more than the proof allows. With several grids pooled, t is the largest of their first p-values of
     at least lambda, and the p-values counted are still those of at least lambda. A lambda beyond the last
     p-value below 1 is lowered to it.
 
     Guaranteed: BH at alpha / pi0 with this pi0 has FDR <= alpha for every n and m, when the null audit
     documents and the calibration documents are exchangeable given the scores of the others (Marandon, Lei,
-    Mary & Roquain 2024), for any lambda that was fixed before the scores were seen. Of the estimate itself nothing
-    is guaranteed in a single audit.
+    Mary & Roquain 2024), for any lambda that was fixed before the scores were seen. The estimate itself has no
+    guarantee in a single audit.
 
     By group the same holds when the groups' null and calibration scores are independent draws. Marandon et
     al. bound the FDR by the sum over nulls i of (alpha / m) E[1 / pi0_i], pi0_i with i put at the smallest p.
@@ -53,11 +53,11 @@ def storey(counts: RankCounts, lambda_: Fraction | None = None) -> Fraction:
     group, and these terms sum to P(# > 0) <= 1 over the nulls, # being a sum of independent indicators.
 
     Args:
-        counts: of m >= 1 audit documents.
+        counts: counts of m >= 1 audit documents.
         lambda_: in (0, 1), exact; None: `default_lambda`.
 
     Returns:
-        a positive rational; it can exceed 1.
+        A positive rational; it can exceed 1.
     """
     m = counts.m
     t, below = storey_cut(counts.grid, lambda_)
@@ -65,20 +65,19 @@ def storey(counts: RankCounts, lambda_: Fraction | None = None) -> Fraction:
 
 
 def least_storey(grid: Grid, m: int, lambda_: Fraction | None = None) -> Fraction:
-    """The smallest value that `storey` can take: that of no document of p >= lambda."""
+    """The smallest possible value of `storey`, without documents of p >= lambda."""
     return 1 / (m * (1 - storey_cut(grid, lambda_)[0]))
 
 
 def default_lambda(grid: Grid) -> Fraction:
-    """The lambda of `storey` that follows from the numbers of calibration documents alone, so that no score chose it.
+    """The default lambda of `storey`, which depends only on the numbers of calibration documents, not on scores.
 
-    Members disturb the estimate less at a larger lambda, and with few calibration documents the share of nulls above
-    it is known badly: 1/2 below 200 calibration documents (of the smallest group), 4/5 from there. Simulated, the
-    larger one finds .69 of shifted members where 90% are, and 1/2 finds .36 (n = m = 1000); with n = 50 it finds .55
-    where 1/2 finds .60.
+    Members bias the estimate less at a larger lambda, but with few calibration documents the share of nulls above it is
+    imprecise: 1/2 below 200 calibration documents (of the smallest group), else 4/5. In simulations with 90% shifted
+    members the larger one finds .69 of them and 1/2 finds .36 (n = m = 1000); with n = 50 they find .55 and .60.
 
-    Calibration-conditional p-values of nulls are larger than uniform ones, more so at the top: of all nulls 46% more
-    than a share .4 are above .6, and 12 to 18% more than a share .7 above .3, which is taken there.
+    Calibration-conditional p-values of nulls are larger than uniform ones, mostly the largest: 46% more than a share .4
+    of the nulls are above .6, and 12 to 18% more than a share .7 above .3, which is the default for them.
     """
     if grid.delta is not None:
         return CONDITIONAL_LAMBDA
@@ -86,9 +85,9 @@ def default_lambda(grid: Grid) -> Fraction:
 
 
 def storey_cut(grid: Grid, lambda_: Fraction | None) -> tuple[Fraction, int]:
-    """The place t of Storey's estimate, below 1, and how many ranks of the grid have a p-value below lambda."""
+    """The cut t of Storey's estimate, below 1, and the number of ranks of the grid with a p-value below lambda."""
     denominators = np.unique(grid.denominators).tolist()
-    highest = Fraction(denominators[0] - 1, denominators[0])  # of the smallest group; fixed by numbers alone
+    highest = Fraction(denominators[0] - 1, denominators[0])  # of the smallest group; depends only on numbers
     cut = min(default_lambda(grid) if lambda_ is None else lambda_, highest)
     t = max(Fraction(math.ceil(cut * d), d) for d in denominators)
     return t, bisect_left(range(grid.size), cut, key=lambda k: grid.p(k + 1))
@@ -101,7 +100,7 @@ def _storey(given: Given) -> Decision:
 
 
 def strict(decision: Decision, counts: RankCounts, lambda_: Fraction | None = None) -> Decision:
-    """The answer that holds in finite samples: the decision itself if it does, otherwise Storey's.
+    """The answer with a finite-sample guarantee: the decision itself if it has one, otherwise Storey's.
 
     Guaranteed: FDR <= alpha under the assumption that the returned decision carries.
     """
@@ -129,7 +128,7 @@ KERNEL_BANDWIDTH = 0.1
 
 @dataclass(frozen=True, slots=True)
 class JKBB:
-    """A jackknifed kernel estimate of pi0 and what it was computed from."""
+    """A jackknifed kernel estimate of pi0 and its intermediate values."""
 
     c: float  # fitted shape of the density c p^(c - 1); inf when every p is 1
     bandwidth: float  # in [MIN_BANDWIDTH, MAX_BANDWIDTH]
@@ -145,13 +144,13 @@ def jkbb(counts: RankCounts, gamma: float = 2.0) -> JKBB:
         pi0 = (gamma f_b - f_(gamma b)) / (gamma - 1),
 
     clipped to [1/m, 1]. c = -m / sum ln p is the maximum-likelihood shape of f(t) = c t^(c - 1), the
-    reference density that `bandwidth` uses. Sums are exactly rounded (math.fsum over the counts), so they
-    depend on the counts alone. If every p is 1 then c is infinite, b takes its least value, and pi0 = 1.
+    reference density of `bandwidth`. Sums are exactly rounded (math.fsum over the counts), so they depend
+    only on the counts. If every p is 1 then c is infinite, b has its smallest value, and pi0 = 1.
 
     Guaranteed: nothing at any fixed m. The estimate is consistent for the density of p at 1 when the
     p-values are independent, m and n grow, and that density is smooth at 1; the density at 1 is pi0 only if
     that of the members' p-values vanishes there; otherwise it exceeds pi0, which selects less. PTDI
-    resamples gamma and keeps the least pi0; that minimum is biased downwards and is not taken here.
+    resamples gamma and uses the smallest pi0; that minimum is biased downwards and is not used here.
 
     Args:
         counts: of m >= 1 audit documents.
@@ -170,7 +169,7 @@ def jkbb(counts: RankCounts, gamma: float = 2.0) -> JKBB:
 
 
 def bandwidth(c: float, m: int, gamma: float) -> float:
-    """The bandwidth that minimises the asymptotic error of `jkbb` if p has density f(t) = c t^(c - 1).
+    """The bandwidth that minimizes the asymptotic error of `jkbb` if p has density f(t) = c t^(c - 1).
 
         b = (Omega c / (4 m gamma^2 c2^2))^(1/5), Omega = (gamma^2 + 3 gamma + 1) / (2 gamma (gamma + 1)),
         c2 = c^2 (c - 1), clipped to [MIN_BANDWIDTH, MAX_BANDWIDTH].
@@ -182,8 +181,8 @@ def bandwidth(c: float, m: int, gamma: float) -> float:
     Variance: f(1) = c and the integral of K_a K_b is about 1 / (a + b), so m times the variance is about
     c (gamma^2 / 2 + 1 / (2 gamma) - 2 gamma / (gamma + 1)) / ((gamma - 1)^2 b) = Omega c / b.
 
-    The mean squared error gamma^2 c2^2 b^4 + Omega c / (m b) is least at this b. A flat density, c = 1, has
-    no bias at this order, so it takes the largest bandwidth.
+    The mean squared error gamma^2 c2^2 b^4 + Omega c / (m b) is smallest at this b. A flat density, c = 1, has
+    no bias at this order, so it gets the largest bandwidth.
 
     Args:
         c: shape, in (0, inf].
@@ -201,22 +200,22 @@ def bandwidth(c: float, m: int, gamma: float) -> float:
 
 
 def kernel(counts: RankCounts) -> float:
-    """KB: a kernel estimate of the density of p at 1, raised by what one document could add; uncapped.
+    """KB: a kernel estimate of the density of p at 1, increased by the effect of one document; uncapped.
 
         pi0 = f + K(1) (1/m + f / (n + 1)), f = mean K(p), K(p) = 11 p^10,
 
     PTDI's boundary kernel (eq. 11) at the fixed bandwidth .1, without the jackknife: its bias is upwards
-    while the density of p falls towards 1. The second term stands for one more audit document at p = 1 and
-    for the noise of n calibration documents, as the 1 + does in Storey's estimate.
+    if the density of p decreases towards 1. The second term accounts for one more audit document at p = 1
+    and for the noise of n calibration documents, like the 1 + in Storey's estimate.
 
-    Guaranteed: nothing. In simulations, where members' p-values may be Beta(.7, 5), BH at alpha / pi0 kept
+    Guaranteed: nothing. In simulations, with members' p-values such as Beta(.7, 5), BH at alpha / pi0 kept
     alpha = .1 (tests/statistical has the settings and the figures).
 
     Args:
         counts: of m >= 1 audit documents.
 
     Returns:
-        a positive number; it can exceed 1.
+        A positive number; it can exceed 1.
     """
     occupied = np.flatnonzero(counts.counts)
     f = _density_at_one(counts.grid.values[occupied], counts.counts[occupied].astype(np.float64), KERNEL_BANDWIDTH)
@@ -225,7 +224,7 @@ def kernel(counts: RankCounts) -> float:
 
 
 def _density_at_one(p: np.ndarray, weights: np.ndarray, b: float) -> float:
-    """f_b: the mean of K_b(p), each p counted `weights` times."""
+    """f_b: the mean of K_b(p), weighted by `weights`."""
     return (1 / b + 1) * math.fsum(weights * p ** (1 / b)) / math.fsum(weights)
 
 
@@ -241,7 +240,7 @@ def _ptdi(given: Given) -> Decision:
 
 
 def _kernel(given: Given) -> Decision:
-    """BH at alpha / pi0, pi0 from `kernel`, at most 1: no guarantee, see there."""
+    """BH at alpha / pi0, pi0 from `kernel`, at most 1: without guarantee, see `kernel`."""
     estimate = kernel(given.counts)
     return adaptive("kernel", given, Fraction(min(1.0, estimate)), {"null_proportion_unclipped": estimate})
 
@@ -271,8 +270,8 @@ def _bky(given: Given) -> Decision:
     """Benjamini, Krieger & Yekutieli 2006, definition 6: two stages of BH at alpha / (1 + alpha).
 
     The first selects r1; the second uses pi0 = (m - r1) / m. With r1 = 0 the second selects nothing either; with
-    r1 = m everything is selected, which pi0 = 1/m does. They prove FDR <= alpha for independent p-values;
-    conformal ones share their calibration documents, so here it holds in the limit.
+    r1 = m everything is selected, as with pi0 = 1/m. They prove FDR <= alpha for independent p-values; conformal
+    p-values share their calibration documents, so here it holds in the limit.
     """
     counts, alpha = given.counts, given.alpha
     level = alpha / (1 + alpha)
@@ -299,28 +298,28 @@ def slope(counts: RankCounts) -> Fraction:
     """The quantile estimate of pi0 (PTDI, eq. 47; docs/methods.md, section 3.3), exact.
 
     With the sorted p-values p_(1) <= ... <= p_(m), the slopes S_k = (1 - p_(k)) / (m - k + 1) of the lines from
-    (m + 1, 1) to (k, p_(k)) are followed from k = 1 until one is lower than the one before it; at that k0
+    (m + 1, 1) to (k, p_(k)) are computed from k = 1 until one is lower than the previous one; at that k0
 
         pi0 = (m - k0 + 1) / (m (1 - p_(k0))) = 1 / (m S_k0),
 
-    and 1 where this is above 1, or where no slope is lower. Benjamini & Hochberg's (2000) lowest slope is the same,
-    rounded up to a multiple of 1 / m. Within equal p-values the slope rises, so it can fall only at the first of
-    them, and one look at each rank that holds documents decides all.
+    and 1 if this is above 1, or if no slope is lower. Benjamini & Hochberg's (2000) lowest slope is the same,
+    rounded up to a multiple of 1 / m. Within equal p-values the slope increases, so it can decrease only at the first
+    of them, and it is sufficient to check each occupied rank once.
 
-    Guaranteed: nothing at any fixed m. For independent p-values and m that grows the slope stops falling only
-    by chance before the nulls' stretch is reached, so the estimate tends to lie above pi0, which selects less.
+    Guaranteed: nothing at any fixed m. For independent p-values and growing m the slope stops increasing only by
+    chance before the range of the nulls is reached, so the estimate tends to exceed pi0, which selects less.
 
     Args:
         counts: of m >= 1 audit documents.
 
     Returns:
-        a rational in [1/m, 1].
+        A rational in [1/m, 1].
     """
     m, grid = counts.m, counts.grid
     occupied = np.flatnonzero(counts.counts)
     dens = np.broadcast_to(grid.denominators, grid.size)[occupied].tolist()
     gaps = [d - a for a, d in zip(grid.numerators[occupied].tolist(), dens, strict=True)]  # 1 - p = gap / den
-    remaining = m  # documents at this p-value and above
+    remaining = m  # number of documents at this p-value and above
     for index, count in enumerate(counts.counts[occupied].tolist()):
         gap, den = gaps[index], dens[index]
         if index and gap * (remaining + 1) * dens[index - 1] < gaps[index - 1] * remaining * den:

@@ -1,4 +1,4 @@
-"""Procedures that estimate the share of nulls by documents for which the null is known not to hold."""
+"""Procedures that estimate the share of nulls from documents for which the null is known not to hold."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from pipeline.selection.procedures.record import Decision, Factor, Given, Proced
 from pipeline.selection.ranked import ranked
 from pipeline.selection.thresholds import Moments
 
-HALF_BITS = 31  # of a numerator, which has at most 62
+HALF_BITS = 31  # half the bits of a numerator, which has at most 62
 
 
 @dataclass(frozen=True, slots=True)
 class KnownMembers:
-    """A moment estimate of pi0 and what it was computed from."""
+    """A moment estimate of pi0 and its intermediate values."""
 
     theta: float  # `known_members`: shape of the known ones' density theta (1 - p)^(theta - 1); `known_scores`: 1 / pi0
-    unclipped: float  # the estimate before it is adjusted or clipped; it can be negative or exceed 1
+    unclipped: float  # the raw estimate; it can be negative or exceed 1
     pi0: Fraction  # the estimate if it is in (0, 1], otherwise 1
 
 
 def known_members(counts: RankCounts, known: RankCounts) -> KnownMembers:
-    """A moment estimate of pi0 on p-values, by documents for which the null is known not to hold.
+    """A moment estimate of pi0 from p-values, with documents for which the null is known not to hold.
 
         pi0 = (mean p - mu1) / (mu0 - mu1), theta = 1 / mu1 - 1,
 
     with mu1 the mean p of the known documents, 1 / (1 + theta) for a density theta (1 - p)^(theta - 1), and mu0
     the mean p of a null document, which is (n + 2) / (2 (n + 1)) for a conformal p and 1/2 only in the limit.
-    PTDI's equations take mean scores where this takes mean p-values (`known_scores`; docs/methods.md, section 3.6),
-    which a few extreme scores do not move. A raw estimate of 0 or less, or theta <= 1, which says that the known
-    documents do not lean to small p, gives pi0 = 1.
+    PTDI's equations use mean scores (`known_scores`; docs/methods.md, section 3.6); mean p-values are robust to a few
+    extreme scores. A raw estimate of 0 or less, or theta <= 1, which means that the known documents do not tend to
+    small p, gives pi0 = 1.
 
-    Guaranteed: nothing at any fixed m. The estimate is consistent if the documents to be found have the mean
-    p of the known ones; if theirs is larger, as when the hidden members were seen less often, it is too
-    high, and if it is smaller, too low: then the FDR exceeds alpha.
+    Guaranteed: nothing at any fixed m. The estimate is consistent if the hidden documents have the mean p of the
+    known ones; if their mean is larger, for example because hidden members were seen less often, it is too high, and
+    if it is smaller, too low: then the FDR exceeds alpha.
 
-    By group mu0 is averaged over the groups as the calibration documents are spread over them.
+    By group mu0 is averaged over the groups with the numbers of their calibration documents.
 
-    All means are exact rationals: rounding could turn a raw estimate of 0 into a small positive number, which would
+    All means are exact rationals: rounding could change a raw estimate of 0 to a small positive number, which would
     select every document.
 
     Args:
-        counts: of m >= 1 audit documents.
-        known: of m >= 1 documents of known membership that is not the null, over the same grid.
+        counts: counts of m >= 1 audit documents.
+        known: counts of m >= 1 documents that are known not to be nulls, over the same grid.
     """
     grid = counts.grid
     mean, mu1 = _mean_p(grid, counts.counts), _mean_p(grid, known.counts)
@@ -63,7 +63,7 @@ def known_members(counts: RankCounts, known: RankCounts) -> KnownMembers:
 
 
 def known_scores(null: Moments, known: Moments, audit: Moments, quarantined: int = 0) -> KnownMembers:
-    """PTDI's estimate of pi0 from scores, by documents for which the null is known not to hold (eqs. 16-17).
+    """PTDI's estimate of pi0 from scores, with documents for which the null is known not to hold (eqs. 16-17).
 
         raw = (mu1 - mu) / (mu1 - mu0)
         Var = (raw^2 s0^2 / n0 + (1 - raw)^2 s1^2 / n1 + s^2 / m) / (mu1 - mu0)^2
@@ -73,14 +73,14 @@ def known_scores(null: Moments, known: Moments, audit: Moments, quarantined: int
     of the m audited ones. raw <= 0, theta <= 1 or mu0 = mu1 gives pi0 = 1. The published correction is subtracted
     from 1 / raw, so it raises pi0. Quarantined documents have no scores and count as nulls.
 
-    Guaranteed: nothing at any fixed m. The estimate is consistent if the documents to be found have the mean score of
-    the known ones and nulls that of the calibration documents.
+    Guaranteed: nothing at any fixed m. The estimate is consistent if the hidden documents have the mean score of the
+    known ones, and nulls that of the calibration documents.
 
     Args:
-        null: of the calibration documents' scores.
-        known: of the known documents' scores.
-        audit: of the audited documents' scores.
-        quarantined: audited documents without scores.
+        null: moments of the calibration documents' scores.
+        known: moments of the known documents' scores.
+        audit: moments of the audited documents' scores.
+        quarantined: number of audited documents without scores.
 
     Returns:
         `unclipped` is raw.
@@ -101,9 +101,9 @@ def known_scores(null: Moments, known: Moments, audit: Moments, quarantined: int
 
 
 def _mean_p(grid: Grid, counts: np.ndarray) -> Fraction:
-    """The exact mean p-value of documents, at least one, of which `counts` have each rank: int64, (grid.size,)."""
+    """The exact mean p-value of at least one document, from the `counts` at each rank: int64, (grid.size,)."""
     kinds, places = np.unique(np.broadcast_to(grid.denominators, grid.size), return_inverse=True)
-    sums = np.zeros((2, kinds.size), dtype=np.int64)  # halves of the numerators: products with counts stay below 2^63
+    sums = np.zeros((2, kinds.size), dtype=np.int64)  # by halves: products with counts stay below 2^63
     np.add.at(sums[0], places, (grid.numerators >> HALF_BITS) * counts)
     np.add.at(sums[1], places, (grid.numerators & ((1 << HALF_BITS) - 1)) * counts)
     parts = zip(kinds.tolist(), *sums.tolist(), strict=True)
@@ -112,10 +112,10 @@ def _mean_p(grid: Grid, counts: np.ndarray) -> Fraction:
 
 
 def needs_known(procedure: str, count: int) -> None:
-    """Refuse a procedure that takes known members where there are none.
+    """Refuse a procedure that requires known members if there are none.
 
     Raises:
-        UserError: `count`, of documents that are known not to be nulls, is 0.
+        UserError: `count`, the number of documents that are known not to be nulls, is 0.
     """
     if not count:
         raise UserError(
@@ -125,7 +125,7 @@ def needs_known(procedure: str, count: int) -> None:
 
 
 def _decide(given: Given) -> Decision:
-    """BH at alpha / pi0, pi0 from `known_members`: no guarantee, see there."""
+    """BH at alpha / pi0, pi0 from `known_members`: without guarantee, see `known_members`."""
     known = given.known
     needs_known("known_members", known.m if known is not None else 0)
     assert known is not None
@@ -133,13 +133,13 @@ def _decide(given: Given) -> Decision:
 
 
 def decide_by_scores(counts: RankCounts, alpha: Fraction, estimate: KnownMembers, known: int) -> Decision:
-    """BH at alpha / pi0, pi0 from `known_scores` (PTDI, eqs. 16-17): FDR <= alpha in the limit, see there.
+    """BH at alpha / pi0, pi0 from `known_scores` (PTDI, eqs. 16-17): FDR <= alpha in the limit, see `known_scores`.
 
     Args:
-        counts: of the m >= 1 audit documents.
+        counts: counts of the m >= 1 audit documents.
         alpha: exact, in (0, 1).
-        estimate: from the scores of the same documents.
-        known: how many documents are known not to be nulls.
+        estimate: estimate from the scores of the same documents.
+        known: number of documents that are known not to be nulls.
     """
     return _adaptive("ptdi_known_members", Given(counts, alpha), estimate, known)
 
@@ -154,7 +154,7 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
 
 
 def _by_scores(question: SelectionInput, counts: RankCounts) -> Asking[Decision]:
-    """Estimate the share of nulls by the mean scores of known and audited documents, in one more pass."""
+    """Estimate the share of nulls from the mean scores of known and audited documents, in an additional pass."""
     known, others = question.known.first, question.others.first
     needs_known("ptdi_known_members", others.size)
     centre = float(np.median(known))

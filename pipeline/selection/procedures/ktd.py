@@ -1,4 +1,4 @@
-"""The knockoff filter: a document is selected by the sign and size of one statistic of it and its paraphrases."""
+"""The knockoff filter: selection by the sign and size of one statistic of a document and its paraphrases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.selection.thresholds import Threshold
 
 
 def _answer(question: SelectionInput) -> Asking[Answer]:
-    """Select by the knockoff filter; p-values, where documents calibrate, are those of bh on the same statistic."""
+    """Select by the knockoff filter; if documents calibrate, p-values are those of bh on the same statistic."""
     selection, known, quarantined = question.selection, question.known, question.quarantined
     q, draws = question.level.alpha, simultaneous_draws(selection.detectors[0]) or 1
     m = quarantined + ((yield Ask(lambda batch: len(batch.matrix))) or 0)
@@ -52,7 +52,7 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
 
 
 def _w_of(scale: knockoff.Scale | None, batch: Batch) -> np.ndarray:
-    """W of documents, in their scale where the second detector gives one."""
+    """W of documents, scaled if the second detector gives a scale."""
     return batch.first if scale is None else batch.first / scale.of(batch.matrix[:, 1])
 
 
@@ -70,7 +70,7 @@ def _judge_knockoff(
 
 
 def filter_guarantee(draws: int) -> Guarantee:
-    """The guarantee of the knockoff filter; `draws` paraphrases compete with each text, 1 where none but one does."""
+    """The guarantee of the knockoff filter; `draws`: number of paraphrases that compete with each text."""
     stated = KTD.terms
     if draws == 1:
         return stated

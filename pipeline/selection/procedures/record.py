@@ -1,4 +1,4 @@
-"""What a selection procedure is: one record, and the decision that it makes on rank counts."""
+"""Definition of a selection procedure: one record, and its decision from rank counts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from pipeline.selection.versions import VersionScores
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision of a procedure, and its guarantee. The audit documents at ranks 1..`rank` are selected.
+    """The decision of a procedure and its guarantee. The audit documents at ranks 1..`rank` are selected.
 
-    `rank` is k* in 0..grid.size, 0 when nothing is selected; the selection holds documents at p = 1, and so
-    quarantined ones, only when it is the last. `null_proportion` is the pi0 in use, shown in (0, 1];
-    `details` are finite numbers for the report, such as the estimate of pi0 before it was clipped.
+    `rank` is k* in 0..grid.size, 0 if nothing is selected; the selection contains documents at p = 1, including
+    quarantined ones, only if it is the last rank. `null_proportion` is the pi0 in use, shown in (0, 1];
+    `details` are finite numbers for the report, such as the unclipped estimate of pi0.
     """
 
     procedure: str
@@ -40,37 +40,37 @@ class Decision:
     promise: str
     details: dict[str, float]
     n: int  # calibration documents
-    factor: Fraction  # BH ran at alpha / factor: pi0 as used, or what dependence costs
-    largest_p: Fraction  # the p-value of `rank`, exact; 0 when nothing is selected
+    factor: Fraction  # BH ran at alpha / factor: pi0, or the cost of dependence
+    largest_p: Fraction  # the exact p-value of `rank`; 0 if nothing is selected
 
     @property
     def threshold(self) -> float | None:
-        """The largest p-value that is selected, in (0, 1], that of rank k*; None when nothing is selected."""
+        """The largest selected p-value, in (0, 1], that of rank k*; None if nothing is selected."""
         return float(self.largest_p) if self.rank else None
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a procedure decides on: counts of the m >= 1 audit documents, and what some read besides."""
+    """Inputs of a procedure: counts of the m >= 1 audit documents, and inputs of some procedures."""
 
     counts: RankCounts
     alpha: Fraction  # exact, in (0, 1)
     lambda_: Fraction | None = None  # of Storey's estimate; None: by default
-    known: RankCounts | None = None  # over the same grid, of documents that are known not to be nulls
+    known: RankCounts | None = None  # of documents that are known not to be nulls, over the same grid
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A procedure and how its p-values are made, as far as they say how small a selection can be."""
+    """A procedure and its p-values, as far as they determine the minimum size of a selection."""
 
     procedure: Procedure
     alpha: Fraction
     delta: Fraction | None = None  # of calibration conditional
-    halved: bool = False  # half of the known documents are learnt from, and the others calibrate
+    halved: bool = False  # half of the known documents train the score, and the others calibrate
     lambda_: Fraction | None = None  # of Storey's estimate; None: by default
 
     def calibrating(self, known: int) -> int:
-        """How many of the known documents calibrate."""
+        """Number of known documents that calibrate."""
         return known - known // 2 if self.halved else known
 
     def grid(self, n: int) -> Grid:
@@ -86,19 +86,19 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class ByVersions:
-    """How a procedure chooses among documents with versions."""
+    """Functions of a procedure for documents with versions."""
 
     terms: Guarantee
     choose: Callable[[VersionScores, Fraction, int, int], tuple[np.ndarray, np.ndarray]]
-    """From scores, alpha, the seed of the run, and the number of documents without scores, which stand at p = 1, to
-    which documents are selected, bool, and the ranks of their published versions, int64: (documents,)."""
+    """(scores, alpha, seed of the run, number of documents without scores, which are at p = 1) -> selected, bool, and
+    the ranks of the published versions, int64: (documents,) each."""
     fewest: Callable[[Fraction, int, int | None], tuple[int, str]]
-    """From alpha, m, and the versions of a document, at most, None where they are not read yet: the fewest documents
-    that it can select, and a sentence."""
+    """(alpha, m, maximum versions of a document or None if unknown) -> minimum number of documents that it can select,
+    and a sentence."""
 
 
 FactorOf = Callable[[Rule, int, int], Fraction]
-"""Of a rule, n calibration documents and m >= 1 audited ones."""
+"""(rule, n calibration documents, m >= 1 audited documents) -> factor."""
 
 
 def _one(rule: Rule, n: int, m: int) -> Fraction:
@@ -107,33 +107,33 @@ def _one(rule: Rule, n: int, m: int) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """By what a procedure divides alpha: its estimate of the share of nulls, times what dependence costs."""
+    """The divisor of alpha in a procedure: its estimate of the share of nulls times the cost of dependence."""
 
     at_one: FactorOf = _one  # at a share of nulls of 1
-    least: FactorOf | None = None  # at the smallest share that it can estimate; None: it takes 1
+    least: FactorOf | None = None  # at the smallest share that it can estimate; None: it assumes 1
     uncapped: bool = False  # whether its estimate can exceed 1
     steps: bool = False  # whether it depends on the number of calibration documents
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The settings of a selection, and its documents, that say which procedure decides on its ranks in the end."""
+    """Settings and documents of a selection that determine the procedure applied to its ranks."""
 
     step_up: str
     reconformal: bool
     detectors: int
-    known_members: bool = False  # whether documents are known not to be nulls
+    known_members: bool = False  # whether there are documents that are known not to be nulls
 
 
 ONLY_POOLED = {name: f"takes calibration pooled, got {name}" for name in ("by_group", "conditional", "weighted")}
-"""`Procedure.refuses` of one that ranks among all known documents, on average over them."""
+"""`Procedure.refuses` of procedures that rank among all known documents, on average over them."""
 
 LastRank = Callable[[Fraction], int]
-"""From alpha to the last rank that is selected."""
+"""alpha -> last selected rank."""
 
 
 def exact_curve(procedure: Procedure, selection: SelectionConfig, answer: Answer) -> LastRank:
-    """Decide again at each alpha, on which the factor may depend."""
+    """Decide at each alpha, since the factor may depend on it."""
     counts, decide = answer.counts, procedure.decide
     assert counts is not None
     assert decide is not None
@@ -141,7 +141,7 @@ def exact_curve(procedure: Procedure, selection: SelectionConfig, answer: Answer
 
 
 def curve_at_factor(procedure: Procedure, selection: SelectionConfig, answer: Answer) -> LastRank | None:
-    """Step up at the factor of the answer, which does not depend on alpha."""
+    """Step up with the factor of the answer, which does not depend on alpha."""
     counts, factor = answer.counts, answer.factor
     assert counts is not None
     return None if factor is None else lambda alpha: step_up(counts, alpha, Fraction(factor))
@@ -149,32 +149,32 @@ def curve_at_factor(procedure: Procedure, selection: SelectionConfig, answer: An
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Procedure:
-    """A way to choose the selected: what it guarantees, what it reads, and how it decides."""
+    """A selection procedure: its guarantee, its inputs and its decision."""
 
     name: str
     terms: Guarantee  # of pooled p-values at the default settings
-    decide: Callable[[Given], Decision] | None = None  # of the rank counts of one detector
-    answer: Callable[[SelectionInput], Asking[Answer]] | None = None  # where more than rank counts decides
+    decide: Callable[[Given], Decision] | None = None  # from the rank counts of one detector
+    answer: Callable[[SelectionInput], Asking[Answer]] | None = None  # if it needs more than rank counts
     factor: Factor = field(default_factory=Factor)
     curve: Callable[[Procedure, SelectionConfig, Answer], LastRank | None] | None = None  # None: no function of alpha
     inner: Callable[[Options], tuple[Procedure, bool]] | None = None  # see `applied`
     several: bool = False  # takes several detectors
-    learns: bool = False  # learns its score from documents, so that a lower score of a detector may select
-    fuses_p: bool = False  # fuses rounded p-values by weights that the audited documents choose, unless `reconformal`
-    reads_sought: bool = False  # reads documents that are known not to be nulls, where they are given
-    needs_sought: bool = False  # needs them
+    learns: bool = False  # learns its score, so that a document with a lower detector score may be selected
+    fuses_p: bool = False  # fuses rounded p-values with weights from the audited documents, unless `reconformal`
+    reads_sought: bool = False  # reads documents that are known not to be nulls, if given
+    needs_sought: bool = False  # requires them
     fewest: Callable[[Sequence[str], Fraction, int], tuple[int, str]] | None = None
-    """Of a procedure that selects by the signs of one statistic, not by ranks among calibration documents: from the
-    detectors, alpha and m to the fewest documents that it can select, and a sentence."""
+    """For a procedure that selects by the signs of one statistic, not by ranks among calibration documents:
+    (detectors, alpha, m) -> minimum number of documents that it can select, and a sentence."""
     beside: Callable[[str], str | None] | None = None
-    """From the column of a detector to another that may stand behind it, by which it is scaled; None: no other."""
-    per_list: bool = False  # guarantees something of this one list, at the selection's confidence, and no average
-    refuses: Mapping[str, str] = field(default_factory=dict)  # calibration -> why, in words that follow its name
-    schedule: ScheduleRule | None = None  # the rule of a schedule that is proved for it alone
-    versions: ByVersions | None = None  # where it takes documents with versions
+    """Detector column -> optional second column that scales it; None: none."""
+    per_list: bool = False  # its guarantee is for this list at the selection's confidence, not on average
+    refuses: Mapping[str, str] = field(default_factory=dict)  # calibration -> reason, as a phrase after its name
+    schedule: ScheduleRule | None = None  # the rule of a schedule that is proved only for it
+    versions: ByVersions | None = None  # if it supports documents with versions
 
     def __reduce__(self) -> tuple[Callable[[str], Procedure], tuple[str]]:
-        return procedure_of, (self.name,)  # another process has its own record
+        return procedure_of, (self.name,)  # resolved by name in another process
 
     @property
     def estimates(self) -> bool:
@@ -188,31 +188,31 @@ class Procedure:
 
     @property
     def only_versions(self) -> bool:
-        """Whether it takes no other documents than those with versions."""
+        """Whether it requires documents with versions."""
         return self.versions is not None and self.decide is None
 
     @property
     def built_in(self) -> bool:
-        """Whether it comes with this program and not with a plugin."""
+        """Whether it is built in and not from a plugin."""
         return PROCEDURES.modules.get(self.name) == BUILT_IN
 
     def applied(self, options: Options) -> tuple[Procedure, bool]:
-        """The procedure that decides on its ranks in the end, and whether half of the known documents calibrate."""
+        """The procedure that is applied to its ranks, and whether half of the known documents calibrate."""
         return (self, False) if self.inner is None else self.inner(options)
 
     def is_valid(self, reconformal: bool) -> bool:
-        """Whether each p-value by which it ranks is valid."""
+        """Whether each of its p-values is valid."""
         return reconformal or not self.fuses_p
 
 
 PROCEDURES: Registry[Procedure] = Registry("procedure")
-"""Every procedure that a selection can name, those of plugins behind the built-in ones."""
+"""All registered procedures, built-in ones first."""
 
 _UNSTATED = Guarantee("heuristic", "Not known: the plugin that defines this procedure is not loaded.", "Not known.")
 
 
 def procedure_of(name: str) -> Procedure:
-    """The procedure of a name; of a plugin that this process has not loaded, one of which nothing is known."""
+    """The procedure of a name; a placeholder for one of a plugin that is not loaded."""
     return PROCEDURES.get(name) or Procedure(name, _UNSTATED)
 
 
@@ -229,21 +229,20 @@ def decide(
     known_members: RankCounts | None = None,
     lambda_: Fraction | None = None,
 ) -> Decision:
-    """Select by a named procedure; exact, a function of the counts alone.
+    """Select with a named procedure; exact, a function of the counts only.
 
-    What is guaranteed is in `PROCEDURES[procedure].terms`, is `adapted` to the calibration, and is carried
-    by the decision.
+    The guarantee is `PROCEDURES[procedure].terms`, `adapted` to the calibration, and is included in the decision.
 
     Args:
-        procedure: the key in `PROCEDURES` of one that decides by rank counts.
-        counts: of the m >= 1 audit documents, quarantined ones at the last rank, where p = 1.
+        procedure: key in `PROCEDURES` of a procedure that decides by rank counts.
+        counts: counts of the m >= 1 audit documents; quarantined ones are at the last rank, where p = 1.
         alpha: the exact decimal that the user wrote, in (0, 1).
         known_members: for `known_members` only: rank counts, over the same grid, of documents for which
             the null is known not to hold: `seen` in direction members, `unseen` in direction clean.
         lambda_: of Storey's estimate, in (0, 1), for `storey` only; None: `estimating.default_lambda`.
 
     Raises:
-        UserError: an unknown procedure, no audit documents, or no known members where they are needed.
+        UserError: an unknown procedure, no audit documents, or missing known members.
     """
     chosen = procedure_of(procedure).decide
     if chosen is None:
@@ -268,16 +267,16 @@ def decision(
     details: Mapping[str, float] | None = None,
     factor: Fraction | None = None,
 ) -> Decision:
-    """The decision to select ranks 1..rank, with the procedure's own guarantee.
+    """The decision to select ranks 1..rank, with the procedure's guarantee.
 
     Args:
-        procedure: its name.
-        counts: of the audit documents.
-        alpha: as the procedure was given it.
-        rank: the last rank that is selected, 0 for none.
-        pi0: the share of nulls that it used.
-        details: numbers for the report; what is not finite is left out.
-        factor: BH ran at alpha / factor; pi0 by default.
+        procedure: name of the procedure.
+        counts: counts of the audit documents.
+        alpha: alpha given to the procedure.
+        rank: last selected rank, 0 for none.
+        pi0: share of nulls that it used.
+        details: numbers for the report; values that are not finite are omitted.
+        factor: BH ran at alpha / factor; default: pi0.
     """
     grid = counts.grid
     stated = adapted(procedure_of(procedure).terms, grid)

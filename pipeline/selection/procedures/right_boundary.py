@@ -1,4 +1,4 @@
-"""The right-boundary procedure (Liang & Nettleton 2012): Storey's estimate at a lambda that the p-values choose."""
+"""The right-boundary procedure (Liang & Nettleton 2012): Storey's estimate at a lambda chosen by the p-values."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ LAMBDAS = tuple(Fraction(step, 20) for step in range(1, 20))
 
 
 def right_boundary(counts: RankCounts) -> tuple[Fraction, Fraction]:
-    """Storey's estimate of pi0 at the first lambda of .05, .10, ..., .95 where it does not fall; exact and uncapped.
+    """Storey's estimate of pi0 at the first lambda of .05, .10, ..., .95 where it does not decrease; exact, uncapped.
 
-    The estimate at each lambda is that of `estimating.storey`. It falls while members thin out among the p-values
-    above lambda, and stops to fall where nulls alone are left; the last lambda is taken if it falls throughout.
-    Against few calibration documents two lambdas may share a p-value, and then the estimate does not fall.
+    The estimate at each lambda is that of `estimating.storey`. It decreases while there are members among the p-values
+    above lambda, and stops decreasing when only nulls are left; the last lambda is used if it always decreases. With
+    few calibration documents two lambdas may share a p-value, and then the estimate does not decrease.
 
     Guaranteed: for independent uniform p-values of nulls, BH at alpha / pi0 has FDR <= alpha for every m, since lambda
     is a stopping time of the p-values below it (Liang & Nettleton 2012). Conformal p-values share their calibration
     documents, so for them nothing is guaranteed at any fixed n.
 
     Args:
-        counts: of m >= 1 audit documents.
+        counts: counts of m >= 1 audit documents.
 
     Returns:
-        the estimate, a positive rational that can exceed 1, and its lambda.
+        The estimate, a positive rational that can exceed 1, and its lambda.
     """
     m, grid, below = counts.m, counts.grid, 0
     above, estimate = m, Fraction(0)
@@ -47,7 +47,7 @@ def _decide(given: Given) -> Decision:
 
 
 def _least(rule: Rule, n: int, m: int) -> Fraction:
-    return least_storey(rule.grid(n), m, LAMBDAS[1])  # the first lambda at which the estimate can have stopped
+    return least_storey(rule.grid(n), m, LAMBDAS[1])  # the first lambda at which the estimate can stop
 
 
 RIGHT_BOUNDARY = Procedure(

@@ -24,7 +24,7 @@ Weights = Literal["rejections", "equal", "random", "max"]
 
 
 def _answer(question: SelectionInput) -> Asking[Answer]:
-    """Fuse p-values by weights that the audited documents choose; with `reconformal`, by symmetric ones."""
+    """Fuse p-values with weights from the audited documents; with `reconformal`, with symmetric weights."""
     selection, known, quarantined = question.selection, question.known, question.quarantined
     calibrate(known.first)
     repaired = yield from _symmetric(question)
@@ -61,9 +61,9 @@ def _fused(
     alpha: Fraction,
     quarantined: int,
 ) -> Asking[tuple[Judge, float | None]]:
-    """Who is selected by fused p-values, and the largest that is; in exact ranks where one detector decides alone."""
+    """Selection by fused p-values, and the largest selected one; exact ranks if only one detector has weight."""
     weighted = np.flatnonzero(weights).tolist()
-    if len(weighted) == 1:  # the fused p-value is the detector's, rounded up: at an exact tie it would miss
+    if len(weighted) == 1:  # the fused p-value is rounded up, which would fail at an exact tie
         (column,) = weighted
         last = step_up(counts[column], alpha)
         judge = partial(judge_ranks, lambda batch: rank(batch)[:, column], n, last)
@@ -82,7 +82,7 @@ def _fused(
 
 
 def _symmetric(question: SelectionInput) -> Asking[Answer]:
-    """Fusion whose p-values are valid in finite samples: `symmetric_weights` on split calibration documents."""
+    """Fusion with valid p-values in finite samples: `symmetric_weights` on split calibration documents."""
     selection, known, seed = question.selection, question.known, question.seed
     alpha, d = question.level.alpha, known.matrix.shape[1]
     if len(known.matrix) < 4:
@@ -112,7 +112,7 @@ def _sorted_columns(matrix: np.ndarray) -> list[np.ndarray]:
 
 
 def _rank_each(calibration: list[np.ndarray], direction: Any, batch: Batch) -> np.ndarray:
-    """Ranks by each detector, int64, (documents, detectors)."""
+    """Ranks for each detector, int64, (documents, detectors)."""
     columns = [ranks(c, known, direction) for c, known in zip(batch.matrix.T, calibration, strict=True)]
     return np.stack(columns, axis=1)
 
@@ -154,13 +154,13 @@ TD4EVAL = Procedure(
 
 
 def fusion_weights(rejections: Sequence[int], kind: Weights, seed: int = 0) -> np.ndarray:
-    """Weights of the detectors, from how many audit documents BH selects by each.
+    """Weights of the detectors, from the number of audit documents that BH selects with each.
 
-    `rejections` is TD4Eval's choice, R_k / sum R; `equal`, `random` (uniform numbers, normalised) and `max` (the
-    first detector of the most rejections alone) are its ablations.
+    `rejections` is TD4Eval's choice, R_k / sum R; `equal`, `random` (normalized uniform numbers) and `max` (only the
+    first detector with the most rejections) are its ablations.
 
     Returns:
-        float64, (detectors,), of sum 1; all zero if every detector rejects nothing, and then nothing is selected.
+        float64, (detectors,), with sum 1; all zero if no detector rejects anything, and then nothing is selected.
     """
     counts = np.asarray(rejections, dtype=np.float64)
     if kind == "rejections":
@@ -177,12 +177,12 @@ def fusion_weights(rejections: Sequence[int], kind: Weights, seed: int = 0) -> n
 def statistic(ranks: np.ndarray, n: int, weights: np.ndarray) -> np.ndarray:
     """The weighted Cauchy statistic of each document: T = sum_k w_k tan(pi (1/2 - p_k)).
 
-    p_k is the rank over n + 1, clipped to [1 / (2(n + 1)), 1 - 1 / (2(n + 1))]. Each tangent is looked up in one
-    table and added in the order of the detectors, so equal ranks give equal bits in any shard.
+    p_k is the rank over n + 1, clipped to [1 / (2(n + 1)), 1 - 1 / (2(n + 1))]. Tangents come from one table and are
+    added in the order of the detectors, so equal ranks give equal bits in any shard.
 
     Args:
         ranks: integers in 1..n + 1, (documents, detectors).
-        n: number of documents that they were ranked against.
+        n: number of calibration documents of the ranks.
         weights: (detectors,).
 
     Returns:
@@ -200,16 +200,16 @@ def fuse(ranks: np.ndarray, n: int, weights: np.ndarray) -> np.ndarray:
     """Fused p-values: arctan2(1, T) / pi with T from `statistic`, exact in the tails, rounded up to float32.
 
     Guaranteed: nothing. The p-values are uniform for nulls if the detectors are independent and the weights fixed, or
-    if all the weight is on one detector that was chosen beforehand; for correlated detectors only the far tail is
-    nearly right (Liu & Xie 2020), and BH on many documents uses the body. Simulated with six equicorrelated (.5)
-    detectors the FDR is .089 where (share of nulls) alpha is .075. Weights that are chosen by the same documents that
-    they then judge add to that: a single null document is selected by six independent detectors with probability
+    if all weight is on one detector that was chosen beforehand; for correlated detectors only the far tail is nearly
+    correct (Liu & Xie 2020), and BH on many documents uses the body. In a simulation with six equicorrelated (.5)
+    detectors the FDR is .089 for (share of nulls) alpha = .075. Weights from the same documents that are selected
+    increase it further: a single null document is selected by six independent detectors with probability
     1 - (1 - alpha)^6, .47 at alpha = .1.
 
     Args:
         ranks: as in `statistic`.
         n: number of calibration documents.
-        weights: from `fusion_weights`; all zero gives p = 1 throughout.
+        weights: result of `fusion_weights`; all zero gives p = 1.
 
     Returns:
         float32, (documents,), in (0, 1].
@@ -222,7 +222,7 @@ def fuse(ranks: np.ndarray, n: int, weights: np.ndarray) -> np.ndarray:
 def find_fused_threshold(
     alpha: Fraction, quarantined: int = 0
 ) -> Generator[Callable[[np.ndarray], Any], Any, Threshold]:
-    """BH's threshold of float32 p-values that are spread over shards: the greatest p with m p <= alpha R(p).
+    """BH's threshold of float32 p-values distributed over shards: the largest p with m p <= alpha R(p).
 
     R(p) is the number of p-values up to p. The passes are those of `thresholds.find_place`.
 
@@ -249,7 +249,7 @@ def find_fused_threshold(
 
 
 def rounded_up(values: np.ndarray) -> np.ndarray:
-    """float32, each the least that is not below its float64: a p-value so rounded is still a p-value."""
+    """Round float64 up to float32: a p-value rounded up remains valid."""
     values = np.asarray(values, dtype=np.float64)
     nearest = values.astype(np.float32)
     return np.where(nearest < values, np.nextafter(nearest, np.float32(np.inf)), nearest)
@@ -258,29 +258,29 @@ def rounded_up(values: np.ndarray) -> np.ndarray:
 def symmetric_weights(
     audit: Sequence[RankCounts], calibration: Sequence[RankCounts], alpha: Fraction, kind: Weights, seed: int = 0
 ) -> np.ndarray:
-    """Weights that do not depend on which documents are audited, which makes reconformal fusion exact.
+    """Weights that are independent of which documents are audited, which makes reconformal fusion exact.
 
-    Calibration documents are split (`conformal.halves`): one half, the reference, gives everyone's ranks by each
-    detector; the other is ranked like the audit documents. BH then runs on audit and calibration documents
-    together, at the level (n + m) / (n + m / alpha) at which it has BH's own threshold at alpha on the audit
-    documents, were the n calibration p-values evenly spread. Its rejections are what `fusion_weights` would see, times
-    1 + n alpha / m, plus noise. If no detector rejects anything the weights are equal.
+    Calibration documents are split (`conformal.halves`): one half, the reference, gives the ranks for each detector;
+    the other is ranked like the audit documents. BH then runs on audit and calibration documents together, at the level
+    (n + m) / (n + m / alpha), which gives BH's threshold at alpha on the audit documents if the n calibration p-values
+    are evenly spaced. Its rejections are those for `fusion_weights` times 1 + n alpha / m, plus noise. If no detector
+    rejects anything the weights are equal.
 
-    Guaranteed: T is one function of a document, and the function is unchanged when audit and calibration documents
-    swap places. So ranks of the audit documents' T among the calibration documents' T are those of AdaDetect
+    Guaranteed: T is one function of a document, and the function is invariant when audit and calibration documents
+    swap places. So the ranks of the audit documents' T among the calibration documents' T are those of AdaDetect
     (Marandon, Lei, Mary & Roquain 2024) with T as its score, and BH on them has FDR <= (share of nulls) alpha in
     finite samples, if the null audit documents and the calibration documents are exchangeable given the others.
 
     Args:
-        audit: rank counts of the m audit documents against the reference half, one a detector, quarantined ones
-            at p = 1.
-        calibration: of the n documents of the other half, against the same reference half.
-        alpha: exact, of the selection.
+        audit: rank counts of the m audit documents against the reference half, one per detector, with quarantined
+            documents at p = 1.
+        calibration: rank counts of the n documents of the other half, against the same reference half.
+        alpha: exact alpha of the selection.
         kind: as in `fusion_weights`.
         seed: as in `fusion_weights`.
 
     Returns:
-        float64, (detectors,), of sum 1.
+        float64, (detectors,), with sum 1.
     """
     m, n = audit[0].m, calibration[0].m
     level = Fraction(n + m) / (n + m / alpha)

@@ -1,6 +1,6 @@
-"""Procedures for documents with versions, of which one, drawn at random, was published: by ranks among the versions.
+"""Procedures for documents with versions, one of which was drawn at random and published, by ranks among versions.
 
-No other document calibrates. The guarantee rests on the draw alone (`pipeline.selection.versions`).
+No other documents calibrate. The guarantee relies only on the draw (`pipeline.selection.versions`).
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _SENTENCE = f"{ASSUMPTION[0].upper()}{ASSUMPTION[1:]}."
 _GUARANTEED = f"{SHARE} is at most alpha, for any number of documents and any model. {ON_AVERAGE}"
 
 MARKED = 20
-"""Versions of a document that `seenset mark` writes by default."""
+"""Default number of versions that `seenset mark` writes per document."""
 
 
 def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> Asking[Answer]:
-    """Decide a selection of documents with versions; one pass, which gathers the scores of all versions.
+    """Decide a selection of documents with versions, in one pass that collects the scores of all versions.
 
-    Memory holds the scores of all versions of all documents.
+    All scores of all versions are held in memory.
 
     Args:
-        selection: of a procedure that takes versions, direction members.
-        seed: of the run, for hashes that order equal scores and documents.
-        quarantined: audit documents without scores.
+        selection: selection with a procedure for versions, direction members.
+        seed: seed of the run, for hashes that order equal scores and documents.
+        quarantined: number of audit documents without scores.
 
     Raises:
-        UserError: no audit documents, or none that was scored.
+        UserError: no audit documents, or none with scores.
     """
     parts = (yield Ask(lambda batch: [batch.versions])) or []
     by = procedure_of(selection.procedure).versions
@@ -81,7 +81,7 @@ def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> 
 def _judge(places: dict[str, int], p: np.ndarray, selected: np.ndarray, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     assert batch.versions is not None
     at = np.array([places.get(name, -1) for name in batch.versions.scores.ids], dtype=np.int64)
-    used = at >= 0  # the others have the versions of one of these, and count as those without scores do
+    used = at >= 0  # the others have the versions of one of these, and are treated like documents without scores
     return np.where(used, p[at], 1.0), used & selected[at]
 
 
