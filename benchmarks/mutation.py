@@ -231,7 +231,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "all columns in their order",
     (
         "pipeline/selection/versions.py",
-        "with ThreadPoolExecutor(2) as pool:  # products of scipy.sparse release the interpreter",
+        "with ThreadPoolExecutor(2) as pool:  # products of scipy.sparse release the GIL",
         "2 -> 3",
     ): "threads, which change no product",
     (
