@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.selection import run_passes
 from pipeline.errors import UserError
-from pipeline.selection.calibrations import calibrate_by_group, ranks_by_group, simes_grid
+from pipeline.selection.calibrations import calibrate_by_group, ranks_by_group, simes_grid, smallest_simes
 from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, mix, ranks, shuffled, tie_draws
 from pipeline.selection.procedures.td4eval import find_fused_threshold as find_threshold
 from pipeline.selection.procedures.td4eval import fuse, rounded_up, statistic, symmetric_weights
@@ -192,7 +192,7 @@ def test_simes_p_values_are_the_formula_rounded_up(n: int, delta: Fraction) -> N
         assert (1 - grid.p(k)) ** s <= ratio
         if ratio:
             assert float(grid.p(k)) == pytest.approx(1 - float(ratio) ** (1 / s), rel=1e-9)
-    assert grid.p(n + 1) == 1
+    assert (grid.p(1), grid.p(n + 1)) == (smallest_simes(n, delta), 1)
 
 
 def test_a_document_is_ranked_within_its_group_and_no_other() -> None:

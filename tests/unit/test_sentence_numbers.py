@@ -209,6 +209,12 @@ def test_rounding_takes_no_number_to_the_other_side_of_its_limit(value: float, l
         assert shown == f"{value:.2f}", "with no more digits than it takes"
 
 
+def test_a_share_is_taken_as_it_was_written_and_a_computed_one_is_rounded_up() -> None:
+    assert beside(5e-17, 0.0) == "5e-17"
+    written, computed = at_most(0.123456789012), at_most(0.1234567890123)
+    assert (written, computed) == (Fraction("0.123456789012"), Fraction("0.124"))
+
+
 def test_an_interval_is_shown_on_the_side_of_the_limit_that_decided() -> None:
     for low, high in itertools.product((0.45, 0.5299, 0.53, 0.5301), (0.5499, 0.55, 0.5501, 0.5549)):
         sentence = blind_diagnostic(Blind(0.53, low, high, 100, 100), "unseen").sentence

@@ -100,6 +100,8 @@ def test_equal_weights_are_no_weights() -> None:
         discrete = ranks(audit, calibrate(known), direction, draws) / 100
         assert (np.abs(tied - discrete) <= 0.0101).all()
         assert tied.mean() < p.mean()
+    assert weight_levels(np.array([0.0, 1.0, 2.5, 9.0]), 4.0).tolist() == [1, 1 << 18, 655_360, 1 << 20]
+    assert weighted_grid(1, 1).size == 2 * 1024 + 1
     for total in (1, 2, 3, 4):
         assert weighted_grid(total, 1).values[0] < 1 / (total + 1) <= 2 * weighted_grid(total, 1).values[0]
 
