@@ -167,13 +167,17 @@ def test_the_statistic_is_that_of_its_definition() -> None:
     assert [shrinkage(spread, 9) for spread in (0, 0.3, 0.6)] == [0, 0, pytest.approx(1 - polygamma(1, 3.5) / 0.6)]
 
 
-def test_without_documents_or_where_no_score_differs_nothing_is_selected_and_nothing_fails() -> None:
+def test_documents_without_spread_add_nothing_and_without_others_nothing_is_selected_and_nothing_fails() -> None:
     empty = of([], [])
     assert mirrored_list(empty, TENTH, 0).selected.size == 0
     assert preference_residuals(empty) is empty
     assert rank_step_up(np.zeros(0, np.int64), np.zeros(0, np.int64), TENTH).size == 0
     assert redraw_p_value(empty, 0, 9) == 1.0
     assert log_e_values(np.zeros(0, np.int64), np.zeros(0, np.int64)).size == 0
+    with_constant = of([[0.1] * 7, [0.1, 0.5, 0.2], [0, 1, 4, 4]], [0, 1, 2])
+    assert with_constant.standardised()[:7].tolist() == [0] * 7
+    assert redraw_p_value(with_constant, 1, 999) == redraw_p_value(of([[1, 5, 2], [0, 1, 4, 4]], [1, 2]), 1, 999)
+    np.testing.assert_allclose(with_constant.standardised()[7:10], (np.array([1, 5, 2]) - 8 / 3) / np.std([1, 5, 2]))
     scores = of([[1.5] * 5] * 30, [0] * 30)
     assert not gap_statistic(scores.scores, scores.offsets, np.ones(30, dtype=np.int64)).any()
     assert preference_residuals(replace(scores, forms=np.arange(150)[:, None] % 5)) is not None
@@ -313,13 +317,6 @@ def test_the_p_value_of_a_collection_is_that_of_all_draws(documents: list[list[f
     found = (redraw_p_value(scores, 8) * (redraws + 1) - 1) / redraws
     assert abs(found - share) <= 4 * math.sqrt(share * (1 - share) / redraws)
     assert redraw_p_value(scores, 8) == redraw_p_value(scores, 8) != redraw_p_value(scores, 9)
-
-
-def test_a_document_without_spread_adds_nothing_to_the_collection() -> None:
-    with_constant = of([[0.1] * 7, [0.1, 0.5, 0.2], [0, 1, 4, 4]], [0, 1, 2])
-    assert with_constant.standardised()[:7].tolist() == [0] * 7
-    assert redraw_p_value(with_constant, 1, 999) == redraw_p_value(of([[1, 5, 2], [0, 1, 4, 4]], [1, 2]), 1, 999)
-    np.testing.assert_allclose(with_constant.standardised()[7:10], (np.array([1, 5, 2]) - 8 / 3) / np.std([1, 5, 2]))
 
 
 def test_the_e_values_by_hand_and_that_of_very_much_evidence_does_not_overflow() -> None:
