@@ -127,7 +127,7 @@ def _gpus(facts: Mapping[str, Any], node: NodeReport, expected: Expectation) -> 
     if expected.shapes and not fits(expected, cards):
         size = sum(shape.weights for shape in expected.shapes) / GIB
         remedy = "raise resources.gpus_per_actor, quantise the model, or leave the node out"
-        return "red", f"{value}: {size:.1f} GiB of weights leave no room for a batch", remedy
+        return "red", f"{value}: {size:.1f} GiB of weights leave no memory for a batch", remedy
     if short := _taken(expected, cards):
         return "red", f"{value}; {short}", "stop other programs on these GPUs"
     return "good", f"{value}, {min(card['free'] for card in cards) / GIB:.0f} GiB free"

@@ -294,9 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = int(ExitCode.INTERRUPTED)
     except Exception as error:
         if is_full(error):
-            supervisor.fail(
-                f"no space left ({error}): free some, and the same command goes on", int(ExitCode.INCOMPLETE)
-            )
+            supervisor.fail(f"no space left ({error}): free some space and rerun the command", int(ExitCode.INCOMPLETE))
         if not is_of_storage(error):
             supervisor.note_fault()
             raise

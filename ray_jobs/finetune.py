@@ -319,7 +319,7 @@ def _run(
 def _lost(error: Exception) -> str:
     """In one line, why a training ended that Ray does not repeat any more."""
     if is_full(error):
-        return "no space left: free some, and the same command goes on"
+        return "no space left: free some space and rerun the command"
     cause = getattr(error, "cause", None) or error
     failures = list(getattr(cause, "worker_failures", {}).values())
     lines = [line.strip() for line in str(failures[0] if failures else cause).splitlines() if line.strip()]

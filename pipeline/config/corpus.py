@@ -26,9 +26,9 @@ _DELIMITERS = {"tab": "\t", "\\t": "\t", "semicolon": ";", "comma": ",", "pipe":
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a text file is decoded and, if it is CSV, split into fields."""
+    """Encoding of a text file, and delimiter of a CSV file."""
 
-    encoding: str = "utf-8"  # as `codecs` names it
+    encoding: str = "utf-8"  # name in `codecs`
     delimiter: str = ","
 
     def differing(self) -> dict[str, str]:
@@ -323,7 +323,7 @@ class SourceConfig(Section):
 
     @property
     def dialect(self) -> Dialect:
-        """How text files are encoded and separated."""
+        """The encoding and the delimiter of text files."""
         return Dialect(self.encoding, self.delimiter)
 
     @property
@@ -333,7 +333,7 @@ class SourceConfig(Section):
 
     @property
     def companions(self) -> tuple[str, ...]:
-        """The columns that are read with a column of versions; empty where there are none."""
+        """The columns that are read with a column of versions; empty if there are none."""
         return () if self.versions is None else self.versions.companions
 
     @property

@@ -130,9 +130,9 @@ def weights_of(model: AnyModel) -> ModelConfig:
         UserError: the model is behind an endpoint, or only its name is given.
     """
     if isinstance(model, ScoredModel):
-        raise UserError(f"model {model.name} is named and not given: its scores are read from a file")
+        raise UserError(f"only the name of model {model.name} is given: its scores are read from a file")
     if isinstance(model, EndpointConfig):
-        raise UserError(f"model {display_name(model)} is behind an endpoint: its weights are not at hand")
+        raise UserError(f"model {display_name(model)} is behind an endpoint: its weights are not available")
     return model
 
 

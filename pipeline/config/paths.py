@@ -33,7 +33,7 @@ _IRREGULAR = (
 
 
 class Place(Enum):
-    """What a setting's text refers to."""
+    """The kind of object that a setting's text refers to."""
 
     RUN = auto()  # a folder that may not exist yet
     INPUT = auto()  # a file or folder that must exist, or a glob
@@ -98,7 +98,7 @@ def placed(kind: type[BaseModel], data: Mapping[str, Any], folder: str, file: st
     """Resolve the relative paths of a plain mapping against a folder. Nothing else is changed or checked.
 
     Args:
-        kind: what the mapping describes.
+        kind: model or dataclass of the mapping.
         data: a whole configuration, or a part of one.
         folder: absolute path.
         file: file that holds the mapping. Paths that exist only in the working directory are then refused.

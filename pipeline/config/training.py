@@ -1,4 +1,4 @@
-"""How texts are trained into a model, and the adapters of the `fsd` detector."""
+"""Settings of fine-tuning, and of the adapters of the `fsd` detector."""
 
 from __future__ import annotations
 

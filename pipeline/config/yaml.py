@@ -301,7 +301,7 @@ def commented(kind: type[BaseModel], settings: Sequence[Written]) -> str:
     """Settings as YAML. The first occurrence of each has its description above it.
 
     Args:
-        kind: what the settings describe.
+        kind: model or dataclass of the settings.
         settings: settings of this kind, in the order of the file.
     """
     described: set[tuple[type, str]] = set()

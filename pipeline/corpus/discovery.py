@@ -77,8 +77,8 @@ class DataFiles:
     text_reason: str  # why this column was chosen
     id: str | None
     columns: tuple[str, ...]  # the others
-    role: Role | None  # that the name suggests
-    word: str  # of the name, which suggests the role
+    role: Role | None  # suggested by the name
+    word: str  # part of the name that suggests the role
     image: str | None = None  # column of the pictures; None for texts
     caption: str | None = None  # column of the captions, or suffix of their files
     count: int = 1  # number of files

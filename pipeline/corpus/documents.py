@@ -60,7 +60,7 @@ class TextVersions:
     texts: tuple[str, ...]
     published: int  # index of the published version, in [0, k)
     digests: bytes  # concatenated SHA-256 of each version before transforms, so that all differ
-    kinds: tuple[str, ...] = ()  # of the edited sites
+    kinds: tuple[str, ...] = ()  # kinds of the edited sites
     forms: tuple[bytes, ...] = ()  # of each version, a byte for each site; empty if unknown
     differing: bool = False  # whether only what differs between versions is scored
 

@@ -127,8 +127,8 @@ class NearDuplicateIndex:
     number: np.ndarray  # int32, (documents,): index of each document's sketch in `distinct`
     first: np.ndarray  # int64, (different sketches,): the first document that has it
     width: int  # bytes of a band
-    order: list[np.ndarray]  # of each band: int32, the different sketches in the order of their keys
-    keys: list[np.ndarray]  # of each band: uint64, ascending
+    order: list[np.ndarray]  # per band: int32, the different sketches in the order of their keys
+    keys: list[np.ndarray]  # per band: uint64, ascending
 
     @classmethod
     def of(cls, sketches: np.ndarray, threshold: float) -> NearDuplicateIndex:
@@ -136,7 +136,7 @@ class NearDuplicateIndex:
 
         Args:
             sketches: uint8, (documents, 128).
-            threshold: of the share of common runs, in [0.5, 1].
+            threshold: minimum share of common runs, in [0.5, 1].
         """
         first, number = different(_digests(sketches))
         distinct = sketches[first]
@@ -187,18 +187,18 @@ class Sketches(Protocol):
     """Sketches of documents, uint8, (documents, 128), as an array or outside of memory."""
 
     def __len__(self) -> int:
-        """How many documents there are."""
+        """Number of documents."""
 
     def __getitem__(self, documents: Any, /) -> Any:
-        """The sketches of some documents, by a slice or int places: uint8, (some, 128)."""
+        """The sketches of some documents, by a slice or int positions: uint8, (some, 128)."""
 
 
 def near_families(sketches: Sketches, threshold: float = NEAR_SHARE) -> np.ndarray:
     """Number the families of documents: connected components of near-duplicates.
 
     Args:
-        sketches: of the documents; memory holds some 60 bytes a document besides.
-        threshold: of the share of common runs, in [0.5, 1].
+        sketches: sketches of the documents; additional memory: about 60 bytes per document.
+        threshold: minimum share of common runs, in [0.5, 1].
 
     Returns:
         int64, (documents,), in 0..families - 1, in the order of their first documents.
@@ -450,7 +450,7 @@ class SketchFile:
         return sketches[number]
 
     def __len__(self) -> int:
-        """How many documents there are."""
+        """Number of documents."""
         return int(self.places.size)
 
     def __getitem__(self, documents: slice | np.ndarray) -> np.ndarray:

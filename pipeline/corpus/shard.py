@@ -65,7 +65,7 @@ class Shard:
     caption_column: str | None = None  # column of captions
     dialect: Dialect = PLAIN
     companions: tuple[str, ...] = ()  # `VersionsConfig.companions`, if `text` is the column of versions
-    template: str = ""  # of the text of items whose options are `text`; empty if there are none
+    template: str = ""  # template of the text of items whose options are `text`; empty if there are none
     window: int = 0  # number of rows of a document whose versions are their orders; 0: a document is one row
     differing: bool = False  # whether only what differs between versions is scored
     scores: tuple[str, ...] = ()  # `SourceConfig.score_companions`; empty if a model scores the documents
@@ -182,7 +182,7 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
     most, default = shard.limits.document_bytes, LIMITS.document_bytes
     limited: dict[str, Any] = (
         {} if most == default else {"document_bytes": int(most)}
-    )  # the others read all documents or none
+    )  # other limits apply to whole files
     if shard.pictures:
         columns += ["captions", shard.caption_column]
         limited |= {"pixels": shard.limits.picture_pixels}

@@ -131,10 +131,10 @@ class Evidence:
     paraphrases: Sequence[Sequence[str]] = ()  # for each draw, the kept parts of the documents' paraphrases
     draw: int = 0  # variant of the documents, here and in the passes
     adapter: str = ""  # active adapter of the target in the passes
-    continuations: Mapping[Continued, Sequence[Continuations]] = field(default_factory=dict)  # one a document
+    continuations: Mapping[Continued, Sequence[Continuations]] = field(default_factory=dict)  # one per document
     tokens: Callable[[str], Sequence[Any]] = (
         str.split
-    )  # of a continuation: the target's, or words if its tokenizer is unknown
+    )  # tokens of a continuation by the target's tokenizer, or words if it is unknown
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)  # precomputed scores, one per document
     memo: dict[Any, Any] = field(default_factory=dict)  # values shared by several columns of a detector, computed once
     rarity: Mapping[Prefix, Tensor] = field(default_factory=dict)  # ln(1 / frequency) by token id: float64, > 0

@@ -91,7 +91,7 @@ def trees_sum(baseline: float, trees: Iterable[Tree], rows: np.ndarray) -> np.nd
 
     Args:
         baseline: log-odds before any tree.
-        trees: in order.
+        trees: trees in order.
         rows: (documents, features).
     """
     rows = rows.astype(np.float32)

@@ -205,12 +205,12 @@ class Endpoint:
         if status == 404:
             raise StopError(f"endpoint {address} has no model {name!r}, or no {self.config.api} interface: {reason}")
         if status == 402 or (status == 429 and "insufficient_quota" in reason):
-            raise StopError(f"endpoint {address} wants to be paid: {reason}", ExitCode.INCOMPLETE)
+            raise StopError(f"endpoint {address} requires payment: {reason}", ExitCode.INCOMPLETE)
         if status in RETRIED_STATUSES or status >= 500:
             wait = retry_after(response.headers.get("retry-after"))
             if wait > LONGEST_WAIT:
                 raise StopError(
-                    f"endpoint {address} asks to be left alone for {wait:.0f} s ({reason}); run again then",
+                    f"endpoint {address} requests a wait of {wait:.0f} s ({reason}); rerun the command after it",
                     ExitCode.INCOMPLETE,
                 )
             self._next = max(self._next, time.monotonic() + wait)
@@ -250,8 +250,8 @@ class Endpoint:
         self.failed += 1
         if self.failed >= max(8, 2 * self.config.concurrency):
             raise StopError(
-                f"endpoint {self.config.endpoint} has not answered {self.failed} requests in a row: {error}; what it "
-                "answered is kept: run again",
+                f"endpoint {self.config.endpoint} has not answered {self.failed} requests in a row: {error}; its "
+                "answers are kept: rerun the command",
                 ExitCode.INCOMPLETE,
             )
 
@@ -290,7 +290,7 @@ class Endpoint:
                 remainder = f"has {limit - spent:,} left, and the next request may cost {getattr(max_usage, unit):,}"
                 return (
                     f"model.budget.{unit} of {limit:,} {remainder if spent < limit else 'is spent'}; "
-                    "what was answered is kept: raise it and run again"
+                    "answers are kept: raise it and rerun the command"
                 )
         return None
 

@@ -57,7 +57,7 @@ def locate(config: ModelConfig, *, weights: bool) -> Checkpoint:
     path = Path(expand_user(config.path))
     if path.suffix == ".gguf":
         if config.gguf_file is not None:
-            raise UserError(f"model path {config.shown} is a GGUF file already; gguf_file {config.gguf_file!r} must go")
+            raise UserError(f"model path {config.shown} is a GGUF file already; remove gguf_file {config.gguf_file!r}")
         return _gguf(path.parent, path.name, str(path.parent))
     if path.is_dir():
         return _gguf(path, config.gguf_file, config.shown) if config.gguf_file else Checkpoint(path, None)

@@ -137,8 +137,8 @@ def check_lost(error: BaseException) -> None:
         return
     reason = (" ".join(str(error).split()) or type(error).__name__)[:_MESSAGE_CHARACTERS]
     raise LostDeviceError(
-        f"the device refuses all further work of this process ({reason}); the same command goes on: it tries the "
-        "documents that were in flight one at a time, and leaves out one that does this again"
+        f"the device refuses all further work of this process ({reason}); rerun the command: it processes the "
+        "documents that were in flight one at a time, and leaves out one that repeats the fault"
     ) from error
 
 

@@ -18,7 +18,7 @@ class LanguageModel:
 
     model: nn.Module
     tokenizer: Any
-    device: torch.device  # where token ids go
+    device: torch.device  # device of token ids
     max_tokens: int | None  # positions of the model; None if unknown
     processor: Any | None = None  # of a vision-language model
 
@@ -29,7 +29,7 @@ class Seq2SeqModel:
 
     model: nn.Module
     tokenizer: Any
-    device: torch.device  # where token ids go
+    device: torch.device  # device of token ids
     max_tokens: int | None  # maximum tokens of input, and of output; None if unknown
 
 

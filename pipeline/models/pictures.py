@@ -115,13 +115,13 @@ def load_processor(config: ModelConfig, source: Checkpoint, loaded: Any) -> Any:
     if not hasattr(processor, "tokenizer") or not hasattr(processor, "image_processor"):
         raise UserError(f"model {config.shown}: its processor takes no pictures with text: {type(processor).__name__}")
     if picture_token(loaded) is None:
-        raise UserError(f"model {config.shown}: no token stands for a picture: its configuration has no image_token_id")
+        raise UserError(f"model {config.shown}has no picture token: its configuration has no image_token_id")
     # With Pillow, so that results do not depend on whether torchvision is installed.
     with in_one_line(config, "processor"):
         processor.image_processor = AutoImageProcessor.from_pretrained(source.folder, backend="pil", **trusted)
         blank = processor(images=[Image.new("RGB", (64, 64))], text=[_prompt_text(processor)], return_tensors="np")
     if picture_token(loaded) not in blank["input_ids"][0]:
-        raise UserError(f"model {config.shown}: its processor writes no token that stands for a picture")
+        raise UserError(f"model {config.shown}: its processor writes no picture token")
     return processor
 
 

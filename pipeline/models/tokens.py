@@ -225,7 +225,7 @@ def _offsets(tokenizer: Any, text: str, ids: Sequence[int]) -> list[Span]:
         encoded = tokenizer(beginning, return_attention_mask=False, return_offsets_mapping=True, verbose=False)
         if list(encoded["input_ids"][: len(ids)]) == list(ids):
             return list(encoded["offset_mapping"][: len(ids)])
-    raise ValueError("its tokens are others now")
+    raise ValueError("its tokens have changed")
 
 
 def _beginnings(text: str, tokens: int) -> Iterator[str]:

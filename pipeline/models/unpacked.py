@@ -145,7 +145,7 @@ def _write(folder: Path, opened: Opened, read_back: Callable[[Path], Opened]) ->
     import torch
 
     model, tokenizer = opened
-    if not torch.cuda.is_available():  # else DeepSpeed, which saving imports where it is installed, prints that
+    if not torch.cuda.is_available():  # else DeepSpeed, imported by saving, prints that there is no GPU
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     attempt = None
     try:

@@ -464,7 +464,7 @@ def _differences(
 
     In the weight's dtype, as autograd passes it to the head; the next part overwrites it.
     """
-    vocabulary, flat = len(head.weight), rows.flatten(0, 1)  # flat: torch multiplies it faster
+    vocabulary, flat = len(head.weight), rows.flatten(0, 1)  # flat: faster in torch
     width = min(vocabulary, max(1, budget // (rows.shape[0] * rows.shape[1])))
 
     def logits(start: int) -> Tensor:

@@ -105,7 +105,7 @@ def joint_levels(evidence: Sequence[JointEvidence], p: np.ndarray) -> np.ndarray
     k, which is at most 1. The models may depend on one another in any way.
 
     Args:
-        evidence: of each model.
+        evidence: evidence of each model.
         p: float64, (models, documents).
     """
     return np.max([one.levels(values) for one, values in zip(evidence, p, strict=True)], axis=0)

@@ -99,7 +99,7 @@ def _places(w: np.ndarray) -> list[np.ndarray]:
 class Scale:
     """The scale s of W of simultaneous knockoffs, with log s^2 = m0 + b (log v - m0)."""
 
-    median: float = 0.0  # of v, exp(m0); 0: s = 1
+    median: float = 0.0  # median of v, exp(m0); 0: s = 1
     share: float = 0.0  # b
 
     def of(self, spread: np.ndarray) -> np.ndarray:
@@ -148,7 +148,7 @@ class SignSymmetry:
     """A sign test of W in groups of similar |W|, and its result in words."""
 
     p_value: float
-    shares: tuple[float, ...]  # of positive W in each group, |W| ascending
+    shares: tuple[float, ...]  # share of positive W in each group, |W| ascending
     n: int  # documents with W != 0
     ok: bool  # False if p_value < 0.01: the filter's guarantee does not hold here
     sentence: str

@@ -67,7 +67,7 @@ def read_audited_keys(store: Store, sha256: str) -> np.ndarray:
     try:
         data = store.read(AUDITED_FILE)
     except FileNotFoundError:
-        raise _damaged(store, "is gone") from None
+        raise _damaged(store, "is missing") from None
     if hashlib.sha256(data).hexdigest() != sha256:
         raise _damaged(store, "is not the one that was written")
     return np.asarray(np.load(io.BytesIO(data)), dtype=np.int64)

@@ -84,7 +84,7 @@ class Placement:
 
         Args:
             opener: `open_model` or `open_paraphraser`.
-            config: of the model.
+            config: configuration of the model.
 
         Raises:
             UserError: as the opener.
@@ -299,13 +299,13 @@ class Questions:
 
     model: EndpointConfig
     requests: int
-    prompt_bytes: float  # of all requests
-    answer_tokens: int  # of all requests, at most
+    prompt_bytes: float  # total of all requests
+    answer_tokens: int  # maximum total of all requests
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a run requires of its stages, from the configuration."""
+    """The requirements of a run for its stages, from the configuration."""
 
     config: AuditConfig
     device: Device = CPU  # device of the workers
@@ -339,7 +339,7 @@ class Wanted:
         if not least.forward:
             size = sum(shape.weights for shape in shapes) / 2**30
             raise UserError(
-                f"model {local[0].shown}: {size:.1f} GiB of weights leave no room for a batch on {gpus:g} GPUs of "
+                f"model {local[0].shown}: {size:.1f} GiB of weights leave no memory for a batch on {gpus:g} GPUs of "
                 f"{memory / 2**30:.0f} GiB an actor; raise resources.gpus_per_actor, or quantise the model"
             )
         return Budget(least.forward, max(1, least.gradient), max(1, least.cache))
@@ -370,7 +370,7 @@ class StageKind:
     check: Callable[[AuditConfig], None] = lambda config: None  # called before weights are read; raises UserError
     questions: Callable[[AuditConfig, float], Sequence[Questions]] = (
         lambda config, text_bytes: ()
-    )  # for texts of this many bytes
+    )  # for texts of `text_bytes`
     asks: bool = False  # whether it may use endpoints, with answers in the folder
     costs: Mapping[str, Callable[[Mapping[str, Any]], float]] = field(default_factory=dict)
     """Kind of pass -> cost of an entry of `Plan.passes`, in forward passes over the whole text."""

@@ -50,9 +50,9 @@ VERSIONS_TYPE = pa.struct(
     [
         ("published", pa.int32()),  # index, from 0
         ("digests", pa.binary()),  # concatenated SHA-256 of each version before transforms
-        ("kinds", pa.list_(pa.string())),  # of the edited sites
+        ("kinds", pa.list_(pa.string())),  # kinds of the edited sites
         ("forms", pa.list_(pa.binary())),  # of each version; empty if unknown
-        ("scores", pa.list_(pa.float64())),  # of the first version by each detector, then of the second
+        ("scores", pa.list_(pa.float64())),  # scores of the first version by each detector, then of the second
     ]
 )
 

@@ -164,8 +164,8 @@ def file_rows(stage: Stage, shard: Shard, store: Store, output: Output, seconds:
 def changed_input(shard: Shard, stage: str) -> str:
     """The message for a shard whose documents differ from those that a stage read."""
     return (
-        f"input {shard.name} changed since stage {stage} read it (shard {shard.id}): its documents are others now; "
-        "put back the ones that were read, or start a new run directory"
+        f"input {shard.name} changed since stage {stage} read it (shard {shard.id}): its documents have changed; "
+        "restore those that were read, or start a new run directory"
     )
 
 

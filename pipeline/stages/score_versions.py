@@ -193,7 +193,7 @@ def tokens_in(tokenizer: Any, text: str, spans: Iterable[tuple[int, int]], numbe
         UserError: the tokenizer has no offsets.
     """
     if not tokenizer.is_fast:
-        raise UserError("versions.differing needs a tokenizer that states where tokens stand (tokenizer.json)")
+        raise UserError("versions.differing needs a tokenizer with token offsets (tokenizer.json)")
     offsets = tokenizer(text, add_special_tokens=True, return_offsets_mapping=True, verbose=False)["offset_mapping"]
     spans = list(spans)
     return [any(begin < stop and start < end for start, stop in spans) for begin, end in offsets[1:number]]

@@ -161,7 +161,7 @@ class _Prepared:
     role: str
     text_key: int
     sketch: bytes
-    scores: tuple[float, ...]  # of the detectors
+    scores: tuple[float, ...]  # one per detector
     truncated: bool = False
 
 

@@ -28,7 +28,7 @@ from pipeline.stages.events import STATISTICS, TOKEN_SCHEMA, ScoredText, TokenSe
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_filed, read_receipt
 
-GONE = "its text is gone, or another now"
+GONE = "its text is missing or has changed"
 SCHEMA = rows_schema(*((name, TOKEN_SCHEMA.field(name).type) for name in TOKEN_SCHEMA.names[2:]))
 
 

@@ -108,7 +108,7 @@ def append_entry(store: Store, make: Callable[[Sequence[LedgerEntry]], Content |
         )
         if _created(store, entry_file(number), data):
             return [*entries, _checked(store, number, data, entries)]
-    raise IncompleteError(f"{store.url}: {_RACES} other writers were quicker; run it again")
+    raise IncompleteError(f"{store.url}: {_RACES} other writers appended first; rerun the command")
 
 
 def entry_file(number: int) -> str:
@@ -136,8 +136,8 @@ def _created(store: Store, name: str, data: bytes) -> bool:
             if not problem.startswith(start := f"cannot write to run directory {store.url}: "):
                 raise
             raise UserError(
-                f"ledger {store.url} cannot be written to: {problem.removeprefix(start)}: give the right to write "
-                "there, and the same command goes on"
+                f"ledger {store.url} cannot be written to: {problem.removeprefix(start)}: grant write access "
+                "and rerun the command"
             ) from None
 
     return _patiently(store, create)
@@ -162,7 +162,7 @@ def _patiently(store: Store, work: Callable[[], T]) -> T:
                 raise UserError(f"ledger {store.url}: {_reason(error)}") from None
             if pause is None:
                 raise IncompleteError(
-                    f"ledger {store.url} does not answer ({_reason(error)}): the same command goes on when it does"
+                    f"ledger {store.url} does not answer ({_reason(error)}): rerun the command later"
                 ) from None
             time.sleep(pause)
     raise AssertionError

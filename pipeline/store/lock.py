@@ -172,7 +172,7 @@ class RunLock:
         """
         if self._say is not None:
             name = _name(holder)
-            self._say(f"watching for at most {STALE_SECONDS:.0f} s whether {name}, which held the run, lives")
+            self._say(f"checking for at most {STALE_SECONDS:.0f} s whether {name}, which held the run, still runs")
         if not _changes(self.store, number, data, STALE_SECONDS):
             return True
         holder = _read_holder(self.store.find(_file(number)))

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 DIGEST = "digest"
 """Key of a receipt's file with the SHA-256 of all its other keys."""
 
-REMADE = "seenset run makes it again"
+REMADE = "seenset run writes it again"
 
 COMPACTED = 500
 """Maximum number of receipts of one compaction."""
@@ -197,7 +197,7 @@ def intact_receipts(store: Store, stage: str) -> Iterator[Receipt]:
 
 def made_again(error: DamagedError) -> str:
     """The error as a message of the run that writes the file again."""
-    return f"{str(error).removesuffix(f'; {REMADE}')}; its shard is done again"
+    return f"{str(error).removesuffix(f'; {REMADE}')}; its shard is processed again"
 
 
 def read_receipts(store: Store, stage: str) -> Iterator[Receipt]:
@@ -351,7 +351,7 @@ def check_filed(store: Store, name: str, record: FileRecord) -> bytes:
         state = (where, record.sha256, os.stat(store.path(name)).st_mtime_ns if store.local else None)
         data = store.read_fixed(name)
     except FileNotFoundError:
-        raise DamagedError(f"{where} is gone, and its receipt names it; {REMADE}") from None
+        raise DamagedError(f"{where} is missing; {REMADE}") from None
     if state not in _checked:
         if hashlib.sha256(data).hexdigest() != record.sha256:
             raise DamagedError(f"{where} is damaged: its content is not what was filed; {REMADE}")

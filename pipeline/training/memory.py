@@ -195,9 +195,9 @@ Item = TypeVar("Item", bound=Sized)
 
 @dataclass(frozen=True, slots=True)
 class PassSize:
-    """How a step is split into passes."""
+    """The size of the passes of a step."""
 
-    tokens: int | None  # of one pass, including padding; a longer document is a separate pass. None: a step is one pass
+    tokens: int | None  # maximum per pass, with padding; a longer document is a separate pass. None: one pass per step
     recomputes: bool  # whether activations inside of layers are recomputed for gradients
 
 
@@ -376,7 +376,7 @@ def explained(config: FinetuneConfig, size: PassSize, documents: Sequence[Sized]
         message = " ".join(str(error).split(". ")[0].split())
     kind = UserError if alone else IncompleteError
     longest = max(map(len, documents))
-    raise kind(f"the memory of the device ended in training ({message}); {_advice(config, size, longest)}")
+    raise kind(f"the device ran out of memory in training ({message}); {_advice(config, size, longest)}")
 
 
 def _advice(config: FinetuneConfig, size: PassSize, longest: int) -> str:

@@ -214,7 +214,7 @@ def read_zero_settings(path: str) -> dict[str, Any]:
         raise UserError(f"DeepSpeed settings {path}: zero_optimization.stage must be 1, 2 or 3, got {stage}")
     for key in DECIDED:
         if key in settings:
-            raise UserError(f"DeepSpeed settings {path}: {key} must go, the training's own settings decide it")
+            raise UserError(f"DeepSpeed settings {path}: remove {key}, which the settings of the training determine")
     if find_spec("deepspeed") is None:
         raise UserError(f"DeepSpeed settings {path} need DeepSpeed: pip install 'seenset[deepspeed]'")
     return settings

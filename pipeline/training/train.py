@@ -66,7 +66,7 @@ NOT_IN_FULL = (
 class Progress:
     """The progress of a training."""
 
-    losses: list[float] = field(default_factory=list)  # one a step
+    losses: list[float] = field(default_factory=list)  # one per step
     tokens: int = 0
     seconds: float = 0.0
     began_at: list[int] = field(default_factory=list)  # completed steps at the start of each attempt
@@ -298,7 +298,7 @@ def _train_fully(model: Any, work: _Training) -> TrainingResult:
         raise UserError(f"method full trains float32 weights, got {model.dtype}: load the model with dtype float32")
 
     def save(attempt: Path, state: dict[str, Tensor] | None) -> None:
-        if not torch.cuda.is_available():  # else DeepSpeed, which saving imports, prints that it found none
+        if not torch.cuda.is_available():  # else DeepSpeed, imported by saving, prints that there is none
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         model.save_pretrained(str(attempt), safe_serialization=True, state_dict=state)
         work.lesson.files.save_pretrained(str(attempt))
@@ -484,7 +484,7 @@ class _CaptionedPicture:
     """A picture with its caption as a training document."""
 
     picture: bytes  # encoded
-    ids: list[int]  # of the prompt, including all picture tokens, and of the caption
+    ids: list[int]  # token ids of the prompt, including all picture tokens, and of the caption
     first: int  # index of the caption's first token, >= 1
 
     def __len__(self) -> int:

@@ -76,7 +76,7 @@ def test_a_score_file_that_is_not_the_one_that_was_filed_is_refused_and_made_aga
         damage(folder / first.data, folder / second.data)
         error = refusal(capsys, "select", folder)
         assert first.data in error
-        assert "seenset run makes it again" in error
+        assert "seenset run writes it again" in error
         run(audit)
         after = {receipt.shard: receipt for receipt in receipts_of(audit)}
         assert {shard for shard in before if after[shard] != before[shard]} == {first.shard}
@@ -91,7 +91,7 @@ def test_a_damaged_receipt_and_that_of_another_shard_are_refused_and_made_again(
     wrong = first.read_text().replace(f'"n_in": {receipt.n_in}', f'"n_in": {receipt.n_in + 1}')
     for text, line in ((wrong, ""), (second.read_text(), f"it is the receipt of shard {second.stem}")):
         first.write_text(text)
-        with pytest.raises(UserError, match=rf"{first.name} is damaged: {line}.*seenset run makes it again"):
+        with pytest.raises(UserError, match=rf"{first.name} is damaged: {line}.*seenset run writes it again"):
             select_again(str(folder), [])
         run(audit)
         assert rows(folder) == scores

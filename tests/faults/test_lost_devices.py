@@ -53,7 +53,7 @@ def test_without_a_cluster_the_run_ends_in_one_line_and_its_log_names_what_was_i
     shards, store = shards_of(tmp_path, *texts)
     stage = replace(stage_of(), make=OnDevice, digest=model_digests())
     events = finish_shards(stage, shards, store, workers=1)
-    line = r"^[^\n]*device-side assert triggered[^\n]*the same command goes on[^\n]*$"
+    line = r"^[^\n]*device-side assert triggered[^\n]*rerun the command[^\n]*$"
     with pytest.raises(LostDeviceError, match=line) as raised:  # of a driver that is slow to hear of it
         deque((time.sleep(delay) for _ in events), maxlen=0)
     assert raised.value.exit_code == ExitCode.INCOMPLETE

@@ -231,14 +231,14 @@ def test_memory_that_ends_in_training_is_said_in_a_line_that_names_what_to_set(
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of 15 GiB")
     with pytest.raises(
         UserError,
-        match=r"^the memory of the device ended in training \(CUDA out of memory\); set pass_tokens below 256, or "
+        match=r"^the device ran out of memory in training \(CUDA out of memory\); set pass_tokens below 256, or "
         r"recompute: true, or max_tokens below \d+, or resources\.deepspeed to spread the model over several GPUs$",
     ) as raised:
         run_short_of_memory(tiny_model_folder, tmp_path / "a", error)
     assert raised.value.exit_code == ExitCode.USER_ERROR
     with pytest.raises(IncompleteError), explained(CONFIG, PassSize(None, True), [[0] * 9], alone=False):
         raise error  # other processes wait for this one: Ray Train ends them where it raises
-    with pytest.raises(LostDeviceError, match="the same command goes on"):
+    with pytest.raises(LostDeviceError, match="rerun the command"):
         run_short_of_memory(tiny_model_folder, tmp_path / "b", RuntimeError("CUDA error: device-side assert triggered"))
     assert list(tmp_path.iterdir()) == []
 

@@ -59,7 +59,7 @@ def test_device_and_budget_are_in_the_fingerprint_the_budget_as_a_number(stages:
 
 
 def test_weights_that_leave_nothing_and_a_worker_on_another_device_are_refused(stages: Stages, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"leave no room for a batch on 1 GPUs of 1 GiB an actor; raise resources"):
+    with pytest.raises(UserError, match=r"leave no memory for a batch on 1 GPUs of 1 GiB an actor; raise resources"):
         stages(Device(1.0, GIB))
     described = {
         "run": "run",
@@ -69,7 +69,7 @@ def test_weights_that_leave_nothing_and_a_worker_on_another_device_are_refused(s
     }
     config = build_config(described)
     LlamaConfig().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r": 25\.1 GiB of weights leave no room"):
+    with pytest.raises(UserError, match=r": 25\.1 GiB of weights leave no memory"):
         Wanted(config, Device(1.0, 20 * GIB)).budget(config.model)
     for stage in stages(H100):
         with pytest.raises(UserError, match="this stage computes on cuda, and its worker has 0 GPUs, which is cpu"):

@@ -81,7 +81,7 @@ def test_nobody_is_asked_before_the_time_that_an_answer_names() -> None:
 @pytest.mark.parametrize(
     ("fate", "code", "part"),
     [
-        ("402", ExitCode.INCOMPLETE, "wants to be paid"),
+        ("402", ExitCode.INCOMPLETE, "requires payment"),
         ("400", ExitCode.USER_ERROR, "refuses every request: 400 because of 400"),
         ("500", ExitCode.INCOMPLETE, "has not answered 16 requests in a row: 500"),
         ("json", ExitCode.INCOMPLETE, "in a row: answer is not JSON"),
@@ -101,7 +101,7 @@ def test_the_budget_stops_before_it_is_exceeded(choose: Callable[[int], dict[str
     spent = Usage()
     with openai_server() as server:  # an answer takes 1 token of prompt and 6 of continuation
         asked = config(server.url, budget=choose(20))
-        with pytest.raises(StopError, match=r"model\.budget\..* what was answered is kept") as caught:
+        with pytest.raises(StopError, match=r"model\.budget\..* answers are kept") as caught:
             ask(asked, [str(i) for i in range(50)], 10, spent)
         assert caught.value.exit_code == ExitCode.INCOMPLETE
         assert 19 <= spent.requests == len(server.bodies) <= 20

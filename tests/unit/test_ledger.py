@@ -101,4 +101,4 @@ def test_a_store_that_cannot_be_written_to_or_tell_the_first_of_two_writers_hold
     assert "cannot create a file only where it is absent" in error
     error = user_error(append_entry, Store("/proc/seenset-ledger"), lambda entries: {"kind": "opening"})
     assert error.startswith("ledger /proc/seenset-ledger cannot be written to: ")
-    assert ": give the right" in error
+    assert ": grant write access" in error

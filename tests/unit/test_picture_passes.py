@@ -202,7 +202,7 @@ def test_a_processor_that_makes_no_room_for_a_picture_is_refused_before_the_weig
 
     assert "cannot read its processor" in refusal(None)
     assert "cannot read its processor" in refusal(whole | {"patch_size": None})
-    assert "writes no token that stands for a picture" in refusal(whole, image_token_index=7)
+    assert "writes no picture token" in refusal(whole, image_token_index=7)
     assert "Found total 0 <image> tokens and 1 images" in refusal(whole | {"chat_template": "{{ 'look' }}"})
 
 

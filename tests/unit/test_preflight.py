@@ -71,7 +71,7 @@ def test_a_bad_fact_is_a_line_of_its_node_and_check() -> None:
         ({"plugins": {"digests": {"my.py": "zz"}}}, "plugins", "red", "another content than here: my.py"),
         ({"gpus": {"cards": [CARD]}}, "gpus", "red", "Ray gives out 2 GPUs, the driver has 1"),
         ({"gpus": {"torch": 0}}, "gpus", "red", "torch sees 0 of 2"),
-        ({"gpus": {"cards": [{**CARD, "total": 8 * GIB}] * 2}}, "gpus", "red", "10.0 GiB of weights leave no room"),
+        ({"gpus": {"cards": [{**CARD, "total": 8 * GIB}] * 2}}, "gpus", "red", "10.0 GiB of weights leave no memory"),
         ({"gpus": {"cards": [CARD, {**CARD, "free": GIB}]}}, "gpus", "red", "1.0 GiB free on one of them, 10.0 GiB"),
         ({"memory": {"free": 9 * GIB}}, "memory", "red", "10.0 GiB of weights pass through it"),
         ({"dev_shm": {"total": 64 << 20}}, "/dev/shm", "note", "less than Ray's object store of 8 GiB"),

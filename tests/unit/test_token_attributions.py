@@ -126,7 +126,7 @@ def test_a_document_that_fails_has_a_problem_and_the_others_have_rows(rereads: R
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"), [({"key": 1}, "its text is gone, or another now"), ({"tokens": 40}, "tokens now, 40 were")]
+    ("change", "problem"), [({"key": 1}, "its text is missing or has changed"), ({"tokens": 40}, "tokens now, 40 were")]
 )
 def test_a_document_that_is_another_now_has_no_row(rereads: Rereads, change: dict[str, int], problem: str) -> None:
     table, lines = rereads([1], **change)

@@ -202,7 +202,7 @@ class Format:
     """One input format. For a damaged file its functions raise the exceptions of its library."""
 
     name: str  # in manifests and tables of shards
-    unit: Literal["row", "line", "file", "sample"]  # of documents
+    unit: Literal["row", "line", "file", "sample"]  # the unit of documents
     inspect: Callable[[InputFile, SourceConfig, LimitsConfig, bytes], InputFile]
     """Completes an input from the last bytes of its file; raises UserError for a missing column."""
     rows: Callable[[Shard, Watch], Iterator[Row]]
@@ -210,8 +210,8 @@ class Format:
     edit: Callable[[Shard, Sequence[str], RowEdits, OpenFile], None] | None = None
     """Copies an input to files of the given names and changes only the edited texts; None: not supported."""
     columns: Callable[[Shard], Sequence[str]] | None = None  # for `init`
-    suffixes: tuple[str, ...] = ()  # of files
-    estimate: Callable[[InputFile], Extent] | None = None  # of inputs whose rows are unknown
+    suffixes: tuple[str, ...] = ()  # file name suffixes
+    estimate: Callable[[InputFile], Extent] | None = None  # for inputs whose number of rows is unknown
     has_path: bool = True  # in a file system; False for a name on the hub
     is_folder: bool = False  # whether the path is a folder with one dataset
     settings: frozenset[str] = frozenset()  # settings of a dialect that apply

@@ -203,7 +203,7 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
 
 
 def _edited_line(line: bytes, column: str, edit: base.TextEdit) -> bytes:
-    """A line of JSON with another text: only the characters of the string change where it stands there once."""
+    """A line of JSON with another text: only the characters of the string change if it occurs once."""
     mark = _MARK if line.startswith(_MARK) else b""
     line = line[len(mark) :]
     value = {**json.loads(line), column: edit.after}

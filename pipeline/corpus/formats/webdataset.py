@@ -7,7 +7,7 @@ import json
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from tarfile import EOFHeaderError, HeaderError  # type: ignore[attr-defined]  # which its stubs leave out
+from tarfile import EOFHeaderError, HeaderError  # type: ignore[attr-defined]  # missing in its stubs
 from typing import IO, Any, Literal, Self, cast
 
 import fsspec

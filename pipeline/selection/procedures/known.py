@@ -50,8 +50,8 @@ def known_members(counts: RankCounts, known: RankCounts) -> KnownMembers:
     select every document.
 
     Args:
-        counts: of m >= 1 audit documents.
-        known: of m >= 1 documents of known membership that is not the null, over the same grid.
+        counts: counts of m >= 1 audit documents.
+        known: counts of m >= 1 documents that are known not to be nulls, over the same grid.
     """
     grid = counts.grid
     mean, mu1 = _mean_p(grid, counts.counts), _mean_p(grid, known.counts)

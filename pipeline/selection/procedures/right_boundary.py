@@ -24,7 +24,7 @@ def right_boundary(counts: RankCounts) -> tuple[Fraction, Fraction]:
     documents, so for them nothing is guaranteed at any fixed n.
 
     Args:
-        counts: of m >= 1 audit documents.
+        counts: counts of m >= 1 audit documents.
 
     Returns:
         The estimate, a positive rational that can exceed 1, and its lambda.
