@@ -294,6 +294,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return np.asarray(difference / np.where(scale > 0, scale, 1.0))",
         "1.0 -> 1.6",
     ): "what is divided by it is 0",
+    (
+        "pipeline/selection/collection.py",
+        "families = int(family.max(initial=-1)) + 1",
+        "1 -> 2",
+    ): "a node more, which has no edge",
+    (
+        "pipeline/selection/collection.py",
+        "nodes = families + int(group.max(initial=-1)) + 1",
+        "1 -> 2",
+    ): "a node more, which has no edge",
+    (
+        "pipeline/selection/collection.py",
+        "reached = observed[0] - _ROUNDING * size[0]",
+        "* -> /",
+    ): "a tolerance far above rounding and far below all differences, as before",
+    (
+        "pipeline/selection/collection.py",
+        "above += int((cross.statistic(drawn)[0] >= reached).sum())",
+        ">= -> >",
+    ): "no statistic is the limit, which is less than a tie by a tolerance",
 }
 """(module, line, change) -> why no result can show the change."""
 

@@ -79,8 +79,8 @@ def test_documents_of_one_family_or_group_are_in_one_block() -> None:
 
 def test_blocks_are_counted_by_as_many_documents_as_four_in_five_of_either_role_have() -> None:
     """By the sizes of audited blocks 2: 8 of 10 have as many. One block of seven is of both roles."""
-    sizes = [1, 1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 7, 2]
-    block, keys = np.repeat(np.arange(13), sizes), np.arange(50) ** 2
+    sizes = [1, 1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 7, 3]
+    block, keys = np.repeat(np.arange(13), sizes), np.arange(51) ** 2
     drawn = draw_blocks(keys[:, None] + 0.0, block, (block < 10) | (keys == 34**2), keys, 0)
     assert (drawn.each, drawn.n_audited, drawn.n_smaller, drawn.n_mixed) == (2, 10, 2, 7)
     assert drawn.audited.tolist() == [True] * 8 + [False] * 2
