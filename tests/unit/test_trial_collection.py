@@ -50,7 +50,7 @@ def test_the_groups_of_a_trial_move_whole_and_a_verdict_needs_a_selection_that_s
     with pytest.raises(UserError, match="at least 20 blocks"):
         measure_collections(soft_pool(groups=True), configured(split={"unseen": 30}), 0)
     clean = [{"name": "clean", "direction": "clean", "detectors": ["loss"], "procedure": "bh"}]
-    with pytest.raises(UserError, match="give a selection of direction members"):
+    with pytest.raises(UserError, match="needs a selection of direction members"):
         configured(selections=clean)
 
 
