@@ -70,6 +70,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "> -> >=",
     ): "a threshold is above 0, which 0 never reaches",
     (
+        "pipeline/selection/collection.py",
+        "families = int(family.max(initial=-1)) + 1",
+        "1 -> 2",
+    ): "a node more, which has no edge",
+    (
+        "pipeline/selection/collection.py",
+        "nodes = families + int(group.max(initial=-1)) + 1",
+        "1 -> 2",
+    ): "a node more, which has no edge",
+    (
+        "pipeline/selection/collection.py",
+        "reached = observed[0] - _ROUNDING * size[0]",
+        "* -> /",
+    ): "a tolerance far above rounding and far below all differences, as before",
+    (
+        "pipeline/selection/collection.py",
+        "above += int((cross.statistic(drawn)[0] >= reached).sum())",
+        ">= -> >",
+    ): "no statistic is the limit, which is less than a tie by a tolerance",
+    (
         "pipeline/selection/shares.py",
         "return mean, low * (least if low > 0 else most), high * (most if high > 0 else least)",
         "> -> >=",
@@ -294,26 +314,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return np.asarray(difference / np.where(scale > 0, scale, 1.0))",
         "1.0 -> 1.6",
     ): "what is divided by it is 0",
-    (
-        "pipeline/selection/collection.py",
-        "families = int(family.max(initial=-1)) + 1",
-        "1 -> 2",
-    ): "a node more, which has no edge",
-    (
-        "pipeline/selection/collection.py",
-        "nodes = families + int(group.max(initial=-1)) + 1",
-        "1 -> 2",
-    ): "a node more, which has no edge",
-    (
-        "pipeline/selection/collection.py",
-        "reached = observed[0] - _ROUNDING * size[0]",
-        "* -> /",
-    ): "a tolerance far above rounding and far below all differences, as before",
-    (
-        "pipeline/selection/collection.py",
-        "above += int((cross.statistic(drawn)[0] >= reached).sum())",
-        ">= -> >",
-    ): "no statistic is the limit, which is less than a tie by a tolerance",
 }
 """(module, line, change) -> why no result can show the change."""
 
