@@ -195,6 +195,212 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         NUMBER,
     ): "documents that are prepared at a time: the numbers of a document depend on it alone",
     (
+        "pipeline/passes/forward.py",
+        'TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}',
+        NUMBER,
+    ): "rows of logits that are swept at a time: the numbers of a row depend on it alone",
+    (
+        "pipeline/passes/forward.py",
+        'HEAD_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 27}',
+        "25 -> 26",
+    ): "logits of a CPU that exist at a time: memory, and no number",
+    (
+        "pipeline/passes/forward.py",
+        "FLOOR = -200.0",
+        "200.0 -> 300.1",
+    ): "exp of either is 0 in float32",
+    (
+        "pipeline/passes/forward.py",
+        "probe = torch.arange(min(8, model.config.get_text_config().vocab_size), device=device)[None]",
+        "8 -> 9",
+    ): "the tokens of a trial",
+    (
+        "pipeline/passes/forward.py",
+        "ones = torch.ones(16, 16, dtype=dtype, device=device)",
+        NUMBER,
+    ): "the size of a trial product",
+    (
+        "pipeline/passes/forward.py",
+        "noise = 3 * torch.randn(3, columns, generator=torch.Generator().manual_seed(0))",
+        "0 -> 1",
+    ): "the random rows of a trial",
+    (
+        "pipeline/passes/forward.py",
+        "noise = 3 * torch.randn(3, columns, generator=torch.Generator().manual_seed(0))",
+        "* -> /",
+    ): "the random rows of a trial",
+    (
+        "pipeline/passes/forward.py",
+        "noise[1, ::2] = -torch.inf",
+        NUMBER,
+    ): "which tokens are masked in a trial",
+    (
+        "pipeline/passes/forward.py",
+        "sure[:, columns // 2] = 60.0",
+        "60.0 -> 90.1",
+    ): "a token of a trial that is as sure in float32",
+    (
+        "pipeline/passes/forward.py",
+        "rising = torch.linspace(-20, 20, columns)",
+        NUMBER,
+    ): "the logits of a row of a trial",
+    (
+        "pipeline/passes/gradient.py",
+        "return rows * (inputs + outputs) < inputs * outputs",
+        "< -> <=",
+    ): "it decides which of two products gives the same norm at less cost",
+    (
+        "pipeline/passes/gradient.py",
+        "return rows * (inputs + outputs) < inputs * outputs",
+        "+ -> -",
+    ): "it decides which of two products gives the same norm at less cost",
+    (
+        "pipeline/passes/gradient.py",
+        "return rows * (inputs + outputs) < inputs * outputs",
+        "* -> /",
+    ): "it decides which of two products gives the same norm at less cost",
+    (
+        "pipeline/passes/gradient.py",
+        "PRODUCT_ELEMENTS = 1 << 26",
+        NUMBER,
+    ): "of a product that are in memory at a time: the norm is a sum over all of them",
+    (
+        "pipeline/passes/gradient.py",
+        "together = max(1, budget // (rows.shape[1] * len(head.weight)))",
+        "// -> *",
+    ): "documents whose logits exist at a time: memory, and no number",
+    (
+        "pipeline/passes/gradient.py",
+        "together = max(1, budget // (rows.shape[1] * len(head.weight)))",
+        "1 -> 2",
+    ): "documents whose logits exist at a time: memory, and no number",
+    (
+        "pipeline/passes/gradient.py",
+        "together = max(1, PRODUCT_ELEMENTS // size) if inputs.is_cuda else 1",
+        NUMBER,
+    ): "documents whose products exist at a time: memory, and no number",
+    (
+        "pipeline/passes/gradient.py",
+        "together = max(1, PRODUCT_ELEMENTS // size) if inputs.is_cuda else 1",
+        "// -> *",
+    ): "documents whose products exist at a time: memory, and no number",
+    (
+        "pipeline/passes/gradient.py",
+        "if width < vocabulary:",
+        "< -> <=",
+    ): "the normaliser is computed before the probabilities, and is the same",
+    (
+        "pipeline/passes/gradient.py",
+        "longest = max(2, *map(len, ids))",
+        "2 -> 3",
+    ): "one more position of padding",
+    (
+        "pipeline/passes/gradient.py",
+        "ids = [[token % model.config.get_text_config().vocab_size for token in range(*ends)] "
+        "for ends in ((0, 9), (7, 12))]",
+        NUMBER,
+    ): "the tokens of a trial",
+    (
+        "pipeline/passes/gradient.py",
+        "group.waiting += 1",
+        "+ -> -",
+    ): "the group is counted when the pass ends: memory, and no number",
+    (
+        "pipeline/passes/gradient.py",
+        "sum(_autograd_squares(lm.model, document, lm.device).values()) if len(document) > 1 else torch.nan",
+        "> -> >=",
+    ): "the gradient of the mean over no position is NaN",
+    (
+        "pipeline/passes/generate.py",
+        "padded = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in self.ids], device=self.lm.device)",
+        "0 -> 1",
+    ): "the token of positions that are masked",
+    (
+        "pipeline/passes/generate.py",
+        "padded = torch.tensor([list(ids) + [0] * (longest - len(ids)) for ids in self.ids], device=self.lm.device)",
+        "0 -> 1",
+    ): "the token of positions that are masked",
+    (
+        "pipeline/passes/generate.py",
+        'settings: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self.parameters else {}',
+        "1 -> 2",
+    ): "logits that the model computes, of which the last are read",
+    (
+        "pipeline/passes/generate.py",
+        "if len(live) - len(unfinished) >= COMPACT * len(live):",
+        ">= -> >",
+    ): "when finished draws leave a batch: cost, and no draw",
+    (
+        "pipeline/passes/generate.py",
+        "if len(live) - len(unfinished) >= COMPACT * len(live):",
+        "* -> /",
+    ): "when finished draws leave a batch: cost, and no draw",
+    (
+        "pipeline/passes/generate.py",
+        "if len(live) - len(unfinished) >= COMPACT * len(live):",
+        "- -> +",
+    ): "when finished draws leave a batch: cost, and no draw",
+    (
+        "pipeline/passes/generate.py",
+        "self.due = 0 if prompt.words is None else prompt.words + 1",
+        "0 -> 1",
+    ): "not read where no words are counted",
+    (
+        "pipeline/passes/generate.py",
+        "self.due = 0 if prompt.words is None else prompt.words + 1",
+        "+ -> -",
+    ): "words are counted two tokens sooner, and no draw ends sooner",
+    (
+        "pipeline/passes/paraphrase.py",
+        "positions = stated_limit if stated_limit < 1 << 20 else 512",
+        "20 -> 21",
+    ): "a tokenizer without a limit states 10^30",
+    (
+        "pipeline/passes/paraphrase.py",
+        "positions = stated_limit if stated_limit < 1 << 20 else 512",
+        "1 -> 2",
+    ): "a tokenizer without a limit states 10^30",
+    (
+        "pipeline/passes/paraphrase.py",
+        "positions = stated_limit if stated_limit < 1 << 20 else 512",
+        "< -> <=",
+    ): "a tokenizer without a limit states 10^30",
+    (
+        "pipeline/passes/paraphrase.py",
+        "fits, fails = 0, 1",
+        "1 -> 2",
+    ): "where a search begins",
+    (
+        "pipeline/passes/shared.py",
+        "probe = torch.arange(min(8, config.vocab_size), device=device)",
+        "8 -> 9",
+    ): "the tokens of a trial",
+    (
+        "pipeline/passes/statistics.py",
+        "HELD = 1024",
+        NUMBER,
+    ): "prefixes that are held: memory and time, and no number",
+    (
+        "pipeline/passes/shared.py",
+        "if sum(map(len, self._held)) + len(key) > HELD:",
+        "> -> >=",
+    ): "prefixes that are held: memory and time, and no number",
+    (
+        "pipeline/passes/pictures.py",
+        "targets = torch.tensor([-1 if one == token else one for one in following], dtype=torch.long)",
+        "1 -> 2",
+    ): "any negative number stands for the likeliest token",
+    (
+        "pipeline/passes/pictures.py",
+        "eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0),",
+        "0 -> 1",
+    ): "what pads a description that has ended, where none can end",
+    (
+        "pipeline/passes/sweep_triton.py",
+        "_FLOOR = tl.constexpr(-200.0)",
+        "200.0 -> 300.1",
+    ): "exp of either, or of half of it, is below the rounding of sums of at least 1",
+    (
         "pipeline/selection/versions.py",
         "return np.asarray(centred / np.repeat(np.where(sd > 0, sd, 1.0), self.sizes))",
         "1.0 -> 1.6",
@@ -236,12 +442,12 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "of documents of two and three versions, whose variance is not used",
     (
         "pipeline/selection/versions.py",
-        "sd: np.ndarray = field(default_factory=lambda: np.empty(0))  # (columns,)",
+        "sd: np.ndarray = field(default_factory=lambda: np.empty(0))",
         "0 -> 1",
     ): "without forms it is not read",
     (
         "pipeline/selection/versions.py",
-        "penalised: np.ndarray = field(default_factory=lambda: np.empty(0))  # (columns, columns)",
+        "penalised: np.ndarray = field(default_factory=lambda: np.empty(0))",
         "0 -> 1",
     ): "without forms it is not read",
     (
@@ -251,7 +457,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "all columns in their order",
     (
         "pipeline/selection/versions.py",
-        "with ThreadPoolExecutor(2) as pool:  # products of scipy.sparse release the GIL",
+        "with ThreadPoolExecutor(2) as pool:",
         "2 -> 3",
     ): "threads, which change no product",
     (
@@ -271,7 +477,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "the limit lies a billionth above the last p-value that counts",
     (
         "pipeline/selection/knockoff.py",
-        "share: float = 0.0  # b",
+        "share: float = 0.0",
         "0.0 -> 0.1",
     ): "without a median it is not read",
     (
@@ -315,7 +521,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "1.0 -> 1.6",
     ): "what is divided by it is 0",
 }
-"""(module, line, change) -> why no result can show the change."""
+"""(module, line with or without its comment, change) -> why no result can show the change."""
 
 LIBRARIES = ("numpy", "scipy.stats", "pyarrow.parquet", "pydantic", "torch", "transformers", "sklearn", "hypothesis")
 """Imported once; each mutant is tried in a fork, which has them already."""
@@ -347,9 +553,10 @@ class Mutant:
     @property
     def equivalent(self) -> str | None:
         """Why no result can show it; None where one can."""
-        text = (ROOT / self.path).read_text(encoding="utf-8").splitlines()[self.line - 1].strip()
-        change = EQUIVALENT.get((self.path, text, f"{self.before} -> {self.after}"))
-        return change or (EQUIVALENT.get((self.path, text, NUMBER)) if self.before[0].isdigit() else None)
+        line = (ROOT / self.path).read_text(encoding="utf-8").splitlines()[self.line - 1]
+        changes = [f"{self.before} -> {self.after}", *([NUMBER] if self.before[0].isdigit() else [])]
+        keys = ((self.path, text.strip(), change) for text in (line, line.split("  # ")[0]) for change in changes)
+        return next((EQUIVALENT[key] for key in keys if key in EQUIVALENT), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,8 +170,7 @@ def _widths(shape: Shape) -> tuple[int, int]:
 def gradient_bytes(shape: Shape, length: int) -> float:
     """Peak bytes per token of a gradient pass: kept activations, gradients of one layer, and Gram matrices."""
     gradients = shape.width * (3 * shape.intermediate + 2 * shape.hidden) + 12 * shape.hidden
-    head = 4 * 3 * shape.hidden
-    return kept_bytes(shape, length) + max(gradients, head) + 4 * 3 * length
+    return kept_bytes(shape, length) + gradients + 12 * length
 
 
 def forward_bytes(shape: Shape, length: int) -> float:

@@ -199,30 +199,12 @@ def _find_tail(model: Any) -> Tail | None:
         return None
     device = model.get_input_embeddings().weight.device
     probe = torch.arange(min(8, model.config.get_text_config().vocab_size), device=device)[None]
-    whole, hidden = _observed(model, tail.base, probe)
+    whole = model(input_ids=probe, use_cache=False).logits.float()
+    hidden = getattr(tail.base(input_ids=probe, use_cache=False), "last_hidden_state", None)
     if hidden is None:
         return None
     parts = tail.finish(tail.head(hidden).to(torch.float32, copy=True))
     return tail if agree(parts, whole, hidden.dtype) else None
-
-
-def _observed(model: Any, base: nn.Module, probe: Tensor) -> tuple[Tensor, Tensor | None]:
-    """A model's float32 logits of a short input, and the last hidden states of its base model for the same input."""
-    calls: list[tuple[bool, Tensor | None]] = []
-
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        given = [value for value in (*args, *kwargs.values()) if value is not None and not isinstance(value, bool)]
-        calls.append((len(given) == 1 and given[0] is probe, getattr(output, "last_hidden_state", None)))
-
-    handle = base.register_forward_hook(note, with_kwargs=True)
-    try:
-        whole = model(input_ids=probe, use_cache=False).logits.float()
-    finally:
-        handle.remove()
-    if len(calls) == 1 and calls[0][0]:
-        return whole, calls[0][1]
-    # The model called its base with other arguments, or not at all: verify the call that the passes make.
-    return whole, getattr(base(input_ids=probe, use_cache=False), "last_hidden_state", None)
 
 
 def _logits(model: Any, batch: PaddedBatch) -> Iterator[tuple[Tensor, Tail | None]]:

@@ -20,7 +20,6 @@ INSTRUCTION = (
 
 LEAST_PIECE = 8  # tokens; a model with fewer positions for a text is refused
 SPARE = 32  # additional tokens of an answer beyond `longest` times those of its text
-KTD_SAMPLING = Sampling(temperature=1.9, top_k=50, top_p=0.95)
 _MARK = "\ue000\ue001\ue000"  # placeholder of the text in a chat template; private-use characters, so in no template
 Reason = Literal["blank", "empty", "unfinished", "verbatim", "non_finite", "unknown_id"]
 MESSAGES: dict[Reason, str] = {
@@ -41,7 +40,7 @@ class ParaphraseSettings:
         UserError: a value outside its limits.
     """
 
-    sampling: Sampling = KTD_SAMPLING
+    sampling: Sampling
     instruction: str | None = None  # None: `PREFIX` for an encoder-decoder model, `INSTRUCTION` for a causal one
     piece_tokens: int = 256  # longest piece; less if the model has fewer positions
     longest: float = 2.0  # maximum tokens of an answer as a multiple of its text's, plus `SPARE`

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from architectures import GPT2, LLAMA, OPT, VOCABULARY, HalvedLogits
+from architectures import GPT2, LLAMA, OPT, VOCABULARY, HalvedLogits, documents, found_of, plain_statistics
 
 from pipeline.models.load import LanguageModel
+from pipeline.models.opened import Tail
 from pipeline.passes import forward as module
 from pipeline.passes.forward import STATISTICS, forward, from_log_probs
-from pipeline.passes.statistics import MODIFIED_ORDERS
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", LLAMA),
@@ -34,41 +34,8 @@ def make(kind: str) -> LanguageModel:
     return LanguageModel(model.eval().requires_grad_(False), None, torch.device("cpu"), None)
 
 
-def documents(lengths=(9, 2, 30, 17)) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
-
-
 def brute_force(lm: LanguageModel, ids: list[int]) -> dict[str, torch.Tensor]:
-    logits = lm.model(input_ids=torch.tensor([ids])).logits[0, :-1].double()
-    log_p = logits.log_softmax(-1)
-    p = log_p.exp()
-    own = log_p.gather(1, torch.tensor(ids[1:])[:, None])
-    is_own = torch.zeros_like(p, dtype=torch.bool).scatter_(1, torch.tensor(ids[1:])[:, None], True)
-    mean = (p * log_p).sum(1)
-    p_own = own.exp().squeeze(1)
-    return {
-        "log_prob": own.squeeze(1),
-        "mean": mean,
-        "variance": (p * (log_p - mean[:, None]).square()).sum(1),
-        "m_entropy": -(1 - p_own) * own.squeeze(1) - (p * torch.log1p(-p)).masked_fill(is_own, 0).sum(1),
-        "renyi_0.5": 2 * p.sqrt().sum(1).log(),
-        "renyi_1": -mean,
-        "renyi_2": -p.square().sum(1).log(),
-        "renyi_inf": -log_p.amax(1),
-        **{f"mod_renyi_{order}": modified(p, p_own, is_own, abs(1 - float(order))) for order in MODIFIED_ORDERS},
-    }
-
-
-def modified(p: torch.Tensor, p_own: torch.Tensor, is_own: torch.Tensor, q: float) -> torch.Tensor:
-    others = (p * (1 - p) ** q - p).masked_fill(is_own, 0).sum(1)
-    return -((1 - p_own) * p_own**q - (1 - p_own) + others) / q
-
-
-def found_of(statistics, name: str) -> torch.Tensor:
-    if name.startswith("mod_renyi_"):
-        return statistics.mod_renyi[name.removeprefix("mod_renyi_")]
-    return statistics.renyi[name.removeprefix("renyi_")] if name.startswith("renyi_") else getattr(statistics, name)
+    return plain_statistics(lm.model(input_ids=torch.tensor([ids])).logits[0, :-1], ids[1:])
 
 
 @pytest.mark.parametrize("kind", [*KINDS, UNKNOWN])
@@ -106,9 +73,27 @@ def test_chunks_and_tiles_change_nothing(kind, monkeypatch):
     whole = forward(lm, ids, STATISTICS)
     monkeypatch.setattr(module, "HEAD_ELEMENTS", {"cpu": 11 * VOCABULARY, "cuda": 0})
     monkeypatch.setattr(module, "TILE_ELEMENTS", {"cpu": 3 * VOCABULARY, "cuda": 0})
+    tail = Tail(torch.nn.Identity(), torch.nn.Linear(8, VOCABULARY).requires_grad_(False), 1.0, None)
+    for rows, chunks in ((25, [9, 8, 8]), (11, [11])):
+        assert [len(some) for some, _ in module.logits_of_rows(lm.model, tail, torch.ones(rows, 8))] == chunks
     pieces = forward(lm, ids, STATISTICS)
     for name in STATISTICS:
         torch.testing.assert_close(found_of(pieces, name), found_of(whole, name), rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_without_a_token_is_measured_at_its_likeliest_and_no_other_is():
+    logits, targets = torch.eye(3), torch.tensor([-1, 0, -1])
+    swept = module.sweep_rows([(logits[:2], None), (logits[2:], None)], targets, frozenset({module.OWN_BEST, "token"}))
+    assert swept["token"].tolist() == [0, 0, 2]
+
+
+def test_a_head_that_a_hook_changes_is_called():
+    lm, ids = make("llama"), documents((9,))
+    head: Any = lm.model.lm_head
+    plain, head._hf_hook = head.forward, "as accelerate sets it"
+    head.forward = lambda rows: plain(rows) / 4
+    expected = brute_force(lm, ids[0])["log_prob"].float()
+    torch.testing.assert_close(forward(lm, ids, STATISTICS).log_prob[0], expected, rtol=2e-4, atol=2e-5)
 
 
 def test_the_mask_comes_from_lengths_even_where_tokens_equal_the_padding():
@@ -116,7 +101,9 @@ def test_the_mask_comes_from_lengths_even_where_tokens_equal_the_padding():
     assert statistics.mask.tolist() == [[True, True, True], [True, False, False]]
     assert (statistics.log_prob[0] < 0).all()
     assert forward(make("llama"), [[3], [4]], STATISTICS).log_prob.shape == (2, 0)
-    assert forward(make("llama"), [[3], [4, 5]], STATISTICS).mask.tolist() == [[False], [True]]
+    both, alone = (forward(make("llama"), ids, STATISTICS) for ids in ([[3], [4, 5]], [[4, 5]]))
+    assert both.mask.tolist() == [[False], [True]]
+    torch.testing.assert_close(both.log_prob[1:], alone.log_prob)
 
 
 def test_what_is_not_asked_for_is_not_there():
@@ -143,6 +130,7 @@ def test_certainty_overflows_nowhere():
     assert all(values.isfinite().all() for values in found.values())
     torch.testing.assert_close(found["m_entropy"][2].item(), 50.0 + 50.0 - math.log(95), rtol=1e-4, atol=0)
     assert (found["variance"] < 1e-12).all()
+    assert all((found[f"renyi_{order}"] < 1e-6).all() for order in ("0.5", "1", "2", "inf"))
 
 
 def test_a_model_that_yields_nan_gives_nan_and_no_exception():
@@ -155,4 +143,4 @@ def test_a_model_that_yields_nan_gives_nan_and_no_exception():
 def test_given_log_probabilities_of_unequal_length_are_padded_and_masked() -> None:
     statistics = from_log_probs([[-1.0, -2.0, -3.0], [-4.0]])
     assert statistics.mask.tolist() == [[True, True, True], [True, False, False]]
-    assert statistics.log_prob[statistics.mask].tolist() == [-1.0, -2.0, -3.0, -4.0]
+    assert statistics.log_prob.tolist() == [[-1.0, -2.0, -3.0], [-4.0, 0.0, 0.0]]

@@ -1,12 +1,11 @@
 """Draws that share a prefill and a batch are those that each prompt would have alone."""
 
 import math
-from contextlib import contextmanager
 from itertools import chain
 
 import pytest
 import torch
-from architectures import GPT2, LLAMA, OPT
+from architectures import GPT2, LLAMA, OPT, calls_of
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 from transformers.generation import logits_process
 
@@ -94,7 +93,7 @@ def test_a_token_that_a_model_forces_at_the_start_is_read_and_not_drawn(tokenize
 
 @pytest.mark.parametrize("top_k", [None, 5, 200])
 @pytest.mark.parametrize("top_p", [1.0, 0.8, 1e-6])
-@pytest.mark.parametrize("temperature", [0.5, 1.9])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.9])
 def test_tokens_come_as_often_as_the_distribution_of_transformers_says(temperature, top_k, top_p):
     logits = torch.randn(1, 97, generator=torch.Generator().manual_seed(3)) * 2
     warpers = logits_process.LogitsProcessorList([logits_process.TemperatureLogitsWarper(temperature)])
@@ -103,7 +102,8 @@ def test_tokens_come_as_often_as_the_distribution_of_transformers_says(temperatu
     expected = warpers(None, logits.clone()).softmax(1)[0]
     count = 20_000
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count  # each token takes its share of the line
-    tokens = sample_tokens(logits.expand(count, -1), Sampling(temperature, top_k, top_p), uniforms)
+    stated = {} if temperature == 1 else {"temperature": temperature}
+    tokens = sample_tokens(logits.expand(count, -1), Sampling(**stated, top_k=top_k, top_p=top_p), uniforms)
     shares = tokens.bincount(minlength=97) / count
     assert (shares - expected).abs().max() <= 1 / count + 1e-6
     assert not shares[expected == 0].any()
@@ -123,7 +123,7 @@ def test_logits_that_are_not_numbers_give_no_token():
     uniforms = torch.full((3,), 0.5, dtype=torch.float64)
     for sampling in (Sampling(), Sampling(0), Sampling(top_k=3), Sampling(top_p=0.5), Sampling(top_k=3, top_p=0.5)):
         tokens = sample_tokens(logits, sampling, uniforms)
-        assert tokens.ge(0).tolist() == [False, True, False]
+        assert tokens.eq(-1).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama in bfloat16", "t5"])
@@ -135,6 +135,7 @@ def test_a_draw_is_the_same_whatever_else_is_drawn_and_another_under_another_see
     assert together == continuations(lm, asked, SHARP, 7)
     assert all(a != b for a, b in zip(together, continuations(lm, asked, SHARP, 8), strict=True))
     assert all(len({draw.ids for draw in draws}) > 3 for draws in together)
+    assert all(len({draw.ids[:1] for draw in draws}) > 1 for draws in together)
     if "bfloat16" not in kind:  # whose products depend on the batch where the processor lacks it
         assert together == continuations(lm, asked, SHARP, 7, batch_tokens=1)
         alone = continuations(lm, [Prompt((3,), asked[3].ids, (5, 2), 5)], SHARP, 7)
@@ -168,19 +169,10 @@ def test_a_draw_ends_at_eos_or_at_its_limit(llama):
         assert any(draw.end == "tokens" for draw in draws)
 
 
-@contextmanager
-def shapes_of(model):
-    shapes: list[torch.Size] = []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
-    )
-    yield shapes
-    hook.remove()
-
-
 def test_a_prompt_is_read_once_and_finished_draws_leave_the_batch(llama):
-    with shapes_of(llama.model) as asked:
+    with calls_of(llama.model) as calls:
         found = continuations(llama, prompts(range(10), words=4), SHARP, 7)
+    asked = [call["input_ids"].shape for call in calls]
     assert asked[0] == (6, 20)
     assert asked[1][0] > asked[-1][0]
     needed = sum(len(draw.ids) + (draw.end == "eos") - 1 for draws in found for draw in draws)
@@ -188,27 +180,35 @@ def test_a_prompt_is_read_once_and_finished_draws_leave_the_batch(llama):
     assert needed <= computed <= needed / 0.75 + 60  # a quarter of a batch may be done, and the last few rows
 
 
-def test_a_limit_holds_the_batch_and_one_prompt_is_the_least(llama):
-    with shapes_of(llama.model) as asked:
-        continuations(llama, prompts((0, 1)), Sampling(0, max_new_tokens=2), 7, batch_tokens=4 * (9 + 2))
-    assert max(rows for rows, _ in asked) == 4
-    assert len(asked) == 2 * 4  # 3+5, 7+9, 9, 20 tokens; two forward passes each
+@pytest.mark.parametrize(("limit", "rows", "batches"), [(4 * (9 + 2), 4, 4), (1, 2, 6)])
+def test_a_limit_holds_the_batch_and_one_prompt_is_the_least(llama, limit, rows, batches):
+    with calls_of(llama.model) as calls:
+        continuations(llama, prompts((0, 1)), Sampling(0, max_new_tokens=2), 7, batch_tokens=limit)
+    assert max(len(call["input_ids"]) for call in calls) == rows
+    assert len(calls) == 2 * batches  # of 3+5, 7+9, 9, 20 tokens; two forward passes each
 
 
 def test_what_cannot_be_done_is_said_in_one_line(llama, tokenizer):
     small = LanguageModel(llama.model, tokenizer, llama.device, 20)
     with pytest.raises(UserError, match="20 tokens leaves no room in a model of 20 positions"):
         continuations(small, prompts(), SHARP, 0)
-    assert all(len(draw.ids) <= 11 for draw in continuations(small, prompts()[1:2], SHARP, 0)[0])
+    for length, drawn in ((n, continuations(small, prompts(lengths=(n,)), SHARP, 0)[0]) for n in (9, 19)):
+        assert all(len(draw.ids) <= 20 - length for draw in drawn)
+    bart = make("bart", tokenizer)
+    assert len(continuations(bart, prompts(lengths=(128,)), GREEDY, 0)[0]) == 2
+    with pytest.raises(UserError, match="129 tokens leaves no room in a model of 128 positions"):
+        continuations(bart, prompts(lengths=(129,)), GREEDY, 0)
     with pytest.raises(UserError, match="has no token"):
         continuations(llama, [Prompt((0,), [], [0])], SHARP, 0)
     settings = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "state_size": 4}
     mamba = AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **settings))
     with pytest.raises(UserError, match="takes no past_key_values"):
         continuations(LanguageModel(mamba, tokenizer, llama.device, None), prompts(), SHARP, 0)
-    for bad in ({"temperature": -1}, {"temperature": math.nan}, {"top_k": 0}, {"top_p": 0}, {"max_new_tokens": 0}):
-        with pytest.raises(UserError, match=f"{next(iter(bad))} must be"):
-            Sampling(**bad)
+    limits = {"temperature": (-1, math.nan, math.inf), "top_k": (0,), "top_p": (0, 1.1), "max_new_tokens": (0,)}
+    for name, bad in ((name, value) for name, values in limits.items() for value in values):
+        with pytest.raises(UserError, match=f"{name} must be"):
+            Sampling(**{name: bad})
+    assert continuations(llama, prompts((), lengths=(1,)), Sampling(top_k=1), 0) == [[]]
 
 
 @pytest.mark.parametrize(("text", "words"), [("", 0), (" a", 0), ("a b", 1), ("a b ", 2), (" \n", 0), ("a\n\nb c", 2)])

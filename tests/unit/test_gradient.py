@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import GPT2, LLAMA, OPT, SIZES, VOCABULARY, HalvedLogits
+from architectures import GPT2, LLAMA, OPT, SIZES, HalvedLogits, documents
 from finished import score_run
 from torch import Tensor, nn
 from torch.nn import functional
@@ -72,7 +72,7 @@ def changed(place: str, part: Callable[[nn.ModuleList], nn.Module | nn.Parameter
 UNCOVERED: dict[str, tuple[Model, str]] = {
     "strange parameter": (
         changed("mlp.act_fn", lambda layers: Scale()),
-        "no rule covers the parameter model.layers.1.mlp.act_fn.size",
+        "no rule covers the parameter model.layers.1.mlp.act_fn.size\n",
     ),
     "weight in two layers": (
         changed("mlp.up_proj.weight", lambda layers: layers[0].mlp.up_proj.weight),
@@ -84,7 +84,8 @@ UNCOVERED: dict[str, tuple[Model, str]] = {
         "the rule for the parameter model.layers.1.mlp.down_proj.weight",
     ),
     "unknown tail": (lambda: HalvedLogits(LlamaConfig(**LLAMA)), "not a plain linear function"),
-    "gemma2": (lambda: covered("gemma2", {**LLAMA, "head_dim": 8}), "model.embed_tokens.weight"),
+    "gemma2": (lambda: covered("gemma2", {**LLAMA, "head_dim": 8}), "model.embed_tokens.weight\n"),
+    "by frequency": (lambda: covered(*COVERED["llama"]), "model.embed_tokens.weight\n"),
 }
 
 
@@ -99,15 +100,11 @@ def wrap(model: nn.Module) -> LanguageModel:
 def make(kind: str) -> LanguageModel:
     torch.manual_seed(0)
     lm = wrap(covered(*COVERED[kind]) if kind in COVERED else UNCOVERED[kind][0]())
+    lm.model.get_input_embeddings().scale_grad_by_freq = kind == "by frequency"
     with torch.no_grad():
         for parameter in lm.model.parameters():  # biases of 0 and norms of 1 would hide mistakes
             parameter.add_(torch.randn_like(parameter) * 0.05)
     return lm
-
-
-def documents(lengths=(9, 2, 30, 17)) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(0, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
 
 
 def autograd(lm: LanguageModel, ids: list[list[int]]) -> Tensor:
@@ -146,7 +143,7 @@ def test_a_model_that_the_rules_do_not_fit_goes_one_at_a_time_and_says_why_once(
         for _ in range(2):
             close(gradient_norms(lm, ids), autograd(lm, ids))
     (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("pipeline")]
-    assert UNCOVERED[kind][1] in message
+    assert UNCOVERED[kind][1] in f"{message}\n"
     assert coverage_of(lm.model).method == "one at a time"
 
 

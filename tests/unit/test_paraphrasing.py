@@ -1,11 +1,11 @@
 """Documents of any length are paraphrased whole, and a bad paraphrase is drawn again or named."""
 
 import re
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
+from architectures import calls_of
 from commands import user_error
 
 from pipeline.config.models import ModelConfig
@@ -70,15 +70,6 @@ def scripted(folder, script) -> Seq2SeqModel:
     return lm
 
 
-@contextmanager
-def calls_of(module):
-    """The arguments of a module's calls."""
-    calls: list[dict] = []
-    hook = module.register_forward_pre_hook(lambda module, args, kwargs: calls.append(kwargs), with_kwargs=True)
-    yield calls
-    hook.remove()
-
-
 def words(text: str) -> int:
     return len(text.split())
 
@@ -117,6 +108,7 @@ def test_only_what_is_surely_no_paraphrase_is_taken_off_and_case_and_punctuation
         ("Paraphrase: some words.", "Paraphrase: words.", "Paraphrase: some words."),
         ("<think>What now?\n</think>\n\nSome words.", "Words.", "Some words."),
         ("It's", "Words.", "It's"),
+        ('""', "Words.", ""),
         ('"', "Words.", '"'),
         ("", "Words.", ""),
     ):
@@ -140,7 +132,7 @@ def test_draws_are_the_same_whatever_else_is_paraphrased(kind, request):
 
 def test_a_long_document_is_read_to_its_end_in_pieces(t5):
     with calls_of(t5.model.get_encoder()) as calls:
-        draw_paraphrases(t5, [(0, LONG)], 1, ParaphraseSettings(piece_tokens=64, longest=1, redraws=0), 0)
+        draw_paraphrases(t5, [(0, LONG)], 1, ParaphraseSettings(Sampling(), piece_tokens=64, longest=1, redraws=0), 0)
     read = [
         t5.tokenizer.decode(ids[seen.bool()])
         for call in calls
@@ -166,12 +158,13 @@ def test_pieces_are_rejoined_with_the_whitespace_between_them(tiny_t5_folder):
 def test_a_document_whose_paraphrases_stay_bad_is_given_up_with_the_reason(tiny_t5_folder):
     for script, reason in (([[None]], "empty"), ([["!"], [None]], "verbatim"), ([["stone"]], "unfinished")):
         lm = scripted(tiny_t5_folder, script)
-        with calls_of(lm.model.get_encoder()) as calls:
+        with calls_of(lm.model.get_encoder()) as calls, calls_of(lm.model) as steps:
             (found,) = draw_paraphrases(lm, [(4, "!\n")], 2, SETTINGS, 0)
         assert isinstance(found, ParaphraseFailure)
         assert (found.key, found.reason) == (4, reason)
         assert found.message.endswith("after 3 redraws")
         assert len(calls) == 4
+    assert len(steps) == 4 * (8 + 32), "eight times the one token of the text, and 32 more"
 
 
 def test_a_bad_draw_is_drawn_again_and_the_good_ones_stay(tiny_t5_folder):
@@ -204,21 +197,23 @@ def test_a_text_cannot_end_its_own_message(chat):
 
 
 def test_the_prompt_the_piece_and_its_answer_fit_the_model(t5, chat):
-    assert piece_limit(t5, ParaphraseSettings()) == (512 - 32) // 2
+    assert piece_limit(t5, ParaphraseSettings(Sampling())) == (512 - 32) // 2
     beside = len(t5.tokenizer("paraphrase: ")["input_ids"])
     small = Seq2SeqModel(t5.model, t5.tokenizer, t5.device, 100)
-    assert piece_limit(small, ParaphraseSettings()) == min(100 - beside, (100 - 32) // 2)
+    assert piece_limit(small, ParaphraseSettings(Sampling())) == min(100 - beside, (100 - 32) // 2)
     few = Seq2SeqModel(t5.model, t5.tokenizer, t5.device, 40)
-    assert "the paraphraser has 40 positions" in user_error(piece_limit, few, ParaphraseSettings())
+    assert piece_limit(replace(few, max_tokens=8 + 8 + 32), ParaphraseSettings(Sampling(), piece_tokens=8)) == 8
+    assert "the paraphraser has 40 positions" in user_error(piece_limit, few, ParaphraseSettings(Sampling()))
     narrow = LanguageModel(chat.model, chat.tokenizer, chat.device, 600)
-    refusal = user_error(piece_limit, replace(narrow, max_tokens=40), ParaphraseSettings())
+    assert piece_limit(replace(narrow, max_tokens=None), ParaphraseSettings(Sampling())) == 256
+    refusal = user_error(piece_limit, replace(narrow, max_tokens=40), ParaphraseSettings(Sampling()))
     beside = int(re.findall(r"prompt of (\d+) tokens", refusal)[0])
-    assert piece_limit(narrow, ParaphraseSettings(piece_tokens=1000)) == (600 - beside - 32) // 3
+    assert piece_limit(narrow, ParaphraseSettings(Sampling(), piece_tokens=1000)) == (600 - beside - 32) // 3
 
 
 def test_settings_outside_their_limits_and_a_model_that_takes_no_instruction_are_refused(tiny_model_folder):
     for name, value in (("piece_tokens", 7), ("longest", 0.5), ("redraws", -1)):
-        assert f"{name} must be at least" in user_error(ParaphraseSettings, **{name: value})
+        assert f"{name} must be at least" in user_error(ParaphraseSettings, Sampling(), **{name: value})
     lm = open_paraphraser(ModelConfig(path=str(tiny_model_folder)))
     assert "no chat template" in user_error(draw_paraphrases, lm, TEXTS, 1, SETTINGS, 0)
     lm.tokenizer.chat_template = "{{ messages[0].content }}{{ messages[0].content }}"

@@ -37,6 +37,7 @@ def run(sizes: PassSizes, memory: Memory, batch: list[int], tokens: int | None =
 
 def test_parts_hold_the_budget_and_one_document_at_least_whose_errors_are_raised() -> None:
     assert run(PassSizes(), Memory(10**6), [1, 2, 3, 4, 90], tokens=8) == [[1, 2], [3, 4], [90]]
+    assert run(PassSizes(), Memory(10**6), [90, 4], tokens=8) == [[90], [4]]
     assert run(PassSizes(), Memory(10**6), [1, 2, 3]) == [[1, 2, 3]]
     assert run(PassSizes(), Memory(10**6), []) == []
     with pytest.raises(torch.OutOfMemoryError):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import found_of, plain_statistics
 from commands import user_error
 from picture_models import SAVE, random_pictures, save_llava
 from torch import Tensor
@@ -15,7 +16,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.models.load import check_model, fingerprint_model, open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import INSTRUCTION, PicturePrompt, caption_ids, picture_prompt, picture_token
-from pipeline.passes.forward import TokenStatistics, tail_of
+from pipeline.passes.forward import tail_of
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.pictures import (
     describe,
@@ -76,28 +77,9 @@ def logits_of(lm: LanguageModel, prompt: PicturePrompt, description: Sequence[in
 
 def plainly(logits: Tensor, ids: Sequence[int], places: Sequence[int], token: int) -> dict[str, Tensor]:
     """The statistics of the tokens at these places, in float64."""
-    log_p = torch.log_softmax(logits[[place - 1 for place in places]], 1)
-    p = log_p.exp()
-    best = log_p.argmax(1).tolist()
-    y = torch.tensor([best[row] if ids[place] == token else ids[place] for row, place in enumerate(places)])
-    log_y = log_p.gather(1, y[:, None])[:, 0]
-    mean = (p * log_p).sum(1)
-    others = p.clone().scatter_(1, y[:, None], 0.0)
-    return {
-        "log_prob": log_y,
-        "mean": mean,
-        "variance": (p * log_p**2).sum(1) - mean**2,
-        "m_entropy": -(1 - log_y.exp()) * log_y - (others * torch.log1p(-others)).sum(1),
-        "renyi_0.5": 2 * p.sqrt().sum(1).log(),
-        "renyi_1": -mean,
-        "renyi_2": -(p * p).sum(1).log(),
-        "renyi_inf": -log_p.amax(1),
-    }
-
-
-def values_of(statistics: TokenStatistics, name: str) -> Tensor:
-    values = statistics.renyi[name.removeprefix("renyi_")] if name.startswith("renyi_") else getattr(statistics, name)
-    return values.double()
+    rows = logits[[place - 1 for place in places]]
+    likeliest = zip(rows.argmax(1).tolist(), places, strict=True)
+    return plain_statistics(rows, [best if ids[place] == token else ids[place] for best, place in likeliest])
 
 
 def test_the_statistics_of_each_part_are_those_of_a_plain_loop_also_in_halves(
@@ -112,7 +94,7 @@ def test_the_statistics_of_each_part_are_those_of_a_plain_loop_also_in_halves(
                 places = positions_of(prompt, len(description), part, token)[1:]
                 assert measured[part].mask[row].sum() == len(places)
                 for name, expected in plainly(logits, ids, places, token).items() if places else ():
-                    got = values_of(measured[part], name)[row, : len(places)]
+                    got = found_of(measured[part], name)[row, : len(places)].double()
                     torch.testing.assert_close(got, expected, atol=1e-4, rtol=0, msg=f"{part} {name}")
     wanted = {"description": frozenset({"log_prob"})}
     sizes = PassSizes(failed=[(3, 1)])

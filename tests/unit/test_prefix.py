@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from architectures import calls_of
 from commands import ended, here, user_error
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -83,18 +84,12 @@ def test_a_cache_of_the_prefix_gives_the_scores_of_concatenation_in_batches_of_a
 
 def test_a_prefix_is_read_once_for_all_batches_and_a_long_one_is_held_alone(tiny: LanguageModel) -> None:
     ids = [[5, 6, 7, 8]] * 20
-    read = []
-    shared.shares_beginnings(tiny)
-    handle = tiny.model.model.register_forward_pre_hook(
-        lambda _, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    try:
-        held = shared.HeldPrefixes()
+    assert shared.shares_beginnings(tiny)
+    held = shared.HeldPrefixes()
+    with calls_of(tiny.model.model) as calls:
         for _ in range(2):
             parts_module.behind_in_parts(tiny, [list(range(2, 102))], [0] * 20, ids, 1_040, PassSizes(), held)
-    finally:
-        handle.remove()
-    assert read == [100, 40, 40, 40, 40]
+    assert [call["input_ids"].numel() for call in calls] == [100, 40, 40, 40, 40]
     held, tail = shared.HeldPrefixes(), shared.tail_of(tiny.model)
     with torch.inference_mode():
         short = [held.of(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)]

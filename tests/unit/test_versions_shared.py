@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from architectures import calls_of
 from finished import rows as rows_scored
 from marked_runs import run_here, versions_audit
 
@@ -48,24 +49,17 @@ def test_statistics_are_those_of_versions_apart(tiny: Any) -> None:
 @pytest.mark.parametrize("k", [5, 20])
 def test_a_common_half_costs_at_most_six_tenths_of_the_tokens(tiny: Any, k: int) -> None:
     ids = versions_of(np.random.default_rng(1), 20, [19] * k)
-    seen = []
-
-    def count(module: Any, args: Any, kwargs: Any) -> None:
-        seen.append(kwargs["input_ids"].numel())
-
-    shares_beginnings(tiny)
-    handle = tiny.model.model.register_forward_pre_hook(count, with_kwargs=True)
-    try:
+    assert shares_beginnings(tiny)
+    with calls_of(tiny.model.model) as calls:
         forward_of_versions(tiny, ids, frozenset({"log_prob"}), common_beginning(ids))
-    finally:
-        handle.remove()
-    assert sum(seen) <= 0.6 * sum(map(len, ids))
+    assert sum(call["input_ids"].numel() for call in calls) <= 0.6 * sum(map(len, ids))
 
 
 def test_a_beginning_ends_before_the_shortest_version_and_must_save_enough() -> None:
     assert common_beginning([[1, 2, 3, 4], [1, 2, 3, 4, 5]]) == 3
     assert common_beginning([[1, 2, 3, 4], [1, 2, 9, 4]]) == 0
     assert common_beginning([[1, 2, 3, 4]] * 1) == 0
+    assert common_beginning([[1, 2, 3, 4, 5], [1, 2, 3, 6, 7]]) == 3, "7 of 10 tokens"
     assert common_beginning([[1], [1, 2]]) == 0
 
 
