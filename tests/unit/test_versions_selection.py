@@ -178,6 +178,7 @@ def test_documents_without_spread_add_nothing_and_without_others_nothing_is_sele
     assert with_constant.standardised()[:7].tolist() == [0] * 7
     assert redraw_p_value(with_constant, 1, 999) == redraw_p_value(of([[1, 5, 2], [0, 1, 4, 4]], [1, 2]), 1, 999)
     np.testing.assert_allclose(with_constant.standardised()[7:10], (np.array([1, 5, 2]) - 8 / 3) / np.std([1, 5, 2]))
+    assert redraw_p_value(of([[0, 0, 0, 1]] * 12, [0] * 12), 8) == 1, "the lowest of all sums"
     scores = of([[1.5] * 5] * 30, [0] * 30)
     assert not gap_statistic(scores.scores, scores.offsets, np.ones(30, dtype=np.int64)).any()
     assert preference_residuals(replace(scores, forms=np.arange(150)[:, None] % 5)) is not None
@@ -283,7 +284,7 @@ def test_a_form_that_varies_in_few_documents_is_left_out() -> None:
     rare = np.zeros((360, 1), dtype=np.int64)
     rare[: 19 * 6 : 6] = 1
     found = preference_residuals(scores).scores
-    wider = replace(scores, forms=np.hstack([scores.forms, rare, np.full_like(rare, 7)]))
+    wider = replace(scores, forms=np.hstack([scores.forms, rare, np.full((360, 2), [7, 1])]))
     np.testing.assert_allclose(preference_residuals(wider).scores, found, atol=2e-10)
     assert preference_residuals(replace(scores, forms=rare)).scores is scores.scores
     rare[19 * 6] = 1
@@ -314,8 +315,9 @@ def test_the_p_value_of_a_collection_is_that_of_all_draws(documents: list[list[f
     observed = sum(part[index] for part, index in zip(parts, scores.published, strict=True))
     share = np.mean([sum(draw) >= observed - 1e-9 for draw in itertools.product(*parts)])
     redraws = 9_999
-    found = (redraw_p_value(scores, 8) * (redraws + 1) - 1) / redraws
-    assert abs(found - share) <= 4 * math.sqrt(share * (1 - share) / redraws)
+    reached = redraw_p_value(scores, 8) * (redraws + 1) - 1
+    assert reached == pytest.approx(round(reached), abs=1e-6)
+    assert abs(reached / redraws - share) <= 4 * math.sqrt(share * (1 - share) / redraws)
     assert redraw_p_value(scores, 8) == redraw_p_value(scores, 8) != redraw_p_value(scores, 9)
 
 
