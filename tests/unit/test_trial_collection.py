@@ -73,12 +73,9 @@ def test_the_permutation_test_of_blocks_of_many_sizes_is_the_recorded_one_and_ta
     assert (many.audited.sum(), many.scores.sum()) == (5_000, number.sum() - 7_200)
 
 
-def test_documents_of_one_family_or_group_are_in_one_block() -> None:
-    assert joined_blocks(np.array([0, 0, 1, 2, 3, 4]), np.array([-1, 0, 0, 1, 1, -1])).tolist() == [0, 0, 0, 1, 1, 2]
-
-
-def test_blocks_are_counted_by_as_many_documents_as_four_in_five_of_either_role_have() -> None:
+def test_blocks_join_a_family_or_group_and_count_as_many_documents_as_four_in_five_of_either_role_have() -> None:
     """By the sizes of audited blocks 2: 8 of 10 have as many. One block of seven is of both roles."""
+    assert joined_blocks(np.array([0, 0, 1, 2, 3, 4]), np.array([-1, 0, 0, 1, 1, -1])).tolist() == [0, 0, 0, 1, 1, 2]
     sizes = [1, 1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 7, 3]
     block, keys = np.repeat(np.arange(13), sizes), np.arange(51) ** 2
     drawn = draw_blocks(keys[:, None] + 0.0, block, (block < 10) | (keys == 34**2), keys, 0)
