@@ -70,10 +70,90 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "> -> >=",
     ): "a threshold is above 0, which 0 never reaches",
     (
+        "pipeline/selection/collection.py",
+        "families = int(family.max(initial=-1)) + 1",
+        "1 -> 2",
+    ): "a node more, which has no edge",
+    (
+        "pipeline/selection/collection.py",
+        "nodes = families + int(group.max(initial=-1)) + 1",
+        "1 -> 2",
+    ): "a node more, which has no edge",
+    (
+        "pipeline/selection/collection.py",
+        "reached = observed[0] - _ROUNDING * size[0]",
+        "* -> /",
+    ): "a tolerance far above rounding and far below all differences, as before",
+    (
+        "pipeline/selection/collection.py",
+        "above += int((cross.statistic(drawn)[0] >= reached).sum())",
+        ">= -> >",
+    ): "no statistic is the limit, which is less than a tie by a tolerance",
+    (
         "pipeline/selection/shares.py",
         "return mean, low * (least if low > 0 else most), high * (most if high > 0 else least)",
         "> -> >=",
     ): "at 0 both products are 0",
+    (
+        "pipeline/stages/ask_log_probs.py",
+        "return [Entry(each, 0, inputs.get((each.row, text_digest(each.text)))) for each in documents]",
+        "0 -> 1",
+    ): "the same length for all",
+    (
+        "pipeline/stages/sample.py",
+        "entries.append(Entry(document, 0, (task, texts)))",
+        "0 -> 1",
+    ): "the same length for all",
+    (
+        "pipeline/stages/sample.py",
+        "if len(filed) >= self.settings.draws:",
+        ">= -> >",
+    ): "of as many draws as are wanted none is asked for, and the same row is kept",
+    (
+        "pipeline/stages/process.py",
+        "for _, number, receipt in sorted(bases, key=lambda base: base[:2], reverse=True):",
+        "2 -> 3",
+    ): "no two have the same number, so that the receipt never decides",
+    (
+        "pipeline/stages/local.py",
+        "TICK_SECONDS = 0.5",
+        NUMBER,
+    ): "how often a driver hears that nothing is new",
+    (
+        "pipeline/stages/local.py",
+        "ENDPOINT_WORKERS = 2",
+        NUMBER,
+    ): "shards about which an endpoint is asked at a time: an answer depends on the document alone",
+    (
+        "pipeline/stages/local.py",
+        "STOP_SECONDS = 2.0",
+        NUMBER,
+    ): "seconds for which a driver that stops waits for workers, whose shards are begun anew",
+    (
+        "pipeline/stages/local.py",
+        "thread.join(max(0.0, end - time.monotonic()))",
+        "0.0 -> 0.1",
+    ): "a driver that stops waits a tenth of a second longer",
+    (
+        "pipeline/stages/paraphrase.py",
+        "WINDOW_DOCUMENTS = 64",
+        NUMBER,
+    ): "documents that are prepared at a time: the paraphrases of a document depend on it alone",
+    (
+        "pipeline/stages/score_versions.py",
+        "step = max(1, self.batch_size.tokens // longest)",
+        NUMBER,
+    ): "versions of a document that are computed at a time: memory",
+    (
+        "pipeline/stages/score_versions.py",
+        "step = max(1, self.batch_size.tokens // longest)",
+        "// -> *",
+    ): "versions of a document that are computed at a time: memory",
+    (
+        "pipeline/stages/score_versions.py",
+        "for before, after in zip([-1, *common], [*common, len(pieces[0])], strict=True):",
+        "1 -> 2",
+    ): "any negative number stands for the beginning",
     (
         "pipeline/stages/pictures.py",
         "PICTURE_WINDOW = Window(64, characters=16 << 20)",
@@ -300,6 +380,31 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "1 -> 2",
     ): "no token has either number, and what is masked is taken out again",
     (
+        "pipeline/detectors/likelihood.py",
+        "rarity = evidence.rarity[_counted(documents)].to(t.mask.device)[t.token.masked_fill(~t.mask, 0)]",
+        "0 -> 1",
+    ): "the token of positions that are masked, of which no score reads the rarity",
+    (
+        "pipeline/detectors/likelihood.py",
+        "new = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)",
+        "0 -> 1",
+    ): "a column more than there are positions, which is not read",
+    (
+        "pipeline/detectors/pairs.py",
+        'return _of_finite(scores, difference + target.renyi["inf"].where(mask, 0.0), mask)',
+        "+ -> -",
+    ): "whether both are finite: so is their sum and their difference, and else neither is",
+    (
+        "pipeline/detectors/pairs.py",
+        'return _of_finite(scores, difference + target.renyi["inf"].where(mask, 0.0), mask)',
+        "0.0 -> 0.1",
+    ): "any finite number, of which only that it is finite counts",
+    (
+        "pipeline/detectors/draws.py",
+        "row = [i] + [most + 1] * len(other)",
+        "1 -> 2",
+    ): "any number of edits above the most that are allowed",
+    (
         "pipeline/passes/gradient.py",
         "group.out_features += output.shape[-1]",
         "+ -> -",
@@ -354,6 +459,91 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self.window = Window(1024, characters=1 << 20)",
         NUMBER,
     ): "documents that are prepared at a time: the numbers of a document depend on it alone",
+    (
+        "pipeline/passes/gradient.py",
+        "self.out_features = 0",
+        "0 -> 1",
+    ): "it decides which of two products gives the same norm at less cost",
+    (
+        "pipeline/passes/gradient.py",
+        "self.waiting = 0",
+        "0 -> 1",
+    ): "the group is counted when the pass ends: memory, and no number",
+    (
+        "pipeline/passes/gradient.py",
+        "group.waiting -= 1",
+        "- -> +",
+    ): "the group is counted when the pass ends: memory, and no number",
+    (
+        "pipeline/passes/gradient.py",
+        "if _gram_is_cheaper(out.shape[1], inputs.shape[2], group.out_features):",
+        "1 -> 2",
+    ): "it decides which of two products gives the same norm at less cost",
+    (
+        "pipeline/passes/generate.py",
+        "self.cache = cache_of(self.lm.model, max(map(len, self.ids)) + self.limit)",
+        "+ -> -",
+    ): "the room that is reserved: a cache that is full grows",
+    (
+        "pipeline/passes/generate.py",
+        "self.due = len(self.ids) + missing",
+        "+ -> -",
+    ): "words are counted at every token, and no draw ends sooner",
+    (
+        "pipeline/passes/paraphrase.py",
+        "elif length(sentence.strip()) <= limit:",
+        "<= -> <",
+    ): "a sentence that just fits is cut into one piece",
+    (
+        "pipeline/passes/shared.py",
+        "beginning, held = _begun(model, tail, probe[:1, :4])",
+        "1 -> 2",
+    ): "two rows that are the same, in place of one",
+    (
+        "pipeline/passes/shared.py",
+        "if not self.room or held + new > self.room[0].shape[2]:",
+        "0 -> 1",
+    ): "keys and values have the same room",
+    (
+        "pipeline/passes/parts.py",
+        "renyi={order: table([part.renyi[order] for part in parts]) for order in parts[0].renyi},",
+        "0 -> 1",
+    ): "all parts have the same statistics, and there are two at least",
+    (
+        "pipeline/passes/parts.py",
+        "mod_renyi={order: table([part.mod_renyi[order] for part in parts]) for order in parts[0].mod_renyi},",
+        "0 -> 1",
+    ): "all parts have the same statistics, and there are two at least",
+    (
+        "pipeline/passes/pictures.py",
+        "width = max([1, *map(len, at)])",
+        "1 -> 2",
+    ): "one more column, which is masked",
+    (
+        "pipeline/passes/forward.py",
+        'limit = max(1, elements.get(device.type, elements["cuda"]) // vocabulary)',
+        "1 -> 2",
+    ): "two rows at a time, where a single one has more logits than the limit: memory, and no number",
+    (
+        "pipeline/passes/sweep_triton.py",
+        "series = 1.0 / 13 + q * (1.0 / 15)",
+        "13 -> 14",
+    ): "less than half of a rounding of float32",
+    (
+        "pipeline/passes/sweep_triton.py",
+        "series = 1.0 / 13 + q * (1.0 / 15)",
+        "15 -> 16",
+    ): "less than half of a rounding of float32",
+    (
+        "pipeline/passes/sweep_triton.py",
+        "series = 1.0 / 13 + q * (1.0 / 15)",
+        "+ -> -",
+    ): "less than half of a rounding of float32",
+    (
+        "pipeline/passes/sweep_triton.py",
+        "logits, targets, results, rows, columns, logits.stride(0), factor, softcap or 1.0, *flags,",
+        "1.0 -> 1.6",
+    ): "not read where logits are not capped",
     (
         "pipeline/passes/forward.py",
         'TILE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 27}',

@@ -79,9 +79,9 @@ def within_edits(one: Sequence[Any], other: Sequence[Any], most: int) -> bool:
     """
     if abs(len(one) - len(other)) > most:
         return False
-    before = [min(j, most + 1) for j in range(len(other) + 1)]
+    before = [*range(len(other) + 1)]
     for i, item in enumerate(one, 1):
-        row = [min(i, most + 1)] + [most + 1] * len(other)
+        row = [i] + [most + 1] * len(other)
         for j in range(max(1, i - most), min(len(other), i + most) + 1):
             row[j] = min(before[j - 1] + (item != other[j - 1]), before[j] + 1, row[j - 1] + 1)
         before = row

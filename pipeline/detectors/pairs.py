@@ -66,7 +66,7 @@ def token_differences(evidence: Evidence) -> tuple[Tensor, Tensor]:
 
     target, other = evidence[FORWARD], evidence[REFERENCE]
     mask = target.mask
-    if mask.shape != other.mask.shape or not torch.equal(mask, other.mask.to(mask.device)):
+    if not torch.equal(mask, other.mask.to(mask.device)):
         raise ValueError("the target and its reference read different numbers of tokens")
     return (target.log_prob.double() - other.log_prob.to(mask.device).double()).where(mask, 0.0), mask
 

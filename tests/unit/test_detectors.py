@@ -14,7 +14,7 @@ from pipeline.passes.forward import RENYI_ORDERS, TokenStatistics
 from pipeline.passes.statistics import MODIFIED_ORDERS
 
 COUNTS = (12, 1, 7)
-TEXTS = ["A text of some length, of some length.", "é", "the third"]
+TEXTS = [" ".join(f"{i * i % 127:b}" for i in range(100)), "é", "the third"]  # the first is longer at level 7
 
 
 def statistics(seed: int) -> TokenStatistics:
@@ -82,15 +82,18 @@ def test_shares_take_at_least_one_token_and_round_down(evidence, k):
     assert score({"min_k_plus_plus": {"k": k}}, evidence) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_share_of_zero_is_the_single_largest_entropy_and_modified_entropies_of_order_1_are_m_entropy(evidence):
+def test_a_share_of_0_is_the_largest_entropy_order_1_is_m_entropy_and_a_variance_of_0_is_clamped(evidence):
     expected = [-max(row) for row in rows(evidence[FORWARD].renyi["2"])]
     assert score({"renyi": {"order": 2, "k": 0}}, evidence) == pytest.approx(expected)
     assert score({"mod_renyi": {"order": 1}}, evidence) == score("m_entropy", evidence)
     expected = [-mean(row) for row in rows(evidence[FORWARD].mod_renyi["2"])]
     assert score({"mod_renyi": {"order": "2"}}, evidence) == pytest.approx(expected)
+    zero = torch.zeros(1, 1)
+    t = TokenStatistics(zero - 1e-6, torch.ones(1, 1, dtype=torch.bool), zero, zero)
+    assert score("min_k_plus_plus", Evidence([""], {FORWARD: t})) == pytest.approx([-1.0])
 
 
-@pytest.mark.parametrize("window", [1, 3, 6])
+@pytest.mark.parametrize("window", [1, 2, 3, 6, 7, 12, 13])
 def test_gaps_to_the_likeliest_token_are_averaged_over_neighbours(evidence, window):
     t = evidence[FORWARD]
     expected = []
@@ -110,12 +113,6 @@ def test_a_part_of_a_picture_is_read_from_a_pass_of_its_own():
         assert [(needed.part, needed.caption) for needed in detector.needs] == [("description", "generated")]
 
 
-def test_a_variance_of_zero_is_clamped():
-    zero = torch.zeros(1, 1)
-    t = TokenStatistics(zero - 1e-6, torch.ones(1, 1, dtype=torch.bool), zero, zero)
-    assert score("min_k_plus_plus", Evidence([""], {FORWARD: t})) == pytest.approx([-1.0])
-
-
 @pytest.mark.parametrize(
     "name", ["loss", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus", "gap_k", "renyi"]
 )
@@ -130,16 +127,13 @@ def test_nan_gives_nan_in_its_document_alone(evidence, name):
     assert [math.isnan(value) for value in found] == [True, False, False]
 
 
-def test_columns_are_named_as_in_the_config_but_for_the_infinite_order():
+def test_columns_are_named_as_in_the_config_and_eight_detectors_cost_three_passes_and_what_they_read():
     entries = ["min_k", {"min_k": {"k": [0.1, 0.2]}}, {"renyi": {"k": 0.1, "order": [2, "inf"]}}]
     columns = [detector.column for detector in parse_detectors(entries)]
     assert columns == ["min_k", "min_k(k=0.1)", "min_k(k=0.2)", "renyi(order=2, k=0.1)", "renyi(order=inf, k=0.1)"]
     for value in ("inf", ".inf", "INF", math.inf):
         (detector,) = parse_detectors([{"renyi": {"order": value}}])
         assert (detector.column, detector.needs) == ("renyi(order=inf)", {FORWARD: frozenset({"renyi_inf"})})
-
-
-def test_eight_detectors_cost_three_passes_and_only_the_statistics_they_read():
     names = ["loss", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus", "m_entropy", "renyi"]
     assert plan_passes(parse_detectors(names)) == {
         FORWARD: frozenset({"log_prob", "mean", "variance", "m_entropy", "renyi_1"}),
@@ -165,6 +159,7 @@ def test_eight_detectors_cost_three_passes_and_only_the_statistics_they_read():
         ([{"min_k": {"k": []}}], "k is an empty list"),
         ([{"renyi": {"order": 3}}], "order must be one of 0.5, 1, 2, inf, got 3"),
         ([{"renyi": {"order": None}}], "got None"),
+        ([{"renyi": {"k": 1.5}}], "k must be .* got 1.5"),
         (["loss", "loss"], "the column loss appears twice"),
         ([{"min_k": {"k": [0.1, 0.1]}}], r"the column min_k\(k=0.1\) appears twice"),
         ([{"min_k": {"k": 0.1}, "loss": {}}], "one name an entry, got 2: min_k, loss"),
@@ -172,6 +167,9 @@ def test_eight_detectors_cost_three_passes_and_only_the_statistics_they_read():
         ([{"min_k_plus_plus": {"window": 2.5}}], "window .* got 2.5"),
         ([{"camia": {"signal": "median"}}], "signal .* got 'median'"),
         ([{"etd": {"beta": -1}}], "beta .*0.* got -1"),
+        ([{"min_k": 0.1}], r"min_k takes {argument: value}, got 0.1; did you mean {min_k: {k: 0.1}}\?"),
+        ([{"knockoff": {"base": {"min_k": {"k": [0.1, 0.2]}}}}], "base must be one detector of the documents"),
+        ([{"knockoff": {"base": "samia"}}], "base must be one detector of the documents"),
     ],
 )
 def test_a_mistake_in_the_config_is_named(entries, message):

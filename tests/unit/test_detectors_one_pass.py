@@ -1,11 +1,13 @@
 """Detectors of 2024 to 2026 that read one forward pass are their papers' formulas, whatever else is in the batch."""
 
 import math
+import random
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -20,7 +22,7 @@ from pipeline.detectors.camia import REPEATED, Signal
 from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import repeated, tokenize
-from pipeline.passes.forward import forward
+from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.stages.registry import forward_passes
 from pipeline.store.receipts import read_receipts
 
@@ -77,10 +79,9 @@ def test_each_is_its_formula_and_batches_change_nothing(lm: LanguageModel) -> No
         torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-4, atol=1e-4)
 
 
-def camia_scores(lm: LanguageModel, texts: list[str], mark: list[int]) -> torch.Tensor:
-    ids = [repeated([*mark, *ids], 900, 1) for ids in ids_of(lm, texts)]
-    evidence = Evidence(texts, {REPEATED: forward(lm, ids, frozenset({"log_prob"}))})
+def camia_scores(read: TokenStatistics) -> torch.Tensor:
     detectors = parse_detectors([{"camia": {"signal": list(get_args(Signal)), "of": ["first", "difference"]}}])
+    evidence = Evidence([""] * len(read.mask), {REPEATED: read})
     return torch.stack([one.score(evidence) for one in detectors], 1)
 
 
@@ -125,9 +126,27 @@ def test_camia_measures_the_first_copy_and_what_the_last_one_adds(lm: LanguageMo
         first = lp[: len(kept) - 1 + len(mark)]
         once, again = signals(first), signals(lp[-len(first) :])
         expected.append([v for a, b in zip(once, again, strict=True) for v in (a, a - b)])
+    copies = [repeated([*mark, *ids], 900, 1) for ids in ids_of(lm, texts)]
     for size in (1, 7, 32):
-        rows = [camia_scores(lm, texts[at : at + size], mark) for at in range(0, len(texts), size)]
+        batches = [copies[at : at + size] for at in range(0, len(texts), size)]
+        rows = [camia_scores(forward(lm, ids, frozenset({"log_prob"}))) for ids in batches]
         torch.testing.assert_close(torch.cat(rows), torch.tensor(expected).double(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("marks", [0, 1, 2])
+def test_camia_of_log_probabilities_that_tie_and_of_texts_without_them(marks: int) -> None:
+    sizes, generator = [1, 2, 3, 8, 9, 10, 11, 40, 202, 304, 304], random.Random(3)
+    rows = [[-float(generator.randrange(1 + at % 4)) for _ in range(3 * n - 1 + marks)] for at, n in enumerate(sizes)]
+    rows[4][0] = math.nan
+    mask = torch.arange(max(map(len, rows))) < torch.tensor([[len(row)] for row in rows])
+    expected = []
+    for row, size in zip(rows, sizes, strict=True):
+        first = row[: size - 1 + marks]
+        copies = (first, row[-min(size, len(first)) :]) if first and not math.isnan(first[0]) else ()
+        measured = [signals(copy) for copy in copies] or [[math.nan] * 11] * 2
+        expected.append([v for a, b in zip(*measured, strict=True) for v in (a, a - b)])
+    table = torch.tensor([[*row, *[0.0] * (mask.shape[1] - len(row))] for row in rows])
+    np.testing.assert_allclose(camia_scores(TokenStatistics(table, mask)), expected, atol=1e-9)
 
 
 def test_copies_stay_within_the_tokens_that_are_kept_and_the_beginning_is_marked_once() -> None:

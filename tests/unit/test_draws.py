@@ -75,7 +75,8 @@ def test_cdd_worked_by_hand_and_by_its_definition():
     near, far, longer = [99, *greedy[1:]], [99, 98, *greedy[2:]], [*greedy, *range(50, 90)]
     assert cdd_score([greedy, near, far], greedy) == 2 / 3  # .05 * 20 is one edit
     assert cdd_score([greedy, near, far, longer], greedy) == 3 / 4  # of 60 tokens three
-    assert cdd_score([[*range(100), 7, 8, 9]], [*range(100), 1, 2]) == 1.0  # the first 100 tokens count
+    assert cdd_score([[*range(100), 7, 8, 9]], [*range(100), 1, 2], 0.009) == 1.0  # the first 100 tokens count
+    assert cdd_score([near[:19]], greedy[:19]) == 0.0  # of 19 tokens none
     assert cdd_score([[-1] * 7 + list(range(7, 100))], range(100), alpha=0.07) == 1.0
     assert cdd_score([[1]], [2]) == 0.0
     assert cdd_score([[1]], [1]) == 1.0  # of one draw a score is 0 or 1
@@ -102,6 +103,9 @@ def test_one_drawing_serves_all_that_sample_alike():
     letters = Evidence([""], {}, continuations=given, tokens=list)
     (wide,) = parse_detectors([{"cdd": {"draws": 4, "alpha": 0.3}}])
     assert (wide.score(evidence).item(), wide.score(letters).item()) == (1 / 4, 3 / 4)  # two edits of seven letters
+    for plain in parse_detectors(["samia", "samia_zlib", "coverage", "cdd"]):
+        defaults = sampled_of([plain])[Continued()], plain.arguments.get("n", 1), plain.arguments.get("alpha", 0.05)
+        assert defaults == (10, 1, 0.05)
     for wrong in ({"cdd": {"temperature": 0}}, {"coverage": {"draws": 0}}, {"pac": {"copies": 0}}):
         with pytest.raises(UserError, match=r"temperature|draws|copies"):
             parse_detectors([wrong])

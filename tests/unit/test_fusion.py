@@ -197,7 +197,7 @@ def test_simes_p_values_are_the_formula_rounded_up(n: int, delta: Fraction) -> N
         assert (1 - grid.p(k)) ** s <= ratio
         if ratio:
             assert float(grid.p(k)) == pytest.approx(1 - float(ratio) ** (1 / s), rel=1e-9)
-    assert grid.p(n + 1) == 1
+    assert (grid.p(1), grid.p(n + 1)) == (smallest_simes(n, delta), 1)
 
 
 def test_a_document_is_ranked_within_its_group_and_no_other() -> None:

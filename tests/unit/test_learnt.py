@@ -86,12 +86,13 @@ def detector_of(file: Path) -> Detector:
 def test_the_trees_of_a_file_are_those_of_scikit_learn() -> None:
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(400, 5)) * [1, 1e18, 1e-6, 1, 1]
+    rows[:, 0] = rows[:, 0].round()
     trained = rows[:, 0] + rng.normal(size=400) > 0.8
     model = boosted(rows, trained, seed=3)
     share = trained.mean()
     trees = json.loads(json.dumps(trees_of(model)))
     arrays = [{name: np.array(values) for name, values in tree.items()} for tree in trees]
-    others = np.concatenate([rng.normal(size=(500, 5)) * [1, 1e18, 1e-6, 1, 1], rows])
+    others = np.concatenate([rng.normal(size=(500, 5)) * [1, 1e18, 1e-6, 1, 1], rows, rows + 0.5])  # thresholds as well
     made = trees_sum(math.log(share / (1 - share)), arrays, others)
     np.testing.assert_allclose(made, model.decision_function(others), atol=1e-10, rtol=0)
     assert np.unique(made).size > 500
@@ -127,8 +128,9 @@ def test_quantiles_are_those_of_numpy_over_the_tokens_alone() -> None:
     target, other = (TokenStatistics(torch.from_numpy(one), mask) for one in rows)
     evidence = Evidence(["text"] * 3, {FORWARD: target, REFERENCE: other})
     for name, values in (("token_quantile", rows[0]), ("difference_quantile", rows[0] - rows[1])):
-        for share in (0.0, 0.3, 1.0):
-            (one,) = parse([{name: {"share": share}}])
+        assert "share must be a number in [0, 1], got 1.1" in user_error(parse, [{name: {"share": 1.1}}])
+        for share in (0.0, 0.1, 0.3, 1.0):
+            (one,) = parse([name if share == 0.1 else {name: {"share": share}}])
             expected = [np.quantile(row[:n], share) for row, n in zip(values, lengths, strict=True)]
             np.testing.assert_allclose(one.score(evidence), expected, rtol=1e-12)
 
@@ -199,6 +201,8 @@ def test_workers_elsewhere_receive_the_content_also_of_a_base(file: Path, tmp_pa
     columns = [one.column for one in parse(entries)]
     own.unlink()
     assert [one.column for one in choice.parse()] == columns
+    for entry in ({"learnt": None}, {"learnt": {}}, {"min_k": {"file": str(own)}}):
+        assert with_contents(entry) == entry
     assert base_detector(with_contents({"learnt": {"file": str(file)}})).column == f"learnt(file={file})"
 
 

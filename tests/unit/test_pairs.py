@@ -21,6 +21,7 @@ from pipeline.audit.plan import make_plan
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, REFERENCE, Evidence, plan_passes
+from pipeline.detectors.pairs import token_differences
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
@@ -101,19 +102,19 @@ def test_rounding_of_one_small_loss_changes_no_ez_and_the_order_is_that_of_the_p
     assert np.array_equal(np.argsort(made, kind="stable"), np.argsort(ratio, kind="stable"))
 
 
-def test_what_is_no_number_is_nan_in_its_document_alone() -> None:
+def test_what_is_no_number_is_nan_in_its_document_alone_and_other_numbers_of_tokens_are_never_compared() -> None:
     for place, bad in product((0, 1), (math.nan, -math.inf)):
         given = [[[-1.0, -2.0], [-1.0, -2.0]], [[-2.0, -1.0], [-2.0, -1.0]]]
         given[place][1][0] = bad
         for scores in scores_of(evidence_of(given[0], given[1], [[-0.5, -0.5]] * 2)):
             assert [math.isnan(score) for score in scores] == [False, True]
-
-
-def test_other_numbers_of_tokens_are_never_compared() -> None:
     passes = evidence_of([[-1.0, -2.0]], [[-1.0, -2.0]], [[-1.0, -1.0]]).passes
     shorter = evidence_of([[-1.0]], [[-1.0]], [[-1.0]]).passes
-    with pytest.raises(ValueError, match="different numbers of tokens"):
-        scores_of(Evidence(["text"], {FORWARD: passes[FORWARD], REFERENCE: shorter[REFERENCE]}))
+    first, second = (evidence_of(rows, rows, rows).passes for rows in ([[-1.0], [-1.0] * 2], [[-1.0] * 2, [-1.0]]))
+    for one, other in ((passes, shorter), (first, second)):
+        with pytest.raises(ValueError, match="different numbers of tokens"):
+            scores_of(Evidence(["text"], {FORWARD: one[FORWARD], REFERENCE: other[REFERENCE]}))
+    assert token_differences(Evidence(["text"], first))[0].tolist() == [[0.0] * 2] * 2, "0 where there is no token"
     planned = plan_passes(parse_detectors(["loss", "reference", *PAIRS]))
     assert planned == {FORWARD: STATISTICS, REFERENCE: frozenset({"log_prob"})}, "those of loss and reference"
 

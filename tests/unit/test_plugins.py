@@ -16,7 +16,7 @@ from torch import Tensor
 from pipeline.audit.description import build_config
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import config_schema
-from pipeline.detectors.base import FORWARD, GRADIENT, Evidence, detector
+from pipeline.detectors.base import FORWARD, GRADIENT, Continued, Evidence, Pass, detector
 from pipeline.detectors.plugins import imported, load_plugins, read_plugins
 from pipeline.detectors.registry import parse_detectors, plugin_code
 from pipeline.errors import UserError
@@ -120,7 +120,7 @@ class Thing:
     """Nothing that a configuration could hold."""
 
 
-def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered() -> None:
+def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered_or_scores() -> None:
     def no_default(evidence, k): ...
     def any_number(evidence, *ks): ...
     def bad_default(evidence, k: int = 0.5): ...  # type: ignore[assignment]
@@ -138,6 +138,8 @@ def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered() -> Non
         (plain_sum, {FORWARD: ["log_probs"]}, "did you mean 'log_prob'"),
         (plain_sum, {GRADIENT: ["log_prob"]}, "a gradient pass measures no 'log_prob'; it measures: norm"),
         (plain_sum, {FORWARD: []}, "leave the pass out"),
+        (plain_sum, {Pass("generate"): "1"}, "must be a number of draws, got '1'"),
+        (plain_sum, {Pass("generate", continued=Continued()): ["0"]}, "must be a number of draws, got '0'"),
         (plain_sum, {FORWARD: 3}, "must be names of statistics, got 3"),
         (plain_sum, {FORWARD}, "needs must be {pass: names of statistics}"),
         (plain_sum, {"forward": ["log_prob"]}, "needs must be {pass: names of statistics}"),
@@ -147,16 +149,13 @@ def test_a_mistake_of_a_detectors_author_is_named_when_it_is_registered() -> Non
     for function, needs, message in mistakes:
         assert message in user_error(lambda of=function, wanted=needs: detector(needs=wanted)(of))
 
-
-def test_a_detector_that_returns_no_score_a_document_says_so() -> None:
     @detector(needs={FORWARD: "log_prob"})
     def per_token(evidence: Evidence) -> Tensor:
         return evidence[FORWARD].log_prob
 
-    (parsed,) = parse_detectors(["per_token"])
     statistics = TokenStatistics(torch.zeros(2, 5), torch.ones(2, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"per_token must return \(2,\), one score a document, got \(2, 5\)"):
-        parsed.score(Evidence(["a", "b"], {FORWARD: statistics}))
+        parse_detectors(["per_token"])[0].score(Evidence(["a", "b"], {FORWARD: statistics}))
 
 
 def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
@@ -175,7 +174,7 @@ def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
         parse_detectors(["lowest"])
 
 
-def test_a_plugin_that_cannot_be_loaded_is_one_line_with_its_file(tmp_path: Path) -> None:
+def test_an_import_that_is_no_plugin_or_cannot_be_loaded_or_has_a_name_of_another_is_one_line(tmp_path: Path) -> None:
     for text, message in (
         ("x = = 1", "my_detectors.py, line 1: cannot be imported: SyntaxError: invalid syntax"),
         (
@@ -195,9 +194,6 @@ def test_a_plugin_that_cannot_be_loaded_is_one_line_with_its_file(tmp_path: Path
         error = user_error(load, path)
         assert error.startswith(f"import: {path}")
         assert message in error
-
-
-def test_an_import_that_is_no_plugin_or_has_a_name_of_another_is_one_line(tmp_path: Path) -> None:
     neither = "import: no-such module is neither a file that ends in .py nor the name of a module"
     missing = "import: no_such_module: cannot be imported: ModuleNotFoundError: No module named"
     assert "import: cannot read none.py: No such file or directory" in user_error(load, "none.py")
@@ -241,11 +237,11 @@ def test_the_content_of_a_plugin_is_in_the_fingerprint_and_its_place_is_not(tmp_
 def test_an_installed_module_counts_by_all_of_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "their_detectors"
     package.mkdir()
-    write(package, "", "__init__.py")
+    write(package, "from their_detectors import likelihood", "__init__.py")
     write(package, GOOD, "likelihood.py")
     helper = Path(write(package, "x = 1\n", "helper.py"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = build_config(audit("their_detectors.likelihood", detectors=["loss", "lowest"]))
+    config = build_config(audit("their_detectors", detectors=["loss", "lowest"]))
     before = plugin_fingerprint(config.import_, config.detectors)
     assert set(before) == {"their_detectors"}
     helper.write_text("x = 2\n")
@@ -254,7 +250,7 @@ def test_an_installed_module_counts_by_all_of_its_package(tmp_path: Path, monkey
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_a_configuration_names_a_plugins_detector_and_procedure_as_its_schema_allows(tmp_path: Path) -> None:
+def test_a_configuration_or_trial_names_a_plugins_detector_and_procedure_as_its_schema_allows(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD + PROCEDURE)
     config = build_config(
         audit(path, detectors=["lowest"]), ["selections.0.detectors=[lowest]", "selections.0.procedure=half"]
@@ -267,18 +263,21 @@ def test_a_configuration_names_a_plugins_detector_and_procedure_as_its_schema_al
     procedure = schema["$defs"]["SelectionConfig"]["properties"]["procedure"]
     assert [sorted(option) for option in procedure["anyOf"]] == [["enum", "type"], ["type"]]
     assert "ptdi" in procedure["anyOf"][0]["enum"]
+    selections = [{"name": "members", "detectors": ["lowest"]}]
+    described = audit(path, detectors=["lowest"], selections=selections, documents={"path": "texts.jsonl"})
+    trial, _ = build_trial({key: value for key, value in described.items() if key != "corpus"})
+    files = {"audit": "audit.parquet", "unseen": "unseen.parquet"}
+    assert audit_of(trial, trial.model, files).import_ == [path]
+    assert "import" in trial.model_dump()
 
 
-def test_a_detector_that_workers_would_not_know_is_refused() -> None:
+def test_workers_know_detectors_of_packages_not_of_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @detector(needs={FORWARD: "log_prob"})
     def of_a_notebook(evidence: Evidence) -> Tensor:
         return evidence[FORWARD].log_prob.sum(1)
 
     with pytest.raises(UserError, match=r"of_a_notebook is defined in .*test_plugins, which workers do not load"):
         build_config(audit(detectors=["loss", "of_a_notebook"]))
-
-
-def test_a_detector_of_an_installed_package_needs_no_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, GOOD.replace("lowest", "of_a_package"), "their_package.py")
     information = tmp_path / "their_package-1.0.dist-info"
     information.mkdir()
@@ -289,16 +288,6 @@ def test_a_detector_of_an_installed_package_needs_no_import(tmp_path: Path, monk
     plugin = plugin_fingerprint(config.import_, config.detectors)
     assert set(plugin) == {"their_package"}
     monkeypatch.delitem(sys.modules, "their_package")
-
-
-def test_a_trial_hands_its_plugins_to_its_audits(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD)
-    selections = [{"name": "members", "detectors": ["lowest"]}]
-    described = audit(path, detectors=["lowest"], selections=selections, documents={"path": "texts.jsonl"})
-    trial, _ = build_trial({key: value for key, value in described.items() if key != "corpus"})
-    files = {"audit": "audit.parquet", "unseen": "unseen.parquet"}
-    assert audit_of(trial, trial.model, files).import_ == [path]
-    assert "import" in trial.model_dump()
 
 
 def test_a_procedure_of_a_plugin_decides_and_returns_nothing_but_a_decision(tmp_path: Path) -> None:

@@ -224,7 +224,8 @@ def test_pooled_grids_hold_every_p_value_of_every_group_in_exact_order(sizes: li
     for n, place in zip(sizes, positions, strict=True):
         assert [grid.p(int(k)) for k in place] == [Fraction(k, n + 1) for k in range(1, n + 2)]
     assert sorted(np.concatenate(positions).tolist()) == list(range(1, grid.size + 1))
-    assert (grid.n, grid.groups) == (sum(sizes), len(sizes))
+    assert (grid.n, grid.groups, grid.delta) == (sum(sizes), len(sizes), None)
+    assert pool([simes_grid(n, TENTH) for n in sizes])[0].delta == len(sizes) * TENTH
 
 
 @given(grids(), st.fractions(0, Fraction(3, 2)))

@@ -3,14 +3,19 @@
 import json
 import math
 import zlib
+from dataclasses import replace
 
 import pytest
 
-from pipeline.corpus.documents import Document
+from pipeline.audit.description import build_config
+from pipeline.corpus.documents import Document, id_key
 from pipeline.detectors.base import Continuations, Continued, Evidence, plan_passes
 from pipeline.detectors.registry import parse_detectors, sampled_of
 from pipeline.detectors.samia import cut_words, prefix_and_reference, rouge, samia_score
-from pipeline.models.tokens import count_words
+from pipeline.models.tokens import count_words, tokenize
+from pipeline.passes.generate import Prompt, Sampling, continuations
+from pipeline.stages.base import Output, Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.sample import cut_in_two
 
 REFERENCE = "the cat sat on the mat"
@@ -21,7 +26,7 @@ def test_rouge_and_scores_are_the_recorded_ones_exactly(shared_folder):
         texts, words = [candidate["text"] for candidate in row["candidates"]], row["reference"].split()
         for candidate in row["candidates"]:
             given = candidate["text"].split()
-            assert rouge(given, words, 1, "recall") == candidate["rouge1_recall"]
+            assert rouge(given, words) == candidate["rouge1_recall"]
             assert rouge(given, words, 1, "precision") == candidate["rouge1_precision"]
             assert rouge(given, words, 2, "recall") == candidate["rouge2_recall"]
         assert samia_score(texts, row["reference"]) == row["samia"]
@@ -44,20 +49,19 @@ def test_rouge_counts_each_ngram_as_often_as_it_is_in_both(candidate, n, kind, e
     assert rouge(candidate.split(), REFERENCE.split(), n, kind) == expected
 
 
-def test_a_longer_candidate_gains_nothing_unless_all_its_words_are_asked_for_and_no_ngrams_give_no_score():
+def test_a_longer_candidate_gains_nothing_and_no_bytes_unless_all_its_words_are_asked_for_and_no_ngrams_give_no_score():
     assert math.isnan(rouge(["a"], [], 1))
     assert math.isnan(samia_score(["a b"], "one", n=2))
     candidate = "no no no no no no the cat sat on the mat"
     assert samia_score([candidate], REFERENCE) == 0.0
     assert samia_score([candidate], REFERENCE, candidate_words="all") == 1.0
     assert samia_score([candidate, REFERENCE], REFERENCE) == 0.5
-
-
-def test_the_bytes_are_those_of_what_is_compared():
     candidate = "\n the  cat sat on the mat and more and more"
     size = len(zlib.compress(b"the  cat sat on the mat"))
     assert samia_score([candidate], REFERENCE, compressed=True) == size
     assert samia_score([candidate], REFERENCE, compressed=True, candidate_words="all") > size
+    longer = " ".join(f"{i * i % 127:b}" for i in range(100))  # at level 7 a byte more
+    assert samia_score([longer] * 2, longer, compressed=True) == len(zlib.compress(longer.encode(), 6))
 
 
 def test_a_text_is_cut_after_whole_words_and_keeps_its_whitespace():
@@ -65,6 +69,7 @@ def test_a_text_is_cut_after_whole_words_and_keeps_its_whitespace():
     assert [cut_words(text, count) for count in (0, 1, 2, 3, 9, None)] == [
         "", "one", "one\ttwo", "one\ttwo \n three", "one\ttwo \n three", "one\ttwo \n three",
     ]  # fmt: skip
+    assert (cut_words("one", 0), prefix_and_reference("one")) == ("", ("", "one"))
     assert prefix_and_reference(text, 0.5) == ("one", "two \n three")
     assert prefix_and_reference(text, 0.1) == ("", "one\ttwo \n three")
     words = " ".join(map(str, range(33)))
@@ -95,6 +100,21 @@ def test_a_draw_ends_with_the_words_of_the_rest_or_where_the_model_likes():
     assert (task.prefix, task.reference, task.words, task.max_new_tokens) == ("one", "two three", None, 1024)
     assert cut_in_two(document, len("one"), Continued()) is None
     assert cut_in_two(document, len(text), Continued(prefix_ratio=0.1)) is None
+
+
+def test_a_worker_draws_by_seed_id_and_ratio_behind_what_the_model_has_room_for(tiny_model_folder):
+    given = {"run": "run", "model": {"path": str(tiny_model_folder)}, "corpus": {"audit": {"path": "a"}}, "seed": 3}
+    stage, _ = stages_of(build_config({**given, "detectors": [{"samia": {"draws": 2, "prefix_ratio": 0.3}}]}))
+    worker, output = stage.make(stage, Placement()), Output()
+    lm = worker.lm = replace(worker.lm, max_tokens=9)
+    text = "the river and the quiet garden in winter " * 3
+    worker.work(worker.prepare([Document(0, "a", text, None)], None, output), output)
+    prefix, rest = prefix_and_reference(text[: tokenize(lm.tokenizer, [text], 9)[0].kept], 0.3)
+    ids, limit = lm.tokenizer(prefix)["input_ids"], 16 + len(rest) // 3
+    prompt = Prompt((id_key("a"), 300_000), ids, range(2), len(rest.split()), limit)
+    (draws,) = continuations(lm, [prompt], Sampling(1.0, 50, 1.0), 3)
+    assert (output.rows[0]["reference"], output.tokens) == (rest, sum(len(draw.ids) for draw in draws))
+    assert output.rows[0]["continuations"] == [draw.text for draw in draws]
 
 
 def test_a_word_stands_for_a_token_where_the_tokenizer_is_unknown():

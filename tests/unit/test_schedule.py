@@ -25,11 +25,12 @@ def test_what_a_slot_of_e_lond_can_select_is_that_of_its_level() -> None:
     selection = SelectionConfig(name="s", detectors=["loss"], procedure="ebh")
     slot = Slot(2, "e-lond", Fraction(1, 10), Fraction(1, 4), 15)
     answer = verdict_of(np.zeros((99, 1)), np.zeros((9, 1)), procedure="ebh").answer
-    factor = dependence_factor(Grid.uniform(99), 1000, slot.level)
-    fewest = fewest_in_slot(Fraction(1, 100), factor, 1000, slot)
-    expected = (fewest, known_in_slot(1000, 10, slot, factor))
-    assert in_slot(answer, Level.of(selection, slot), selection).resolution(1000) == expected
-    assert fewest > 1
+    for m, hundredth in ((1000, 10), (150, 1)):
+        factor = dependence_factor(Grid.uniform(99), m, slot.level)
+        fewest = fewest_in_slot(Fraction(1, 100), factor, m, slot)
+        expected = (fewest, known_in_slot(m, hundredth, slot, factor))
+        assert in_slot(answer, Level.of(selection, slot), selection).resolution(m) == expected
+        assert fewest > 1
 
 
 def test_nothing_is_guaranteed_of_a_list_whose_question_an_answer_may_have_picked() -> None:

@@ -207,6 +207,7 @@ def test_rounding_takes_no_number_to_the_other_side_of_its_limit(value: float, l
     assert len(shown) <= 9
     if (round(value, 2) > limit, round(value, 2) < limit) == (value > limit, value < limit):
         assert shown == f"{value:.2f}", "with no more digits than it takes"
+    assert beside(5e-17, 0.0) == "5e-17"
 
 
 def test_an_interval_is_shown_on_the_side_of_the_limit_that_decided() -> None:
@@ -524,5 +525,6 @@ def test_the_time_is_a_guess_from_the_number_of_parameters(tmp_path: Path, tiny_
 def test_a_computed_share_is_rounded_up_to_three_digits_and_a_written_one_is_kept() -> None:
     assert at_most(0.00123) == Fraction(123, 100_000)
     assert at_most(0.123456789012) == Fraction("0.123456789012")
+    assert at_most(0.1234567890123) == Fraction("0.124")
     assert at_most(0.1 + 0.2) == Fraction(301, 1000)
     assert at_most(0.1 / 3) == Fraction(334, 10_000)
