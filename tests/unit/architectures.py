@@ -70,7 +70,6 @@ def modified(p: Tensor, p_own: Tensor, is_own: Tensor, q: float) -> Tensor:
 
 
 def found_of(statistics: Any, name: str) -> Tensor:
-    """A statistic of `TokenStatistics` by its name."""
     if name.startswith("mod_renyi_"):
         return statistics.mod_renyi[name.removeprefix("mod_renyi_")]
     return statistics.renyi[name.removeprefix("renyi_")] if name.startswith("renyi_") else getattr(statistics, name)

@@ -106,7 +106,10 @@ def test_the_mask_comes_from_lengths_even_where_tokens_equal_the_padding():
     torch.testing.assert_close(both.log_prob[1:], alone.log_prob)
 
 
-def test_what_is_not_asked_for_is_not_there():
+def test_what_is_not_asked_for_is_not_there_and_changes_nothing():
+    lm, together = make("llama"), forward(make("llama"), documents(), STATISTICS)
+    for name in STATISTICS:
+        torch.testing.assert_close(found_of(forward(lm, documents(), {name}), name), found_of(together, name))
     statistics = forward(make("llama"), documents(), frozenset({"log_prob", "renyi_2"}))
     assert statistics.mean is statistics.variance is statistics.m_entropy is None
     assert set(statistics.renyi) == {"2"}

@@ -115,6 +115,8 @@ def test_the_edges_of_the_random_numbers_give_tokens_that_can_come():
         for uniform in (0.0, math.nextafter(1, 0)):
             token = sample_tokens(logits, sampling, torch.tensor([uniform], dtype=torch.float64)).item()
             assert token in (1, 2, 3)
+    tokens = sample_tokens(torch.zeros(9, 4), Sampling(top_p=0.5), torch.linspace(0, 0.99, 9, dtype=torch.float64))
+    assert len(set(tokens.tolist())) == 2, "two of four tokens have half of the probability"
 
 
 def test_logits_that_are_not_numbers_give_no_token():

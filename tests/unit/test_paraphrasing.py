@@ -201,6 +201,8 @@ def test_the_prompt_the_piece_and_its_answer_fit_the_model(t5, chat):
     beside = len(t5.tokenizer("paraphrase: ")["input_ids"])
     small = Seq2SeqModel(t5.model, t5.tokenizer, t5.device, 100)
     assert piece_limit(small, ParaphraseSettings(Sampling())) == min(100 - beside, (100 - 32) // 2)
+    wordy = ParaphraseSettings(Sampling(), instruction="the " * 50, longest=1.0)
+    assert piece_limit(small, wordy) == 100 - len(t5.tokenizer("the " * 50)["input_ids"])
     few = Seq2SeqModel(t5.model, t5.tokenizer, t5.device, 40)
     assert piece_limit(replace(few, max_tokens=8 + 8 + 32), ParaphraseSettings(Sampling(), piece_tokens=8)) == 8
     assert "the paraphraser has 40 positions" in user_error(piece_limit, few, ParaphraseSettings(Sampling()))

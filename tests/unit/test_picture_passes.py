@@ -18,22 +18,12 @@ from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import INSTRUCTION, PicturePrompt, caption_ids, picture_prompt, picture_token
 from pipeline.passes.forward import tail_of
 from pipeline.passes.parts import PassSizes
-from pipeline.passes.pictures import (
-    describe,
-    forward_pictures,
-    pictures_in_parts,
-    positions_of,
-)
+from pipeline.passes.pictures import describe, forward_pictures, pictures_in_parts, positions_of
 from pipeline.passes.statistics import PARTS, STATISTICS
 
 SIZES = [(40, 30), (64, 64), (30, 60), (56, 56), (33, 32)]
 DESCRIBED = [12, 5, 9, 2, 12]
 WANTED = dict.fromkeys(PARTS, STATISTICS)
-
-
-def opened(folder: Path, shape: str = "LLaVA") -> LanguageModel:
-    SAVE[shape](folder)
-    return open_picture_model(ModelConfig(path=str(folder), dtype="float32"))
 
 
 @pytest.fixture(scope="module", params=SAVE)
@@ -112,7 +102,10 @@ def test_parts_are_told_by_the_token_of_a_picture(lm: LanguageModel, prompts: li
         assert {prompt.ids[place] for place in image} == {token}
         assert token not in [prompt.ids[place] for place in instruction]
         assert INSTRUCTION in lm.tokenizer.decode([prompt.ids[place] for place in instruction])
-        assert positions_of(prompt, 3, "description", token) == list(range(len(prompt.ids), len(prompt.ids) + 3))
+        described = positions_of(prompt, 3, "description", token)
+        assert described == list(range(len(prompt.ids), len(prompt.ids) + 3))
+        assert instruction[0] == image[-1] + 1
+        assert positions_of(prompt, 3, "instruction_description", token) == instruction + described
 
 
 def test_no_caption_or_description_holds_a_picture(lm: LanguageModel, prompts: list[PicturePrompt], token: int) -> None:
@@ -143,10 +136,12 @@ def test_a_description_is_what_the_model_writes_in_any_batch(lm: LanguageModel, 
         best = logits.argmax(1).tolist()[len(prompt.ids) - 1 : len(ids) - 1]
         assert description == best
         assert len(description) <= 6
+    assert max(map(len, describe(lm, prompts))) == 32
 
 
 def test_a_description_is_the_likeliest_whatever_the_checkpoint_says_of_writing(tmp_path: Path) -> None:
-    lm = opened(tmp_path)
+    SAVE["LLaVA"](tmp_path)
+    lm = open_picture_model(ModelConfig(path=str(tmp_path), dtype="float32"))
     prompts = [picture_prompt(lm, picture) for picture in random_pictures(SIZES)]
     likeliest = describe(lm, prompts, 12)
     assert any(len(set(ids)) < len(ids) for ids in likeliest)  # which the settings below forbid
