@@ -70,10 +70,90 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "> -> >=",
     ): "a threshold is above 0, which 0 never reaches",
     (
+        "pipeline/selection/collection.py",
+        "families = int(family.max(initial=-1)) + 1",
+        "1 -> 2",
+    ): "a node more, which has no edge",
+    (
+        "pipeline/selection/collection.py",
+        "nodes = families + int(group.max(initial=-1)) + 1",
+        "1 -> 2",
+    ): "a node more, which has no edge",
+    (
+        "pipeline/selection/collection.py",
+        "reached = observed[0] - _ROUNDING * size[0]",
+        "* -> /",
+    ): "a tolerance far above rounding and far below all differences, as before",
+    (
+        "pipeline/selection/collection.py",
+        "above += int((cross.statistic(drawn)[0] >= reached).sum())",
+        ">= -> >",
+    ): "no statistic is the limit, which is less than a tie by a tolerance",
+    (
         "pipeline/selection/shares.py",
         "return mean, low * (least if low > 0 else most), high * (most if high > 0 else least)",
         "> -> >=",
     ): "at 0 both products are 0",
+    (
+        "pipeline/stages/ask_log_probs.py",
+        "return [Entry(each, 0, inputs.get((each.row, text_digest(each.text)))) for each in documents]",
+        "0 -> 1",
+    ): "the same length for all",
+    (
+        "pipeline/stages/sample.py",
+        "entries.append(Entry(document, 0, (task, texts)))",
+        "0 -> 1",
+    ): "the same length for all",
+    (
+        "pipeline/stages/sample.py",
+        "if len(filed) >= self.settings.draws:",
+        ">= -> >",
+    ): "of as many draws as are wanted none is asked for, and the same row is kept",
+    (
+        "pipeline/stages/process.py",
+        "for _, number, receipt in sorted(bases, key=lambda base: base[:2], reverse=True):",
+        "2 -> 3",
+    ): "no two have the same number, so that the receipt never decides",
+    (
+        "pipeline/stages/local.py",
+        "TICK_SECONDS = 0.5",
+        NUMBER,
+    ): "how often a driver hears that nothing is new",
+    (
+        "pipeline/stages/local.py",
+        "ENDPOINT_WORKERS = 2",
+        NUMBER,
+    ): "shards about which an endpoint is asked at a time: an answer depends on the document alone",
+    (
+        "pipeline/stages/local.py",
+        "STOP_SECONDS = 2.0",
+        NUMBER,
+    ): "seconds for which a driver that stops waits for workers, whose shards are begun anew",
+    (
+        "pipeline/stages/local.py",
+        "thread.join(max(0.0, end - time.monotonic()))",
+        "0.0 -> 0.1",
+    ): "a driver that stops waits a tenth of a second longer",
+    (
+        "pipeline/stages/paraphrase.py",
+        "WINDOW_DOCUMENTS = 64",
+        NUMBER,
+    ): "documents that are prepared at a time: the paraphrases of a document depend on it alone",
+    (
+        "pipeline/stages/score_versions.py",
+        "step = max(1, self.batch_size.tokens // longest)",
+        NUMBER,
+    ): "versions of a document that are computed at a time: memory",
+    (
+        "pipeline/stages/score_versions.py",
+        "step = max(1, self.batch_size.tokens // longest)",
+        "// -> *",
+    ): "versions of a document that are computed at a time: memory",
+    (
+        "pipeline/stages/score_versions.py",
+        "for before, after in zip([-1, *common], [*common, len(pieces[0])], strict=True):",
+        "1 -> 2",
+    ): "any negative number stands for the beginning",
     (
         "pipeline/stages/pictures.py",
         "PICTURE_WINDOW = Window(64, characters=16 << 20)",
@@ -109,6 +189,186 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "while numbers[-1] < 2**60:",
         NUMBER,
     ): "the largest number of documents, beyond all that a run can hold",
+    (
+        "pipeline/selection/bounds.py",
+        "ROUNDS = 200",
+        NUMBER,
+    ): "the most steps of a search that ends after fewer",
+    (
+        "pipeline/selection/bounds.py",
+        "if failing(np.zeros(1))[0] <= target:",
+        "1 -> 2",
+    ): "the same height twice, of which the first is read",
+    (
+        "pipeline/selection/bounds.py",
+        "low, high = 0.0, k * math.sqrt((1 - t[0]) / t[0])",
+        "1 -> 2",
+    ): "where the search begins, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "low, high = 0.0, k * math.sqrt((1 - t[0]) / t[0])",
+        "- -> +",
+    ): "where the search begins, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "tries = min(high, 3 * math.sqrt(k * (n + 1 + k) / (n + 2))) * np.array([0.8, 0.9, 1.0, 1.2])",
+        NUMBER,
+    ): "where the search begins, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "tries = min(high, 3 * math.sqrt(k * (n + 1 + k) / (n + 2))) * np.array([0.8, 0.9, 1.0, 1.2])",
+        "/ -> *",
+    ): "where the search begins, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "at_low, at_high = 0.0, -700.0",
+        NUMBER,
+    ): "where the search begins, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "if high - low <= PRECISION * high:",
+        "<= -> <",
+    ): "at equality the search takes another step: the height is as valid, and closer",
+    (
+        "pipeline/selection/bounds.py",
+        "tries = tries[(tries > low) & (tries < high)]",
+        "> -> >=",
+    ): "a height that was tried before changes nothing",
+    (
+        "pipeline/selection/bounds.py",
+        "tries = tries[(tries > low) & (tries < high)]",
+        "< -> <=",
+    ): "a height that was tried before changes nothing",
+    (
+        "pipeline/selection/bounds.py",
+        "if log_p <= target and height < high:",
+        "<= -> <",
+    ): "at equality the search goes on below a height that suffices",
+    (
+        "pipeline/selection/bounds.py",
+        "if log_p <= target and height < high:",
+        "< -> <=",
+    ): "the same height is taken again",
+    (
+        "pipeline/selection/bounds.py",
+        "if log_p > target and height > low:",
+        "> -> >=",
+    ): "the same height is taken again, or one that suffices exactly ends the search",
+    (
+        "pipeline/selection/bounds.py",
+        "between = low + (high - low) * (at_low - target) / (at_low - at_high)",
+        "+ -> -",
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "between = low + (high - low) * (at_low - target) / (at_low - at_high)",
+        "- -> +",
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "between = low + (high - low) * (at_low - target) / (at_low - at_high)",
+        "* -> /",
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "between = low + (high - low) * (at_low - target) / (at_low - at_high)",
+        "/ -> *",
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "near = PRECISION / 2.2 * high",
+        NUMBER,
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "near = PRECISION / 2.2 * high",
+        "/ -> *",
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/step_up.py",
+        "beyond = v[1:] * np.cumsum(shares)[:-1] > float(alpha) * (1 + 1e-9)",
+        "> -> >=",
+    ): "at equality the rank is beyond alpha by the margin, and with it or without the e-values are valid",
+    (
+        "pipeline/selection/step_up.py",
+        "return Fraction(math.fsum(terms) * (1 + 4 * math.ulp(1.0)))",
+        "1.0 -> 1.6",
+    ): "both have the same last digit",
+    (
+        "pipeline/selection/ranked.py",
+        "ROUNDED_UP = 1 + Fraction(1, 1 << 22)",
+        "22 -> 23",
+    ): "half of a margin above what is lost by rounding is above it too",
+    (
+        "pipeline/selection/bounds.py",
+        "tries = np.array([between - near, between + near, (low + high) / 2])",
+        "- -> +",
+    ): "the steps of the search, which ends within the same precision",
+    (
+        "pipeline/selection/bounds.py",
+        "orders = np.zeros((len(limits), k + 1))",
+        "1 -> 2",
+    ): "one more number of nulls than there are, which is not read",
+    (
+        "pipeline/selection/bounds.py",
+        "if rank % 8 == 0:",
+        NUMBER,
+    ): "how often the numbers are scaled, for which their logarithms make up",
+    (
+        "pipeline/selection/bounds.py",
+        "if rank % 8 == 0:",
+        "== -> !=",
+    ): "how often the numbers are scaled, for which their logarithms make up",
+    (
+        "pipeline/selection/schedule.py",
+        "return (parts * ZETA) ** 5 * number**8 > PARTS**5",
+        "> -> >=",
+    ): "never equal: 11 divides the numerator of ZETA and not PARTS",
+    (
+        "pipeline/selection/step_up.py",
+        "total = Fraction(math.fsum(shares[:last])) + Fraction(last, 2**50)",
+        "50 -> 51",
+    ): "half of a margin above all rounding errors is above them too",
+    (
+        "pipeline/selection/procedures/td4eval.py",
+        "table = 1 / np.tan(np.pi * np.clip(np.arange(n + 2) / (n + 1), half, 1 - half))",
+        "2 -> 3",
+    ): "one more row of a table, of a rank that no document has",
+    (
+        "pipeline/selection/procedures/adadetect.py",
+        "MAX_ITERATIONS = 300",
+        NUMBER,
+    ): "the most steps of a fit that ends after fewer",
+    (
+        "pipeline/selection/procedures/adadetect.py",
+        "labels = np.repeat([0, 1], [len(calibration), len(mixture)])",
+        "1 -> 2",
+    ): "the name of a class, of which only the order counts",
+    (
+        "pipeline/selection/thresholds.py",
+        "BINS = 1 << 16",
+        NUMBER,
+    ): "counters beyond the last high half stay 0",
+    (
+        "pipeline/selection/thresholds.py",
+        "MOST_BINS = 16",
+        NUMBER,
+    ): "how many bins a pass counts: memory against passes",
+    (
+        "pipeline/selection/thresholds.py",
+        "MANTISSA = 53",
+        NUMBER,
+    ): "more bits than a float64 has: the whole number is twice as large, and its unit half",
+    (
+        "pipeline/selection/thresholds.py",
+        "LOW_BITS = 26",
+        NUMBER,
+    ): "where a mantissa is cut in two, whose parts add up to the same",
+    (
+        "pipeline/selection/passes.py",
+        "EMPTY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))",
+        "1 -> 2",
+    ): "no document, of however many detectors",
     (
         "pipeline/stages/sample.py",
         "WINDOW_DOCUMENTS = 64",

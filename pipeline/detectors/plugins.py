@@ -208,7 +208,7 @@ def _place(plugin: Plugin, error: BaseException) -> str:
         frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
         frames = [entry for entry in frames if entry[0] not in ours and not entry[0].startswith("<frozen")]
         named = [entry for entry in frames if entry[0] == plugin.name] or frames
-        if not named or (plugin.source is not None and named[-1][0] != plugin.name):
+        if not named:
             return ""
         file, line = named[-1]
     return f", line {line}" if file == plugin.name else f" ({Path(file).name}, line {line})"

@@ -79,7 +79,7 @@ def _limits(k: int, t: np.ndarray, height: float | np.ndarray) -> np.ndarray:
 def _levels(n: int, depth: int) -> np.ndarray:
     """The ranks at which the nulls are counted: all close to 0 and to 1, between them by factors of STEP."""
     size = n + 1
-    first, last = max(1, math.ceil(size * LOWEST / 2**depth)), math.floor(size * HIGHEST)
+    first, last = math.ceil(size * LOWEST / 2**depth), math.floor(size * HIGHEST)
     levels, j = [], first
     while j <= last:
         levels.append(j)
@@ -172,7 +172,7 @@ def _simulated_height(n: int, depth: int, k: int, delta: Fraction) -> float:
         nulls += rng.binomial(k - nulls, chance)
         t = j / (n + 1)
         np.maximum(largest, (nulls - k * t) / math.sqrt(t * (1 - t)), out=largest)
-    return float(np.partition(largest, place - 1)[place - 1])
+    return float(np.sort(largest)[place - 1])
 
 
 @lru_cache(maxsize=64)
@@ -180,7 +180,7 @@ def _place(delta: Fraction) -> int:
     """The order statistic of the draws, from 1, that is below the true quantile with probability UNLUCKY."""
     from scipy.special import bdtrc
 
-    return bisect_left(range(1, DRAWS + 2), -UNLUCKY, key=lambda place: -bdtrc(place - 1, DRAWS, 1 - float(delta))) + 1
+    return bisect_left(range(DRAWS), -UNLUCKY, key=lambda below: -bdtrc(below, DRAWS, 1 - float(delta))) + 1
 
 
 def _grid() -> tuple[int, ...]:

@@ -198,7 +198,7 @@ class _CrossFit:
         """
         self.z, self.fold = z, fold
         columns = z.shape[1]
-        covariance = z.T @ z / max(1, len(z) - 1)
+        covariance = z.T @ z / (len(z) - 1)
         self.inverse = np.linalg.inv(covariance + RIDGE * np.eye(columns))
 
     def _sums(self, labels: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
@@ -269,7 +269,7 @@ def draw_blocks(scores: np.ndarray, block: np.ndarray, audited: np.ndarray, keys
     sizes = np.bincount(block, minlength=count)
     n_audited = np.bincount(block[audited], minlength=count)
     roles = [sizes == n_audited, n_audited == 0]
-    each = min((_reached(sizes[role]) for role in roles), default=1)
+    each = min(_reached(sizes[role]) for role in roles)
     order = np.lexsort((keys, hash_keys(keys, seed), block))
     place = np.arange(block.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     drawn = order[(place < each) & (sizes >= each)[block[order]] & (roles[0] | roles[1])[block[order]]]

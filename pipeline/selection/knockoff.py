@@ -79,7 +79,7 @@ def find_threshold(q: Fraction) -> Generator[Callable[[np.ndarray], Any], Any, T
     def holds(place: int, before: Sequence[int], reached: Sequence[int]) -> bool:
         return (1 + before[1]) * q.denominator <= q.numerator * max(1, reached[0])
 
-    last = yield from find_place(_places, 2, lambda count: holds)
+    last = yield from find_place(_places, lambda count: holds)
     if last is None or not last[1][0]:
         return NO_VALUE
     return Threshold(value_of(INFINITY - last[0]), last[1][0])
@@ -124,7 +124,7 @@ def find_scale(draws: int) -> Generator[Callable[[np.ndarray], Any], Any, Scale]
     Args:
         draws: paraphrases of each document.
     """
-    last = yield from find_place(_spread_places, 2, lambda total: lambda place, before, _: 4 * before[1] < total)
+    last = yield from find_place(_spread_places, lambda total: lambda place, before, _: 4 * before[1] < total)
     scale = Scale(value_of(last[0]) if last is not None else 0.0)
     if draws < 3 or not 0 < scale.median < math.inf:
         return Scale()

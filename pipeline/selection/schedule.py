@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
@@ -66,15 +67,10 @@ def share_of(number: int, horizon: int | None) -> Fraction:
     if horizon is not None:
         return Fraction(1, horizon)
 
-    def fits(parts: int) -> bool:  # parts / PARTS <= 1 / (ZETA number^1.6), to the fifth power
-        return Fraction(parts) ** 5 * ZETA**5 * number**8 <= PARTS**5
+    def exceeds(parts: int) -> bool:  # parts / PARTS > 1 / (ZETA number^1.6), to the fifth power
+        return (parts * ZETA) ** 5 * number**8 > PARTS**5
 
-    parts = int(PARTS / float(ZETA) / number**1.6)
-    while not fits(parts):
-        parts -= 1
-    while fits(parts + 1):
-        parts += 1
-    return Fraction(parts, PARTS)
+    return Fraction(bisect_left(range(1, PARTS), True, key=exceeds), PARTS)
 
 
 def level_of_prds(slot: Slot, m: int) -> Fraction:
@@ -96,7 +92,7 @@ def fewest_in_slot(smallest: Fraction, factor: Fraction, m: int, slot: Slot) -> 
         slot: slot of any rule.
     """
     if slot.rule == "prds":
-        return max(1, -(-factor * m * smallest // level_of_prds(slot, m)))
+        return -(-factor * m * smallest // level_of_prds(slot, m))
     before = slot.before if slot.rule == "e-lond" else 0
     return max(1, -(-factor * m * smallest // slot.level) - before)
 

@@ -150,7 +150,7 @@ def largest_e_rank(counts: RankCounts, alpha: Fraction, before: int) -> tuple[Fr
     factor = dependence_factor(grid, m, alpha)
     reached = np.cumsum(counts.counts)
     k = grid.at_most(alpha / factor)
-    while k > 0 and int(reached[k - 1]) > 0:
+    while int(reached[k - 1]) > 0:  # at k = 0 all are reached, and none is allowed
         allowed = min(k, grid.at_most(alpha * (int(reached[k - 1]) + before) / (m * factor)))
         if allowed == k:
             return factor, k

@@ -46,7 +46,7 @@ NO_VALUE = Threshold(None, 0)
 
 
 def find_place(
-    places: Places, kinds: int, rule: Callable[[int], Holds]
+    places: Places, rule: Callable[[int], Holds]
 ) -> Generator[Callable[[np.ndarray], Any], Any, tuple[int, list[int]] | None]:
     """The last occupied place up to which a rule holds, for values distributed over shards.
 
@@ -57,14 +57,14 @@ def find_place(
 
     Args:
         places: returns the places of the values of a shard.
-        kinds: number of kinds of values, at least one.
         rule: number of all values -> `Holds`.
 
     Returns:
         The place and the number of values of each kind up to it; None if the rule holds nowhere.
     """
     high = yield partial(_count_high, places)
-    high = high if high is not None else np.zeros((kinds, BINS), dtype=np.int64)
+    if high is None:
+        return None
     holds, reached, below = rule(int(high.sum())), np.cumsum(high, axis=1), BINS
     while bins := _candidate_bins(high, reached, holds, below):
         low = yield partial(_count_low, places, bins)

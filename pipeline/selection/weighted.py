@@ -165,15 +165,8 @@ def weighted_resolution(least: RankCounts, alpha: Fraction, factor: Fraction) ->
     occupied = np.flatnonzero(least.counts)
     reached = np.cumsum(least.counts)[occupied].tolist()
     needs = [math.ceil(grid.p(int(k) + 1) * m * factor / alpha) for k in occupied]
-    fewest = m + 1
-    before = 0
-    for need, here in zip(needs, reached, strict=True):
-        if max(before + 1, need) <= here:
-            fewest = max(before + 1, need)
-            break
-        before = here
-    else:
-        fewest = max(fewest, min(needs))
+    within = (need for need, here in zip(needs, reached, strict=True) if need <= here)
+    fewest = next(within, max(m + 1, min(needs)))
     hundredth = max(1, m // 100)
     p = grid.p(int(occupied[np.searchsorted(reached, hundredth)]) + 1)
     level = alpha * hundredth / (factor * m)

@@ -71,7 +71,7 @@ def finish_shards(
     try:
         for part, most in ((suspects, 1), (others, workers)):
             if part:
-                yield from _Pool(stage, part, store, placement, alone=part is suspects).run(min(most, len(part)))
+                yield from _Pool(stage, part, store, placement, min(most, len(part)), alone=part is suspects).run()
     finally:
         torch.set_num_threads(before)
 
@@ -80,7 +80,7 @@ class _Pool:
     """Workers that take shards from one queue, each in a thread."""
 
     def __init__(
-        self, stage: Stage, shards: Sequence[Shard], store: Store, placement: Placement, *, alone: bool
+        self, stage: Stage, shards: Sequence[Shard], store: Store, placement: Placement, workers: int, *, alone: bool
     ) -> None:
         self.stage = stage
         self.store = store
@@ -88,18 +88,18 @@ class _Pool:
         self.endpoint = placement.endpoint
         self.alone = alone  # only one shard is read or computed at a time
         self.waiting = deque(shards)
-        self.workers = 1
+        self.workers = workers
         self.taking = threading.Lock()
         self.events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self.stop = threading.Event()
         self.ready = threading.Event()
 
-    def run(self, workers: int) -> Iterator[Event]:
+    def run(self) -> Iterator[Event]:
         """Start the threads and yield their events until all shards have ended."""
-        self.workers = workers
         remaining = len(self.waiting)
         threads = [
-            threading.Thread(target=self.work, name=f"seenset-worker-{index}", daemon=True) for index in range(workers)
+            threading.Thread(target=self.work, name=f"seenset-worker-{index}", daemon=True)
+            for index in range(self.workers)
         ]
         for thread in threads:
             thread.start()

@@ -209,7 +209,7 @@ class Scorer:
         self.max_tokens = min([settings.max_tokens, *limits])
         device = "cuda" if placement.gpus else "cpu"
         self.batch_tokens = settings.batch_tokens
-        self.batch_size: BatchSize | None = BatchSize(settings.batch_tokens, PADDING_TOKENS[device])
+        self.batch_size = BatchSize(settings.batch_tokens, PADDING_TOKENS[device])
         self.window = window_of(settings.batch_tokens, device, self.max_tokens, self.draws)
 
     def open(self, shard: Shard, store: Store, output: Output) -> Inputs:

@@ -95,7 +95,7 @@ class VersionScorer:
                 separate.append(document)
                 continue
             each, longest = document.work.entries, max(entry.tokens for entry in document.work.entries)
-            step = len(each) if self.batch_size is None else max(1, self.batch_size.tokens // longest)
+            step = max(1, self.batch_size.tokens // longest)
             parts = [[entry.work for entry in each[start : start + step]] for start in range(0, len(each), step)]
             of_parts = [self.scorer.scores(part, versions=True).numpy() for part in parts]
             self._keep(document, np.concatenate(of_parts), output)

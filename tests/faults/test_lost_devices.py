@@ -1,68 +1,29 @@
 """A device that is lost ends its process and costs no other document a score; memory that ends costs no draw."""
 
-import time
-from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from made_up import sentence, write_corpus
-from recorder import Recorder, shards_of, stage_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.plain_loop import process
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
-from pipeline.corpus.documents import read_shard
 from pipeline.corpus.shard import Shard
-from pipeline.errors import ExitCode, LostDeviceError
+from pipeline.errors import LostDeviceError
 from pipeline.models.devices import check_lost
 from pipeline.models.load import open_model, open_paraphraser
 from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.paraphrase import Draws, ParaphraseFailure, ParaphraseSettings, draw_paraphrases
-from pipeline.stages.base import Entry, Output, Placement, Stage, model_digests
-from pipeline.stages.local import finish_shards
+from pipeline.stages.base import Placement, Stage
 from pipeline.stages.process import read_rows
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 
 ASSERT = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`"
-
-
-class OnDevice(Recorder):
-    """Works on a device that a text may break; it then refuses every text, as CUDA does."""
-
-    lost = False
-
-    def work(self, batch: list[Entry], output: Output) -> None:
-        self.lost = self.lost or any("assertion" in entry.work for entry in batch)
-        if self.lost:
-            raise torch.AcceleratorError(ASSERT)
-        super().work(batch, output)
-
-
-@pytest.mark.parametrize("delay", [0, 0.5])
-def test_without_a_cluster_the_run_ends_in_one_line_and_its_log_names_what_was_in_flight(
-    delay: float, tmp_path: Path
-) -> None:
-    texts = [[f"document {4 * shard + row}" for row in range(4)] for shard in range(5)]
-    texts[1][3] = "an assertion"
-    shards, store = shards_of(tmp_path, *texts)
-    stage = replace(stage_of(), make=OnDevice, digest=model_digests())
-    events = finish_shards(stage, shards, store, workers=1)
-    line = r"^[^\n]*device-side assert triggered[^\n]*rerun the command[^\n]*$"
-    with pytest.raises(LostDeviceError, match=line) as raised:  # of a driver that is slow to hear of it
-        deque((time.sleep(delay) for _ in events), maxlen=0)
-    assert raised.value.exit_code == ExitCode.INCOMPLETE
-    (name,) = store.names("attempts/turns", ".json")
-    log = store.read_json(f"attempts/turns/{name}")
-    rows = {int(entry.removeprefix("work ")) for entry in log["at"] if entry.startswith("work ")}
-    (shard,) = [shard for shard in shards if f"{shard.id}.json" == name]
-    in_flight = [document.text for document in read_shard(shard) if document.row in rows]
-    assert "an assertion" in in_flight
 
 
 def test_only_an_error_after_which_the_device_answers_no_more_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,9 @@ class Recorder:
     """Notes in which order windows are prepared and batches worked on; its rows depend on what shares a batch."""
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
+        made.append(self)
         self.settings: Settings = stage.settings
+        self.placement = placement
         self.window = Window(self.settings.window)
         self.batch_size: BatchSize | None = BatchSize(40)
         self.notes: list[tuple[str, str]] = []
@@ -112,8 +114,7 @@ made: list[Recorder] = []
 
 
 def make(stage: Stage, placement: Placement) -> Recorder:
-    made.append(Recorder(stage, placement))
-    return made[-1]
+    return Recorder(stage, placement)
 
 
 def stage_of(**settings: Any) -> Stage:

@@ -19,7 +19,7 @@ from openai_server import openai_server
 
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
-from pipeline.config.models import ModelConfig
+from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence
 from pipeline.detectors.registry import parse_detectors
 from pipeline.detectors.samia import prefix_and_reference
@@ -30,10 +30,11 @@ from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.stages import local
 from pipeline.stages.base import Placement
+from pipeline.stages.events import Advance
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import ANSWER_FOLDERS, endpoint_of, stages_of
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt
+from pipeline.store.receipts import Receipt, read_receipts
 
 KEY = "sk-sesame-1f2e3d"
 STAGE = "sample/ratio0.5_t1_k50_p1_reference/4"
@@ -91,6 +92,7 @@ def test_whatever_an_endpoint_does_every_document_ends_once(
     # 3 choices come of 4 that are asked for: a second request brings the last, and none is paid twice
     good = {prefixes[int(n.split("-")[1]) + (24 if n.startswith("unseen") else 0)] for n in scored}
     assert server.answered == Counter(dict.fromkeys(good, 4))
+    assert 2**30 <= max(body["seed"] for body in server.bodies) < 2**31, "as many bits as every server takes"
     assert spent_before(Store(str(folder)), STAGE, ANSWER_FOLDERS).requests == len(server.bodies)
     assert "answers" in capfd.readouterr().out, "progress, also while no shard has ended"
     assert not list((folder / "samples").rglob("*.jsonl"))
@@ -101,6 +103,10 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
 ) -> None:
     with openai_server(recite, models=["stub"]) as server:
         path = make_audit(AUDIT, UNSEEN, model=model(server.url, choices=2), **SETTINGS)
+        beside = len(EndpointConfig.model_fields["instruction"].default) + 64  # the prompt, and two continuations
+        costs = "|".join(str(beside + len(prefix) + 2 * (16 + len(rest) // 3)) for prefix, rest in REST.items())
+        with pytest.raises(StopError, match=f"has 9 left, and the next request may cost ({costs});"):
+            run(path, "model.budget.tokens=9")
         for limit in (21, 22):
             with pytest.raises(StopError, match=rf"model\.budget\.requests of {limit}") as caught:
                 run(path, f"model.budget.requests={limit}")
@@ -115,7 +121,8 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         assert outcome.status.scored == 40
         assert set(server.answered.values()) == {4}
         assert len(server.bodies) == 80
-        assert spent_before(Store(str(tmp_path / "run")), STAGE, ANSWER_FOLDERS).requests == 80
+        spent = spent_before(store := Store(str(tmp_path / "run")), STAGE, ANSWER_FOLDERS)
+        assert (spent.requests, spent.tokens) == (80, sum(receipt.tokens for receipt in read_receipts(store, STAGE)))
         before = rows(tmp_path / "run", "score")
         # more draws pay for those alone, other n-grams and fewer draws for nothing
         run(path, "detectors=[{samia: {draws: [2, 5], n: 2}}]", "selections=[]")
@@ -179,6 +186,7 @@ def test_an_endpoint_that_tells_log_probabilities_gives_the_scores_of_its_weight
         expected = {detector.column: detector.score(evidence).item() for detector in parse_detectors(detectors)}
         assert {column: row[column] for column in detectors} == pytest.approx(expected, rel=1e-4, abs=1e-6)
         assert 0 <= row["samia(draws=1)"] <= 1
+        assert row["n_tokens"] == 1 + read(text).log_prob.shape[1]
 
 
 @pytest.mark.parametrize(
@@ -223,13 +231,16 @@ def test_a_chat_is_asked_to_go_on_with_the_text(make_audit: MakeAudit) -> None:
         config = load_config(str(make_audit(AUDIT[:4], UNSEEN[:4], model=model(server.url, api="chat"), **settings)))
         stage, _ = stages_of(config)
         store, shards = Store(config.run), make_plan(config).shards
-        receipts = list(finish_shards(stage, shards, store, 2, Placement(endpoint=endpoint_of(stage, store))))
+        events = list(finish_shards(stage, shards, store, 2, Placement(endpoint=endpoint_of(stage, store))))
     assert set(server.answered.values()) == {2}
     body = server.bodies[0]
     assert body["messages"][0]["content"].startswith("Continue the following text")
     assert "top_k" not in body
     assert body["max_tokens"] > 16
-    assert sum(receipt.n_scored for receipt in receipts if isinstance(receipt, Receipt)) == 8
+    receipts = [event for event in events if isinstance(event, Receipt)]
+    assert sum(receipt.n_scored for receipt in receipts) == 8
+    tokens = {event.shard: event.tokens for event in events if isinstance(event, Advance)}
+    assert tokens == {receipt.shard: receipt.tokens for receipt in receipts}
 
 
 def test_an_endpoint_is_asked_from_within_an_event_loop_as_a_notebook_has_one(make_audit: MakeAudit) -> None:

@@ -43,18 +43,11 @@ def scan(folder: Path, model: Path, name: str, audit: list[int], **described: An
     paths = {"audit": folder / f"{name}.jsonl", "unseen": folder / "unseen.jsonl"}
     for role, numbers in (("audit", audit), ("unseen", list(range(1000, 1040)))):
         write_rows(paths[role], ({"id": f"{role}-{number}", "text": text_of(number)} for number in numbers))
-    config = {
-        "run": str(folder / name),
-        "model": {"path": str(model)},
-        "corpus": {role: {"path": str(path), "id": "id"} for role, path in paths.items()},
-        "detectors": ["loss"],
-        "selections": [{"name": "members", "detectors": ["loss"]}],
-        "resources": {"cluster": "local", "shard_documents": 20},
-        "evidence": 0,
-        "near_copies": 1.0,
-        **described,
-    }
-    return build_config(config)
+    corpus = {role: {"path": str(path), "id": "id"} for role, path in paths.items()}
+    given = {"run": str(folder / name), "model": {"path": str(model)}, "corpus": corpus}
+    asked = {"detectors": ["loss"], "selections": [{"name": "members", "detectors": ["loss"]}]}
+    resources = {"cluster": "local", "shard_documents": 20}
+    return build_config({**given, **asked, "resources": resources, "evidence": 0, "near_copies": 1.0, **described})
 
 
 def audited(run: Path | str) -> list[str]:

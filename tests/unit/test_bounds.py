@@ -41,8 +41,7 @@ def test_of_all_orders_at_most_a_share_delta_exceeds_the_envelope(n: int, k: int
     limits = envelope.most(k)
     share = share_exceeding(envelope, k, limits)
     assert share <= delta
-    counted = 1 - probability_of_keeping(n, k, envelope.levels, limits[None])[0]
-    assert counted == pytest.approx(share, abs=1e-12)
+    assert 1 - probability_of_keeping(n, k, envelope.levels, limits[None])[0] == pytest.approx(share, abs=1e-12)
 
 
 @pytest.mark.parametrize("confidence", [Fraction(8, 10), SURE, Fraction(999, 1000)])
@@ -86,6 +85,17 @@ def test_a_simulated_envelope_is_little_higher_than_the_counted_one(
     simulated = envelope.most(k) - mean
     bounds._height.cache_clear()
     assert 1 <= simulated.sum() / counted.sum() <= 1.012
+
+
+def test_an_envelope_has_the_same_levels_and_limits_on_every_machine() -> None:
+    for n, expected in ((3_998, [297, 40, 3_959]), (3_999, [317, 20, 3_960])):  # one more adds levels below a hundredth
+        levels = Envelope.of(n, 4_000, SURE).levels
+        assert [levels.size, *levels[[0, -1]]] == expected
+    for n, m, total, within in ((4_000, 500, 78_165, 20), (4_001, 499, 78_113, 0), (3, 666_667, 1_752_763, 0)):
+        assert abs(Envelope.of(n, m, SURE).most(m).sum() - total) <= within  # the first one is counted, not simulated
+    limits = [tuple(Envelope.of(200, 1_000, SURE).most(k)) for k in (1, 2, 63, 64, 65, 66, 67)]
+    assert (len(set(limits)), limits[4]) == (6, limits[5]), "numbers of nulls above 64 are powers of 1.02"
+    assert Envelope.of(4, 3, Fraction(4, 5)).most(3).tolist() == [2, 2, 3, 3], "the least height, a hair above 3.5"
 
 
 @pytest.mark.parametrize("delta", [TENTH, Fraction(1, 20), Fraction(1, 1000)])
@@ -132,16 +142,6 @@ def test_where_the_nulls_keep_within_the_envelope_every_bound_is_true() -> None:
     assert kept > 150
 
 
-def test_the_sharper_bound_is_never_above_the_published_one() -> None:
-    rng = np.random.default_rng(2)
-    for _ in range(40):
-        counts, _ = random_counts(rng, 50, 60, 60)
-        for rank in (1, 5, 20, 51):
-            bound = wrong_in_list(counts, rank, SURE)
-            assert bound.wrong_at_most <= bound.published_wrong_at_most <= counts.at_most(rank)
-            assert bound.right_at_least == counts.at_most(rank) - bound.wrong_at_most <= bound.members_at_least
-
-
 def test_documents_without_a_score_are_counted_as_hypotheses_and_never_as_listed() -> None:
     counts = RankCounts.of(np.ones(400, dtype=int), 50).with_quarantined(5)
     everything = wrong_in_list(counts, 51, SURE, unlisted=5)
@@ -152,7 +152,7 @@ def test_documents_without_a_score_are_counted_as_hypotheses_and_never_as_listed
     assert none.members_at_least == everything.members_at_least > 300
 
 
-def test_the_longest_list_is_the_last_one_that_keeps_alpha() -> None:
+def test_the_longest_list_is_the_last_one_that_keeps_alpha_and_no_bound_is_above_the_published_one() -> None:
     rng = np.random.default_rng(3)
     lengths = set()
     for _ in range(40):
@@ -167,7 +167,13 @@ def test_the_longest_list_is_the_last_one_that_keeps_alpha() -> None:
             rank = bounds_of_lists(counts, SURE).longest(alpha)
             assert rank == max(holding, default=0)
             lengths.add(rank)
+        for rank in (1, 5, 20, 61):
+            bound = wrong_in_list(counts, rank, SURE)
+            assert bound.wrong_at_most <= bound.published_wrong_at_most <= counts.at_most(rank)
+            assert bound.right_at_least == counts.at_most(rank) - bound.wrong_at_most <= bound.members_at_least
     assert len(lengths) > 5
+    lists = bounds_of_lists(RankCounts.of(np.array([1, 1001, 1001, 1001]), 1_000), SURE)
+    assert (lists.longest(TENTH), lists.wrong_at(0)) == (1_000, 0), "one document ahead of all others is a list"
 
 
 def test_no_list_of_procedure_bound_is_shorter_than_the_fewest() -> None:
@@ -181,6 +187,8 @@ def test_no_list_of_procedure_bound_is_shorter_than_the_fewest() -> None:
         if rank:
             shortest = min(shortest, counts.at_most(rank))
     assert fewest_in_list(60, 240, Fraction(1, 5), SURE) <= shortest < 240
+    assert fewest_in_list(5, 20, Fraction(1, 5), SURE) == 15, "3 of 5 nulls can lie at the first rank"
+    assert fewest_in_list(1_000, 5, Fraction(1, 2), Fraction(1, 100)) == 1
     # and nothing can be selected where the fewest exceed the audited
     assert fewest_in_list(1, 100, TENTH, SURE) > 100
     assert bounds_of_lists(RankCounts.of(np.ones(100, dtype=int), 1), SURE).longest(TENTH) == 0
@@ -192,6 +200,8 @@ def test_a_confidence_that_draws_or_the_precision_of_a_counted_probability_canno
     assert (bound.wrong_at_most, bound.members_at_least) == (5_000, 0)
     exact = Envelope.of(50, 30, 1 - Fraction(1, 10**13))  # 1 - kept is then rounding error alone
     assert (exact.most(30) == 30).all()
+    for n, k, delta in ((3_000, 5_000, Fraction(7, 10_000)), (50, 30, Fraction(bounds.LEAST_DELTA))):
+        assert (Envelope.of(n, k, 1 - delta).most(k) < k).any(), "the largest draw can, and the least probability"
 
 
 RNG = np.random.default_rng(0)

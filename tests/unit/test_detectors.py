@@ -7,7 +7,7 @@ import pytest
 import torch
 from commands import user_error
 
-from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, plan_passes
+from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, is_detector, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.passes.forward import RENYI_ORDERS, TokenStatistics
@@ -103,16 +103,6 @@ def test_gaps_to_the_likeliest_token_are_averaged_over_neighbours(evidence, wind
     assert score({"gap_k": {"k": 0.3, "window": window}}, evidence) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_part_of_a_picture_is_read_from_a_pass_of_its_own():
-    (detector,) = parse_detectors([{"renyi": {"part": "image", "caption": "given", "order": 2}}])
-    assert detector.column == "renyi(order=2, part=image, caption=given)"
-    assert detector.needs == {Pass("forward", part="image", caption="given"): frozenset({"renyi_2"})}
-    for name in ("loss", "min_k", "min_k_plus_plus", "gap_k"):
-        assert "part" in user_error(parse_detectors, [{name: {"part": "image"}}])
-        (detector,) = parse_detectors([{name: {"part": "description"}}])
-        assert [(needed.part, needed.caption) for needed in detector.needs] == [("description", "generated")]
-
-
 @pytest.mark.parametrize(
     "name", ["loss", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus", "gap_k", "renyi"]
 )
@@ -127,7 +117,7 @@ def test_nan_gives_nan_in_its_document_alone(evidence, name):
     assert [math.isnan(value) for value in found] == [True, False, False]
 
 
-def test_columns_are_named_as_in_the_config_and_eight_detectors_cost_three_passes_and_what_they_read():
+def test_columns_are_named_as_in_the_config_and_passes_have_the_parts_and_statistics_that_are_read():
     entries = ["min_k", {"min_k": {"k": [0.1, 0.2]}}, {"renyi": {"k": 0.1, "order": [2, "inf"]}}]
     columns = [detector.column for detector in parse_detectors(entries)]
     assert columns == ["min_k", "min_k(k=0.1)", "min_k(k=0.2)", "renyi(order=2, k=0.1)", "renyi(order=inf, k=0.1)"]
@@ -143,6 +133,14 @@ def test_columns_are_named_as_in_the_config_and_eight_detectors_cost_three_passe
     both = plan_passes(parse_detectors(["etd", "min_k_plus_plus"]))
     assert both == {FORWARD: frozenset({"log_prob", "mean", "variance", "token"})}
     assert "token" not in plan_passes(parse_detectors(["min_k_plus_plus", "gap_k"]))[FORWARD]
+    assert [is_detector(name) for name in ("min_k", "min_kk")] == [True, False]
+    (detector,) = parse_detectors([{"renyi": {"part": "image", "caption": "given", "order": 2}}])
+    assert detector.column == "renyi(order=2, part=image, caption=given)"
+    assert detector.needs == {Pass("forward", part="image", caption="given"): frozenset({"renyi_2"})}
+    for name in ("loss", "min_k", "min_k_plus_plus", "gap_k"):
+        assert "part" in user_error(parse_detectors, [{name: {"part": "image"}}])
+        (detector,) = parse_detectors([{name: {"part": "description"}}])
+        assert [(needed.part, needed.caption) for needed in detector.needs] == [("description", "generated")]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pipeline.audit.machine import LocalMachine
 from pipeline.audit.work import device_on_file, note_device
 from pipeline.errors import UserError
 from pipeline.models.devices import CPU, ENVIRONMENT, Device, compute_as
+from pipeline.passes.budget import Budget
 from pipeline.stages.base import Placement, Stage, Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
@@ -30,14 +31,10 @@ def stages(tiny_model_folder: Path) -> Stages:
     """(device, resources) -> the stages of an audit that samples and takes gradients."""
 
     def make(device: Device = CPU, **resources: Any) -> tuple[Stage, ...]:
-        described = {
-            "run": "run",
-            "model": {"path": str(tiny_model_folder)},
-            "corpus": {"audit": {"path": "a"}, "unseen": {"path": "u"}},
-            "detectors": ["loss", "gradient_norm", {"samia": {"draws": 2}}],
-            "resources": resources,
-        }
-        return stages_of(Wanted(build_config(described), device))
+        described = {"run": "run", "model": {"path": str(tiny_model_folder)}, "corpus": {"audit": {"path": "a"}}}
+        detectors = ["loss", "gradient_norm", {"samia": {"draws": 2}}]
+        config = build_config({**described, "detectors": detectors, "resources": resources})
+        return stages_of(Wanted(config, device))
 
     return make
 
@@ -61,16 +58,14 @@ def test_device_and_budget_are_in_the_fingerprint_the_budget_as_a_number(stages:
 def test_weights_that_leave_nothing_and_a_worker_on_another_device_are_refused(stages: Stages, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"leave no memory for a batch on 1 GPUs of 1 GiB an actor; raise resources"):
         stages(Device(1.0, GIB))
-    described = {
-        "run": "run",
-        "model": {"path": str(tmp_path)},
-        "corpus": {"audit": {"path": "a"}},
-        "detectors": ["loss"],
-    }
-    config = build_config(described)
+    config = build_config({"run": "run", "model": {"path": str(tmp_path)}, "corpus": {"audit": {"path": "a"}}})
     LlamaConfig().save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r": 25\.1 GiB of weights leave no memory"):
         Wanted(config, Device(1.0, 20 * GIB)).budget(config.model)
+    assert Wanted(config, Device(1.0, int(31.9 * GIB))).budget(config.model) == Budget(64, 1, 6)
+    LlamaConfig(num_hidden_layers=8).save_pretrained(tmp_path / "small")
+    pair = [config.model, config.model.model_copy(update={"path": str(tmp_path / "small")})]
+    assert len({Wanted(config, Device(1.0, 48 * GIB)).budget(*models) for models in (pair, pair[::-1])}) == 1
     for stage in stages(H100):
         with pytest.raises(UserError, match="this stage computes on cuda, and its worker has 0 GPUs, which is cpu"):
             stage.make(stage, Placement())

@@ -103,9 +103,8 @@ def test_one_drawing_serves_all_that_sample_alike():
     letters = Evidence([""], {}, continuations=given, tokens=list)
     (wide,) = parse_detectors([{"cdd": {"draws": 4, "alpha": 0.3}}])
     assert (wide.score(evidence).item(), wide.score(letters).item()) == (1 / 4, 3 / 4)  # two edits of seven letters
-    for plain in parse_detectors(["samia", "samia_zlib", "coverage", "cdd"]):
-        defaults = sampled_of([plain])[Continued()], plain.arguments.get("n", 1), plain.arguments.get("alpha", 0.05)
-        assert defaults == (10, 1, 0.05)
+    plain = [one.arguments for one in parse_detectors(["samia", "samia_zlib", "coverage", "cdd"])]
+    assert [(one["draws"], one.get("n", 1), one.get("alpha", 0.05)) for one in plain] == [(10, 1, 0.05)] * 4
     for wrong in ({"cdd": {"temperature": 0}}, {"coverage": {"draws": 0}}, {"pac": {"copies": 0}}):
         with pytest.raises(UserError, match=r"temperature|draws|copies"):
             parse_detectors([wrong])

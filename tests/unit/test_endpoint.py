@@ -2,6 +2,7 @@
 
 import asyncio
 import email.utils
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import pytest
 from openai_server import openai_server
 
+from pipeline.audit.description import build_config
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint import client
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, check_endpoint
 from pipeline.errors import ExitCode, StopError, UserError
 from pipeline.stages.ask_log_probs import Way, ask_log_probs
+from pipeline.stages.base import Questions
+from pipeline.stages.registry import check_stages, questions_of
 
 KEY = "sk-sesame-1f2e3d"
 
@@ -142,34 +146,45 @@ def test_the_list_of_models_is_asked_with_a_key_of_one_line(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("way", "wanted"),
-    [
-        ("prompt_logprobs", {"max_tokens": 1, "prompt_logprobs": 0}),
-        ("echo", {"max_tokens": 0, "echo": True, "logprobs": 1}),
-    ],
+    "wanted", [{"max_tokens": 1, "prompt_logprobs": 0}, {"max_tokens": 0, "echo": True, "logprobs": 1}]
 )
-def test_log_probabilities_are_requested_of_the_tokens_of_the_prompt_alone(way: Way, wanted: dict[str, Any]) -> None:
-    async def main(url: str) -> list[float]:
-        async with Endpoint(config(url), None) as endpoint:
-            return await ask_log_probs(endpoint, config(url), way, "one two", Usage())
+def test_log_probabilities_are_requested_of_the_tokens_of_the_prompt_alone(wanted: dict[str, Any]) -> None:
+    way: Way = "echo" if "echo" in wanted else "prompt_logprobs"
+    prompt, audit = "one two three four", {"corpus": {"audit": {"path": "a"}}, "detectors": ["loss"], "run": "run"}
+
+    async def main(url: str, **budget: int) -> list[float]:
+        async with Endpoint(config(url, budget=budget), None) as endpoint:
+            return await ask_log_probs(endpoint, config(url), way, prompt, Usage())
 
     with openai_server(log_probs=lambda text: [-0.5, -2.0], way=way) as server:
+        check_stages(build_config({**audit, "model": config(server.url).model_dump()}))
         assert asyncio.run(main(server.url)) == [-0.5, -2.0]
-        assert server.bodies == [{"model": "stub", "prompt": "one two", "temperature": 0, **wanted}]
-    with (
-        openai_server(lambda prompt, seed: f"{prompt} and no log-probabilities") as server,
-        pytest.raises(Refusal, match="in the answer"),
-    ):
-        asyncio.run(main(server.url))
+        assert server.bodies[-1] == {"model": "stub", "prompt": prompt, "temperature": 0, **wanted}
+        with pytest.raises(StopError, match=f"has 9 left, and the next request may cost {18 + 64 + 1};"):
+            asyncio.run(main(server.url, tokens=9))
+    with openai_server(log_probs=lambda text: [-0.5], way=way) as server, pytest.raises(StopError, match="too few"):
+        check_stages(build_config({**audit, "model": config(server.url).model_dump()}))
+    for tokens, expected in ((0, [-0.5, -2.0]), (1, []), (2, [-0.5])) if way == "echo" else ():  # of the prompt
+        choice = {"text": prompt[:16], "logprobs": {"token_logprobs": [None, -0.5, -2.0]}}
+        answer = json.dumps({"choices": [choice], "usage": {"prompt_tokens": tokens}})
+        with openai_server(behave=lambda *_, answer=answer: answer) as server:
+            assert asyncio.run(main(server.url)) == expected
+    refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (Refusal, "in the answer", {"continue_text": lambda prompt, seed: f"{prompt} and no log-probabilities"})
+    ]
     for answer in ('{"choices": []}', '{"choices": {}}', '{"choices": ["x"]}', "{}"):
-        with (
-            openai_server(behave=lambda prompt, attempt, answer=answer: answer) as server,
-            pytest.raises(Fault, match="answer has no choices"),
-        ):
-            asyncio.run(main(server.url))
+        refused.append((Fault, "answer has no choices", {"behave": lambda *_, answer=answer: answer}))
     for wrong in (None, True, "-1"):
-        with (
-            openai_server(log_probs=lambda text, wrong=wrong: [-0.5, wrong], way=way) as server,
-            pytest.raises(Fault, match="no log-probability"),
-        ):
+        refused.append((Fault, "no log-probability", {"log_probs": lambda _, wrong=wrong: [-0.5, wrong], "way": way}))
+    for kind, message, behaviour in refused:
+        with openai_server(**behaviour) as server, pytest.raises(kind, match=message):
             asyncio.run(main(server.url))
+
+
+@pytest.mark.parametrize(("api", "prompt", "others"), [("completions", 300, ["loss"]), ("chat", 340, [])])
+def test_what_is_asked_about_a_document_is_counted_before(api: str, prompt: int, others: list[Any]) -> None:
+    model = config("http://127.0.0.1:9/v1", api=api, instruction=40 * "i", choices=3)
+    detectors = [*others, {"samia": {"draws": 7, "prefix_ratio": 0.3}}]
+    described = {"run": "run", "model": model.model_dump(), "corpus": {"audit": {"path": "a"}}, "detectors": detectors}
+    drawn = Questions(model, 3, 3.0 * prompt, 7 * (16 + 700 // 3))  # three requests with the prefix
+    assert questions_of(build_config(described), 1000.0) == [*(Questions(model, 1, 1000.0, 1) for _ in others), drawn]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.selection import run_passes
 from pipeline.errors import UserError
-from pipeline.selection.calibrations import calibrate_by_group, ranks_by_group, simes_grid
+from pipeline.selection.calibrations import calibrate_by_group, ranks_by_group, simes_grid, smallest_simes
 from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, mix, ranks, shuffled, tie_draws
 from pipeline.selection.procedures.td4eval import find_fused_threshold as find_threshold
 from pipeline.selection.procedures.td4eval import fuse, rounded_up, statistic, symmetric_weights
@@ -164,6 +164,8 @@ def test_another_seed_gives_another_half_and_a_sample_takes_no_notice_of_halves(
     assert 2_000 < (chosen & halves(keys, 1)).sum() < 3_000
     sampled = Sample.of(keys, chosen[:, None].astype(float), 4, size=2_500).rows
     assert abs(sampled.mean() - 0.5) < 4 * 0.5 / 50
+    rows = Sample.of(np.arange(20_001), np.arange(20_001)[:, None], 0).rows
+    assert (len(rows), rows[0]) == (20_000, 13_575), "the same document on every machine"
 
 
 @given(st.integers(1, 60), st.integers(1, 5))
@@ -178,8 +180,11 @@ def test_a_sample_does_not_depend_on_shards(size: int, shards: int) -> None:
     assert len(whole.rows) == min(size, 50)
 
 
-def test_simes_p_values_of_many_calibration_documents_stay_sharp() -> None:
+def test_simes_p_values_of_many_calibration_documents_stay_sharp_and_none_is_above_one() -> None:
     assert float(simes_grid(100_000, TENTH).p(1)) == pytest.approx(-math.expm1(math.log(0.1) / 50_000), rel=1e-12)
+    # 1 - delta is 1 in float64, and the margin for rounding would lift it above
+    assert smallest_simes(1, Fraction(1, 10**18)) == 1
+    assert simes_grid(1, Fraction(1, 10**18)).numerators.tolist() == [1 << 62] * 2
 
 
 @given(st.integers(1, 80), st.fractions(Fraction(1, 1000), Fraction(999, 1000)))
@@ -192,7 +197,7 @@ def test_simes_p_values_are_the_formula_rounded_up(n: int, delta: Fraction) -> N
         assert (1 - grid.p(k)) ** s <= ratio
         if ratio:
             assert float(grid.p(k)) == pytest.approx(1 - float(ratio) ** (1 / s), rel=1e-9)
-    assert grid.p(n + 1) == 1
+    assert (grid.p(1), grid.p(n + 1)) == (smallest_simes(n, delta), 1)
 
 
 def test_a_document_is_ranked_within_its_group_and_no_other() -> None:

@@ -123,7 +123,7 @@ def test_no_fewer_than_the_resolution_says_are_selected_and_as_many_can_be() -> 
             assert joint_select(evidence, p).sum() == (count if count >= small.fewest else 0)
 
 
-def test_the_smallest_alpha_and_the_needed_documents_are_the_limits_that_they_say() -> None:
+def test_the_smallest_alpha_and_the_needed_documents_of_each_group_are_the_limits_that_they_say() -> None:
     m = 200
     evidence = [JointEvidence.of(n, m, Fraction(1, 1000)) for n in (99, 300)]
     small = joint_resolution(evidence)
@@ -138,16 +138,6 @@ def test_the_smallest_alpha_and_the_needed_documents_are_the_limits_that_they_sa
     small = joint_resolution([JointEvidence.of(5_000, 150, TENTH)])  # a list of one document is a hundredth of few
     for n, some in ((small.needed_for_1_percent, True), (small.needed_for_1_percent - 1, False)):
         assert (JointEvidence.of(n, 150, TENTH).fewest == 1) == some
-
-
-@pytest.mark.parametrize("alpha", [0, 1, 1.5, -0.1])
-def test_alpha_is_in_its_limits(alpha: float) -> None:
-    with pytest.raises(UserError, match=r"alpha must be in \(0, 1\), got"):
-        joint.exact_level(alpha)
-
-
-def test_with_groups_as_many_documents_are_needed_in_every_group() -> None:
-    m = 200
     small = joint_resolution([JointEvidence.of(5_000, m, TENTH, grouped=True)])
     assert small.fewest >= math.ceil(m / (TENTH * 5_001))
     for n, some in ((small.needed_for_1_percent, True), (small.needed_for_1_percent - 1, False)):
@@ -155,3 +145,9 @@ def test_with_groups_as_many_documents_are_needed_in_every_group() -> None:
         p = np.ones((1, m))
         p[0, : m // 100] = 1 / (n + 1)
         assert joint_select(evidence, p).any() == some
+
+
+@pytest.mark.parametrize("alpha", [0, 1, 1.5, -0.1])
+def test_alpha_is_in_its_limits(alpha: float) -> None:
+    with pytest.raises(UserError, match=r"alpha must be in \(0, 1\), got"):
+        joint.exact_level(alpha)

@@ -19,7 +19,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, open_model
 from pipeline.models.sharing import SharedModels
-from pipeline.stages.base import Placement
+from pipeline.stages.base import BatchSize, Placement
 from pipeline.stages.events import Advance, Failure, Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import stages_of
@@ -44,7 +44,8 @@ def plan_of(make_audit: Callable[..., Path]) -> MakePlan:
 def test_rows_are_the_same_bytes_however_many_threads_make_them(plan_of: MakePlan, tmp_path: Path) -> None:
     plan, threads = plan_of(shard_bytes=1500, batch_tokens=1), torch.get_num_threads()
     (stage,), tables = stages_of(plan.config), []
-    assert stage.make(stage, Placement()).window.kept == 512, "several windows a shard"
+    worker = stage.make(stage, Placement())
+    assert (worker.window.kept, worker.batch_size) == (512, BatchSize(1, 64)), "several windows a shard"
     for workers in (1, 4):
         store = Store(f"{tmp_path}/run-{workers}")
         events = list(finish_shards(stage, plan.shards, store, workers))

@@ -4,6 +4,7 @@ import json
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,10 @@ def audit_of(folder: Path, model: Any, rows: dict[str, Sequence[Any]] | None = N
     columns = {"id": [f"picture-{row}" for row in range(len(columns["image"]))], **columns}
     pq.write_table(pa.table({name: list(column) for name, column in columns.items()}), folder / "audit.parquet", 5)
     source = {"path": str(folder / "audit.parquet"), "id": "id", "image": "image", "caption": "caption"}
-    described = {
-        "run": str(folder / "run"),
-        "model": {"path": str(model), "dtype": "float32"} if isinstance(model, Path) else model,
-        "corpus": {"audit": source},
-        "detectors": DETECTORS,
-        **settings,
-    }
-    return build_config({**described, "resources": {"shard_bytes": 30_000, **settings.get("resources", {})}})
+    model = {"path": str(model), "dtype": "float32"} if isinstance(model, Path) else model
+    described = {"run": str(folder / "run"), "model": model, "corpus": {"audit": source}, "detectors": DETECTORS}
+    resources = {"shard_bytes": 30_000, **settings.pop("resources", {})}
+    return build_config({**described, **settings, "resources": resources})
 
 
 def finished(config: AuditConfig, workers: int = 1) -> dict[str, list[pa.Table]]:
@@ -204,15 +201,27 @@ def test_the_same_pixels_have_the_same_key_and_scores_whatever_file_they_are_in(
 
 
 def test_a_caption_is_cut_at_max_tokens_and_that_is_noted(tmp_path: Path, llava: Path) -> None:
-    config = audit_of(tmp_path, llava, max_tokens=4, detectors=OF_CAPTIONS)
+    lm = open_picture_model(ModelConfig(path=str(llava)))
+    lengths = [len(lm.tokenizer(f" {caption}", add_special_tokens=False)["input_ids"]) for caption in CAPTIONS]
+    most = sorted(lengths)[len(lengths) // 2]
+    config = audit_of(tmp_path, llava, max_tokens=most, detectors=OF_CAPTIONS)
     (stage,) = stages_of(config)
     assert stage.name == "score", "nothing is described where the captions are given"
     rows = [row for table in finished(config)["score"] for row in table.to_pylist()]
     assert {row["truncated"] for row in rows} == {True, False}
-    lm = open_picture_model(ModelConfig(path=str(llava)))
     for row in rows:
-        given = lm.tokenizer(f" {CAPTIONS[int(row['doc_id'][8:])]}", add_special_tokens=False)["input_ids"]
-        assert row["truncated"] == (len(given) > 4)
+        assert row["truncated"] == (lengths[int(row["doc_id"][8:])] > most)
+
+
+def test_a_picture_leaves_room_for_two_tokens_or_is_refused(tmp_path: Path, llava: Path) -> None:
+    document = Document(0, "a", CAPTIONS[2], None, picture=encoded(PICTURES[0]))
+    (stage,) = stages_of(audit_of(tmp_path, llava, detectors=OF_CAPTIONS))
+    scorer = stage.make(stage, Placement())
+    prompt = len(picture_prompt(scorer.lm, PICTURES[0]).ids)
+    for room, expected in enumerate(("too_large", "too_short", prompt + 2)):
+        scorer.lm, output = replace(scorer.lm, max_tokens=prompt + room), Output()
+        entries = scorer.prepare([document], ("audit", {}), output)
+        assert [*(reason for _, reason, _ in output.refused.values()), *(one.tokens for one in entries)] == [expected]
 
 
 def test_roles_name_their_columns_as_they_like_and_a_scan_has_one_scorer(tmp_path: Path, llava: Path) -> None:
@@ -220,12 +229,9 @@ def test_roles_name_their_columns_as_they_like_and_a_scan_has_one_scorer(tmp_pat
     unseen = {"path": str(tmp_path / "unseen.parquet"), "image": "photo", "caption": "title"}
     images = [encoded(picture) for picture in PICTURES]
     pq.write_table(pa.table({"photo": images, "title": CAPTIONS}), tmp_path / "unseen.parquet")
-    settings = {
-        "selections": [{"name": "members", "detectors": [GIVEN], "procedure": "bh"}],
-        "limits": {"document_bytes": 100_000, "picture_pixels": 10_000},
-        "detectors": OF_CAPTIONS,
-    }
-    config = audit_of(tmp_path, llava, corpus={"audit": source, "unseen": unseen}, **settings)
+    corpus, limits = {"audit": source, "unseen": unseen}, {"document_bytes": 100_000, "picture_pixels": 10_000}
+    selections = [{"name": "members", "detectors": [GIVEN], "procedure": "bh"}]
+    config = audit_of(tmp_path, llava, corpus=corpus, limits=limits, selections=selections, detectors=OF_CAPTIONS)
     finished(config)
     shards, (scoring,) = make_plan(config).shards, stages_of(config)
     scored = read_scored(Store(config.run), shards)

@@ -230,7 +230,6 @@ def test_the_content_of_a_plugin_is_in_the_fingerprint_and_its_place_is_not(tmp_
     assert set(before) == set(after) == {"my_detectors.py"}
     assert before != after
     procedures = write(tmp_path, PROCEDURE, "procedures.py")
-    load(procedures)
     assert plugin_fingerprint([procedures], ["loss"]) == plugin_fingerprint([], ["loss"]) == {}, "they change no score"
 
 
@@ -246,6 +245,8 @@ def test_an_installed_module_counts_by_all_of_its_package(tmp_path: Path, monkey
     assert set(before) == {"their_detectors"}
     helper.write_text("x = 2\n")
     assert plugin_fingerprint(config.import_, config.detectors) != before
+    write(package, "\n1 / 0", "broken.py")
+    assert "import: their_detectors.broken (broken.py, line 2): cannot" in user_error(load, "their_detectors.broken")
     for name in ("their_detectors", "their_detectors.likelihood"):
         monkeypatch.delitem(sys.modules, name)
 

@@ -122,6 +122,7 @@ def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_duplicate(
     ids = np.random.default_rng(0).integers(-(1 << 62), 1 << 62, size=200).tolist()
     chosen = shots.places(7, ids, others.sketch)
     assert set(chosen) == set(range(5))
+    assert chosen[:12] == [1, 2, 3, 0, 0, 1, 2, 0, 0, 0, 1, 0], "as earlier versions chose"
     order = np.random.default_rng(1).permutation(200)
     assert shots.places(7, [ids[i] for i in order], others.sketch[order]) == [chosen[i] for i in order]
     assert shots.places(8, ids, others.sketch) != chosen
@@ -136,6 +137,7 @@ def test_one_of_several_is_chosen_by_seed_and_id_alone_and_is_no_near_duplicate(
 
     several = tuple([i] for i in range(5))
     assert digest(several, 0.8) == digest(several, 0.8)
+    assert list(map(len, digest(several, 0.8).values())) == [16]
     assert digest(several, 0.8) != digest(several, 0.9)
     assert digest(several, 0.8) != digest(several, 0.8, sketches=pool.sketch[::-1])
     assert digest(([1, 2],), 0.8) == digest(([1, 2],), 0.9)  # joined, all documents have the same before them
@@ -282,7 +284,8 @@ def test_the_plan_names_prefixes_and_counts_those_that_are_read_for_each_batch(
     assert [entry["prefix"] for entry in passes if entry["prefix_cost"]] == ["one of 5 of unseen"]
     assert [forward_passes(entry) for entry in passes] == [1 + entry["prefix_cost"] for entry in passes]
     continued = {"kind": "generate", "prefix_ratio": 0.25, "draws": 4}
-    assert [forward_passes({"kind": "gradient", "paraphrases": draws}) for draws in (0, 2)] == [3, 9]
+    paraphrased = [{"kind": kind, "paraphrases": draws} for kind in ("forward", "gradient") for draws in (0, 2)]
+    assert list(map(forward_passes, paraphrased)) == [1, 3, 3, 9]
     assert forward_passes(continued) == 0.25 + 4 * 0.75, "the prefix once, and the rest once a draw"
     shown = " ".join(here(capsys, "plan", path)[0].split())
     assert re.search(r"pass forward: target model, plain text after 4 of unseen \(\d+ tokens\)", shown)

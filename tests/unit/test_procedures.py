@@ -17,25 +17,15 @@ from hypothesis import strategies as st
 
 import seenset
 from benchmarks.selection import count_procedures
-from pipeline.selection.calibrations import pool, simes_grid, smallest_simes
+from pipeline.selection.calibrations import pool, simes_grid
 from pipeline.selection.conformal import Grid, RankCounts, calibrate, p_values, ranks
 from pipeline.selection.guarantees import adapted
 from pipeline.selection.procedures import PROCEDURES
-from pipeline.selection.procedures.estimating import (
-    MAX_BANDWIDTH,
-    MIN_BANDWIDTH,
-    bandwidth,
-    default_lambda,
-    jkbb,
-    kernel,
-    slope,
-    storey,
-    strict,
-)
+from pipeline.selection.procedures.estimating import bandwidth, default_lambda, jkbb, kernel, slope, storey, strict
 from pipeline.selection.procedures.known import known_members, known_scores
-from pipeline.selection.procedures.record import decide
+from pipeline.selection.procedures.record import Rule, decide
 from pipeline.selection.procedures.right_boundary import LAMBDAS, right_boundary
-from pipeline.selection.step_up import EXACT_HARMONIC, dependence_factor, harmonic_bound, minimum_selectable, step_up
+from pipeline.selection.step_up import dependence_factor, harmonic_bound, minimum_selectable, step_up
 from pipeline.selection.thresholds import Moments
 
 TENTH = Fraction(1, 10)
@@ -97,6 +87,7 @@ def test_procedures_equal_their_definitions_on_sorted_p_values(audit: tuple[list
     level = alpha / (1 + alpha)
     first = textbook(p, level)
     two_stages = first if first in (0, m) else textbook(p, level * m / (m - first))
+    assert decide("bky", counts, alpha).null_proportion == max(1, m - first) / m
 
     expected = {
         "bh": textbook(p, alpha),
@@ -121,14 +112,6 @@ def _parts(grid: Grid) -> list[list[Fraction]]:
     """The p-values of each group's size, without those of equal size twice."""
     sizes = {int(d) for d in np.broadcast_to(grid.denominators, grid.size)}
     return [[Fraction(k, d) for k in range(1, d + 1)] for d in sizes]
-
-
-@given(audits())
-def test_kernel_is_its_formula(audit: tuple[list[int], Grid]) -> None:
-    found, grid = audit
-    m = len(found)
-    f = sum(11 * float(grid.p(k)) ** 10 for k in found) / m
-    assert kernel(RankCounts.of(np.array(found), grid)) == pytest.approx(f + 11 * (1 / m + f / (grid.n + 1)), rel=1e-9)
 
 
 def e_value(p: Fraction, grid: Grid, m: int, alpha: Fraction) -> Fraction:
@@ -160,33 +143,36 @@ def test_ebh_pays_less_for_dependence_than_by_in_a_large_audit() -> None:
     factors = {m: float(dependence_factor(Grid.uniform(1_000), m, TENTH)) for m in (10, 100, 10_000, 10**8)}
     assert factors[10] == pytest.approx(sum(1 / j for j in range(1, 11)))  # that of by
     assert factors[100] == factors[10**8] == pytest.approx(sum(1 / j for j in range(1, 27)))  # by: 5.2 and 19
-    total, last = Fraction(1), 1
-    while (last + 1) * total <= Fraction(10**5 + 1, 10):
-        last += 1
-        total = total + Fraction(1, last) if last < 200 else total + Fraction(1 / last)
-    assert total <= dependence_factor(Grid.uniform(10**5), 10**8, TENTH) <= total + Fraction(1, 10**9)
+    assert dependence_factor(Grid.uniform(19), 10**8, TENTH) == Fraction(3, 2), "at a tie of 2/20 and alpha both count"
+    for n, exact in ((6_950, True), (7_050, False), (10**5, False)):  # 128 ranks, 129 and 1,291
+        total, last = Fraction(1), 1
+        while (last + 1) * total <= Fraction(n + 1, 10):
+            last += 1
+            total += Fraction(1, last)
+        factor = dependence_factor(Grid.uniform(n), 10**8, TENTH)
+        assert total <= factor <= total + Fraction(1, 10**9)
+        assert (factor == total) == exact
+    at_one, rule = PROCEDURES["ebh"].factor.at_one, Rule(PROCEDURES["ebh"], TENTH)  # counted up to a grid of a million
+    assert at_one(rule, 10**6, 10**5) < at_one(rule, 10**6 + 1, 10**5) == harmonic_bound(10**5)
 
 
 def test_known_members_recovers_the_share_of_a_mixture_exactly() -> None:
-    nulls = np.full(100, 3)  # a null's ranks are uniform
     members = np.array([50] + [1] * 50 + [0] * 49)
-    estimate = known_members(RankCounts(nulls + members), RankCounts(members))
+    audit, known = RankCounts(3 + members), RankCounts(members)  # a null's ranks are uniform
+    estimate = known_members(audit, known)
     assert estimate.pi0 == pytest.approx(0.75, rel=1e-12)
     mean = (50 + sum(range(2, 52))) / 100 / 100
     assert estimate.theta == pytest.approx(1 / mean - 1)
-    assert decide("known_members", RankCounts(nulls + members), TENTH, RankCounts(members)).details[
-        "null_proportion_unclipped"
-    ] == pytest.approx(0.75)
+    assert decide("known_members", audit, TENTH, known).details["null_proportion_unclipped"] == pytest.approx(0.75)
 
 
 def test_known_members_that_tell_nothing_give_a_null_proportion_of_one() -> None:
     audit = RankCounts.of(np.array([1, 2, 3, 9]), 9)
     for known in ([1, 9], [10], [5, 6]):  # mean p of one half or more: theta <= 1
         estimate = known_members(audit, RankCounts.of(np.array(known), 9))
-        assert (estimate.theta <= 1, estimate.pi0) == (True, 1.0)
+        assert (estimate.theta <= 1, estimate.unclipped, estimate.pi0) == (True, 1.0, 1.0)
     below = known_members(RankCounts.of(np.array([1, 1, 1]), 9), RankCounts.of(np.array([2]), 9))
-    assert below.unclipped < 0
-    assert below.pi0 == 1.0
+    assert below.unclipped < 0 < below.pi0 == 1.0
     at = known_members(RankCounts.of(np.array([2, 2]), 9), RankCounts.of(np.array([2]), 9))
     assert (at.unclipped, at.pi0) == (0.0, 1.0)
     above = known_members(RankCounts.of(np.array([10]), 9), RankCounts.of(np.array([2]), 9))
@@ -203,13 +189,14 @@ def test_audited_documents_with_the_mean_p_of_the_known_ones_give_a_null_proport
     assert (answer.summary.null_proportion, answer.summary.n_selected) == (1.0, 0)
 
 
-@pytest.mark.parametrize(("known", "audit"), [([5, 5], [6, 7]), ([1, 1], [3]), ([5, 6], [0, 1]), ([5], [])])
+@pytest.mark.parametrize(("known", "audit"), [([5, 5], [6, 7]), ([1, 1], [3]), ([5, 6], [0, 1]), ([5], []), ([5], [5])])
 def test_known_scores_that_tell_nothing_give_a_null_proportion_of_one(known: list[float], audit: list[float]) -> None:
-    """Audited documents beyond the known ones, no difference to nulls, all like nulls, none audited."""
+    """Audited documents beyond the known ones, no difference to nulls, all like nulls, none audited, all known-like."""
     sides = (np.array(side, dtype=float) for side in ([0, 1, 2], known, audit))
     estimate = known_scores(*(Moments.of(side, 1.0) for side in sides))
     assert estimate.pi0 == 1.0
     assert (estimate.theta == 1.0) == (audit != [0, 1])
+    assert estimate.unclipped == 1.0 or known != [1, 1]
 
 
 def test_known_scores_are_those_of_the_published_equations() -> None:
@@ -237,7 +224,8 @@ def test_pooled_grids_hold_every_p_value_of_every_group_in_exact_order(sizes: li
     for n, place in zip(sizes, positions, strict=True):
         assert [grid.p(int(k)) for k in place] == [Fraction(k, n + 1) for k in range(1, n + 2)]
     assert sorted(np.concatenate(positions).tolist()) == list(range(1, grid.size + 1))
-    assert (grid.n, grid.groups) == (sum(sizes), len(sizes))
+    assert (grid.n, grid.groups, grid.delta) == (sum(sizes), len(sizes), None)
+    assert pool([simes_grid(n, TENTH) for n in sizes])[0].delta == len(sizes) * TENTH
 
 
 @given(grids(), st.fractions(0, Fraction(3, 2)))
@@ -323,12 +311,6 @@ def test_the_terms_say_what_the_calibration_changes() -> None:
     assert {"known_members", "ptdi_known_members"} <= set(by_ranks)
 
 
-def test_no_conditional_p_value_is_above_one() -> None:
-    """1 - delta is 1 in float64, and the margin for rounding would lift it above."""
-    assert smallest_simes(1, Fraction(1, 10**18)) == 1
-    assert simes_grid(1, Fraction(1, 10**18)).numerators.tolist() == [1 << 62] * 2
-
-
 def test_it_stops_where_the_estimate_first_does_not_fall() -> None:
     """Estimates at .05, .10, .15, .20 are 21/19, 11/18, 9/17 and 9/16; later ones are not looked at."""
     counts = RankCounts(np.array([10, 2, 0, 8, *[0] * 16]))
@@ -337,12 +319,16 @@ def test_it_stops_where_the_estimate_first_does_not_fall() -> None:
     decision = decide("right_boundary", counts, Fraction(1, 4))
     assert (decision.factor, decision.details["lambda"]) == (Fraction(9, 16), 0.2)
     assert decision.rank == step_up(counts, Fraction(1, 4), Fraction(9, 16))
+    assert right_boundary(RankCounts(100 * np.arange(100)[::-1]))[1] == Fraction(19, 20)  # never rises
 
 
 @given(audits())
-def test_it_is_storey_at_one_of_its_lambdas_over_any_grid(audit: tuple[list[int], Grid]) -> None:
+def test_estimates_are_their_formulas_over_any_grid(audit: tuple[list[int], Grid]) -> None:
     found, grid = audit
-    counts = RankCounts.of(np.array(found), grid)
+    counts, m = RankCounts.of(np.array(found), grid), len(found)
+    f = sum(11 * float(grid.p(k)) ** 10 for k in found) / m
+    assert kernel(counts) == pytest.approx(f + 11 * (1 / m + f / (grid.n + 1)), rel=1e-9)
+    assert known_members(counts, counts).theta == float(1 / (sum(p_of(found, grid)) / m) - 1)
     estimates = [storey(counts, lambda_) for lambda_ in LAMBDAS]
     stops = [i for i in range(1, len(LAMBDAS)) if estimates[i] >= estimates[i - 1]]
     place = stops[0] if stops else len(LAMBDAS) - 1
@@ -358,6 +344,7 @@ def test_bh_storey_and_jkbb_give_the_golden_values() -> None:
     assert (decision.n_selected, decision.rank, decision.threshold) == (6, 8, 0.08), "an exact tie"
     assert decide("bh", GOLDEN, Fraction("0.2") - Fraction(1, 10**30)).n_selected < 6
     assert storey(GOLDEN) == Fraction(14, 15)
+    assert slope(RankCounts.of(np.array([2, 3, 5]), pool([Grid.uniform(3), Grid.uniform(7)])[0])) == 1  # 1/4, 1/4, 1/2
     for gamma, b, pi0 in ((2.0, 0.651295193831284, 0.738858766315621), (3.0, 0.537783599642014, 0.750142983934607)):
         estimate = jkbb(GOLDEN, gamma)
         assert estimate.c == pytest.approx(0.523853633246022, rel=1e-12)
@@ -365,10 +352,7 @@ def test_bh_storey_and_jkbb_give_the_golden_values() -> None:
         assert estimate.unclipped == estimate.pi0 == pytest.approx(pi0, rel=1e-12)
 
 
-@given(
-    st.lists(st.integers(-4, 4), min_size=1, max_size=30),
-    st.lists(st.integers(-5, 5), min_size=1, max_size=30),
-)
+@given(st.lists(st.integers(-4, 4), min_size=1, max_size=30), st.lists(st.integers(-5, 5), min_size=1, max_size=30))
 def test_ranks_count_calibration_documents_at_least_as_extreme(unseen: list[int], audit: list[int]) -> None:
     calibration = calibrate(np.array(unseen))
     members = ranks(np.array(audit), calibration, "members")
@@ -391,7 +375,7 @@ def test_scores_are_sorted_aside_and_what_cannot_be_ranked_is_refused_in_one_lin
 
 def test_counts_refuse_what_they_cannot_hold_and_to_be_changed_from_outside() -> None:
     counts = RankCounts.empty(9)
-    assert (counts + RankCounts.empty(Grid.uniform(9))).m == 0
+    assert ((counts + RankCounts.empty(Grid.uniform(9))).m, step_up(counts, TENTH)) == (0, 0)
     for other in (8, simes_grid(9, TENTH), pool([Grid.uniform(4), Grid.uniform(5)])[0]):
         with pytest.raises(ValueError, match="cannot merge counts"):
             counts + RankCounts.empty(other)
@@ -428,6 +412,8 @@ def test_ties_and_orders_are_exact_where_floats_cannot_tell() -> None:
     assert a.values[0] == b.values[0] == 0.5
     assert (first[0], second[0], grid.at_most(grid.p(1))) == (2, 1, 1)
     assert grid.p(1) < grid.p(2)
+    many = RankCounts(np.array([1 << 32, 0]), Grid(np.array([(1 << 32) - 1, 1 << 62]), np.array(1 << 62), 1))
+    assert known_members(many, many).theta == float(Fraction(1 << 62, (1 << 32) - 1) - 1)
     m, tie = 10**18, 10**17  # m * 1 = alpha (n + 1) * tie at alpha = 1/10, n = 99, rank 1
     assert float(tie - 1) == float(tie)
     for selected, k in ((tie, 1), (tie - 1, 0)):
@@ -457,10 +443,10 @@ def test_jkbb_is_the_jackknife_of_its_kernel(n: int, data: st.DataObject) -> Non
 
 
 def test_an_estimate_at_the_edge_of_what_it_can_be_is_clipped_and_divides_by_nothing() -> None:
-    assert bandwidth(1.0, 1000, 2.0) == MAX_BANDWIDTH, "of a flat density"
-    assert bandwidth(math.nextafter(1.0, 2.0), 1000, 2.0) == MAX_BANDWIDTH
+    assert bandwidth(1.0, 1000, 2.0) == 1.0, "of a flat density"
+    assert bandwidth(math.nextafter(1.0, 2.0), 1000, 2.0) == 1.0
     all_at_one = jkbb(RankCounts.of(np.full(20, 10), 9))
-    assert (all_at_one.pi0, all_at_one.bandwidth, all_at_one.c) == (1.0, MIN_BANDWIDTH, math.inf)
+    assert (all_at_one.pi0, all_at_one.bandwidth, all_at_one.c) == (1.0, 0.001, math.inf)
     all_small = jkbb(RankCounts.of(np.full(20, 1), 999))
     assert all_small.unclipped < 1 / 20 == all_small.pi0, "one document at least"
 
@@ -468,6 +454,7 @@ def test_an_estimate_at_the_edge_of_what_it_can_be_is_clipped_and_divides_by_not
 def test_storey_is_reported_at_most_one_but_decides_uncapped() -> None:
     counts = RankCounts.of(np.array([1, 1, 9, 9, 9, 9, 10, 10]), 9)
     assert storey(counts) == Fraction(7 * 10, 8 * 5)
+    assert [default_lambda(Grid.uniform(n)) for n in (199, 200)] == [Fraction(1, 2), Fraction(4, 5)]
     decision = decide("storey", counts, Fraction(2, 5))
     assert decision.null_proportion == 1.0
     assert decision.details["null_proportion_unclipped"] == 1.75
@@ -480,7 +467,7 @@ def test_the_harmonic_bound_is_never_below_the_sum_and_never_far_above(m: int) -
     exact = sum((Fraction(1, j) for j in range(1, m + 1)), Fraction(0))
     bound = harmonic_bound(m)
     assert exact <= bound <= exact * (1 + Fraction(1, 10**14))
-    assert (bound == exact) == (m <= EXACT_HARMONIC)
+    assert (bound == exact) == (m <= 128)
 
 
 def test_strict_is_storey_for_what_holds_only_in_the_limit_and_itself_otherwise() -> None:

@@ -3,14 +3,19 @@
 import json
 import math
 import zlib
+from dataclasses import replace
 
 import pytest
 
-from pipeline.corpus.documents import Document
+from pipeline.audit.description import build_config
+from pipeline.corpus.documents import Document, id_key
 from pipeline.detectors.base import Continuations, Continued, Evidence, plan_passes
 from pipeline.detectors.registry import parse_detectors, sampled_of
 from pipeline.detectors.samia import cut_words, prefix_and_reference, rouge, samia_score
-from pipeline.models.tokens import count_words
+from pipeline.models.tokens import count_words, tokenize
+from pipeline.passes.generate import Prompt, Sampling, continuations
+from pipeline.stages.base import Output, Placement
+from pipeline.stages.registry import stages_of
 from pipeline.stages.sample import cut_in_two
 
 REFERENCE = "the cat sat on the mat"
@@ -95,6 +100,21 @@ def test_a_draw_ends_with_the_words_of_the_rest_or_where_the_model_likes():
     assert (task.prefix, task.reference, task.words, task.max_new_tokens) == ("one", "two three", None, 1024)
     assert cut_in_two(document, len("one"), Continued()) is None
     assert cut_in_two(document, len(text), Continued(prefix_ratio=0.1)) is None
+
+
+def test_a_worker_draws_by_seed_id_and_ratio_behind_what_the_model_has_room_for(tiny_model_folder):
+    given = {"run": "run", "model": {"path": str(tiny_model_folder)}, "corpus": {"audit": {"path": "a"}}, "seed": 3}
+    stage, _ = stages_of(build_config({**given, "detectors": [{"samia": {"draws": 2, "prefix_ratio": 0.3}}]}))
+    worker, output = stage.make(stage, Placement()), Output()
+    lm = worker.lm = replace(worker.lm, max_tokens=9)
+    text = "the river and the quiet garden in winter " * 3
+    worker.work(worker.prepare([Document(0, "a", text, None)], None, output), output)
+    prefix, rest = prefix_and_reference(text[: tokenize(lm.tokenizer, [text], 9)[0].kept], 0.3)
+    ids, limit = lm.tokenizer(prefix)["input_ids"], 16 + len(rest) // 3
+    prompt = Prompt((id_key("a"), 300_000), ids, range(2), len(rest.split()), limit)
+    (draws,) = continuations(lm, [prompt], Sampling(1.0, 50, 1.0), 3)
+    assert (output.rows[0]["reference"], output.tokens) == (rest, sum(len(draw.ids) for draw in draws))
+    assert output.rows[0]["continuations"] == [draw.text for draw in draws]
 
 
 def test_a_word_stands_for_a_token_where_the_tokenizer_is_unknown():

@@ -195,8 +195,8 @@ def test_samples_of_lm_eval_are_scored_by_the_likelihood_of_the_right_answer(tmp
     for role, some in (("audit", audit), ("unseen", unseen)):
         given["corpus"][role] |= {"path": write_rows(tmp_path / f"samples_{role}.jsonl", some), "id": "doc_id"}
     rows = pq.read_table(run(tmp_path, "run", given) / "scores").to_pylist()
-    scores = {row["doc_id"]: row["filtered_resps"] for row in rows if row["role"] == "audit"}
-    assert scores == {"0": -1.25, "1": -3.5, "2": -7.0, "3": -8.0}
+    scores = {row["doc_id"]: (row["filtered_resps"], row["n_tokens"]) for row in rows if row["role"] == "audit"}
+    assert scores == {"0": (-1.25, 0), "1": (-3.5, 0), "2": (-7.0, 0), "3": (-8.0, 0)}
 
 
 def test_the_target_of_an_answer_may_be_a_column_of_scores_too() -> None:

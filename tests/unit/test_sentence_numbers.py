@@ -42,7 +42,7 @@ from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.bound import guarantee_of_bound
 from pipeline.selection.procedures.record import Rule, decide
-from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable
+from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.step_up import minimum_selectable
 
 ALPHA = 0.1
@@ -207,6 +207,7 @@ def test_rounding_takes_no_number_to_the_other_side_of_its_limit(value: float, l
     assert len(shown) <= 9
     if (round(value, 2) > limit, round(value, 2) < limit) == (value > limit, value < limit):
         assert shown == f"{value:.2f}", "with no more digits than it takes"
+    assert beside(5e-17, 0.0) == "5e-17"
 
 
 def test_an_interval_is_shown_on_the_side_of_the_limit_that_decided() -> None:
@@ -376,6 +377,14 @@ def test_no_outcome_selects_fewer_than_is_said(procedure: str, delta: Fraction |
             assert min(sizes, default=m + 1) == min(m + 1, fewest_selectable(rule, n, m))
 
 
+def test_the_fewest_at_best_are_those_of_the_smallest_estimates() -> None:
+    names = "storey", "right_boundary", "bky", "quantile", "ptdi", "kernel", "known_members", "ptdi_known_members"
+    rules = [Rule(PROCEDURES[name], Fraction(1, 1_000)) for name in names]
+    assert [fewest_at_best(rule, 19, 1_000) for rule in rules] == [100, 56, 51, 50, 50, 550, 1, 1]  # ceil(50,000 x)
+    assert (factor_at(rules[2], 1_000, HALF), fewest_at_best(rules[0], 1, 1_000)) == (Fraction(1_001, 2_000), 1_000)
+    assert known_needed(Rule(PROCEDURES["bh"], HALF), 1, 1) == 1
+
+
 @pytest.mark.parametrize(
     "settings", [{"calibration": "conditional", "alpha": 1e-25}, {"procedure": "ebh", "alpha": 1e-7}]
 )
@@ -516,5 +525,6 @@ def test_the_time_is_a_guess_from_the_number_of_parameters(tmp_path: Path, tiny_
 def test_a_computed_share_is_rounded_up_to_three_digits_and_a_written_one_is_kept() -> None:
     assert at_most(0.00123) == Fraction(123, 100_000)
     assert at_most(0.123456789012) == Fraction("0.123456789012")
+    assert at_most(0.1234567890123) == Fraction("0.124")
     assert at_most(0.1 + 0.2) == Fraction(301, 1000)
     assert at_most(0.1 / 3) == Fraction(334, 10_000)

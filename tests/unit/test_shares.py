@@ -35,7 +35,7 @@ def test_the_limits_of_shares_between_0_and_1_are_those_of_bentkus_and_hoeffding
     assert share_interval(np.array([0.95, 0, 0, 0, 0]))[0] == pytest.approx(hoeffding_limit(0.19, 5, 0.025))
     assert share_interval(np.array([0.5, 0.5, 0.5, 0.5, 0]))[0] == pytest.approx(beta.ppf(0.025 / np.e, 2, 4))
     assert share_interval(np.array([0.5, 0.5, 0.5, 0.45, 0]))[0] < beta.ppf(0.025 / np.e, 2, 4)
-    ahead, behind = np.array([0.5, 0.5, 0, 0, 0]), np.array([0, 0, 0.25, 0, 0])
+    ahead, behind = np.tile([0.5, 0.5, 0, 0, 0], 20), np.tile([0, 0, 0.25, 0, 0], 20)
     (l1, u1), (l2, u2) = share_interval(ahead, 0.975), share_interval(behind, 0.975)
     assert paired_difference(ahead, behind) == (pytest.approx(0.15), pytest.approx(l1 - u2), pytest.approx(u1 - l2))
 

@@ -28,11 +28,11 @@ from pipeline.detectors.registry import PluginCode
 from pipeline.errors import UserError
 from pipeline.stages.ask_log_probs import LogProbSettings
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Wanted, Window, model_digests, rows_schema
-from pipeline.stages.events import Ready
+from pipeline.stages.events import Advance, Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
 from pipeline.stages.prefixes import Prefixes, Shots
-from pipeline.stages.process import earlier_rows, new_rows, read_rows
+from pipeline.stages.process import earlier_rows, file_rows, filed_rows, new_rows, read_rows
 from pipeline.stages.registry import stages_of
 from pipeline.stages.sample import SampleSettings
 from pipeline.stages.score import ScoreSettings
@@ -70,7 +70,7 @@ class Counting:
     def work(self, batch: list[Entry], output: Output) -> None:
         self.batches.append([entry.work for entry in batch])
         if any(self.settings.bad in entry.work for entry in batch):
-            raise ValueError("a bad document")
+            raise ValueError(40 * "a bad document")
         if any("unmendable" in entry.work for entry in batch):
             raise UserError("the model has no template")
         if any("deadly" in entry.work for entry in batch):
@@ -93,20 +93,15 @@ def audit(**settings: Any) -> tuple[Stage, ...]:
     """The stages of an audit that has all of them, on models whose content is a name."""
     local = "model" in settings and "path" in settings["model"]
     detectors: list[Any] = ["loss", {"samia": {"draws": 2}}]
-    described = {
-        "run": "run",
-        "model": MODEL.model_dump(),
-        "corpus": {"audit": {"path": "a"}, "unseen": {"path": "u"}},
-        "detectors": [*detectors, {"knockoff": {"base": "loss", "draws": 2}}, "fsd"] if local else detectors,
-        "paraphraser": {"path": "p"},
-        **settings,
-    }
+    detectors += [{"knockoff": {"base": "loss", "draws": 2}}, "fsd"] if local else []
+    corpus = {"audit": {"path": "a"}, "unseen": {"path": "u"}}
+    described = {"run": "run", "model": MODEL.model_dump(), "corpus": corpus, "paraphraser": {"path": "p"}}
 
     def digest(model: AnyModel) -> dict[str, str]:
         name = model.path if isinstance(model, ModelConfig) else model.name
         return {"model": name, "tokenizer": name, "dtype": "float32", "quantization": "none"}
 
-    return stages_of(Wanted(build_config(described), digest=digest))
+    return stages_of(Wanted(build_config({**described, "detectors": detectors, **settings}), digest=digest))
 
 
 def test_all_that_a_worker_is_told_is_in_the_fingerprint() -> None:
@@ -154,6 +149,7 @@ def test_seed_transform_and_what_is_read_are_in_every_fingerprint() -> None:
     scoring = audit(model={"path": "m"}, paraphraser={"path": "p", "temperature": 1.0})[-1]
     assert scoring.fingerprint != plain[-1].fingerprint
     assert {key for key in scoring.fingerprint if scoring.fingerprint[key] != plain[-1].fingerprint[key]} == {"reads"}
+    assert list(map(len, scoring.fingerprint["reads"].values())) == [16, 16]
 
 
 def test_a_shard_of_another_transform_is_not_worked_on(tmp_path: Path) -> None:
@@ -172,17 +168,11 @@ def test_a_failing_batch_is_halved_until_the_culprit_stands_alone(tmp_path: Path
     receipt = process(stage, worker, shard, store)
     assert (receipt.n_in, receipt.n_scored, receipt.n_quarantined) == (6, 4, 2)
     assert receipt.reasons == {"empty": 1, "model_error": 1}
-    assert worker.batches == [
-        ["a", "bb", "a bad one", "dddd"],
-        ["a", "bb"],
-        ["a bad one", "dddd"],
-        ["a bad one"],
-        ["dddd"],
-        ["eeeee"],
-    ]
+    first = ["a", "bb", "a bad one", "dddd"]
+    assert worker.batches == [first, first[:2], first[2:], ["a bad one"], ["dddd"], ["eeeee"]]
     rows = read_rows(stage, shard, store)
     assert {number: row["length"] for number, row in rows.items()} == {0: 2, 1: 4, 2: None, 3: 8, 4: 10}
-    assert (rows[2]["reason"], rows[2]["problem"]) == ("model_error", "a bad document")
+    assert (rows[2]["reason"], rows[2]["problem"]) == ("model_error", (40 * "a bad document")[:300])
     assert process(stage, worker, shard, store) == receipt
     assert len(worker.batches) == 6
 
@@ -196,14 +186,15 @@ def test_a_killed_process_suspects_no_document_that_another_thread_worked_on(tmp
 
 
 def test_threads_end_soon_when_nobody_waits_for_them(tmp_path: Path) -> None:
-    (shard,), store = shards_of(tmp_path, ["a"] * 40)
+    (shard,), store = shards_of(tmp_path, ["a"] * 39 + ["a bad one"])
     stage = counting()
     events = finish_shards(stage, [shard], store, workers=2)
     assert isinstance(next(events), Ready)
     events.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("seenset-worker")]
-    list(finish_shards(stage, [shard], store, workers=2))
-    assert [receipt.n_scored for receipt in read_receipts(store, "count")] == [40]
+    done = [event for event in finish_shards(stage, [shard], store, workers=2) if isinstance(event, Advance)]
+    assert done[-1].documents == 40, "with the one that is refused"
+    assert [receipt.n_scored for receipt in read_receipts(store, "count")] == [39]
 
 
 def test_what_is_wrong_with_the_settings_is_no_fault_of_a_document(tmp_path: Path) -> None:
@@ -228,6 +219,7 @@ def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(tmp_path: Pa
     (shard,), store = shards_of(tmp_path, ["a", "bb"])
     one = counting(grows="rounds", name="count/1")
     process(one, one.make(one, Placement()), shard, store)
+    store.write_json("receipts/count/no_number", {})
     more = counting(grows="rounds", settings=CountingSettings(2, rounds=5), name="count/5")
     assert [row["length"] for row in earlier_rows(more, shard, store, Output())] == [2, 4]
     for other in (CountingSettings(3), CountingSettings(2, bad="worse")):
@@ -240,7 +232,7 @@ def test_rows_are_taken_up_where_only_more_of_the_same_is_asked_for(tmp_path: Pa
     tokens=st.integers(1, 2048),
     padding=st.none() | st.integers(0, 200),
 )
-@example(lengths=[2, 4], tokens=8, padding=2)
+@example(lengths=[1, 2, 3, 5], tokens=10, padding=2)
 def test_a_batch_holds_documents_of_like_length_within_its_size(
     lengths: list[int], tokens: int, padding: int | None
 ) -> None:
@@ -261,12 +253,15 @@ def test_a_batch_holds_documents_of_like_length_within_its_size(
             assert padded > tokens or too_much
 
 
-def test_a_table_holds_the_rows_that_changed_since_those_that_it_goes_on_from() -> None:
-    kept = {"doc_id": "a", "row": 0, "reason": None, "problem": None, "texts": ["x"]}
+def test_a_table_holds_the_rows_that_changed_since_those_that_it_goes_on_from(tmp_path: Path) -> None:
+    kept = {"doc_id": "a", "row": 0, "rest": "r", "texts": ["x"], "reason": None, "problem": None}
     refused = {**kept, "row": 1, "reason": "endpoint", "problem": "no answer", "texts": []}
     earlier = {0: kept, 1: refused, 2: {**kept, "row": 2}}
     rows = {**earlier, 1: {**refused, "reason": None, "problem": None}, 2: {**kept, "row": 2, "texts": ["x", "y"]}}
-    assert [(row["row"], row["reason"], row["texts"]) for row in new_rows(rows, earlier)] == [
-        (1, None, []),
-        (2, None, ["y"]),
-    ]
+    changed = [(row["row"], row["rest"], row["reason"], row["texts"]) for row in new_rows(rows, earlier)]
+    assert changed == [(1, None, None, []), (2, None, None, ["y"])]
+    (shard,), store = shards_of(tmp_path, ["a"])
+    stage = counting(schema=rows_schema(("rest", pa.string()), ("texts", pa.list_(pa.string()))))
+    first = file_rows(stage, shard, store, Output(rows=earlier), 0.0)
+    output = Output(rows=rows, base=first, base_rows=filed_rows(store, first))
+    assert filed_rows(store, file_rows(replace(stage, name="more", digest=_by_name), shard, store, output, 0.0)) == rows

@@ -132,6 +132,8 @@ def test_a_document_that_is_another_now_has_no_row(rereads: Rereads, change: dic
     table, lines = rereads([1], **change)
     assert rows_of(table) == []
     assert [problem in line for line in lines] == [True]
+    Path(rereads.shard.path).unlink()
+    assert rereads([0, 1])[1][0].startswith("token attributions: 2 could not be read; the first: ")
 
 
 def test_a_receipt_counts_the_tokens_that_were_read(rereads: Rereads) -> None:

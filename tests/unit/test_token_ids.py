@@ -60,15 +60,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
 
 
 def settings(folder: Path, sources: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {
-        "model": {"path": str(folder), "dtype": "float32"},
-        "corpus": {role: {"id": "id", **source} for role, source in sources.items()},
-        "detectors": ["loss"],
-        "resources": {"cluster": "local", "shard_bytes": 1 << 20},  # scores depend on what shares a batch
-        "max_tokens": MAX_TOKENS,
-        "selections": SELECTIONS,
-    }
-    return {**given, **changed}
+    corpus = {role: {"id": "id", **source} for role, source in sources.items()}
+    given = {"model": {"path": str(folder), "dtype": "float32"}, "corpus": corpus, "max_tokens": MAX_TOKENS}
+    resources = {"cluster": "local", "shard_bytes": 1 << 20}  # scores depend on what shares a batch
+    return {**given, "detectors": ["loss"], "selections": SELECTIONS, "resources": resources, **changed}
 
 
 def run(folder: Path, name: str, given: Mapping[str, Any]) -> Store:

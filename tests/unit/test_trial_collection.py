@@ -9,7 +9,7 @@ from test_trial import trial
 
 from pipeline.audit.detection import CONFIDENCE
 from pipeline.errors import UserError
-from pipeline.selection.collection import PermutationTest, draw_blocks, make_blocks, permutation_test
+from pipeline.selection.collection import PermutationTest, draw_blocks, joined_blocks, make_blocks, permutation_test
 from pipeline.selection.engine import Scores
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import TrialConfig, build_trial
@@ -50,27 +50,38 @@ def test_the_groups_of_a_trial_move_whole_and_a_verdict_needs_a_selection_that_s
     with pytest.raises(UserError, match="at least 20 blocks"):
         measure_collections(soft_pool(groups=True), configured(split={"unseen": 30}), 0)
     clean = [{"name": "clean", "direction": "clean", "detectors": ["loss"], "procedure": "bh"}]
-    with pytest.raises(UserError, match="give a selection of direction members"):
+    with pytest.raises(UserError, match="needs a selection of direction members"):
         configured(selections=clean)
 
 
 def test_the_permutation_test_of_blocks_of_many_sizes_is_the_recorded_one_and_takes_at_most_5000_of_a_role() -> None:
-    rng = np.random.default_rng(11)
-    block = np.repeat(np.arange(124), rng.integers(1, 8, 124))
-    scores = rng.normal(size=(block.size, 3)) * [0.01, 1, 0] + (block < 24)[:, None] * [0.001, 0.1, 0]
-    test = permutation_test(make_blocks(scores, block, block < 24, 0), 3, permutations=1_199)
-    assert test == PermutationTest(260 / 1_200, pytest.approx(0.6294025974025974))
-    many = make_blocks(np.zeros((5_020, 1)), np.arange(5_020), np.arange(5_020) < 5_001, 0)
-    assert (many.audited.sum(), many.audited.size) == (5_000, 5_019)
+    """Of 20 audited and 26 unseen blocks; then of single documents, where one fold holds no audited ones."""
+    rng, number = np.random.default_rng(2), np.arange(10_001)
+    block = np.repeat(number[:46], [16, 16, 32, *rng.integers(1, 8, 40), 8, 8, 33])
+    common = rng.normal(size=block.size)
+    scores = np.stack([0.01 * common, common + 0.4 * rng.normal(size=block.size), 0 * common], axis=1)
+    scores[block < 20] += [0.001, 0.2, 0]
+    made = make_blocks(scores, block, block < 20, 0)
+    assert permutation_test(made, 3) == PermutationTest(0.3178, pytest.approx(0.55657143))
+    assert made.differences == pytest.approx([0.33170361, 0.4536978, 0])
+    tied = make_blocks(scores[:183, :1] > 0, number[:183], number[:183] < 20, 0)
+    assert permutation_test(tied, 6, permutations=1_199) == PermutationTest(280 / 1_200, pytest.approx(0.56704340))
+    opposite = make_blocks(np.stack([common, -common], axis=1), block, block < 20, 0)
+    assert permutation_test(opposite, 3).p_value == 1
+    assert make_blocks(scores[:0], block[:0], block[:0] < 20, 0).sizes.size == 0
+    many = make_blocks(number[:, None], number, number < 5_000, 0)
+    assert (many.audited.sum(), many.scores.sum()) == (5_000, number.sum() - 7_200)
 
 
-def test_blocks_are_counted_by_as_many_documents_as_four_in_five_of_either_role_have() -> None:
-    """By the sizes of audited blocks 2: 8 of 10 have as many. The last block is of both roles."""
-    sizes = [1, 1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 7, 2]
-    block, keys = np.repeat(np.arange(13), sizes), np.arange(50) ** 2
-    drawn = draw_blocks(keys[:, None] + 0.0, block, (block < 10) | (keys == 49**2), keys, 0)
-    assert (drawn.each, drawn.n_audited, drawn.n_smaller, drawn.n_mixed) == (2, 10, 2, 2)
+def test_blocks_join_a_family_or_group_and_count_as_many_documents_as_four_in_five_of_either_role_have() -> None:
+    """By the sizes of audited blocks 2: 8 of 10 have as many. One block of seven is of both roles."""
+    assert joined_blocks(np.array([0, 0, 1, 2, 3, 4]), np.array([-1, 0, 0, 1, 1, -1])).tolist() == [0, 0, 0, 1, 1, 2]
+    sizes = [1, 1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 7, 3]
+    block, keys = np.repeat(np.arange(13), sizes), np.arange(51) ** 2
+    drawn = draw_blocks(keys[:, None] + 0.0, block, (block < 10) | (keys == 34**2), keys, 0)
+    assert (drawn.each, drawn.n_audited, drawn.n_smaller, drawn.n_mixed) == (2, 10, 2, 7)
     assert drawn.audited.tolist() == [True] * 8 + [False] * 2
+    assert draw_blocks(keys[:, None], block, block >= 0, keys, 0).each == 1, "without blocks of the other role"
     other = 2 * drawn.scores[:, 0] - drawn.keys  # of two documents, of which one has the smaller key
-    for number, *pair in zip(range(2, 12), drawn.keys, other, strict=True):
+    for number, *pair in zip([*range(2, 10), 11, 12], drawn.keys, other, strict=True):
         assert pair == sorted(set(pair) & set(keys[block == number].tolist()))

@@ -31,16 +31,13 @@ def parts_of(text: str, spans: list[tuple[int, int]]) -> list[str]:
 
 def test_spans_are_what_differs_and_where_nothing_stands_what_follows() -> None:
     spans = differing_spans(TEXTS)
-    assert [parts_of(text, one) for text, one in zip(TEXTS, spans, strict=True)] == [
+    assert list(map(parts_of, TEXTS, spans)) == [
         ["color", ",", ","],
         ["colour", " ", " "],
         ["colour", ",", ","],
     ]
     assert differing_spans(["one two", "one two three"])[0] == [(6, 7)]
-    assert [parts_of(*pair) for pair in zip(("b a", "a"), differing_spans(["b a", "a"]), strict=True)] == [
-        ["b "],
-        ["a"],
-    ]
+    assert list(map(parts_of, ("b a", "a"), differing_spans(["b a", "a"]))) == [["b "], ["a"]]
 
 
 def test_every_version_has_a_span_at_every_place_and_the_rest_is_common_to_all() -> None:
@@ -89,8 +86,12 @@ def test_the_score_is_the_mean_log_probability_of_the_differing_tokens(tmp_path:
         with torch.no_grad():
             log_probs = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
         keep = tokens_in(tokenizer, text, spans, ids.shape[1])
+        differing = {place for span in spans for place in range(*span)}
+        offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+        assert keep == [not differing.isdisjoint(range(*of_token)) for of_token in offsets[1:]]
         assert 0 < sum(keep) < len(keep)
         expected.append(float(log_probs[torch.tensor(keep)].mean()))
+    assert receipt.tokens == 2 * sum(len(tokenizer(text)["input_ids"]) for text in TEXTS)
     first, second = (row["versions"]["scores"] for row in store.read_table(receipt.data).to_pylist())
     np.testing.assert_allclose(first, expected, rtol=1e-4)
     assert second == pytest.approx(first[::-1]), "the first version only aligns the others"

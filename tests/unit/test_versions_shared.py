@@ -67,12 +67,8 @@ def scored(folder: Path, model: Path, rows: list[dict[str, Any]], name: str, **r
     path = folder / "versions.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path)
     source = {"path": str(path), "id": "id", "versions": {}}
-    changed = {
-        "run": str(folder / name),
-        "detectors": ["loss", "min_k"],
-        "resources": {"cluster": "local", **resources},
-    }
-    assert run_here(folder, versions_audit(folder, model, source, **changed)) == 0
+    settings = {"detectors": ["loss", "min_k"], "resources": {"cluster": "local", **resources}}
+    assert run_here(folder, versions_audit(folder, model, source, run=str(folder / name), **settings)) == 0
     held = rows_scored(folder / name)
     return [held[row["id"]]["versions"]["scores"] for row in rows]
 

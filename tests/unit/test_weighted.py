@@ -100,6 +100,8 @@ def test_equal_weights_are_no_weights() -> None:
         discrete = ranks(audit, calibrate(known), direction, draws) / 100
         assert (np.abs(tied - discrete) <= 0.0101).all()
         assert tied.mean() < p.mean()
+    assert weight_levels(np.array([0.0, 1.0, 2.5, 9.0]), 4.0).tolist() == [1, 1 << 18, 655_360, 1 << 20]
+    assert weighted_grid(1, 1).size == 2 * 1024 + 1
     for total in (1, 2, 3, 4):
         assert weighted_grid(total, 1).values[0] < 1 / (total + 1) <= 2 * weighted_grid(total, 1).values[0]
 
@@ -132,7 +134,7 @@ def test_a_draw_takes_from_almost_none_to_all_of_the_documents_with_an_equal_sco
         assert calibration.grid.values[places - 1].tolist() == [1 / 2, p]
 
 
-def test_weights_repair_a_shift_that_words_show() -> None:
+def test_weights_repair_a_shift_that_words_show_and_a_gap_that_nothing_bridges_is_not_called_repaired() -> None:
     known, audit = texts(1, 400, 0.0, 8, 40), texts(2, 400, 0.12, 8, 40)
     before = blind(known, audit, 0)
     words, audited, keys = sample(known, audit)
@@ -144,6 +146,13 @@ def test_weights_repair_a_shift_that_words_show() -> None:
     assert weighted_diagnostic(after, "unseen").ok is not False
     shown = weighting_diagnostic(200.0, 900, "unseen", blind_diagnostic(before, "unseen"))
     assert shown.ok
+    known, audit = texts(1, 300, 0.0), [f"{text} zzz yyy xxx" for text in texts(2, 300, 0.9)]
+    words, audited, keys = sample(known, audit)
+    weights = fit_ratio(words, audited, keys, 0).weigh([*known, *audit], keys)
+    effective = effective_number(weights[~audited])
+    after = weighted_diagnostic(blind_after(words, Compared.of(audited), keys, 0), "unseen")
+    assert weighting_diagnostic(effective, 300, "unseen").ok is False or after.ok is False
+    assert after.ok is not True
 
 
 def test_the_test_after_weighting_is_not_fooled_by_the_documents_that_taught_the_weights() -> None:
@@ -164,16 +173,6 @@ def test_words_that_tell_nothing_weigh_nothing() -> None:
         ratio = fit_ratio(words, audited, keys, seed)
         effective.append(effective_number(ratio.odds(words, keys)[~audited]) / 200)
     assert np.mean(effective) > 0.9
-
-
-def test_a_gap_that_nothing_bridges_is_not_called_repaired() -> None:
-    known, audit = texts(1, 300, 0.0), [f"{text} zzz yyy xxx" for text in texts(2, 300, 0.9)]
-    words, audited, keys = sample(known, audit)
-    weights = fit_ratio(words, audited, keys, 0).weigh([*known, *audit], keys)
-    effective = effective_number(weights[~audited])
-    after = weighted_diagnostic(blind_after(words, Compared.of(audited), keys, 0), "unseen")
-    assert weighting_diagnostic(effective, 300, "unseen").ok is False or after.ok is False
-    assert after.ok is not True
 
 
 def test_too_few_documents_to_learn_from_or_to_test_weights_say_how_many_it_takes_and_no_other_remedy() -> None:

@@ -1,7 +1,9 @@
 """A worker reads its next shard while it computes one, in this process and as an actor, and that changes no row."""
 
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import attempts
 from recorder import SECONDS, Recorder, letters, made, make, shards_of, stage_of
 
 from benchmarks.plain_loop import process
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
+from pipeline.errors import ExitCode, LostDeviceError
 from pipeline.stages.base import Entry, Output, Placement, Stage, Window, model_digests
 from pipeline.stages.events import Failure
 from pipeline.stages.local import finish_shards
 from pipeline.stages.process import read_rows
 from pipeline.stages.score import window_of
-from pipeline.stages.worker import ShardStream
+from pipeline.stages.worker import ShardStream, windows
 from pipeline.store.attempts import LOCAL_DRIVER
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
@@ -64,6 +68,7 @@ def test_a_window_is_read_while_the_one_before_is_worked_on(tmp_path: Path) -> N
     stage = stage_of(together=2)
     in_one_process(stage, shards, store)
     assert len(read_rows(stage, shards[0], store)) == 5
+    assert made[-1].placement.shared is None
 
 
 @pytest.mark.parametrize("finish", WAYS)
@@ -90,6 +95,8 @@ def test_a_worker_prefetches_no_shard_that_another_could_start(tmp_path: Path) -
     stage = stage_that_meets(3)
     list(finish_shards(stage, shards, store, workers=3))
     assert [receipt.n_scored for receipt in read_receipts(store, "turns")] == [4, 4, 4]
+    one, *others = {worker.placement.shared for worker in made[-3:]}
+    assert (one is None, others) == (False, []), "all share one set of weights"
 
 
 @pytest.mark.parametrize("finish", WAYS)
@@ -152,47 +159,60 @@ def test_a_shard_that_was_interrupted_is_isolated_and_alone_in_its_process(finis
     assert [len(read_rows(stage_of(), shard, store)) for shard in shards] == [9, 9, 9]
 
 
-def test_only_the_documents_of_the_batch_at_a_death_are_isolated_where_it_was_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("at", "alone"), [([], []), (["batch 2+2", "work 2", "work 5"], ["a" * 3, "a" * 6])])
+def test_only_what_was_in_flight_at_a_death_is_isolated(at: list[str], alone: list[str], tmp_path: Path) -> None:
     (shard,), store = shards_of(tmp_path, letters("a", 9))
-    store.write_json(f"attempts/turns/{shard.id}.json", died(LOCAL_DRIVER, at=["batch 2+2", "work 2", "work 5"]))
+    store.write_json(f"attempts/turns/{shard.id}.json", died(LOCAL_DRIVER, at))
     in_one_process(stage_of(), [shard], store)
-    assert [text for event, text in made[-1].notes if event == "work"][:2] == ["a" * 3, "a" * 6]
-    assert len([text for event, text in made[-1].notes if event == "prepare"]) == 2 + 3, "two alone, then three windows"
+    assert [text for event, text in made[-1].notes if event == "work"][: len(alone)] == alone
+    assert len([text for event, text in made[-1].notes if event == "prepare"]) == len(alone) + 3, "then three windows"
 
 
-def test_a_shard_in_which_nothing_was_in_flight_is_not_isolated(tmp_path: Path) -> None:
-    (shard,), store = shards_of(tmp_path, letters("a", 9))
-    store.write_json(f"attempts/turns/{shard.id}.json", died(LOCAL_DRIVER, at=[]))
-    in_one_process(stage_of(), [shard], store)
-    assert len([text for event, text in made[-1].notes if event == "prepare"]) == 3
+class OnDevice(Recorder):
+    """Works on a device that a text may break; it then refuses every text, as CUDA does."""
+
+    lost = False
+
+    def work(self, batch: list[Entry], output: Output) -> None:
+        self.lost = self.lost or any("assertion" in entry.work for entry in batch)
+        if self.lost:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`")
+        super().work(batch, output)
+
+
+@pytest.mark.parametrize("delay", [0, 0.5])
+def test_a_lost_device_ends_a_run_in_one_line_and_the_log_names_what_was_in_flight(
+    delay: float, tmp_path: Path
+) -> None:
+    texts = [[f"document {4 * shard + row}" for row in range(4)] for shard in range(5)]
+    texts[1][3] = "an assertion"
+    shards, store = shards_of(tmp_path, *texts)
+    events = finish_shards(replace(stage_of(), make=OnDevice, digest=model_digests()), shards, store, workers=1)
+    line = rf"^shard {shards[1].id} of {shards[1].name}: .*device-side assert triggered.*rerun the command.*$"
+    with pytest.raises(LostDeviceError, match=line) as raised:  # of a driver that is slow to hear of it
+        deque((time.sleep(delay) for _ in events), maxlen=0)
+    assert raised.value.exit_code == ExitCode.INCOMPLETE
+    assert store.names("attempts/turns", ".json") == [f"{shards[1].id}.json"]
+    assert store.read_json(f"attempts/turns/{shards[1].id}.json")["at"] == ["work 3"]
 
 
 @pytest.mark.parametrize(
     ("device", "tokens", "batches"), [("cpu", 2048, 128), ("cuda", 16384, 16), ("cuda", 65536, 16)]
 )
 def test_a_window_is_about_so_many_batches_whatever_documents_are_cut_to(
-    device: str, tokens: int, batches: int, tmp_path: Path
+    device: str, tokens: int, batches: int
 ) -> None:
-    window = window_of(tokens, device, max_tokens=512, draws=0)
-    assert window.kept == 4 * tokens * batches
-    assert window.kept_of_one == 4 * 512
-    assert window_of(tokens, device, 512, draws=3).characters == window.characters / 4
+    assert window_of(tokens, device, 512, draws=0) == Window(4096, 1 << 23, 4 * tokens * batches, 4 * 512)
+    assert window_of(tokens, device, 512, draws=2).characters == math.ceil((1 << 23) / 3)
 
 
-def test_windows_are_cut_by_what_is_kept_of_documents(tmp_path: Path) -> None:
-    shards, store = shards_of(tmp_path, ["a" * 5, "a" * 100, "a" * 2, "b", "c" * 300, "d"])
-    worker = make(stage_of(), Placement())
-    sizes: list[int] = []
-    worker.window = Window(1000, kept=12, kept_of_one=10)
-    prepare = worker.prepare
-
-    def noted(documents: list[Document], inputs: None, output: Output) -> list[Entry]:
-        sizes.append(len(documents))
-        return prepare(documents, inputs, output)
-
-    worker.prepare = noted  # type: ignore[method-assign]
-    process(stage_of(), worker, shards[0], store)
-    assert sizes == [2, 3, 1]
+@pytest.mark.parametrize("most", [Window(3), Window(9, characters=102), Window(9, kept=12, kept_of_one=10)])
+def test_a_window_ends_with_the_document_that_reaches_a_limit(most: Window) -> None:
+    texts = ["a" * length for length in (1, 100, 1, 1, 100, 1, 1)]
+    documents = [Document(row, str(row), text, None) for row, text in enumerate(texts)]
+    assert [len(window) for window in windows(iter(documents), most)] == [3, 3, 1]
+    pictures = [replace(one, text="a", picture=one.text[1:].encode()) for one in documents]
+    assert [len(window) for window in windows(iter(pictures), Window(9, characters=102))] == [3, 3, 1]
 
 
 def test_a_worker_without_a_window_waits_and_one_that_computes_works(tmp_path: Path) -> None:
@@ -215,4 +235,4 @@ def test_a_worker_without_a_window_waits_and_one_that_computes_works(tmp_path: P
     assert stream.worked >= 0.4, "two windows of one batch"
     assert stream.waited + stream.worked <= lasted
     assert isinstance(receipt, Receipt)
-    assert receipt.seconds <= lasted
+    assert 0.5 <= receipt.seconds == round(receipt.seconds, 3) <= lasted

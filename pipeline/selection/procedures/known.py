@@ -58,7 +58,7 @@ def known_members(counts: RankCounts, known: RankCounts) -> KnownMembers:
     mu0 = _mean_p(grid, np.ones(grid.size, dtype=np.int64))
     theta = 1 / mu1 - 1
     unclipped = (mean - mu1) / (mu0 - mu1) if theta > 1 else Fraction(1)
-    pi0 = unclipped if 0 < unclipped < 1 else Fraction(1)
+    pi0 = min(unclipped, Fraction(1)) if unclipped > 0 else Fraction(1)
     return KnownMembers(theta=float(theta), unclipped=float(unclipped), pi0=pi0)
 
 
@@ -95,9 +95,9 @@ def known_scores(null: Moments, known: Moments, audit: Moments, quarantined: int
         audit.variance / audit.count,
     )
     theta = 1 / raw - math.fsum(parts) / difference**2 / raw**3
-    share = 1 / theta if theta > 1 else 1.0
+    share = 1 / max(1.0, theta)
     pi0 = (share * audit.count + quarantined) / (audit.count + quarantined)
-    return KnownMembers(theta=theta, unclipped=raw, pi0=Fraction(min(1.0, pi0)))
+    return KnownMembers(theta=theta, unclipped=raw, pi0=Fraction(pi0))
 
 
 def _mean_p(grid: Grid, counts: np.ndarray) -> Fraction:

@@ -244,7 +244,7 @@ def find_fused_threshold(
 
         return holds
 
-    last = yield from find_place(lambda p: [bits_of(p)], 1, rule)
+    last = yield from find_place(lambda p: [bits_of(p)], rule)
     return NO_VALUE if last is None else Threshold(value_of(last[0]), last[1][0])
 
 

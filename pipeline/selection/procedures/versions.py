@@ -110,7 +110,7 @@ def _step_up(scores: VersionScores, alpha: Fraction, seed: int, quarantined: int
 
 def _fewest_by_step_up(alpha: Fraction, m: int, versions: int | None) -> tuple[int, str]:
     k = versions or MARKED
-    least = max(1, math.ceil(m / (alpha * k)))
+    least = math.ceil(m / (alpha * k))
     possible = "nothing can be selected: " if least > m else ""
     return least, (
         f"With {k:,} versions of each document the smallest p-value is 1/{k:,}; {possible}the shortest possible list "
