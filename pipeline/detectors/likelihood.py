@@ -196,7 +196,7 @@ def moving_average(values: Tensor, mask: Tensor, window: int) -> tuple[Tensor, T
     """
     import torch
 
-    values = values.double()
+    values = values.double().where(mask, 0.0)
     if window == 1 or mask.shape[1] < window:
         return values, mask
     sums = torch.nn.functional.pad(values.cumsum(1), (1, 0))

@@ -127,7 +127,7 @@ _COVERED: dict[_Kind, tuple[str, ...]] = {
 def _kind(module: nn.Module) -> _Kind | None:
     """The rule for a module, chosen by its type; `_mismatch` detects a wrong choice."""
     name = type(module).__name__
-    if isinstance(module, nn.Linear) or name == "Conv1D":
+    if isinstance(module, nn.Linear) or (name == "Conv1D" and hasattr(module, "nf")):
         return "linear"
     if isinstance(module, nn.Embedding) and module.max_norm is None and not module.scale_grad_by_freq:
         return "embedding" if type(module) is nn.Embedding or _has_offset(module) else None

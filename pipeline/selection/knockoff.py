@@ -207,4 +207,4 @@ def _fair_coin(heads: int, tosses: int, fair: float) -> float:
     from scipy.stats import binom
 
     tails = binom.cdf(heads, tosses, fair), binom.sf(heads - 1, tosses, fair)
-    return 2 * float(min(tails))
+    return min(1.0, 2 * float(min(tails)))
