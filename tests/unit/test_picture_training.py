@@ -11,7 +11,6 @@ import pytest
 import torch
 from commands import user_error
 from picture_models import SAVE, encoded, random_pictures
-from test_picture_passes import opened
 
 from examples.trials.pictures import make_model, make_pictures
 from pipeline.config.models import ModelConfig
@@ -77,7 +76,8 @@ def caption_loss(lm: LanguageModel, captioned: Captioned) -> float:
 
 @pytest.mark.parametrize("shape", SAVE)
 def test_models_of_every_shape_learn_captions_of_pictures_of_any_size(shape: str, tmp_path: Path) -> None:
-    lm = opened(tmp_path / "model", shape)
+    SAVE[shape](tmp_path / "model")
+    lm = open_picture_model(ModelConfig(path=str(tmp_path / "model"), dtype="float32"))
     lm.model.float()
     captioned = list(zip(map(encoded, random_pictures(SIZES)), CAPTIONS, strict=True))
     before = caption_loss(lm, captioned)
