@@ -114,6 +114,10 @@ def test_certainty_loses_nothing():
     check(logits, targets)
     entropy = fused_sweep(logits, targets, STATISTICS)["m_entropy"]
     assert entropy[1].item() == pytest.approx(100.0 - math.log(VOCABULARY - 1), rel=1e-6)
+    halves = torch.tensor([[0.0, -0.01]] * 2)
+    entropy = fused_sweep(halves, targets[:2] - 7, STATISTICS)["m_entropy"]
+    expected, _ = exact_and_bounds(halves, targets[:2] - 7, IDENTITY)
+    assert entropy.tolist() == pytest.approx(expected["m_entropy"].tolist(), rel=5e-7)
 
 
 @pytest.mark.parametrize(("factor", "softcap"), [(1.6, None), (1.0, 30.0), (0.5, 3.0)])
