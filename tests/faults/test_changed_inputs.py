@@ -144,8 +144,7 @@ def say(path: Path, rows: int, places: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "places"),
-    [(2500, (FILE,)), (2500, (GROUP,)), (2500, (FILE, GROUP)), (8000, (FILE,)), (8000, (GROUP,))],
+    ("count", "places"), [(2500, (FILE,)), (2500, (GROUP,)), (2500, (FILE, GROUP)), (8000, (FILE,)), (8000, (GROUP,))]
 )
 def test_a_footer_that_contradicts_itself_is_refused_by_name(table: Path, count: int, places: tuple[int, ...]) -> None:
     say(table, count, places)

@@ -52,10 +52,7 @@ def opt() -> OPTForCausalLM:
 
 
 MODELS = {
-    "untied head": (
-        llama,
-        {"model": FIRST, "model.layers.1": SECOND, "model.norm": SECOND, "lm_head": SECOND},
-    ),
+    "untied head": (llama, {"model": FIRST, "model.layers.1": SECOND, "model.norm": SECOND, "lm_head": SECOND}),
     "tied head": (
         lambda: llama(tie_word_embeddings=True),
         {"model": FIRST, "model.layers.1": SECOND, "model.norm": SECOND, "lm_head": FIRST},

@@ -60,11 +60,7 @@ def write_corpus(folder: Path, texts: Mapping[str, Sequence[str | dict[str, Any]
 
 
 def write_audit(
-    folder: Path,
-    tiny_model: Path,
-    audit: Sequence[Any] | int = 60,
-    unseen: Sequence[Any] | int = 40,
-    **settings: Any,
+    folder: Path, tiny_model: Path, audit: Sequence[Any] | int = 60, unseen: Sequence[Any] | int = 40, **settings: Any
 ) -> Path:
     """Write a corpus, of texts or of so many, and its audit.yaml, to be run without Ray; the path of the YAML."""
     audit = [sentence(i) for i in range(audit)] if isinstance(audit, int) else audit

@@ -27,12 +27,7 @@ FSD = {
     "adapters": {"few": {"documents": 5, "method": "ia3"}, "same": {"epochs": 3}},
 }
 DRAWN = {"knockoff": {"base": "loss", "draws": 1}}
-DETECTORS = [
-    "loss",
-    {"fsd": {"base": ["loss", "min_k"]}},
-    {"fsd": {"base": "loss", "adapter": ["few", "same"]}},
-    DRAWN,
-]
+DETECTORS = ["loss", {"fsd": {"base": ["loss", "min_k"]}}, {"fsd": {"base": "loss", "adapter": ["few", "same"]}}, DRAWN]
 ASKED: dict[str, Any] = {
     "detectors": DETECTORS,
     "selections": [{"name": "members", "detectors": ["fsd(base=loss)"], "procedure": "bh", "alpha": 0.2}],

@@ -186,6 +186,6 @@ def test_too_few_documents_to_learn_from_are_refused_in_one_line() -> None:
 
 @pytest.mark.parametrize("procedure", ["td4eval", "bh"])
 def test_of_quarantined_documents_alone_nothing_is_selected(procedure: str) -> None:
-    known = np.arange(38.0).reshape(19, 2)
-    answer = verdict_of(known, np.empty((0, 2)), quarantined=3, procedure=procedure, reconformal=True).answer
+    known, none = np.arange(38.0).reshape(19, 2), np.empty((0, 2))
+    answer = verdict_of(known, none, quarantined=3, procedure=procedure, reconformal=True).answer
     assert (answer.m, answer.rank, answer.threshold) == (3, 0, None)

@@ -75,12 +75,7 @@ def test_a_bad_fact_is_a_line_of_its_node_and_check() -> None:
         ({"gpus": {"cards": [CARD, {**CARD, "free": GIB}]}}, "gpus", "red", "1.0 GiB free on one of them, 10.0 GiB"),
         ({"memory": {"free": 9 * GIB}}, "memory", "red", "10.0 GiB of weights pass through it"),
         ({"dev_shm": {"total": 64 << 20}}, "/dev/shm", "note", "less than Ray's object store of 8 GiB"),
-        (
-            held({**FILES, WEIGHTS: [10 * GIB, "z"]}),
-            "model",
-            "red",
-            f"{WEIGHTS} of org/model is of another content",
-        ),
+        (held({**FILES, WEIGHTS: [10 * GIB, "z"]}), "model", "red", f"{WEIGHTS} of org/model is of another content"),
         (held({WEIGHTS: FILES[WEIGHTS]}), "model", "red", "config.json of org/model is missing there"),
         (held({CONFIG: FILES[CONFIG]}), "model", "note", "org/model: the hub will send the weights"),
         ({"input": {"marks": {"a.jsonl": "cannot be read: no"}}}, "input", "red", "a.jsonl: cannot be read: no"),

@@ -21,10 +21,7 @@ DATE = "2025-11-02T03-04-05.678901"
 SEEN = np.arange(ITEMS) < 30
 Ranked = Callable[..., dict[str, Any]]
 Runs = list[Path]
-RIGHT = {
-    "org__cheat": SEEN | (np.arange(ITEMS) % 3 == 0),
-    "org__honest": np.arange(ITEMS) % 2 == 0,
-}
+RIGHT = {"org__cheat": SEEN | (np.arange(ITEMS) % 3 == 0), "org__honest": np.arange(ITEMS) % 2 == 0}
 
 
 @pytest.fixture(scope="module")

@@ -55,11 +55,7 @@ def pool(n: int = 300, effect: float = 2.5, share: float = 1 / 3, seed: int = 0)
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    family=st.lists(st.integers(0, 6), min_size=1, max_size=40),
-    share=st.floats(0, 1),
-    seed=st.integers(0, 2**32),
-)
+@given(family=st.lists(st.integers(0, 6), min_size=1, max_size=40), share=st.floats(0, 1), seed=st.integers(0, 2**32))
 def test_a_drawn_part_holds_whole_families_and_never_more_than_asked(
     family: list[int], share: float, seed: int
 ) -> None:

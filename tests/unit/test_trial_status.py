@@ -20,12 +20,7 @@ from pipeline.trial.progress import TrialProgress, trial_status
     ],
 )
 def test_a_trial_that_stopped_exits_3_and_says_why(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    error: BaseException,
-    state: str,
-    code: int,
-    message: str | None,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException, state: str, code: int, message: str | None
 ) -> None:
     with pytest.raises(type(error)), TrialProgress(Store(str(tmp_path)), audits=3, points=1):
         raise error

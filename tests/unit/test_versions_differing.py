@@ -31,11 +31,7 @@ def parts_of(text: str, spans: list[tuple[int, int]]) -> list[str]:
 
 def test_spans_are_what_differs_and_where_nothing_stands_what_follows() -> None:
     spans = differing_spans(TEXTS)
-    assert list(map(parts_of, TEXTS, spans)) == [
-        ["color", ",", ","],
-        ["colour", " ", " "],
-        ["colour", ",", ","],
-    ]
+    assert list(map(parts_of, TEXTS, spans)) == [["color", ",", ","], ["colour", " ", " "], ["colour", ",", ","]]
     assert differing_spans(["one two", "one two three"])[0] == [(6, 7)]
     assert list(map(parts_of, ("b a", "a"), differing_spans(["b a", "a"]))) == [["b "], ["a"]]
 
