@@ -85,7 +85,7 @@ def test_status_report_and_python_show_what_was_asked_last(store: Store) -> None
     report, page = report_of(store)
     assert [selection.summary.name for selection in report.selections] == ["other"]
     assert "not made yet" not in page
-    assert "asked for later, with <code>seenset select</code>" in page
+    assert "requested later, with <code>seenset select</code>" in page
     assert not store.exists("selection/members")
 
 
