@@ -438,7 +438,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the current line; a process without threads can be forked."""
+        """Stop printing after the line under way; without this thread, the process can fork."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(1.0)  # a stream that is not read can delay it

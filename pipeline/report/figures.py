@@ -101,7 +101,7 @@ def _w_figure(selection: SelectionFacts, scores: ScoreHistogram) -> FigureImage:
         axes.axvline(0, color=INK, linewidth=0.8)
         if least is not None:
             axes.axvline(least, color=ORANGE, linestyle="--", label=f"selected from W = {least:.3g} on")
-            axes.axvline(-least, color=ORANGE, linestyle=":", label="mirrored below 0: stands for the wrong ones")
+            axes.axvline(-least, color=ORANGE, linestyle=":", label="mirrored below 0: estimates the wrong ones")
         _count_documents(figure, axes, f"W: {label(scores.column)}")
 
     outcome = f"{n_selected:,} selected" if n_selected else "none is selected"

@@ -22,8 +22,7 @@ main()
 
 
 def test_a_phase_that_prints_needs_no_heartbeat() -> None:
-    stream = io.StringIO()
-    beat = Heartbeat()
+    stream, beat = io.StringIO(), Heartbeat()
     beat.begin(stream, "plan", 1.0)
     began = time.monotonic()
     while time.monotonic() - began < 2.2:
@@ -42,8 +41,7 @@ def test_no_line_is_printed_after_it_was_stopped() -> None:
             time.sleep(0.1)
             return super().write(text)
 
-    stream = Slow()
-    beat = Heartbeat()
+    stream, beat = Slow(), Heartbeat()
     beat.begin(stream, "plan", 0.05)
     assert stream.under_way.wait(60)
     beat.stop()
@@ -54,8 +52,7 @@ def test_no_line_is_printed_after_it_was_stopped() -> None:
 
 
 def test_a_closed_stream_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
-    stream = io.StringIO()
-    beat = Heartbeat()
+    stream, beat = io.StringIO(), Heartbeat()
     stream.close()
     beat.begin(stream, "plan", 0.05)
     time.sleep(0.3)
