@@ -1,5 +1,5 @@
 # make install (the command and the demo), make demo, make trial NAME=alpha, make samia, make test, make slow,
-# make faults, make lint, make docs: each sets up what it needs. make dev has everything in it.
+# make test-all (both), make faults, make lint, make docs: each sets up what it needs. make dev has everything in it.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: install dev demo trial samia test test-contract test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-faults \
-	test-statistical-1 test-statistical-2 test-browser slow slow-ray slow-contract slow-rest faults fuzz lint format docs clean
+	test-statistical-1 test-statistical-2 test-browser test-avx2 test-all slow slow-ray slow-contract slow-rest faults fuzz lint format docs clean
 
 install: $(VENV)/.installed
 
@@ -49,7 +49,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RAY_USAGE_STATS_ENABLED=0 $(
 
 test: dev
 	$(MAKE) --no-print-directory --keep-going --jobs 3 test-contract test-unit-1 test-unit-2 test-ray-2 test-ray-1 \
-		test-faults test-statistical-2 test-statistical-1 test-browser
+		test-faults test-statistical-2 test-statistical-1 test-browser test-avx2
 
 test-contract: dev
 	$(PYTEST) tests/contract -m "not slow"
@@ -79,8 +79,16 @@ test-statistical-2: dev
 test-browser: dev
 	$(PYTEST) tests/browser -m "not slow"
 
+# What depends on floating point, a second time with the instructions of a CPU without AVX-512.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 SEENSET_CPU_FLAGS=avx2
+
+test-avx2: dev
+	$(AVX2) $(PYTEST) $(shell grep -rl --include="test_*.py" floating_point tests) -m "floating_point and not slow"
+
 # What takes too long to try at every change, but the faults: two parts at a time, as each starts clusters.
 SLOW_APART := tests/ray/test_submitted_jobs.py
+
+test-all: test slow
 
 slow: dev
 	$(MAKE) --no-print-directory --keep-going --jobs 2 slow-ray slow-contract slow-rest

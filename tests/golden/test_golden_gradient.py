@@ -10,6 +10,8 @@ import torch
 from pipeline.models.tokens import tokenize
 from pipeline.passes.gradient import _mismatch, coverage_of, gradient_norms
 
+pytestmark = pytest.mark.floating_point
+
 
 def test_gradient_norms_are_the_golden_ones(smollm2, shared_folder):
     golden = [json.loads(line) for line in (shared_folder / "golden/smollm2_wikimia.jsonl").open(encoding="utf-8")]

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from golden_values import ABSOLUTE, RELATIVE
 
 from pipeline.detectors.base import Evidence, plan_passes
 from pipeline.detectors.registry import parse_detectors
@@ -20,15 +21,9 @@ COLUMNS = {
     **{f"min_k(k={k})": f"min_k_{k}" for k in SHARES},
     **{f"min_k_plus_plus(k={k})": f"min_k++_{k}" for k in SHARES},
 }
-ROUNDING = 0.0 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0.2
-"""Added to the magnitude of a score for its relative tolerance.
-
-The golden values were recorded with PyTorch's AVX-512 kernels, whose log_softmax over 49,152 words is too high by
-9e-7 on average in float32; the AVX2 kernels' is too high by 2.5e-6. A mean of standardised log-probabilities moves by
-at most 2e-5, which shows where the score is near 0.
-"""
-
 DETECTORS = ["loss", "zlib", "lowercase", {"min_k": {"k": SHARES}}, {"min_k_plus_plus": {"k": SHARES}}]
+
+pytestmark = pytest.mark.floating_point
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +56,6 @@ def test_scores_agree_with_the_golden_values_whatever_the_batch(smollm2, golden,
         scores.append(torch.stack([detector.score(Evidence(texts, found)) for detector in detectors], dim=1))
     whole = torch.cat(scores)
     for index, detector in enumerate(detectors):
-        expected = torch.tensor([row[COLUMNS[detector.column]] for row in golden], dtype=torch.float64)
-        error = ((whole[:, index] - expected).abs() / (expected.abs() + ROUNDING)).max().item()
-        assert error < 1e-4, f"{detector.column}: {error:.1e}"
+        expected = [row[COLUMNS[detector.column]] for row in golden]
+        found = whole[:, index].tolist()
+        assert found == pytest.approx(expected, rel=RELATIVE, abs=ABSOLUTE), detector.column

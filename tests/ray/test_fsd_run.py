@@ -20,6 +20,8 @@ from pipeline.passes.forward import forward
 from pipeline.trial.config import build_trial
 from ray_jobs.finetune import AdapterJob, trainings_beside
 
+pytestmark = pytest.mark.floating_point
+
 FSD = {
     "documents": 12,
     "dtype": "float32",

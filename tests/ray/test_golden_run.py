@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 from finished import rows, run
+from golden_values import ABSOLUTE, RELATIVE
 from made_up import MakeAudit
 
 SHARES = [0.1, 0.2, 0.3, 0.5, 1.0]
 COLUMNS = {"loss": "loss", "zlib": "zlib", "lowercase": "lowercase"}
 COLUMNS |= {f"{ours}(k={k})": f"{theirs}_{k}" for k in SHARES for ours, theirs in
             (("min_k", "min_k"), ("min_k_plus_plus", "min_k++"))}  # fmt: skip
+
+pytestmark = pytest.mark.floating_point
 
 
 def test_a_run_gives_the_recorded_scores_whatever_the_number_of_threads(
@@ -30,4 +33,4 @@ def test_a_run_gives_the_recorded_scores_whatever_the_number_of_threads(
     assert one == rows(tmp_path / "2")
     for number, row in enumerate(golden):
         for ours, theirs in COLUMNS.items():
-            assert one[f"audit-{number}"][ours] == pytest.approx(row[theirs], rel=1e-4), ours
+            assert one[f"audit-{number}"][ours] == pytest.approx(row[theirs], rel=RELATIVE, abs=ABSOLUTE), ours

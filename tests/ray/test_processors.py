@@ -12,6 +12,8 @@ from pipeline.audit.manifest import read_run
 from pipeline.models.arithmetic import FLAGS_VARIABLE
 from pipeline.store.files import Store
 
+pytestmark = pytest.mark.floating_point
+
 
 @pytest.mark.slow
 def test_nodes_that_differ_score_in_one_type_and_are_named(

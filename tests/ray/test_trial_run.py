@@ -18,6 +18,8 @@ from pipeline.trial.config import load_trial
 from pipeline.trial.trial import TrialOutcome
 from ray_jobs import progress
 
+pytestmark = pytest.mark.floating_point
+
 FINITE_SAMPLE: list[dict[str, Any]] = [
     {"name": "bh", "procedure": "bh"},
     {"name": "by", "procedure": "by", "alpha": 0.5},

@@ -19,6 +19,8 @@ from pipeline.models.arithmetic import FLAGS_VARIABLE, Processor, check_explicit
 from pipeline.models.load import open_model
 from pipeline.store.files import Store
 
+pytestmark = pytest.mark.floating_point
+
 OLD_CPU = Processor(flags=("avx2",), free=100 << 30)
 NEW_CPU = Processor(flags=("avx2", "avx512f", "avx512_bf16"), bfloat16=True, free=100 << 30)
 OLD_GPU = Processor(capability=(7, 5), free=100 << 30)

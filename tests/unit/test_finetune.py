@@ -18,6 +18,8 @@ from pipeline.training import train as trainings
 from pipeline.training.memory import batch_loss, passes_of
 from pipeline.training.train import RECORD, FinetuneConfig, TrainingOptions, TrainingStep, encode, train
 
+pytestmark = pytest.mark.floating_point
+
 WORDS = [f"w{i}" for i in range(60)]
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % 60] for j in range(4 + i % 9)) for i in range(24)]
 CONFIG = FinetuneConfig(epochs=4, batch_size=4, learning_rate=1e-2, dtype="float32", seed=5)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from pipeline.config.models import ModelConfig
+from pipeline.models.arithmetic import FLAGS_VARIABLE
 from pipeline.models.load import (
     LanguageModel,
     Seq2SeqModel,
@@ -67,12 +68,17 @@ def test_a_folder_opens_in_its_own_dtype_without_gradients(tiny, tiny_model_fold
     assert check_model(ModelConfig(path=str(tiny_model_folder))) == {**facts, "parameters": parameters}
 
 
-def test_dtype_auto_is_the_checkpoints_own(tiny_model_folder, tmp_path):
+@pytest.mark.floating_point
+@pytest.mark.parametrize(("flags", "dtype"), [("avx2 avx512f avx512_bf16", "bfloat16"), ("avx2 avx512f", "float32")])
+def test_dtype_auto_opens_a_checkpoint_in_its_own_dtype_where_that_is_fast(
+    tiny_model_folder, tmp_path, monkeypatch, flags, dtype
+):
+    monkeypatch.setenv(FLAGS_VARIABLE, flags)
     AutoModelForCausalLM.from_pretrained(tiny_model_folder, dtype=torch.bfloat16).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(tiny_model_folder).save_pretrained(tmp_path)
     config = ModelConfig(path=str(tmp_path))
     assert check_model(config)["dtype"] == fingerprint_model(config)["dtype"] == "bfloat16"
-    assert open_model(config).model.dtype == torch.bfloat16
+    assert open_model(config).model.dtype == getattr(torch, dtype)
     settings = json.loads((tmp_path / "config.json").read_text())
     del settings["dtype"]
     (tmp_path / "config.json").write_text(json.dumps(settings))

@@ -22,6 +22,8 @@ from pipeline.models.pictures import caption_ids, padded_prompts, picture_prompt
 from pipeline.training import memory as memory_module
 from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep, train_pictures
 
+pytestmark = pytest.mark.floating_point
+
 SIZES = [(40, 30), (64, 64), (33, 70)]
 CAPTIONS = ["a red house", "a quiet river and a green tree", "Red"]
 Open = Callable[[], LanguageModel]

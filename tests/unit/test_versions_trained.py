@@ -23,6 +23,8 @@ from pipeline.training.train import train
 
 DOCUMENTS, VERSIONS = 48, 6
 
+pytestmark = pytest.mark.floating_point
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -34,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_small_model(folder / "untouched", hidden=64)
     published = [json.loads(line) for line in (folder / "marked/public/texts.jsonl").read_text().splitlines()]
     opened = open_model(ModelConfig(path=str(folder / "untouched"), dtype="float32"))
-    config = FinetuneConfig(method="full", epochs=25, batch_size=4, learning_rate=4e-3)
+    config = FinetuneConfig(method="full", epochs=80, batch_size=4, learning_rate=4e-3)
     texts = [one["text"] for one in published[: DOCUMENTS // 2]]
     train(opened.model, opened.tokenizer, texts, config, folder / "trained")
     for name, model in {"untouched": "untouched", "trained": "trained", "differing": "trained"}.items():
