@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
+from pipeline.config.retired import retired
 from pipeline.errors import ExitCode, UserError, instead_of_exit, is_full, is_of_storage, message_of_storage
 from pipeline.models.devices import collect_rarely
 from ray_jobs import supervisor, terminal
@@ -162,12 +163,6 @@ def trial(
             "--ranking", metavar="RESULTS", help="Per-item results to rank models by (Parquet: model, item, correct)."
         ),
     ] = None,
-    learn: Annotated[
-        str | None,
-        typer.Option(
-            "--learn", metavar="FILE", help="Train a detector on models of known training data, and write it to FILE."
-        ),
-    ] = None,
     exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Test the guarantee on a model whose training data is known: train documents in, audit, compare with the truth."""
@@ -177,10 +172,6 @@ def trial(
     from pipeline.trial.splits import check_shifts
 
     described, points = load_trial(config, set_ or ())
-    if learn is not None:
-        from pipeline.trial.learn import with_features
-
-        described, points = with_features(learn, described, points)
     check_inputs(described, points)
     check_shifts(points)
     supervisor.supervise(may_need_cluster(described.resources))
@@ -189,9 +180,7 @@ def trial(
     from ray_jobs.progress import Reporter
 
     reporter = Reporter(terminal.console(errors=json_))
-    outcome = carry_out(
-        described, points, lambda audit: run_audit(audit, reporter), reporter.say, limit, ranking, learn
-    )
+    outcome = carry_out(described, points, lambda audit: run_audit(audit, reporter), reporter.say, limit, ranking)
     facts = {**outcome.facts, "folder": outcome.folder, "reports": outcome.reports, "page": outcome.page}
     terminal.show(json_, facts, terminal.print_trial, outcome)
 
@@ -259,6 +248,12 @@ def _runs_foreign_code(audit: AuditConfig) -> bool:
     return bool(audit.import_ or entry_points(group=GROUP)) or any(model.trust_remote_code for model in models)
 
 
+def retired_option(error: TyperException) -> str | None:
+    """The refusal of an option that left the command line; None for another error."""
+    option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    return None if option is None or context is None else retired("option", f"{context.info_name} {option}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; every user error is one line and an exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -285,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         message = str(getattr(error, "format_message", error.__str__)())
         if "extra argument" in message and "=" in message:
             message += "; a setting is changed by --set A.B=C"
-        supervisor.fail(message, int(ExitCode.USER_ERROR))
+        supervisor.fail(retired_option(error) or message, int(ExitCode.USER_ERROR))
     except SystemExit as error:  # no command of this package raises it
         if isinstance(error.__context__, BrokenPipeError):  # the reader of the output is gone, as with `| head -1`
             supervisor.finish(1)

@@ -183,7 +183,7 @@ def _check_selections(config: AuditConfig, columns: Mapping[str, Detector]) -> N
 
 
 FROM_TEXT = ("samia", "samia_zlib", "coverage", "cdd")
-FROM_LOG_PROBS = ("loss", "zlib", "lowercase", "reference", "min_k", "pac", "token_quantile")
+FROM_LOG_PROBS = ("loss", "zlib", "lowercase", "reference", "min_k", "pac")
 
 
 def _check_endpoint(config: AuditConfig, detector: Detector) -> None:

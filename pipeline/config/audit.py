@@ -117,7 +117,7 @@ class AuditConfig(Section):
     reference_model: AnyModel | None = Field(None, description="Model for detectors `reference`, `ez`, `wbc`.")
     paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
     corpus: CorpusConfig
-    detectors: Annotated[list[DetectorEntry], Place.DETECTORS] = Field(
+    detectors: list[DetectorEntry] = Field(
         default=["loss", "zlib", "lowercase", "min_k", "min_k_plus_plus"],
         min_length=1,
         description="Names, or {name: {argument: value or list of values}}.",

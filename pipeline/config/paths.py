@@ -40,7 +40,6 @@ class Place(Enum):
     MODEL = auto()  # a folder, a GGUF file or a hub id
     CODE = auto()  # a Python file, or a module
     SETTINGS_FILE = auto()  # a JSON file, or the name of one that is packaged
-    DETECTORS = auto()  # detectors, of which `learnt` refers to a file
     SWEPT = auto()  # a mapping from settings of the whole configuration to values
 
 
@@ -182,8 +181,6 @@ def _placed_field(field: Any, value: Any, origin: _Origin, where: str) -> Any:
     for mark in getattr(field, "metadata", ()):
         if mark is Place.SWEPT:
             return _placed_sweep(value, origin, where)
-        if mark is Place.DETECTORS:
-            return _placed_detectors(value, origin, where)
         if isinstance(mark, Place):
             return _each_text(value, lambda text, mark=mark: origin.place(mark, text, where))  # type: ignore[misc]
         if isinstance(mark, Named) and isinstance(value, Mapping):
@@ -197,20 +194,6 @@ def _placed_field(field: Any, value: Any, origin: _Origin, where: str) -> Any:
         for section in sections_in(getattr(field, "annotation", None)):
             value = _placed_section(section, value, origin, where)
     return value
-
-
-def _placed_detectors(value: Any, origin: _Origin, where: str, of_learnt: bool = False) -> Any:
-    """Entries of `detectors` with the files of `learnt` resolved, also where it is the base of another detector."""
-    if isinstance(value, list):
-        return [_placed_detectors(one, origin, where) for one in value]
-    if not isinstance(value, Mapping):
-        return value
-    return {
-        key: _each_text(one, lambda text: origin.place(Place.INPUT, text, f"{where}.learnt.file"))
-        if of_learnt and key == "file"
-        else _placed_detectors(one, origin, where, key == "learnt")
-        for key, one in value.items()
-    }
 
 
 def _placed_sweep(value: Any, origin: _Origin, where: str) -> Any:

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from pipeline.config.paths import written
+from pipeline.config.retired import retired
 from pipeline.detectors.plugins import Registry, display_module
 from pipeline.errors import UserError, nearest
 from pipeline.passes.statistics import GIVEN, STATISTICS
@@ -333,7 +334,9 @@ def _parse(entry: str | dict[str, dict[str, Any]]) -> Iterator[Detector]:
     name, settings = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
     known = _registry.get(name)
     if known is None:
-        raise UserError(f"unknown detector {name!r}; {nearest(str(name), sorted(_registry))}")
+        raise UserError(
+            retired("detector", str(name)) or f"unknown detector {name!r}; {nearest(str(name), sorted(_registry))}"
+        )
     if settings is not None and not isinstance(settings, dict):
         raise UserError(
             f"detectors: {name} takes {{argument: value}}, got {settings!r}{_with_argument(name, settings)}"

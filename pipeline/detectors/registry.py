@@ -16,17 +16,15 @@ from pipeline.detectors import (
     draws,
     gradient,
     knockoff,
-    learnt,
     likelihood,
     pairs,
     prefix,
     samia,
 )
 from pipeline.detectors.base import Continued, Detector, Prefix, is_detector, modules_of, parse, plan_passes
-from pipeline.detectors.learnt import learnt_fingerprints, with_contents
 from pipeline.detectors.plugins import Plugin, check_reaches_workers, fingerprint_of_plugins, imported, load_installed
 
-FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, prefix, samia, draws, camia, learnt, column)
+FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, prefix, samia, draws, camia, column)
 
 
 def parse_detectors(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector, ...]:
@@ -53,8 +51,8 @@ class DetectorChoice:
 
     @classmethod
     def of(cls, entries: Sequence[str | dict[str, dict[str, Any]]]) -> DetectorChoice:
-        """The choice in a configuration, with the content of its files. Raises ValueError: a file is missing."""
-        return cls(tuple(with_contents(list(entries))))
+        """The choice in a configuration."""
+        return cls(tuple(entries))
 
     def parse(self) -> tuple[Detector, ...]:
         """The detectors. Raises UserError as `parse_detectors`."""
@@ -83,7 +81,7 @@ class PluginCode:
     """External code and files that scores depend on; a worker loads them before it parses the detectors."""
 
     plugins: tuple[Plugin, ...]  # imported by the configuration
-    digests: Mapping[str, str]  # by file or package, including entry points and files of `learnt`
+    digests: Mapping[str, str]  # by file or package, including entry points
 
     def fingerprint(self) -> dict[str, str]:
         """The digests."""
@@ -98,7 +96,7 @@ def plugin_code(entries: Sequence[str], detectors: Sequence[Detector]) -> Plugin
         detectors: detectors of the configuration.
     """
     plugins = imported(entries)
-    digests = {**fingerprint_of_plugins(plugins, modules_of(detectors).values()), **learnt_fingerprints(detectors)}
+    digests = fingerprint_of_plugins(plugins, modules_of(detectors).values())
     return PluginCode(plugins, digests) if digests else None
 
 

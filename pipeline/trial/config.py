@@ -94,7 +94,7 @@ class TrialConfig(Section):
     split: SplitConfig = SplitConfig()
     repeats: int = Field(100, ge=1, description="Splits of the documents, for each model.")
     verdict: bool = Field(False, description="Also judge the whole collection in each repeat (`unseen`).")
-    detectors: Annotated[list[DetectorEntry], Place.DETECTORS] = Field(
+    detectors: list[DetectorEntry] = Field(
         default=["loss", "zlib", "lowercase", "min_k", "min_k_plus_plus"], min_length=1, description="As in an audit."
     )
     max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")

@@ -56,7 +56,6 @@ from pipeline.trial import page, table
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, audit_of
 from pipeline.trial.documents import Documents, check_inputs, read_documents
-from pipeline.trial.learn import learn
 from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import ROWS_SCHEMA, Pool, known_of_documents, measure, pool_of
@@ -199,7 +198,6 @@ def carry_out(
     say: Callable[[str], None],
     limit: int | None = None,
     results: str | None = None,
-    learn_file: str | None = None,
 ) -> TrialOutcome:
     """Carry out the unfinished parts of a trial; the same call resumes it.
 
@@ -210,7 +208,6 @@ def carry_out(
         say: called with each line of progress.
         limit: maximum number of documents; None: all.
         results: a Parquet file of per-item results whose ranking is repaired (`ranking.read_results`).
-        learn_file: the file for the classifier learnt from the models of the first point (`learn.learn`).
 
     Raises:
         UserError: bad input (exit 2), an incomplete audit (3), or a folder that another driver has locked (75).
@@ -228,7 +225,7 @@ def carry_out(
         with TrialProgress(store, sum(point.config.models for point in points), len(points)) as progress:
             trial = _Trial(config, run_audit, say, store, work, documents, progress)
             trial.read_words(points, limit)
-            return trial.run(points, item_results, learn_file)
+            return trial.run(points, item_results)
 
 
 def _typed(config: TrialConfig, work: Store, say: Callable[[str], None]) -> TrialConfig:
@@ -270,8 +267,8 @@ class _Trial:
         for by in dict.fromkeys(config.split.shift.by for config in configs if config.split.shift is not None):
             self.places[by] = positions(self.base, self.documents, by, limit)
 
-    def run(self, points: Sequence[Point], item_results: Results | None, learn_file: str | None) -> TrialOutcome:
-        """Run every point, write the tables and figures, and learn from the models of the first point if requested."""
+    def run(self, points: Sequence[Point], item_results: Results | None) -> TrialOutcome:
+        """Run every point, and write the tables and figures."""
         if self.documents.left_out:
             self.say("left out: " + ", ".join(f"{why} {n}" for why, n in sorted(self.documents.left_out.items())))
         audited = [[self.audit(point.config, index) for index in range(point.config.models)] for point in points]
@@ -293,12 +290,7 @@ class _Trial:
                 rankings += ranking_rows(point.settings, point.config, [a.pool for a in audits], item_results)
             self.progress.end_point()
         rows = {"selections": selections, "by_model": by_model, "collections": collections, "rankings": rankings}
-        outcome = self.write(points, audited, rows)
-        if learn_file is not None:
-            config, pools = points[0].config, [audit.pool for audit in audited[0]]
-            learnt = learn(learn_file, config, pools, self.documents.read(config.text_transform))
-            self.say(wording.learnt_line(learn_file, learnt.fingerprint, len(learnt.features), len(pools)))
-        return outcome
+        return self.write(points, audited, rows)
 
     # --- one contaminated model and its audit
 

@@ -13,18 +13,16 @@ import pytest
 import torch
 from commands import ended, user_error
 from picture_models import save_llava, write_pictures
-from test_learnt import MEASURED, drawn, evidence_of, pool_of_scores, trial_of
 from tiny_t5 import save_tiny_t5
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
-from pipeline.detectors.base import detector_names, parse
+from pipeline.detectors.base import detector_names
 from pipeline.stages.registry import check_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
-from pipeline.trial.learn import learn
 
 ROLES = ("audit", "unseen", "seen")
 ALL = set(detector_names())
@@ -41,8 +39,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     **{name: {"draws": 2} for name in ("samia", "samia_zlib", "coverage")},
 }
 IDS = {
-    "camia", "con_recall", "codec", "dc_pdd", "difference_quantile", "etd", "ez", "gap_k", "gradient_norm", "learnt",
-    "loss", "m_entropy", "min_k", "min_k_plus_plus", "mod_renyi", "recall", "reference", "renyi", "token_quantile",
+    "camia", "con_recall", "codec", "dc_pdd", "etd", "ez", "gap_k", "gradient_norm",
+    "loss", "m_entropy", "min_k", "min_k_plus_plus", "mod_renyi", "recall", "reference", "renyi",
     "wbc", "zlib",
 }  # fmt: skip
 """Those that take documents given as token ids."""
@@ -53,7 +51,7 @@ PARTS = {"loss", "renyi", "mod_renyi", "m_entropy", "min_k", "min_k_plus_plus", 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
-    """Texts with token ids and a column of scores; pictures; another model; a learnt detector; a model of pictures."""
+    """Texts with token ids and a column of scores; pictures; another model; a model of pictures."""
     folder, rng = tmp_path_factory.mktemp("anywhere"), np.random.default_rng(11)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
     other = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
@@ -68,16 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
         (folder / "pictures").mkdir(exist_ok=True)
         write_pictures(folder / "pictures" / f"{role}.parquet", N, len(role))
     save_llava(folder / "llava")
-    evidence = evidence_of(np.concatenate([drawn(rng, 150, 0.7), drawn(rng, 150)]), "learnt from")
-    scores = {one.column: one.score(evidence).numpy() for one in parse(MEASURED)}
-    learn(
-        str(folder / "learnt.json"), trial_of(MEASURED), [pool_of_scores(scores, np.arange(300) < 150)], evidence.texts
-    )
     return folder
-
-
-def named(folder: Path, name: str) -> dict[str, dict[str, Any]]:
-    return {name: {"file": str(folder / "learnt.json")} if name == "learnt" else ARGUMENTS.get(name, {})}
 
 
 def settings(
@@ -89,7 +78,7 @@ def settings(
         "reference_model": {"path": str(folder / "other"), "dtype": "float32"},
         "fsd": {"documents": 4, "epochs": 1},
         "corpus": {role: {"path": str(files / f"{role}.parquet"), "id": "id", **source} for role in ROLES},
-        "detectors": [named(folder, name) for name in names],
+        "detectors": [{name: ARGUMENTS.get(name, {})} for name in names],
         "max_tokens": 32,
         "error_budget": 0.05,
         "resources": {"cluster": "local", "shard_documents": 5, "actors": 1},
@@ -172,5 +161,5 @@ def test_pictures_are_scored_or_refused_in_one_line(
     if name in PARTS:
         assert len(set(of_pictures[name])) > 1
     else:
-        parted = [{name: {**named(folder, name)[name], "part": "description"}}]
+        parted = [{name: {**ARGUMENTS.get(name, {}), "part": "description"}}]
         assert name in refused({**given, "detectors": parted})

@@ -80,8 +80,8 @@ def test_four_specifications_name_detectors_as_far_as_the_models_allow(tmp_path:
     figures = {figure.detector for name in BENCHMARKS for figure in specification(name).figures}
     assert figures <= {*detector_names(), driver.BEST}
     hubble, olmo = (audit_of(name, tmp_path) for name in ("hubble", "olmo_detect"))
-    assert set(hubble["detectors"]) - set(olmo["detectors"]) == {"reference", "ez", "wbc", "difference_quantile"}
-    unnamed = {"knockoff", "knockoff_spread", "learnt", "from_column"}  # no paraphraser, file or column is named
+    assert set(hubble["detectors"]) - set(olmo["detectors"]) == {"reference", "ez", "wbc"}
+    unnamed = {"knockoff", "knockoff_spread", "from_column"}  # no paraphraser, file or column is named
     assert set(detector_names()) - set(hubble["detectors"]) == unnamed
     given = audit_of("olmo_detect", tmp_path, ["paraphraser.path=some/paraphraser"])
     assert "ktd" in [entry["name"] for entry in given["selections"]]

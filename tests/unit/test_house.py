@@ -50,6 +50,7 @@ ONE_KIND_EACH = ("pipeline.corpus.formats.", "pipeline.detectors.", "pipeline.se
 """Packages whose modules register one kind each, which may be short."""
 
 SHORT = {
+    "pipeline.config.retired": "a table",
     "pipeline.mark.paraphrases": "loads a model, and the rest of the package none",
     "pipeline.passes.statistics": "what detectors name of a pass, without torch",
     "pipeline.trial.starter": "sentences of a configuration, which trial.config must not hold",

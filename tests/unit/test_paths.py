@@ -116,7 +116,7 @@ PATHS = [
     pytest.param(root, path, place, id=f"{root.__name__}-{path}")
     for root in ROOTS
     for path, _, _, place in settings_of(root)
-    if place not in (None, Place.SWEPT, Place.DETECTORS)
+    if place not in (None, Place.SWEPT)
 ]
 VALUES = {
     Place.RUN: "runs/other",

@@ -223,15 +223,6 @@ def _numbers(rows: Sequence[Row], settings: Sequence[str], name: str, figure: st
     return "; ".join(shown) + (f"; and {len(rows) - NAMED} more in the table" if len(rows) > NAMED else "")
 
 
-def learnt_line(file: str, fingerprint: str, features: int, models: int) -> str:
-    """States what was learnt, and how to use it."""
-    of = "1 contaminated model" if models == 1 else f"{models} contaminated models"
-    return (
-        f"learnt from {features} detectors of {of}: {file}, fingerprint "
-        f"{fingerprint[:12]}; score other documents with detectors: [{{learnt: {{file: {file}}}}}]"
-    )
-
-
 def training_line(number: int, models: int, documents: int) -> str:
     """States the contaminated model in training."""
     return f"contaminated model {number} of {models}: training {documents} documents in"

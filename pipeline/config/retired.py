@@ -1,0 +1,36 @@
+"""What 0.10 had and 1.0 has not: one line a thing, which names what to do instead.
+
+The name of a retired thing is refused where names of its kind are read; the refusal ends with the line of this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DETECTORS: Mapping[str, str] = {
+    "learnt": "an attack of your own is a detector in a file (import: [FILE.py])",
+    "token_quantile": "take min_k, the mean of the lowest log-probabilities",
+    "difference_quantile": "take reference, ez or wbc",
+}
+
+OPTIONS: Mapping[str, str] = {
+    "trial --learn": "an attack of your own is a detector in a file (import: [FILE.py])",
+}
+"""By command and option."""
+
+RETIRED: Mapping[str, Mapping[str, str]] = {"detector": DETECTORS, "option": OPTIONS}
+"""By kind."""
+
+
+def retired(kind: str, name: str) -> str | None:
+    """The refusal of a retired thing.
+
+    Args:
+        kind: key of `RETIRED`.
+        name: name as the user wrote it.
+
+    Returns:
+        One line, or None if there was no such thing.
+    """
+    instead = RETIRED[kind].get(name)
+    return None if instead is None else f"{kind} {name} left in 1.0: {instead}"
