@@ -183,7 +183,7 @@ def _check_selections(config: AuditConfig, columns: Mapping[str, Detector]) -> N
 
 
 FROM_TEXT = ("samia", "samia_zlib", "coverage", "cdd")
-FROM_LOG_PROBS = ("loss", "zlib", "lowercase", "reference", "min_k", "pac")
+FROM_LOG_PROBS = ("loss", "perplexity", "zlib", "lowercase", "reference", "min_k", "pac")
 
 
 def _check_endpoint(config: AuditConfig, detector: Detector) -> None:
@@ -290,7 +290,7 @@ def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str
                 )
 
 
-PART_DETECTORS = ("renyi", "mod_renyi", "m_entropy", "loss", "min_k", "min_k_plus_plus", "gap_k")
+PART_DETECTORS = ("renyi", "mod_renyi", "m_entropy", "loss", "perplexity", "min_k", "min_k_plus_plus", "gap_k")
 
 
 def check_kind(config: AuditConfig, detectors: Sequence[Detector]) -> None:

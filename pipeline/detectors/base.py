@@ -139,6 +139,7 @@ class Evidence:
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)  # precomputed scores, one per document
     memo: dict[Any, Any] = field(default_factory=dict)  # values shared by several columns of a detector, computed once
     rarity: Mapping[Prefix, Tensor] = field(default_factory=dict)  # ln(1 / frequency) by token id: float64, > 0
+    predicted: Mapping[Pass, Tensor] = field(default_factory=dict)  # of the gradient passes: tokens, (documents,) int64
 
     def __getitem__(self, needed: Pass) -> TokenStatistics:
         """The statistics of one forward pass."""
@@ -147,6 +148,10 @@ class Evidence:
     def norm(self, needed: Pass) -> Tensor:
         """The norms of one gradient pass, (documents,) float64."""
         return self.norms[self._variant(needed)]
+
+    def predicted_tokens(self, needed: Pass) -> Tensor:
+        """The numbers of tokens that one gradient pass predicts, (documents,) int64: all but the first."""
+        return self.predicted[self._variant(needed)]
 
     def of_draw(self, draw: int) -> Evidence:
         """The evidence of one draw of the documents' paraphrases, from 1."""
@@ -218,8 +223,8 @@ def detector(
 
     Args:
         needs: pass -> statistics that it reads, or a function of its arguments that returns this. A forward pass
-            has `STATISTICS` and `GIVEN`; a gradient pass `norm`; a count `rarity`; for a generate pass it is the
-            number of draws.
+            has `STATISTICS` and `GIVEN`; a gradient pass `norm` and `tokens`; a count `rarity`; for a generate pass
+            it is the number of draws.
         checks: argument -> function that returns the value to use, or raises ValueError with the limit. Only for
             conditions that an annotation cannot express.
         signed: whether its scores have both signs, which `ktd` requires.
@@ -282,7 +287,7 @@ def _statistics(needed: Pass, names: Iterable[str], who: str) -> frozenset[str]:
                 raise UserError(f"{who}: needs of a generate pass must be a number of draws, got {name!r}")
             continue
         known = sorted(STATISTICS | GIVEN) if needed.prefix is None else ["log_prob"]
-        known = {"gradient": ["norm"], "count": ["rarity"]}.get(needed.kind, known)
+        known = {"gradient": ["norm", "tokens"], "count": ["rarity"]}.get(needed.kind, known)
         if name not in known:
             raise UserError(
                 f"{who}: a {needed.kind} pass measures no {name!r}; {nearest(str(name), known, 'it measures')}"

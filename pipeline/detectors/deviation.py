@@ -36,11 +36,11 @@ def _needs(base: Any, adapter: str) -> Needs:
 
 @detector(needs=_needs, checks={"base": likelihood_detector}, signed=True)
 def fsd(evidence: Evidence, base: Any = "loss", adapter: AdapterName = DEFAULT_ADAPTER) -> Tensor:
-    """The base detector's score of the model minus that with an active adapter (FSD; the sign is ours).
+    """The base detector's score of the model minus that with an active adapter (FSD, eq. 5; the sign is ours).
 
     The adapter was trained on unseen documents of the same kind, which improves the prediction of unseen documents
     more than that of members. The paper's scores are low for members, so its S - S' has the other sign: minus the
-    increase of the base score is high for members.
+    increase of the base score is high for members. The paper's deviation of perplexity is that of base = perplexity.
     """
     score = likelihood_detector(base).score
     return score(evidence) - score(evidence.with_adapter(adapter))

@@ -27,7 +27,8 @@ def coverage_score(candidates: Sequence[str], reference: str, candidate_words: C
     """The largest coverage of the reference by a continuation, in [0, 11], higher = more member-like.
 
     The coverage is the sum over L = 2..12 of the share of the reference's words in a run of at least L words that also
-    occurs in the continuation (arXiv 2508.09603). The share is 0 if the reference has fewer than L words.
+    occurs in the continuation (arXiv 2508.09603, whose program takes the share of the continuation). The share is 0 if
+    the reference has fewer than L words.
 
     Args:
         candidates: continuations, at least one.

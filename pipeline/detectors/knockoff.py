@@ -47,7 +47,7 @@ def knockoff(evidence: Evidence, base: Any = BASE, draws: Count = DRAWS, combine
 
     A paraphrase represents a document that the model might have been trained on instead; for an unseen document neither
     should score higher. Members have W > 0. With combine = mean the mean score of the paraphrases is subtracted (KTD,
-    eq. 4); with simultaneous each paraphrase competes with the document (`compete`). With draws = 1 both are vanilla
+    eq. 8); with simultaneous each paraphrase competes with the document (`compete`). With draws = 1 both are vanilla
     knockoff inference.
     """
     everyone = _all_scores(evidence, base, draws)

@@ -110,6 +110,16 @@ def loss(evidence: Evidence, part: WordsPart | None = None, caption: Caption = "
     return mean_of_all(t.log_prob, t.mask)
 
 
+@detector(needs=_reads("log_prob"))
+def perplexity(evidence: Evidence, part: WordsPart | None = None, caption: Caption = "generated") -> Tensor:
+    """Minus the perplexity exp(cross-entropy), <= -1 (FSD, Zhang et al. 2025, eq. 2; the sign is ours).
+
+    It orders documents as `loss` does, but its difference between two models, in `fsd` and `knockoff`, does not. A
+    cross-entropy above 709 has no perplexity in float64: -inf, for which the document is quarantined.
+    """
+    return -(-loss(evidence, part, caption)).exp()
+
+
 @detector(needs=LIKELIHOOD)
 def zlib(evidence: Evidence) -> Tensor:
     """Mean token log-probability over the bytes of the compressed text, <= 0 (Carlini et al. 2021)."""
@@ -127,7 +137,10 @@ def lowercase(evidence: Evidence) -> Tensor:
 
 @detector(needs={FORWARD: ["log_prob"], REFERENCE: ["log_prob"]}, signed=True)
 def reference(evidence: Evidence) -> Tensor:
-    """Mean token log-probability minus that of the reference model, each with its own tokenizer (Carlini 2021)."""
+    """Mean token log-probability minus that of the reference model, each with its own tokenizer.
+
+    Carlini et al. (2021) take the ratio of the two.
+    """
     other = evidence[REFERENCE]
     return loss(evidence) - mean_of_all(other.log_prob, other.mask)
 

@@ -22,7 +22,8 @@ def ez(evidence: Evidence) -> Tensor:
 
     With d = ln p_target - ln p_reference at these positions: sum of d+ / (sum of d+ + sum of d-), which orders
     documents like the paper's ratio of the sums (arXiv 2601.12104), but is bounded as d- vanishes. Without such a
-    position, or without a negative d, it is 1. A token as likely as the likeliest, in float32, counts as the likeliest.
+    position, or without a negative d, it is 1 (the paper's program: 0). A token as likely as the likeliest, in float32,
+    counts as the likeliest.
     NaN for a document with a log-probability that is not finite, or without tokens.
     """
     difference, mask = token_differences(evidence)

@@ -2,6 +2,7 @@
 
 Words are whitespace-separated and case-sensitive. The published code compares candidates of up to 1024 tokens for any
 length of the reference, which inflates recall; here a candidate is cut to the reference's number of words by default.
+Of runs of n words it divides by the number of words, and here by that of the runs (Lin 2004).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _WORD = re.compile(r"\S+")
 def rouge(candidate: Sequence[str], reference: Sequence[str], n: int = 1, kind: Kind = "recall") -> float:
     """ROUGE-N of two lists of words, in [0, 1]: common n-grams, with the smaller of both multiplicities.
 
-    recall: divided by the n-grams of the reference (Lin 2004; SaMIA, eq. 2); precision: by those of the candidate. 0
+    recall: divided by the n-grams of the reference (Lin 2004; SaMIA, eq. 1); precision: by those of the candidate. 0
     for a candidate without n-grams, NaN for a reference without n-grams.
     """
     given, wanted = _ngrams(candidate, n), _ngrams(reference, n)
@@ -51,7 +52,7 @@ def samia_score(
     candidate_words: CandidateWords = "reference",
     compressed: bool = False,
 ) -> float:
-    """Mean ROUGE-N of sampled continuations, higher = more member-like (SaMIA, eq. 3).
+    """Mean ROUGE-N of sampled continuations, higher = more member-like (SaMIA, eq. 5).
 
     Args:
         candidates: continuations, at least one.
@@ -119,9 +120,9 @@ def samia(
     *,
     compressed: bool = False,
 ) -> Tensor:
-    """Mean ROUGE-N of `draws` sampled continuations of the document's prefix, in [0, 1] (SaMIA, eq. 3).
+    """Mean ROUGE-N of `draws` sampled continuations of the document's prefix, in [0, 1] (SaMIA, eq. 5).
 
-    `samia_zlib` multiplies each draw's ROUGE-N by the bytes of the compressed draw, >= 0 (SaMIA, section 3.3).
+    `samia_zlib` multiplies each draw's ROUGE-N by the bytes of the compressed draw, >= 0 (SaMIA, eq. 7).
     """
     import torch
 

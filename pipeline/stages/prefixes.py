@@ -122,7 +122,7 @@ def cut_to_room(ids: list[int], max_tokens: int, positions: int | None) -> list[
 
 
 def joined_ids(tokenizer: Any, texts: Sequence[str]) -> list[int]:
-    """Token ids of documents joined with blanks (as in the published code of ReCaLL)."""
+    """Token ids of documents joined with blanks (ReCaLL's published program joins them without)."""
     return list(tokenizer(" ".join(texts), add_special_tokens=True, verbose=False)["input_ids"])
 
 

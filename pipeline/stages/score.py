@@ -321,6 +321,7 @@ class Scorer:
         assert self.adapters is not None
         statistics: dict[Pass, TokenStatistics] = {}
         norms: dict[Pass, torch.Tensor] = {}
+        predicted: dict[Pass, torch.Tensor] = {}
         for needed in self.answers:
             device = next((model.device for model in self.models.values()), "cpu")  # the device of the other model
             statistics[needed] = from_log_probs([entry.log_probs[needed] for entry in batch], device)
@@ -330,6 +331,7 @@ class Scorer:
             with self.adapters.on(needed.adapter):
                 if needed.kind == "gradient":
                     norms[needed] = gradients_in_parts(model, ids, self.gradient_tokens, parts)
+                    predicted[needed] = torch.tensor([len(one) - 1 for one in ids])
                 elif needed.prefix is not None:
                     shots, places = self.prefixes[needed.prefix], [entry.places[needed.prefix] for entry in batch]
                     statistics[needed] = behind_in_parts(
@@ -344,7 +346,14 @@ class Scorer:
         continuations = {continued: [e.continuations[continued] for e in batch] for continued in self.samples}
         tokens = str.split if self.tokenizer is None else partial(plain_ids, self.tokenizer)
         evidence = Evidence(
-            texts, statistics, norms, paraphrases, continuations=continuations, tokens=tokens, rarity=self.rarity
+            texts,
+            statistics,
+            norms,
+            paraphrases,
+            continuations=continuations,
+            tokens=tokens,
+            rarity=self.rarity,
+            predicted=predicted,
         )
         return in_one_copy([detector.score(evidence) for detector in self.detectors])
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from commands import user_error
 
-from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, is_detector, plan_passes
+from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, REFERENCE, Evidence, Pass, is_detector, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.passes.forward import RENYI_ORDERS, TokenStatistics
@@ -58,6 +58,7 @@ def test_likelihood_detectors_are_their_formulas(evidence):
     sizes = [len(zlib.compress(text.encode(), 6)) for text in TEXTS]
     expected = {
         "loss": [mean(row) for row in own],
+        "perplexity": [-math.exp(-mean(row)) for row in own],
         "zlib": [mean(row) / size for row, size in zip(own, sizes, strict=True)],
         "lowercase": [mean(b) / mean(a) for a, b in zip(own, lower, strict=True)],
         "reference": [mean(a) - mean(b) for a, b in zip(own, other, strict=True)],
@@ -68,6 +69,35 @@ def test_likelihood_detectors_are_their_formulas(evidence):
     }
     for name, values in expected.items():
         assert score(name, evidence) == pytest.approx(values, rel=1e-12), name
+
+
+def test_the_deviation_of_perplexity_orders_documents_otherwise_than_that_of_the_loss(evidence):
+    """FSD, eqs. 2 and 5: a fall of the perplexity from 9 to 8 is larger than one from 4 to 3.2, one of the loss not."""
+    passes = {}
+    for name, losses in (("", (9, 4)), ("default", (8, 3.2))):
+        log_prob = -torch.tensor(losses).log()[:, None]
+        passes[Pass("forward", adapter=name)] = TokenStatistics(log_prob, torch.ones(2, 1, dtype=torch.bool))
+    falls = {base: score({"fsd": {"base": base}}, Evidence(["a", "b"], passes)) for base in ("loss", "perplexity")}
+    assert falls["perplexity"] == pytest.approx([-1, -0.8], rel=1e-6)
+    assert falls["loss"] == pytest.approx([-math.log(9 / 8), -math.log(4 / 3.2)], rel=1e-6)
+    assert falls["perplexity"][0] < falls["perplexity"][1]
+    assert falls["loss"][0] > falls["loss"][1]
+
+
+def test_the_perplexity_of_any_loss_is_finite_or_named_as_not():
+    """A loss above 709 has no perplexity in float64: the score is infinite, which quarantines the document."""
+    log_prob = -torch.tensor([0.0, 709.0, 710.0, math.nan])[:, None]
+    t = TokenStatistics(log_prob, torch.ones(4, 1, dtype=torch.bool))
+    found = score("perplexity", Evidence(["a"] * 4, {FORWARD: t}))
+    assert found[:2] == pytest.approx([-1, -math.exp(709)])
+    assert not any(map(math.isfinite, found[2:]))
+
+
+@pytest.mark.parametrize("of", ["mean", "sum"])
+def test_the_gradient_of_the_sum_is_that_of_the_mean_times_the_predicted_tokens(of):
+    norms, counts = torch.tensor([0.5, 2.0]).double(), torch.tensor([7, 1])
+    evidence = Evidence(["a", "b"], {}, {GRADIENT: norms}, predicted={GRADIENT: counts})
+    assert score({"gradient_norm": {"of": of}}, evidence) == ([-3.5, -2.0] if of == "sum" else [-0.5, -2.0])
 
 
 @pytest.mark.parametrize("k", [0.05, 0.3, 1.0])
@@ -104,7 +134,7 @@ def test_gaps_to_the_likeliest_token_are_averaged_over_neighbours(evidence, wind
 
 
 @pytest.mark.parametrize(
-    "name", ["loss", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus", "gap_k", "renyi"]
+    "name", ["loss", "perplexity", "zlib", "lowercase", "reference", "min_k", "min_k_plus_plus", "gap_k", "renyi"]
 )
 def test_nan_gives_nan_in_its_document_alone(evidence, name):
     broken = {}

@@ -40,12 +40,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 IDS = {
     "camia", "con_recall", "codec", "dc_pdd", "etd", "ez", "gap_k", "gradient_norm",
-    "loss", "m_entropy", "min_k", "min_k_plus_plus", "mod_renyi", "recall", "reference", "renyi",
+    "loss", "m_entropy", "min_k", "min_k_plus_plus", "mod_renyi", "perplexity", "recall", "reference", "renyi",
     "wbc", "zlib",
 }  # fmt: skip
 """Those that take documents given as token ids."""
 
-PARTS = {"loss", "renyi", "mod_renyi", "m_entropy", "min_k", "min_k_plus_plus", "gap_k"}
+PARTS = {"loss", "perplexity", "renyi", "mod_renyi", "m_entropy", "min_k", "min_k_plus_plus", "gap_k"}
 """Those that take a part of a picture with its description."""
 
 

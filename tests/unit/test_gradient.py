@@ -17,6 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from pipeline.audit.description import load_config
 from pipeline.audit.forecast import forecast
+from pipeline.detectors.base import GRADIENT, Evidence
+from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel
 from pipeline.passes import gradient
 from pipeline.passes.gradient import coverage_of, gradient_norms
@@ -96,7 +98,7 @@ def make(kind: str) -> LanguageModel:
     return lm
 
 
-def autograd(lm: LanguageModel, ids: list[list[int]]) -> Tensor:
+def autograd(lm: LanguageModel, ids: list[list[int]], of: str = "mean") -> Tensor:
     """One document at a time, in float64."""
     model = copy.deepcopy(lm.model).double()
     parameters = [p for p in model.parameters() if p.is_floating_point()]
@@ -105,7 +107,8 @@ def autograd(lm: LanguageModel, ids: list[list[int]]) -> Tensor:
     found = []
     for document in ids:
         tokens = torch.tensor([document])
-        loss = functional.cross_entropy(model(input_ids=tokens, use_cache=False).logits[0, :-1], tokens[0, 1:])
+        logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]
+        loss = functional.cross_entropy(logits, tokens[0, 1:], reduction=of)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         found.append(sum(g.square().sum() for g in gradients if g is not None).sqrt())
     return torch.stack(found)
@@ -123,6 +126,16 @@ def test_a_batch_has_the_norms_of_autograd_one_at_a_time(kind, lengths):
     found = gradient_norms(lm, ids)
     assert found.dtype == torch.float64
     close(found, autograd(lm, ids))
+
+
+@pytest.mark.parametrize("kind", ["llama, tied", "gpt2", "strange parameter"])
+def test_the_sum_of_the_tokens_has_the_norm_of_autograd_in_a_batch_of_any_lengths(kind):
+    lm, ids = make(kind), documents((9, 2, 7, 30))
+    evidence = Evidence(
+        [""] * len(ids), {}, {GRADIENT: gradient_norms(lm, ids)}, predicted={GRADIENT: torch.tensor([8, 1, 6, 29])}
+    )
+    (detector,) = parse_detectors([{"gradient_norm": {"of": "sum"}}])
+    close(-detector.score(evidence), autograd(lm, ids, "sum"))
 
 
 @pytest.mark.parametrize("kind", UNCOVERED)
@@ -220,10 +233,20 @@ def test_quantised_weights_are_left_out_and_counted():
     close(gradient_norms(lm, ids), autograd(lm, ids))
 
 
-def test_a_run_with_nothing_but_gradient_norm_scores(make_audit: Callable[..., Path]) -> None:
-    plan, store = score_run(load_config(str(make_audit(detectors=["gradient_norm"], selections=[]))))
-    assert [(entry["kind"], entry["statistics"]) for entry in forecast(plan, {})["passes"]] == [("gradient", ["norm"])]
+@pytest.mark.parametrize(
+    ("detectors", "statistics"),
+    [(["gradient_norm"], ["norm"]), (["gradient_norm", {"gradient_norm": {"of": "sum"}}], ["norm", "tokens"])],
+)
+def test_a_run_with_nothing_but_gradient_norm_scores(
+    make_audit: Callable[..., Path], detectors: list[Any], statistics: list[str]
+) -> None:
+    plan, store = score_run(load_config(str(make_audit(detectors=detectors, selections=[]))))
+    assert [(entry["kind"], entry["statistics"]) for entry in forecast(plan, {})["passes"]] == [
+        ("gradient", statistics)
+    ]
     for receipt in read_receipts(store, "score"):
         table = store.read_table(receipt.data).to_pylist()
         assert len(table) == receipt.n_in
         assert all(row["gradient_norm"] < 0 and row["n_tokens"] > 2 for row in table)
+        for row in table if len(detectors) > 1 else ():
+            assert row["gradient_norm(of=sum)"] == row["gradient_norm"] * (row["n_tokens"] - 1)
