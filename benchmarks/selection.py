@@ -182,7 +182,7 @@ def _weights(pool: list[np.ndarray], documents: int) -> np.ndarray:
 def _fused(pool: list[np.ndarray], documents: int) -> float:
     w = _weights(pool, min(documents, CHECKED))
     start = time.perf_counter()
-    run_passes(find_fused_threshold(ALPHA), lambda: _fused_stream(pool, documents, w))
+    run_passes(find_fused_threshold(ALPHA, N), lambda: _fused_stream(pool, documents, w))
     return time.perf_counter() - start
 
 
@@ -204,7 +204,7 @@ def run_passes(
 def _equals_sort(pool: list[np.ndarray], documents: int) -> bool:
     """Whether BH by counting equals BH by sorting, for the first detector's ranks and for the fused p-values."""
     w = _weights(pool, documents)
-    threshold = run_passes(find_fused_threshold(ALPHA), lambda: _fused_stream(pool, documents, w))
+    threshold = run_passes(find_fused_threshold(ALPHA, N), lambda: _fused_stream(pool, documents, w))
     fused = np.sort(np.concatenate(list(_fused_stream(pool, documents, w))))
     expected = _last_holding(fused, 1)
     last = float(fused[expected - 1]) if expected else None
@@ -214,11 +214,17 @@ def _equals_sort(pool: list[np.ndarray], documents: int) -> bool:
 
 
 def _last_holding(ascending: np.ndarray, unit: int) -> int:
-    """The greatest i with m x_i <= alpha unit i, x_i the i-th smallest value; rationals check what floats propose."""
+    """The greatest i with m x_i <= alpha unit i, x_i the i-th smallest value; rationals check what floats propose.
+
+    A value that is no float32 value is the nearest float to a multiple of 1 / (2(N + 1)).
+    """
     m = ascending.size
     levels = float(ALPHA) * unit / m * np.arange(1, m + 1)
     for i in np.flatnonzero(ascending.astype(np.float64) <= levels * (1 + 1e-9))[::-1].tolist():
-        if m * Fraction(ascending[i].item()) <= ALPHA * unit * (i + 1):
+        value = Fraction(ascending[i].item())
+        if Fraction(float(np.float32(ascending[i]))) != value:
+            value = Fraction(round(value * 2 * (N + 1)), 2 * (N + 1))
+        if m * value <= ALPHA * unit * (i + 1):
             return i + 1
     return 0
 

@@ -18,10 +18,7 @@ from pipeline.selection.procedures.bh import bh
 from pipeline.selection.procedures.estimating import strict
 from pipeline.selection.procedures.record import Decision, Rule, decide, decision, procedure_of
 from pipeline.selection.schedule import Slot, level_of_prds
-from pipeline.selection.step_up import ONE, largest_e_rank, minimum_selectable
-
-ROUNDED_UP = 1 + Fraction(1, 1 << 22)
-"""Upper bound on the relative increase of td4eval's p-values by rounding up to float32."""
+from pipeline.selection.step_up import largest_e_rank, minimum_selectable
 
 MOST_KNOWN = 1 << 62
 
@@ -167,14 +164,13 @@ def known_needed(rule: Rule, m: int, selectable: int, factor: Fraction | None = 
         selectable: number of selected documents, >= 1.
         factor: as in `fewest_selectable`.
     """
-    slack = ROUNDED_UP if rule.procedure.fuses_p else ONE
     divisor = rule.procedure.factor
     fixed = None if divisor.steps else factor
 
     def suffices(known: int) -> bool:
         n = rule.calibrating(known)
         divided_by = divisor.at_one(rule, n, m) if fixed is None else fixed
-        return divided_by * slack * m * rule.smallest(n) <= rule.alpha * selectable
+        return divided_by * m * rule.smallest(n) <= rule.alpha * selectable
 
     high = 1
     while high < MOST_KNOWN and not suffices(high):

@@ -1,7 +1,8 @@
 """The threshold of a rule on values distributed over shards, computed by counting instead of sorting.
 
-The bit patterns of non-negative float32 values, as integers, have the order of the values. Each value has a place: its
-bit pattern, or `INFINITY` minus its bit pattern for a rule that accepts large values first. 65,536 counters of the high
+The bit patterns of non-negative float32 values, as integers, have the order of the values. Each value has a place that
+follows from a bit pattern, in the order in which a rule accepts values: `INFINITY` minus the bit pattern, for example,
+for a rule that accepts large values first. 65,536 counters of the high
 halves of the places identify the few bins that can contain the threshold, and 65,536 counters of the low halves in each
 such bin locate it: two passes over the data, with memory that does not depend on the number of values.
 """
@@ -35,7 +36,7 @@ LOW_BITS = 26  # of a mantissa, whose halves are summed exactly in int64
 class Threshold:
     """The threshold of a selection on continuous values: `n_selected` documents are at or beyond `value`.
 
-    `value` is a float32 value, exact as a float; None, with 0 selected, if nothing is selected.
+    `value` is the largest or smallest selected one; None, with 0 selected, if nothing is selected.
     """
 
     value: float | None

@@ -165,8 +165,8 @@ def reconformal(calibration: np.ndarray, weights: np.ndarray, direction: Directi
 
     Guaranteed: nothing, though the paper says that this restores a finite-sample p-value. With weights that
     were fixed beforehand (`equal`, `random`) the p-values are those of full conformal ranking but for one rank, as
-    audit documents are ranked among n and calibration documents among n - 1; simulated, P(p <= 1/3) is .37 with
-    n = 2, no excess is visible from n = 60, and the FDR stayed within (share of nulls) alpha. With weights from this
+    audit documents are ranked among n and calibration documents among n - 1; simulated, P(p <= 4/5) is .83 with
+    n = 4, no excess is visible from n = 60, and the FDR stayed within (share of nulls) alpha. With weights from this
     audit's rejections the documents that are judged chose the weights, and the calibration documents did not: TD4Eval's
     example is repaired (FDR .076, where (share of nulls) alpha is .075), but elsewhere FDR is .085 where .070 is due,
     and a single null document is selected by six independent detectors with probability .47 at alpha = .1. The

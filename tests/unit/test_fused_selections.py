@@ -1,8 +1,10 @@
 """Claims about selections by several detectors, asked as an audit asks them."""
 
 import pickle
+from fractions import Fraction
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 from commands import user_error
@@ -67,6 +69,80 @@ def test_an_exact_tie_that_bh_selects_is_selected_by_the_detector_that_was_given
         fused = verdict_of(known, audit, procedure="td4eval", alpha=0.1, weights=kind)
         assert fused.answer.weights == [1.0, 0.0]
         assert np.array_equal(fused.selected, plain.selected), kind
+
+
+@pytest.mark.parametrize("kind", ["rejections", "equal", "max", "random"])
+@pytest.mark.parametrize("detectors", [2, 3, 6])
+def test_an_exact_tie_on_which_all_detectors_agree_is_selected(kind: str, detectors: int) -> None:
+    """Ten of 100 documents beat all 99 known ones by every detector: 100 (1/100) = .1 times 10."""
+    known = np.repeat(np.arange(99)[:, None], detectors, axis=1)
+    audit = np.full((100, detectors), -1)
+    audit[:10] = 100
+    plain = verdict_of(known[:, :1], audit[:, :1], procedure="bh", alpha=0.1)
+    fused = verdict_of(known, audit, procedure="td4eval", alpha=0.1, weights=kind)
+    assert np.array_equal(fused.selected, plain.selected)
+    assert (plain.selected.sum(), fused.answer.threshold) == (10, 0.01)
+    assert not verdict_of(known, audit[1:], 2, procedure="td4eval", alpha=0.1, weights=kind).selected.any()
+    less = verdict_of(known, audit, procedure="td4eval", alpha=0.0999, weights=kind)
+    assert not less.selected.any()
+
+
+def fused_exactly(known: np.ndarray, audit: np.ndarray, weights: list[float], alpha: Fraction, q: int) -> np.ndarray:
+    """What BH selects on the fused p-values in 60 digits, of which those within 1e-40 of a tie are at it."""
+    n, m = len(known), len(audit) + q
+    k = 1 + (known[None] >= audit[:, None]).sum(axis=1)
+    with mpmath.workdps(60):
+        half = mpmath.mpf(1) / (2 * (n + 1))
+        total = mpmath.fsum(weights)
+        p = []
+        for row in k.tolist():
+            clipped = [min(max(mpmath.mpf(r) / (n + 1), half), 1 - half) for r in row]
+            t = mpmath.fsum(w * mpmath.cot(mpmath.pi * c) for w, c in zip(weights, clipped, strict=True)) / total
+            p.append(mpmath.atan2(1, t) / mpmath.pi)
+        level = mpmath.mpf(alpha.numerator) / alpha.denominator / m
+        order = sorted(p)
+        last = max((i for i in range(1, len(p) + 1) if order[i - 1] <= level * i + mpmath.mpf(10) ** -40), default=0)
+        return np.array([last > 0 and one <= order[last - 1] for one in p])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([9, 19, 24, 39, 59, 99]),
+    st.integers(2, 4),
+    st.integers(2, 40),
+    st.sampled_from([0.05, 0.1, 0.2, 0.3, 0.5, 0.8]),
+    st.sampled_from(["rejections", "equal", "max", "random"]),
+    st.integers(0, 2),
+    st.integers(0, 2**32),
+)
+def test_fused_selections_are_those_of_sixty_digits(
+    n: int, d: int, m: int, alpha: float, kind: str, q: int, seed: int
+) -> None:
+    """Many documents have equal ranks by all detectors, and many of the others equal ranks in another order."""
+    rng = np.random.default_rng(seed)
+    known = np.repeat(np.arange(n)[:, None], d, axis=1).astype(float)
+    levels = rng.integers(-1, n, 6) + 0.5
+    levels[:2] = n
+    audit = rng.choice(levels, (m, d))
+    alike = rng.random(m) < 0.6
+    audit[alike] = audit[alike, :1]
+    verdict = verdict_of(known, audit, q, procedure="td4eval", alpha=alpha, weights=kind)
+    weights = [Fraction(w).limit_denominator(d * m) for w in verdict.answer.weights or []]
+    exact = [mpmath.mpf(w.numerator) / w.denominator for w in weights]
+    if kind == "random":
+        exact = [mpmath.mpf(w) for w in verdict.answer.weights or []]
+    if not any(exact):
+        assert not verdict.selected.any()
+        return
+    if sum(w > 0 for w in exact) == 1:  # exact ranks, without the clip
+        column = exact.index(max(exact))
+        plain = verdict_of(known[:, :1], audit[:, column : column + 1], q, procedure="bh", alpha=alpha)
+        assert np.array_equal(verdict.selected, plain.selected)
+        return
+    expected = fused_exactly(known, audit, exact, Fraction(repr(alpha)), q)
+    assert np.array_equal(verdict.selected, expected)
+    if expected.any():
+        assert verdict.p[expected].max() <= (verdict.answer.threshold or 0) < verdict.p[~expected].min(initial=2)
 
 
 def documents(seed: int, shift: float = 2.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,5 +1,6 @@
 """Claims about p-values, fused, conditional or by group, thresholds found by counting, and splits."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from fractions import Fraction
@@ -20,11 +21,11 @@ from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, 
 from pipeline.selection.procedures.td4eval import find_fused_threshold as find_threshold
 from pipeline.selection.procedures.td4eval import fuse, rounded_up, statistic, symmetric_weights
 from pipeline.selection.procedures.td4eval import fusion_weights as weights
-from pipeline.selection.ranked import ROUNDED_UP
 from pipeline.selection.thresholds import Threshold
 
 TENTH = Fraction(1, 10)
 ONE_BITS = 0x3F800000
+N = 99  # calibration documents of p-values for which their number does not matter
 
 alphas = st.fractions(Fraction(1, 100), Fraction(99, 100), max_denominator=100)
 # p-values as bit patterns: anywhere, on a coarse grid (ties), at the edges of bins, zero, denormal and one
@@ -37,11 +38,11 @@ patterns = st.one_of(
 
 
 def floats(bits: list[int]) -> np.ndarray:
-    return np.array(bits, dtype=np.uint32).view(np.float32)
+    return np.array(bits, dtype=np.uint32).view(np.float32).astype(np.float64)
 
 
 def by_counting(stream: Callable[[], Iterable[np.ndarray]], alpha: Fraction, quarantined: int = 0) -> Threshold:
-    return run_passes(find_threshold(alpha, quarantined), stream)
+    return run_passes(find_threshold(alpha, N, quarantined), stream)
 
 
 def by_sorting(p: list[float], alpha: Fraction) -> Threshold:
@@ -70,36 +71,75 @@ def counted_passes(values: np.ndarray) -> int:
 
 def test_ordinary_p_values_take_two_passes_and_a_threshold_that_hides_from_many_bins_takes_more() -> None:
     rng = np.random.default_rng(0)
-    assert counted_passes(rounded_up(np.concatenate([rng.random(50_000), rng.random(50_000) ** 6]))) == 2
+    assert counted_passes(rounded_up(np.concatenate([rng.random(50_000), rng.random(50_000) ** 6]), N)) == 2
     m = 4_000
     for last in (1.0, 1.001):  # the least holds, or none does
         hopeless = np.arange(1, m + 1) / m * 0.1 * 1.001  # each a hair above its level, and near enough for its bin
         hopeless[0] = 0.1 / m * last * 0.999999
-        assert counted_passes(rounded_up(hopeless)) > 3
+        assert counted_passes(rounded_up(hopeless, N)) > 3
 
 
 def test_extremes_one_document_an_infinite_p_value_and_nothing_at_all() -> None:
-    half = np.array([0.5], dtype=np.float32)
+    half = np.array([0.5])
     assert by_counting(lambda: [half], Fraction(1, 2)) == Threshold(0.5, 1)
     assert by_counting(lambda: [half], Fraction(499, 1000)) == Threshold(None, 0)
     assert by_counting(lambda: [half], Fraction(1, 2), quarantined=1) == Threshold(None, 0)
     assert by_counting(lambda: iter(()), TENTH) == Threshold(None, 0)
-    infinite = np.array([np.inf, 1e-3], dtype=np.float32)
+    infinite = np.array([np.inf, 1e-3])
     assert by_counting(lambda: [infinite], TENTH).n_selected == 1
 
 
-@given(st.floats(0, 1))
-def test_rounding_to_float32_goes_up_and_no_further_than_it_must(value: float) -> None:
-    up = rounded_up(np.array([value]))[0]
-    assert up.dtype == np.float32
-    assert float(up) >= value
-    assert up == 0 or float(np.nextafter(up, np.float32(-1))) < value
+@given(st.floats(0, 1), st.integers(1, 10**6))
+def test_p_values_are_rounded_up_to_the_next_float32_value_or_multiple_of_half_the_smallest(p: float, n: int) -> None:
+    grid = 2 * (n + 1)
+    up = float(rounded_up(np.array([p]), n)[0])
+    lost = grid * (up - p)
+    assert lost >= -min(0.25, 2.0**-46 * p * grid * (p * grid + 1)) * 1.01, "no lower than rounding errors reach"
+    nearest = np.float32(p)
+    next32 = float(nearest if float(nearest) >= p else np.nextafter(nearest, np.float32(2)))
+    assert up == next32 or (up < next32 and up == round(up * grid) / grid)
+    assert find_place_of(up, n) == Fraction(up) or Fraction(up) == pytest.approx(find_place_of(up, n), rel=1e-15)
 
 
-def test_the_least_number_of_known_documents_allows_for_rounding_and_little_more() -> None:
-    p = 0.5 + 2.0**-40  # one of the p-values that lose most: the next float32 is nearly a whole step above it
-    lost = float(rounded_up(np.array([p]))[0]) / p - 1
-    assert lost <= ROUNDED_UP - 1 <= 2.01 * lost
+def find_place_of(value: float, n: int) -> Fraction:
+    """The exact number that a p-value stands for: with one document at level 1 it is the threshold."""
+    found = run_passes(find_threshold(Fraction(1), n), lambda: [np.array([value])])
+    assert found.n_selected == 1
+    return Fraction(found.value or 0.0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 98, 99, 199, 999, 12_345, 10**6])
+def test_a_rank_that_all_detectors_give_is_the_p_value_exactly(n: int) -> None:
+    rng = np.random.default_rng(n)
+    k = np.unique(np.r_[1, n, rng.integers(1, n + 1, 200)])
+    for d in (2, 3, 7):
+        shares = rng.integers(1, 50, d)
+        for w in (weights(shares.tolist(), "rejections"), weights([1] * d, "equal"), weights([1] * d, "random", n)):
+            assert fuse(np.repeat(k[:, None], d, axis=1), n, w).tolist() == (k / (n + 1)).tolist()
+
+
+@pytest.mark.parametrize("order", [2, 3, 4, 5])
+def test_equally_spaced_p_values_of_equal_weight_are_fused_to_the_multiple_that_they_give(order: int) -> None:
+    """The mean of cot(x + pi j / d) over j < d is cot(d x); and opposite p-values cancel, in any order."""
+    n = 60 * order - 1
+    k = np.arange(1, 60)
+    spaced = np.stack([k + 60 * j for j in range(order)], axis=1)
+    assert fuse(spaced, n, weights([1] * order, "equal")).tolist() == (order * k / (n + 1)).tolist()
+    opposite = np.stack([k, np.full(59, 7), n + 1 - k], axis=1)
+    assert (
+        len({fuse(opposite[:, list(o)], n, weights([1] * 3, "equal"))[5] for o in ((0, 1, 2), (2, 1, 0), (1, 0, 2))})
+        == 1
+    )
+    assert fuse(opposite[:, [0, 2]], n, weights([1] * 2, "equal")).tolist() == [0.5] * 59
+
+
+def test_equal_ranks_in_another_order_of_equally_weighted_detectors_tie_also_when_they_are_ranked_anew() -> None:
+    """`reconformal` ranks the statistic, of which a tie counts against selection."""
+    rng = np.random.default_rng(0)
+    for n, d in ((49, 3), (1_000, 4), (10**6, 3)):
+        k, w = rng.integers(1, n + 2, (200, d)), weights([1] * d, "equal")
+        values = [statistic(k[:, list(order)], n, w).tolist() for order in itertools.permutations(range(d))]
+        assert all(value == values[0] for value in values)
 
 
 def test_weights_are_those_of_the_paper_and_its_ablations() -> None:
@@ -123,7 +163,6 @@ def test_fused_p_values_follow_the_definition(n: int, data: st.DataObject) -> No
     assert statistic(k, n, w) == pytest.approx(t, rel=1e-9, abs=1e-9)
     fused = fuse(k, n, w)
     assert fused == pytest.approx(np.arctan2(1, t) / np.pi, rel=1e-6)
-    assert fused.dtype == np.float32
     assert ((fused > 0) & (fused <= 1)).all()
     assert np.array_equal(np.concatenate([fuse(row[None], n, w) for row in k.astype(np.int32)]), fused)
 
@@ -132,7 +171,7 @@ def test_one_detector_alone_keeps_its_p_values_to_the_last_bits_and_far_into_the
     n = 10**7
     k = np.array([[1], [2], [1000], [n // 2], [n]])
     p = k[:, 0] / (n + 1)
-    assert fuse(k, n, np.ones(1)) == pytest.approx(p, rel=2e-7)
+    assert fuse(k, n, np.ones(1)).tolist() == p.tolist()
     assert fuse(np.ones((5, 2), dtype=np.int64), 99, np.zeros(2)).tolist() == [1.0] * 5, "no detector rejects any"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -21,6 +22,15 @@ from pipeline.selection.step_up import ONE, step_up
 from pipeline.selection.thresholds import INFINITY, NO_VALUE, Holds, Threshold, bits_of, find_place, value_of
 
 Weights = Literal["rejections", "equal", "random", "max"]
+
+UNIT_BITS = 61
+"""Bits of the largest term of the statistic as an integer; the sum of the weights, rounded, may be a little above 1."""
+
+AT_ONCE = 1 << 14
+"""Number of p-values that are rounded together, small enough for the cache of a processor."""
+
+ROUNDING = 2.0**-46
+"""Relative error of a fused p-value as a multiple of 1 / (2(n + 1)), for each of its multiples: 64 units of float64."""
 
 
 def _answer(question: SelectionInput) -> Asking[Answer]:
@@ -61,9 +71,9 @@ def _fused(
     alpha: Fraction,
     quarantined: int,
 ) -> Asking[tuple[Judge, float | None]]:
-    """Selection by fused p-values, and the largest selected one; exact ranks if only one detector has weight."""
+    """Selection by fused p-values, and the largest selected one; ranks if only one detector has weight."""
     weighted = np.flatnonzero(weights).tolist()
-    if len(weighted) == 1:  # the fused p-value is rounded up, which would fail at an exact tie
+    if len(weighted) == 1:  # its p-values are not clipped
         (column,) = weighted
         last = step_up(counts[column], alpha)
         judge = partial(judge_ranks, lambda batch: rank(batch)[:, column], n, last)
@@ -72,11 +82,11 @@ def _fused(
     def values(batch: Batch) -> np.ndarray:
         return fuse(rank(batch), n, weights)
 
-    cut = yield from search_values(find_fused_threshold(alpha, quarantined), values)
+    cut = yield from search_values(find_fused_threshold(alpha, n, quarantined), values)
 
     def judge_fused(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         p = values(batch)
-        return p.astype(np.float64), p <= np.float32(0 if cut.value is None else cut.value)
+        return p, p <= (0.0 if cut.value is None else cut.value)
 
     return judge_fused, cut.value
 
@@ -177,27 +187,37 @@ def fusion_weights(rejections: Sequence[int], kind: Weights, seed: int = 0) -> n
 def statistic(ranks: np.ndarray, n: int, weights: np.ndarray) -> np.ndarray:
     """The weighted Cauchy statistic of each document: T = sum_k w_k tan(pi (1/2 - p_k)).
 
-    p_k is the rank over n + 1, clipped to [1 / (2(n + 1)), 1 - 1 / (2(n + 1))]. Tangents come from one table and are
-    added in the order of the detectors, so equal ranks give equal bits in any shard.
+    p_k is the rank over n + 1, clipped to [1 / (2(n + 1)), 1 - 1 / (2(n + 1))]. Terms come from one table, in multiples
+    of a power of two below 2^-60 (n + 1), and are added as integers: documents with the same terms have the same bits
+    in any shard and in any order of the detectors, and opposite terms cancel.
 
     Args:
         ranks: integers in 1..n + 1, (documents, detectors).
         n: number of calibration documents of the ranks.
-        weights: (detectors,).
+        weights: (detectors,), >= 0, with a sum of at most 1.
 
     Returns:
         float64, (documents,); higher is more evidence against the null.
     """
-    half = 0.5 / (n + 1)
-    table = 1 / np.tan(np.pi * np.clip(np.arange(n + 2) / (n + 1), half, 1 - half))
-    total = np.zeros(ranks.shape[0])
+    table = _tangents(n)
+    unit = math.ldexp(1.0, math.frexp(table[0])[1] - UNIT_BITS)
+    total = np.zeros(ranks.shape[0], dtype=np.int64)
     for column in np.flatnonzero(weights):
-        total += (weights[column] * table)[ranks[:, column]]
-    return total
+        total += np.rint(weights[column] * table / unit).astype(np.int64)[ranks[:, column]]
+    return total * unit
+
+
+def _tangents(n: int) -> np.ndarray:
+    """tan(pi (1/2 - p)) at the clipped p of each rank, exactly antisymmetric: float64, (n + 2,), descending."""
+    rank = np.arange(n + 2)  # 0, which no document has, is taken for a p below all
+    nearer = np.maximum(np.minimum(rank, n + 1 - rank), 0.5)  # to either end
+    size = 1 / np.tan(np.pi * nearer / (n + 1))
+    table: np.ndarray = np.select([2 * rank < n + 1, 2 * rank > n + 1], [size, -size], 0.0)
+    return table
 
 
 def fuse(ranks: np.ndarray, n: int, weights: np.ndarray) -> np.ndarray:
-    """Fused p-values: arctan2(1, T) / pi with T from `statistic`, exact in the tails, rounded up to float32.
+    """Fused p-values: arctan2(1, T) / pi with T from `statistic`, `rounded_up`.
 
     Guaranteed: nothing. The p-values are uniform for nulls if the detectors are independent and the weights fixed, or
     if all weight is on one detector that was chosen beforehand; for correlated detectors only the far tail is nearly
@@ -212,24 +232,57 @@ def fuse(ranks: np.ndarray, n: int, weights: np.ndarray) -> np.ndarray:
         weights: result of `fusion_weights`; all zero gives p = 1.
 
     Returns:
-        float32, (documents,), in (0, 1].
+        float64, (documents,), in (0, 1].
     """
     if not np.any(weights):
-        return np.ones(ranks.shape[0], dtype=np.float32)
-    return rounded_up(np.arctan2(1.0, statistic(ranks, n, weights)) / np.pi)
+        return np.ones(ranks.shape[0])
+    p = np.arctan2(1.0, statistic(ranks, n, weights)) / np.pi
+    for begin in range(0, p.size, AT_ONCE):
+        p[begin : begin + AT_ONCE] = rounded_up(p[begin : begin + AT_ONCE], n)
+    return p
+
+
+def rounded_up(p: np.ndarray, n: int) -> np.ndarray:
+    """Round p-values up to the next float32 value or multiple of 1 / (2(n + 1)), so that no exact tie is lost.
+
+    BH can tie only at a rational p. With rational weights i T lies in the field of the roots of unity of order
+    2(n + 1), and so does (i T + 1) / (i T - 1) = exp(2 pi i p), a root of unity if p is rational. All roots of unity in
+    that field have this order, so p is a multiple of 1 / (2(n + 1)): k / (n + 1) where all detectors give rank k, and
+    others, such as 1/2 where two of them are opposite. A p-value within the rounding errors of such a multiple is that
+    multiple. Above 2^23 / p calibration documents float32 values no longer tell all multiples apart, and p is rounded
+    up to the largest of them.
+
+    Args:
+        p: float64, (documents,), in [0, 1].
+        n: number of calibration documents.
+
+    Returns:
+        float64, (documents,): each value is a float32 value or the nearest float to a multiple of 1 / (2(n + 1)).
+    """
+    grid = 2 * (n + 1)
+    up = _float32_up(p).astype(np.float64)
+    last = np.ceil(up * grid)
+    last -= 1  # the largest multiple below each
+    slack = min(0.25, ROUNDING * grid * (grid + 1))
+    near = np.flatnonzero(last >= p * grid - slack)
+    place = p[near] * grid
+    below = near[last[near] >= place - np.minimum(0.25, ROUNDING * place * (place + 1))]
+    up[below] = last[below] / grid
+    return up
 
 
 def find_fused_threshold(
-    alpha: Fraction, quarantined: int = 0
+    alpha: Fraction, n: int, quarantined: int = 0
 ) -> Generator[Callable[[np.ndarray], Any], Any, Threshold]:
-    """BH's threshold of float32 p-values distributed over shards: the largest p with m p <= alpha R(p).
+    """BH's threshold of fused p-values distributed over shards: the largest p with m p <= alpha R(p).
 
     R(p) is the number of p-values up to p. The passes are those of `thresholds.find_place`.
 
-    Guaranteed: equal to sorting the float32 values and comparing in exact rationals, m p alpha_den <= alpha_num R.
+    Guaranteed: equal to sorting the values and comparing in exact rationals, m p alpha_den <= alpha_num R.
 
     Args:
         alpha: exact, in (0, 1).
+        n: number of calibration documents; values are those of `rounded_up`.
         quarantined: further hypotheses at p = 1, which are never selected.
     """
 
@@ -237,22 +290,36 @@ def find_fused_threshold(
         m = count + quarantined
 
         def holds(place: int, before: Sequence[int], reached: Sequence[int]) -> bool:
-            if place >= INFINITY:
+            if place >= 2 * INFINITY:
                 return False
-            numerator, denominator = value_of(place).as_integer_ratio()
+            numerator, denominator = _value_at(place, n).as_integer_ratio()
             return m * numerator * alpha.denominator <= alpha.numerator * reached[0] * denominator
 
         return holds
 
-    last = yield from find_place(lambda p: [bits_of(p)], rule)
-    return NO_VALUE if last is None else Threshold(value_of(last[0]), last[1][0])
+    last = yield from find_place(_places, rule)
+    return NO_VALUE if last is None else Threshold(float(_value_at(last[0], n)), last[1][0])
 
 
-def rounded_up(values: np.ndarray) -> np.ndarray:
-    """Round float64 up to float32: a p-value rounded up remains valid."""
-    values = np.asarray(values, dtype=np.float64)
+def _float32_up(values: np.ndarray) -> np.ndarray:
+    """Round float64 up to float32."""
     nearest = values.astype(np.float32)
     return np.where(nearest < values, np.nextafter(nearest, np.float32(np.inf)), nearest)
+
+
+def _places(p: np.ndarray) -> list[np.ndarray]:
+    """Places of values of `rounded_up`: twice the bits of the next float32 value, less 1 for a value below it."""
+    nearest = p.astype(np.float32)
+    places = bits_of(nearest) * np.uint32(2)
+    other = np.flatnonzero(nearest != p)
+    places[other] = 2 * bits_of(_float32_up(p[other])) - 1
+    return [places]
+
+
+def _value_at(place: int, n: int) -> Fraction:
+    """The exact value at a place: a float32 value, or the largest multiple of 1 / (2(n + 1)) below it."""
+    value = Fraction(value_of((place + 1) // 2))
+    return value if place % 2 == 0 else Fraction(math.ceil(value * 2 * (n + 1)) - 1, 2 * (n + 1))
 
 
 def symmetric_weights(
