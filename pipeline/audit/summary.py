@@ -121,7 +121,7 @@ class NearDuplicatePair(Record):
 
     audit: str = Field(description="Id of the audited document.")
     calibration: str = Field(description="Id of the calibration document; the first that is a near-duplicate of it.")
-    share: float = Field(description="Share of runs of five words in common, estimated, in [0, 1].")
+    share: float = Field(description="Share of common runs of five words or eight characters, estimated, in [0, 1].")
 
 
 class OverlapDiagnostic(Diagnostic):

@@ -129,7 +129,9 @@ class AuditConfig(Section):
         "error", description="Near-duplicates of audited documents in calibration: stop, or leave them out."
     )
     near_copies: NearShare = Field(
-        NEAR_SHARE, description="Share of common runs of five words from which two documents are near-duplicates."
+        NEAR_SHARE,
+        description="Share of common runs of five words (eight characters in scripts without blanks) from which two "
+        "documents are near-duplicates.",
     )
     limits: LimitsConfig = LIMITS
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")

@@ -148,7 +148,7 @@ class ScoreConfig(Section):
 NEAR_SHARE = 0.8
 
 NearShare = Annotated[float, Field(ge=0.5, le=1)]
-"""Share of common runs of five words from which two documents are near-duplicates."""
+"""Share of common runs of five words (or eight characters) from which two documents are near-duplicates."""
 
 
 def template_columns(template: str) -> list[str]:

@@ -23,6 +23,7 @@ from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.formats.picture import IMAGE, PICTURE, is_picture
 from pipeline.corpus.formats.saved import SAVED
 from pipeline.corpus.formats.text import TEXT
+from pipeline.corpus.scripts import count_units
 from pipeline.corpus.shard import InputFile, whole_shard
 from pipeline.errors import UserError
 
@@ -244,7 +245,7 @@ def text_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tu
         values = [row.get(column) for row in rows if row.get(column) is not None]
         texts = [value for value in values if isinstance(value, str) and value.strip()]
         if texts and 2 * len(texts) >= len(values):
-            lengths[column] = sum(len(text.split()) for text in texts) / len(texts)
+            lengths[column] = sum(map(count_units, texts)) / len(texts)
     for name in TEXT_NAMES:
         for column in lengths:
             if column.lower() == name and (name == TEXT_NAMES[0] or lengths[column] >= FEW_WORDS):

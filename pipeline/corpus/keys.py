@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pipeline.corpus.documents import Document, collapsed, id_key, read_shard, text_key
 from pipeline.corpus.near_duplicates import SKETCH, SKETCH_TYPE, sketches_of_texts, stack_sketches
 from pipeline.corpus.pictures import open_picture, picture_key, picture_sketches
+from pipeline.corpus.scripts import count_units
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, visible
 
@@ -34,7 +35,7 @@ class Keys:
     text: np.ndarray  # int64, (documents,): equal for equal normalised texts, or equal pixels
     sketch: np.ndarray  # uint8, (documents, 128): alike for near-duplicates
     group: pa.ChunkedArray  # string, (documents,); null for none
-    length: np.ndarray  # int64, (documents,): words of a text, bytes of a picture, tokens of a scored document
+    length: np.ndarray  # int64, (documents,): `units` of a text, bytes of a picture, tokens of a scored document
 
     @classmethod
     def of(cls, documents: Sequence[Document], text: Callable[[Document], str] = attrgetter("text")) -> Keys:
@@ -48,7 +49,7 @@ class Keys:
             contents = [_of_picture(document.picture) for document in documents]
         else:
             texts = [text(document) for document in documents]
-            lengths = [max(1, len(each.split())) for each in texts]
+            lengths = [max(1, count_units(each)) for each in texts]
             contents = list(zip(map(text_key, texts), sketches_of_texts(texts), lengths, strict=True))
         return cls(
             np.array([id_key(document.doc_id) for document in documents], dtype=np.int64),

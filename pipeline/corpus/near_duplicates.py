@@ -1,4 +1,8 @@
-"""Near-duplicates: documents that share most of their runs of five words, detected by sketches of 128 bytes."""
+"""Near-duplicates: documents that share most of their runs of five words, detected by sketches of 128 bytes.
+
+In scripts without blanks between words, and in pieces longer than any word, runs of eight characters take the place of
+runs of five words.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ import pyarrow as pa
 import xxhash
 
 from pipeline.config.corpus import NEAR_SHARE
+from pipeline.corpus.scripts import LONGEST_WORD, by_characters, has_unspaced, is_unspaced, word_pattern
 from pipeline.errors import UserError
 
 SKETCH = 128
@@ -30,11 +35,13 @@ SKETCH_TYPE = pa.binary(SKETCH)
 BLOCK = 1 << 16
 """Number of sketches per read."""
 
-_GRAM = 5
-"""Words of a run. A text with fewer words is one run: its only near-duplicates are equal texts."""
+_WORDS, _LETTERS = 5, 8
+"""Words of a run, or characters. A text with fewer is one run: its only near-duplicates are equal texts."""
 
+_LETTER = "\x1f"  # before a unit that is a character
 _WORD = re.compile(r"\w+")
 _NO_WORD = re.compile(r"\W")
+_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")  # soft hyphens, joiners, direction
 _CHARACTERS = 1 << 20  # approximate characters of text that are split into words together
 _AT_ONCE = 1 << 10  # runs that are hashed together, small enough for the CPU cache
 
@@ -50,9 +57,11 @@ def sketch(text: str) -> bytes:
     """The sketch of a text, from which the share of common runs of two texts can be estimated.
 
     The runs are all sequences of 5 words, normalised (NFKC, case folded, without punctuation and white space), as a
-    set. In each of 128 random orders the sketch keeps a byte of the hash of the first run (MinHash, Broder 1997; one
-    byte, Li & Konig 2010): for two texts with a share s of common runs, the byte is equal with probability
-    s + (1 - s) / 256. The same text gives the same bytes on every machine.
+    set. A character of a script without blanks between words counts as 5/8 of a word, as does one of a longer word than
+    any in a text that consists of such (`pipeline.corpus.scripts`). In each of 128 random orders the sketch keeps a
+    byte of the hash of the first run (MinHash, Broder 1997; one byte, Li & Konig 2010): for two texts with a share s of
+    common runs, the byte is equal with probability s + (1 - s) / 256. The same text gives the same bytes on every
+    machine.
 
     Args:
         text: not empty.
@@ -354,41 +363,72 @@ def _together(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
 
 
 def _hashes(lines: bytes) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The hashes of the runs of lines of words separated by blanks, in batches of bounded size.
+    """The hashes of the runs of lines of units separated by blanks, in batches of bounded size.
 
     Returns:
         The index of each run's line, int64, ascending, and its hash, uint32; every line has a run.
     """
     signs = np.frombuffer(lines, dtype=np.uint8)
     gaps = np.flatnonzero((signs == ord(" ")) | (signs == ord("\n")))
-    last = np.append(np.flatnonzero(signs[gaps] == ord("\n")), gaps.size)  # word of each line
+    last = np.append(np.flatnonzero(signs[gaps] == ord("\n")), gaps.size)  # unit of each line
     begins, ends = np.concatenate([[0], gaps + 1]), np.append(gaps, len(lines))
     first = np.concatenate([[0], last[:-1] + 1])
-    start = np.cumsum(np.concatenate([[0], np.maximum(1, last - first - _GRAM + 2)]))  # run of each line
+    stop = _ends_of_runs(lines, begins)
+    runs = np.searchsorted(stop, last, side="right") - first  # complete ones of each line
+    start = np.cumsum(np.concatenate([[0], np.maximum(1, runs)]))  # run of each line
     for begin in range(0, int(start[-1]), _AT_ONCE):
         run = np.arange(begin, min(begin + _AT_ONCE, int(start[-1])))
         number = np.searchsorted(start, run, side="right") - 1
-        word = first[number] + run - start[number]
-        spans = zip(begins[word].tolist(), ends[np.minimum(word + _GRAM - 1, last[number])].tolist(), strict=True)
+        unit = first[number] + run - start[number]
+        spans = zip(begins[unit].tolist(), ends[np.minimum(stop[unit], last[number])].tolist(), strict=True)
         hashes = [xxhash.xxh32_intdigest(lines[one:other]) for one, other in spans]
         yield number, np.array(hashes, dtype=np.uint32)
 
 
+def _ends_of_runs(lines: bytes, begins: np.ndarray) -> np.ndarray:
+    """The last unit of the run that begins at each unit, int64, whatever its line."""
+    if ord(_LETTER) not in lines:
+        return np.arange(begins.size) + (_WORDS - 1)
+    signs = np.frombuffer(lines + b"\n", dtype=np.uint8)  # the last unit may be empty
+    size = np.cumsum(np.where(signs[begins] == ord(_LETTER), _WORDS, _LETTERS))  # a run has 5 times 8
+    return np.searchsorted(size, np.concatenate([[0], size[:-1]]) + _WORDS * _LETTERS)
+
+
 def _normal_words(text: str) -> str:
-    normal = unicodedata.normalize("NFKC", text).casefold()
+    """The units of a text separated by blanks, `_LETTER` before those that are characters."""
+    normal = _seen(unicodedata.normalize("NFKC", text).casefold())
     return _words(normal) or " ".join(normal.split())  # a text without letters has runs of its signs
 
 
+def _seen(text: str) -> str:
+    """A text without characters that are not seen."""
+    return text if text.isascii() else _UNSEEN.sub("", text)
+
+
 def _words(text: str) -> str:
-    """The words of a text separated by blanks; a long text is split in parts."""
+    """The units of a text separated by blanks; a long text is split in parts."""
     parts: list[str] = []
     start = 0
     while start < len(text):
         gap = _NO_WORD.search(text, start + _CHARACTERS)
         stop = len(text) if gap is None else gap.start()
-        parts += [" ".join(words)] if (words := _WORD.findall(text, start, stop)) else []
+        words = _WORD.findall(text, start, stop) if text.isascii() else _words_and_characters(text[start:stop])
+        if max(map(len, words), default=0) > LONGEST_WORD and by_characters(text):
+            words = [one for word in words for one in (_letters(word) if len(word) > LONGEST_WORD else [word])]
+        parts += [" ".join(words)] if words else []
         start = stop
     return " ".join(parts)
+
+
+def _words_and_characters(text: str) -> list[str]:
+    """The words of a text, and the characters of scripts without blanks."""
+    mixed = has_unspaced(text)
+    words = word_pattern(mixed).findall(text)
+    return [_LETTER + word if is_unspaced(word) else word for word in words] if mixed else words
+
+
+def _letters(word: str) -> list[str]:
+    return [_LETTER + letter for letter in word]
 
 
 def different(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,7 @@ from pydantic.errors import PydanticUserError
 
 from pipeline.config.paths import written
 from pipeline.config.retired import retired
+from pipeline.corpus.scripts import units
 from pipeline.detectors.plugins import Registry, display_module
 from pipeline.errors import UserError, nearest
 from pipeline.passes.statistics import GIVEN, STATISTICS
@@ -133,9 +134,7 @@ class Evidence:
     draw: int = 0  # variant of the documents, here and in the passes
     adapter: str = ""  # active adapter of the target in the passes
     continuations: Mapping[Continued, Sequence[Continuations]] = field(default_factory=dict)  # one per document
-    tokens: Callable[[str], Sequence[Any]] = (
-        str.split
-    )  # tokens of a continuation by the target's tokenizer, or words if it is unknown
+    tokens: Callable[[str], Sequence[Any]] = units  # of a continuation, by the target's tokenizer; words if unknown
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)  # precomputed scores, one per document
     memo: dict[Any, Any] = field(default_factory=dict)  # values shared by several columns of a detector, computed once
     rarity: Mapping[Prefix, Tensor] = field(default_factory=dict)  # ln(1 / frequency) by token id: float64, > 0

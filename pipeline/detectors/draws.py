@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from pipeline.corpus.scripts import by_characters, count_units
 from pipeline.detectors.base import Continuations, Continued, Count, Evidence, Pass, Share, detector
-from pipeline.detectors.samia import CandidateWords, continuation_needs, cut_words
+from pipeline.detectors.samia import CandidateWords, continuation_needs, cut_words, words_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,9 +36,11 @@ def coverage_score(candidates: Sequence[str], reference: str, candidate_words: C
         reference: text after the prefix in the document, at least one word.
         candidate_words: as in `samia_score`.
     """
-    words = reference.split()
-    count = len(words) if candidate_words == "reference" else None
-    return max(_coverage(cut_words(candidate, count).split(), words) for candidate in candidates)
+    characters = by_characters(reference)
+    words = words_of(reference, characters)
+    count = count_units(reference, characters) if candidate_words == "reference" else None
+    cut = [cut_words(candidate, count, characters) for candidate in candidates]
+    return max(_coverage(words_of(candidate, characters), words) for candidate in cut)
 
 
 def _coverage(candidate: Sequence[str], words: Sequence[str]) -> float:
@@ -134,8 +137,9 @@ def cdd(
     import torch
 
     def tokens(document: Continuations) -> Callable[[str], Sequence[Any]]:
-        count = len(document.reference.split()) if candidate_words == "reference" else None
-        return lambda text: evidence.tokens(cut_words(text, count))
+        characters = by_characters(document.reference)
+        count = count_units(document.reference, characters) if candidate_words == "reference" else None
+        return lambda text: evidence.tokens(cut_words(text, count, characters))
 
     drawn = evidence.continuations[Continued(prefix_ratio, candidate_words, temperature, top_k, top_p)]
     likeliest = evidence.continuations[_greedy(prefix_ratio, candidate_words)]

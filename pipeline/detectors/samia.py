@@ -1,14 +1,15 @@
 """Similarity of sampled continuations to the actual text (SaMIA, Kaneko et al. 2024; docs/methods.md, section 1.6).
 
-Words are whitespace-separated and case-sensitive. The published code compares candidates of up to 1024 tokens for any
-length of the reference, which inflates recall; here a candidate is cut to the reference's number of words by default.
-Of runs of n words it divides by the number of words, and here by that of the runs (Lin 2004).
+Words are separated by white space and case-sensitive; in scripts without blanks between words every character is one
+(`pipeline.corpus.scripts`), as in multilingual ROUGE. The published code compares candidates of up to 1024 tokens for
+any length of the reference, which inflates recall; here a candidate is cut to the reference's number of words by
+default. Of runs of n words it divides by the number of words, and here by that of the runs (Lin 2004).
 """
 
 from __future__ import annotations
 
 import math
-import re
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from pipeline.corpus.scripts import by_characters, count_units, cut_units, units
 from pipeline.detectors.base import Continued, Count, Evidence, Pass, Share, WrittenNeeds, detector
 
 if TYPE_CHECKING:
@@ -24,7 +26,16 @@ if TYPE_CHECKING:
 
 Kind = Literal["recall", "precision"]
 CandidateWords = Literal["reference", "all"]
-_WORD = re.compile(r"\S+")
+
+
+def words_of(text: str, characters: bool) -> list[str]:
+    """The words of a text, composed (Unicode NFC): a model may write a character otherwise than the document.
+
+    Args:
+        text: any text.
+        characters: whether characters of scripts without blanks count as words.
+    """
+    return units(unicodedata.normalize("NFC", text), characters)
 
 
 def rouge(candidate: Sequence[str], reference: Sequence[str], n: int = 1, kind: Kind = "recall") -> float:
@@ -66,30 +77,31 @@ def samia_score(
     Returns:
         In [0, 1], or in bytes if compressed; NaN for a reference of fewer than n words.
     """
-    words = reference.split()
-    scores = []
+    characters = by_characters(reference)
+    count = count_units(reference, characters) if candidate_words == "reference" else None
+    words, scores = words_of(reference, characters), []
     for candidate in candidates:
-        text = cut_words(candidate, len(words) if candidate_words == "reference" else None)
+        text = cut_words(candidate, count, characters)
         size = len(zlib.compress(text.encode("utf-8", "surrogatepass"), 6)) if compressed else 1
-        scores.append(rouge(text.split(), words, n, kind) * size)
+        scores.append(rouge(words_of(text, characters), words, n, kind) * size)
     return sum(scores) / len(scores)
 
 
-def cut_words(text: str, count: int | None) -> str:
-    """The text from its first word to word `count` or the last, with unchanged whitespace."""
-    if count is None:
-        return text.strip()
-    end = 0
-    for word in islice(_WORD.finditer(text), count):
-        end = word.end()
-    return text[:end].lstrip()
+def cut_words(text: str, count: int | None, characters: bool = False) -> str:
+    """The text from its first word to word `count` or the last, with unchanged whitespace.
+
+    Args:
+        text: any text.
+        count: maximum number of words; None: all.
+        characters: whether characters of scripts without blanks count as words.
+    """
+    return text.strip() if count is None else text[: cut_units(text, count, characters)].lstrip()
 
 
 def prefix_and_reference(text: str, ratio: float = 0.5) -> tuple[str, str]:
     """The first int(ratio * words) words of a text, and the rest; both without whitespace around them."""
-    words = list(_WORD.finditer(text))
-    count = int(ratio * len(words))
-    end = words[count - 1].end() if count else 0
+    characters = by_characters(text)
+    end = cut_units(text, int(ratio * count_units(text, characters)), characters)
     return text[:end].strip(), text[end:].strip()
 
 

@@ -26,6 +26,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 from pipeline.config.models import ModelConfig
+from pipeline.corpus.scripts import unit_spans
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import Checkpoint, in_one_line, locate
 from pipeline.models.devices import quieten
@@ -36,8 +37,6 @@ TOKENIZER_FILES = (
     "vocab.json", "vocab.txt", "merges.txt", "*.model", "tekken.json", "chat_template.*",
     "processor_config.json", "preprocessor_config.json",
 )  # fmt: skip
-
-_WORD = re.compile(r"\S+")
 
 PROBE = "Été 2024: two models, one text."
 """Text for the comparison of two tokenizers: the vocabulary does not show a BOS or a splitting rule."""
@@ -142,10 +141,10 @@ def difference_of(first: Any, second: Any, token_ids: bool = False) -> str | Non
 
 
 def count_words(texts: Sequence[str], max_tokens: int) -> list[Tokens]:
-    """`tokenize` without a tokenizer: each word counts as one token, and all ids are 0."""
+    """`tokenize` without a tokenizer: each word, or character of a script without blanks, is a token of id 0."""
     tokens = []
     for text in texts:
-        ends = [word.end() for word in islice(_WORD.finditer(text), max_tokens + 1)]
+        ends = [end for _, end in islice(unit_spans(text), max_tokens + 1)]
         cut = len(ends) > max_tokens
         tokens.append(Tokens([0] * min(len(ends), max_tokens), cut, ends[max_tokens - 1] if cut else len(text)))
     return tokens

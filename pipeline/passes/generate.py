@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pipeline.corpus.scripts import count_units
 from pipeline.errors import UserError
 from pipeline.models.opened import LanguageModel, Seq2SeqModel
 from pipeline.passes.parts import PassSizes
@@ -24,6 +25,7 @@ from pipeline.passes.shared import cache_of
 
 CACHE_POSITIONS = 1 << 13  # default for positions in the cache: draws times (prompt + new tokens)
 COMPACT = 0.25  # share of finished rows at which they are removed from the batch
+CHARACTERS = 4  # of scripts without blanks; few tokens have more
 End = Literal["eos", "words", "tokens", "non_finite"]
 
 
@@ -40,6 +42,7 @@ class Prompt:
     draws: Sequence[int]  # numbers of the draws
     words: int | None = None  # a draw ends after this many whole words; None: no such limit
     max_new_tokens: int | None = None  # a lower limit for this prompt
+    characters: bool = False  # whether characters of scripts without blanks count as words
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +148,15 @@ def _batches(prompts: Sequence[Prompt], limits: Sequence[int], budget: int) -> I
 class _Draw:
     """The state of one draw: its tokens, its random numbers, and whether it has ended."""
 
-    __slots__ = ("due", "end", "ids", "limit", "owner", "uniforms", "words")
+    __slots__ = ("characters", "due", "end", "ids", "limit", "owner", "uniforms", "words")
 
     def __init__(self, seed: int, prompt: Prompt, number: int, limit: int, owner: int) -> None:
         self.ids: list[int] = []
         self.limit = limit
         self.owner = owner  # index of its prompt in the batch
         self.words = prompt.words
-        self.due = 0 if prompt.words is None else prompt.words + 1  # number of tokens at which words are counted next
+        self.characters = prompt.characters
+        self.due = 0 if prompt.words is None else 1 + self.tokens(prompt.words)  # when words are counted next
         self.end: End | None = None
         name = repr((seed, tuple(map(int, prompt.key)), int(number)))
         key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "little")
@@ -167,17 +171,21 @@ class _Draw:
         else:
             self.ids.append(token)
             if self.words is not None and len(self.ids) >= self.due:
-                missing = self.words - whole_words(_decode(tokenizer, self.ids))
+                missing = self.words - whole_words(_decode(tokenizer, self.ids), self.characters)
                 if missing <= 0:
                     self.end = "words"
-                self.due = len(self.ids) + missing  # a token rarely ends two words
+                self.due = len(self.ids) + max(1, self.tokens(missing))
             if self.end is None and len(self.ids) >= self.limit:
                 self.end = "tokens"
 
+    def tokens(self, words: int) -> int:
+        """The fewest tokens that usually end this many words: a token rarely ends two, but has several characters."""
+        return words // CHARACTERS if self.characters else words
 
-def whole_words(text: str) -> int:
-    """Number of complete words of an unfinished text: words that are followed by whitespace."""
-    words = len(text.split())
+
+def whole_words(text: str, characters: bool = False) -> int:
+    """Number of complete words of an unfinished text: words (`units`) that are followed by another or by whitespace."""
+    words = count_units(text, characters)
     return words if not words or text[-1].isspace() else words - 1
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pipeline.corpus.scripts import has_unspaced, word_pattern
 from pipeline.errors import UserError
 from pipeline.models.opened import LanguageModel, Seq2SeqModel, embedding_rows, unknown_id
 from pipeline.passes.generate import Continuation, Prompt, Sampling, continuations
@@ -184,7 +185,8 @@ def is_verbatim(paraphrased: str, text: str) -> bool:
     """Whether two texts are equal except for case, punctuation and whitespace."""
 
     def normal(value: str) -> list[str]:
-        return re.findall(r"\w+", value.casefold()) or value.split()
+        folded = value.casefold()
+        return word_pattern(has_unspaced(folded)).findall(folded) or value.split()
 
     return normal(paraphrased) == normal(text)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import re
+from itertools import chain, pairwise
 from typing import Literal
 
 import numpy as np
+
+from pipeline.corpus.scripts import unit_spans
 
 Part = Literal["image", "instruction", "description", "instruction_description"]
 PARTS: tuple[Part, ...] = ("image", "instruction", "description", "instruction_description")
@@ -40,8 +42,6 @@ HELD = 1024
 SHARE_SWAPPED = 0.3
 """Share of a text's words that are swapped in a copy (PAC, arXiv 2405.11930)."""
 
-_SPACE = re.compile(r"(\s+)")
-
 
 def text_read(text: str, kind: str, seed: int) -> str:
     """The text that a pass reads.
@@ -59,11 +59,12 @@ def text_read(text: str, kind: str, seed: int) -> str:
 def swapped_words(text: str, copy: int, seed: int) -> str:
     """The text with 30% of its words swapped in pairs, rounded down to pairs, at least one pair.
 
-    The choice depends only on the text, the copy's number and the seed. White space is unchanged. A text of fewer than
-    two words is returned unchanged.
+    The choice depends only on the text, the copy's number and the seed. White space is unchanged. Words are the units
+    of `pipeline.corpus.scripts`: characters in scripts without blanks. A text of fewer than two is returned unchanged.
     """
-    pieces = _SPACE.split(text)
-    places = [i for i in range(0, len(pieces), 2) if pieces[i]]  # the others are white space
+    ends = [0, *chain.from_iterable(unit_spans(text)), len(text)]
+    pieces = [text[begin:end] for begin, end in pairwise(ends)]
+    places = range(1, len(pieces), 2)  # the others are between words
     if len(places) < 2:
         return text
     digest = hashlib.blake2b(f"{seed} {copy} {text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()

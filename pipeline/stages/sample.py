@@ -19,6 +19,7 @@ import pyarrow as pa
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
 from pipeline.corpus.documents import Document, id_key, text_digest
+from pipeline.corpus.scripts import by_characters, count_units
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Continued, Pass
 from pipeline.detectors.registry import sampled_of
@@ -118,8 +119,9 @@ def task_of(stage: Stage, document: Document, kept: int, output: Output) -> Task
     settings: SampleSettings = stage.settings
     task = cut_in_two(document, kept, settings.continued)
     if task is None:
-        count, ratio = len(document.text.split()), settings.continued.prefix_ratio
-        words = f"{count} word{'' if count == 1 else 's'}"
+        count, ratio = count_units(document.text[:kept]), settings.continued.prefix_ratio
+        noun = "character" if by_characters(document.text[:kept]) else "word"
+        words = f"{count} {noun}{'' if count == 1 else 's'}"
         output.refuse(document, "too_short", f"{words}: a prefix of {ratio:g} of them leaves no two parts")
     return task
 
@@ -129,7 +131,7 @@ def cut_in_two(document: Document, kept: int, continued: Continued) -> Task | No
     prefix, reference = prefix_and_reference(document.text[:kept], continued.prefix_ratio)
     if not prefix or not reference:
         return None
-    words = None if continued.candidate_words == "all" else len(reference.split())
+    words = None if continued.candidate_words == "all" else count_units(reference)
     return Task(document, prefix, reference, words, token_limit(len(reference.encode()), continued))
 
 
@@ -209,10 +211,16 @@ class Sampler:
             output.tokens += sum(len(draw.ids) for draw in draws)
 
     def _prompt(self, task: Task, first: int) -> Prompt:
-        """The missing draws. The key includes the prefix ratio, so that other prefixes have other random streams."""
+        """The missing draws. The key includes the prefix ratio, so that other prefixes have other random streams.
+
+        A character of a script without blanks may take a token a byte, so there only the words end a draw.
+        """
         key = (id_key(task.document.doc_id), round(self.settings.continued.prefix_ratio * 1e6))
         ids = self.lm.tokenizer(task.prefix, verbose=False)["input_ids"]
-        return Prompt(key, ids, range(first, self.settings.draws), task.words, task.max_new_tokens)
+        characters, limit = by_characters(task.reference), task.max_new_tokens
+        if characters:
+            limit = max(limit, min(MAX_NEW_TOKENS, 16 + len(task.reference.encode())))
+        return Prompt(key, ids, range(first, self.settings.draws), task.words, limit, characters)
 
 
 # --- by an endpoint

@@ -17,6 +17,7 @@ from pipeline.corpus.documents import Document, read_shard, transform
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.near_duplicates import near_families, sketch, stack_sketches
 from pipeline.corpus.pictures import open_picture, picture_sketches
+from pipeline.corpus.scripts import count_units
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import check_files
 from pipeline.models.load import check_model
@@ -131,7 +132,7 @@ def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
     for document in documents_in(CorpusConfig(audit=config.documents), config, limit):
         if document.problem is not None:
             left_out[document.problem[0]] += 1
-        elif len(document.text.split()) < MIN_WORDS:
+        elif count_units(document.text) < MIN_WORDS:
             left_out["too_short"] += 1
         elif document.doc_id in earlier_ids:
             left_out["duplicate_id"] += 1

@@ -250,3 +250,26 @@ def test_an_endpoint_is_asked_from_within_an_event_loop_as_a_notebook_has_one(ma
     with openai_server(recite, models=["stub"]) as server:
         path = make_audit(AUDIT, UNSEEN, model=model(server.url), **{**SETTINGS, "selections": []})
         assert asyncio.run(inside(path)) == 40
+
+
+def test_texts_without_blanks_are_continued_within_the_positions_of_an_endpoint(
+    make_audit: MakeAudit, tmp_path: Path, shared_folder: Path
+) -> None:
+    """A document of 25,000 Chinese characters was one word, of which 4,096 positions hold no half."""
+    lines = (shared_folder / "cases" / "zh_long.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
+    rest = dict(prefix_and_reference(text[:2_048]) for text in texts)
+
+    def behave(prompt: str, attempt: int) -> str:
+        tokens = len(prompt) + server.bodies[-1]["max_tokens"]  # a character of Han is about a token
+        return "answer" if tokens <= 4_096 else "400"
+
+    with openai_server(lambda prompt, seed: rest[prompt][::-1], behave, models=["stub"]) as server:
+        described = model(server.url, concurrency=1)
+        ended("run", str(make_audit(texts[:16], texts[16:], model=described, max_tokens=2_048, **SETTINGS)))
+    scored = rows(tmp_path / "run", "score")
+    assert len(scored) == len(texts)
+    assert not (tmp_path / "run/quarantine").exists()
+    assert max(map(len, rest)) == 1_024
+    for row in scored.values():
+        assert row["samia_zlib(draws=4)"] > 100, "all characters of the rest, in another order"

@@ -121,6 +121,9 @@ def test_copies_exchange_pairs_of_words_by_text_copy_and_seed_alone():
     assert len(others | {copy}) == 4
     assert copy == text_read(text, "swapped1", 0)
     assert swapped_words("one two", 1, 0) == "two one"
+    chinese = "".join(chr(0x4E00 + place) for place in range(41))
+    moved = [i for i, (a, b) in enumerate(zip(chinese, swapped_words(chinese, 1, 0), strict=True)) if a != b]
+    assert len(moved) == 12, "characters, where no blanks separate words"
     assert [swapped_words(short, 1, 0) for short in ("", " ", "one", " one ")] == ["", " ", "one", " one "]
 
 

@@ -1,12 +1,15 @@
+# ruff: noqa: RUF001
 """Near-duplicates from sketches, checked against all runs of words and against all pairs."""
 
 import hashlib
-import re
+import random
 import unicodedata
+from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
 import pytest
+import regex
 import xxhash
 from datasketch import MinHash
 from hypothesis import given, settings
@@ -38,19 +41,50 @@ def estimate(one: str, other: str) -> float:
     return float(likeness(stack_sketches([sketch(one)]), stack_sketches([sketch(other)]))[0])
 
 
-TEXT = st.text(st.sampled_from("ab cd,\n\u2003éßﬁ½日\ud800"), min_size=1, max_size=60).filter(str.strip)
+TEXT = st.text(st.sampled_from("ab cd,\n\u2003éßﬁ½日本語かきｶ\u0301\u200b\ud800"), min_size=1, max_size=60).filter(
+    lambda text: text.replace("\u200b", "").strip()
+)
+UNIT = regex.compile(
+    r"[\p{Han}\p{Hiragana}\p{Katakana}]\p{M}*|[[\p{L}\p{N}_]--[\p{Han}\p{Hiragana}\p{Katakana}]]\p{M}*", regex.V1
+)
+
+
+def units(normal: str) -> list[tuple[str, int]]:
+    """Words and characters of scripts without blanks, with the fortieths of a run that each counts."""
+    found: list[tuple[str, int]] = []
+    end = -1
+    for match in UNIT.finditer(normal):
+        if regex.match(r"[\p{Han}\p{Hiragana}\p{Katakana}]", match[0]):
+            found.append(("\x1f" + match[0], 5))
+        elif found and match.start() == end and found[-1][1] == 8:
+            found[-1] = (found[-1][0] + match[0], 8)
+        else:
+            found.append((match[0], 8))
+        end = match.end()
+    return found or [(sign, 8) for sign in normal.split()]
+
+
+def ends_of(found: list[tuple[str, int]]) -> Iterator[tuple[int, int]]:
+    """The beginning and end of each run; of fewer units than a run all of them."""
+    end = size = 0
+    for begin in range(len(found)):
+        while size < 40 and end < len(found):
+            size += found[end][1]
+            end += 1
+        if size >= 40 or begin == 0:
+            yield begin, end
+        size -= found[begin][1]
 
 
 def minhash(text: str) -> bytes:
-    normal = unicodedata.normalize("NFKC", text).casefold()
-    tokens = re.findall(r"\w+", normal) or normal.split()
+    found = units(unicodedata.normalize("NFKC", text).casefold().replace("\u200b", ""))
+    grams = [" ".join(unit for unit, _ in found[begin:end]) for begin, end in ends_of(found)]
     minimum = MinHash(SKETCH, seed=1, hashfunc=xxhash.xxh32_intdigest, scheme="affine32")
-    grams = [" ".join(tokens[begin : begin + 5]) for begin in range(max(1, len(tokens) - 4))]
     minimum.update_batch([gram.encode("utf-8", "surrogatepass") for gram in grams])
     return bytes((minimum.hashvalues * np.uint32(0x9E3779B1) >> np.uint32(24)).astype(np.uint8))
 
 
-@settings(max_examples=40)
+@settings(max_examples=100)
 @given(st.lists(TEXT, max_size=20))
 def test_a_sketch_is_the_minhash_of_datasketch_whatever_it_is_made_with(texts: list[str]) -> None:
     assert sketches_of_texts(texts) == [minhash(text) for text in texts] == [sketch(text) for text in texts]
@@ -95,6 +129,58 @@ def test_sketches_are_the_same_on_every_machine_and_long_texts_are_read_to_their
     text = words(3, 9_000)
     assert estimate(" ".join(text), " ".join(text[4_500:])) == pytest.approx(0.5, abs=4 * 0.045)
     assert estimate(" ".join(text), " ".join([*text[-10:], *text])) > 0.98
+
+
+SCRIPTS = {
+    "Han": range(0x4E00, 0x5E00),
+    "Hiragana and Katakana": [*range(0x3041, 0x3090), *range(0x30A1, 0x30F0)],
+    "Thai": range(0xE01, 0xE2F),
+    "Lao": [0xE81, 0xE82, 0xE84, 0xE87, 0xE94, 0xE99, 0xEAD],
+    "Khmer": range(0x1780, 0x17A3),
+    "Myanmar": range(0x1000, 0x1021),
+    "Tibetan": [*range(0xF40, 0xF47), 0xF0B],
+    "Yi": range(0xA000, 0xA48C),
+    "beyond U+FFFF": range(0x20000, 0x21000),
+    "a sequence of DNA": [ord(letter) for letter in "ACGT"],
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("edit", ["changed", "inserted", "removed", "in lines", "with signs"])
+def test_a_text_without_blanks_is_near_one_with_a_changed_character_and_no_other(script: str, edit: str) -> None:
+    rng = random.Random(script + edit)
+    letters = [chr(code) for code in SCRIPTS[script]]
+    text, other = ("".join(rng.choices(letters, k=690)) for _ in range(2))
+    new = {
+        "changed": text[:345] + rng.choice(letters) + text[346:],
+        "inserted": text[:345] + rng.choice(letters) + text[345:],
+        "removed": text[:345] + text[346:],
+        "in lines": "\n".join(text[begin : begin + 60] for begin in range(0, 690, 60)),
+        "with signs": "。".join(text[begin : begin + 60] for begin in range(0, 690, 60)),
+    }[edit]
+    if edit == "with signs" and script == "a sequence of DNA":
+        return  # words of 60 letters
+    assert estimate(text, new) > 0.9
+    assert estimate(text, other) < 0.1
+
+
+def test_a_text_that_mixes_scripts_is_read_by_words_and_characters() -> None:
+    rng = random.Random(0)
+    pieces = [rng.choice(VOCABULARY) + "".join(chr(rng.randrange(0x4E00, 0x9000)) for _ in range(8)) for _ in range(60)]
+    text = " ".join(pieces)
+    assert estimate(text, text.replace(pieces[30], "word三四五六七八")) > 0.9
+    assert estimate(text, "".join(pieces)) > 0.9, "blanks between a word and a character separate nothing more"
+    assert estimate(text, " ".join(piece[-8:] for piece in pieces)) < 0.5
+
+
+def test_marks_belong_to_their_letter_and_what_is_not_seen_changes_nothing() -> None:
+    hindi = "हिन्दी में लिखा हुआ एक छोटा वाक्य जिसमें कुछ शब्द हैं"
+    assert estimate(hindi, hindi.replace("\u093f", "\u0940")) < 0.9, "another vowel is another word"
+    persian = "می\u200cخواهم کتاب\u200cهای تازه را در خانه بخوانم"
+    for text in (hindi, persian, "naïve café an\u00adother ordinary sentence", "ภาษาไทย\u200bไม่มี\u200bช่องว่าง"):
+        assert sketch(text) == sketch(text.replace("\u200c", "").replace("\u200b", "").replace("\u00ad", ""))
+        assert sketch(text) == sketch(unicodedata.normalize("NFD", text))
+    assert sketch("ＡＢＣ ｶﾞｷﾞ") == sketch("abc ガギ")
 
 
 def perturbed(rng: np.random.Generator, documents: int, kinds: int, share: float) -> np.ndarray:

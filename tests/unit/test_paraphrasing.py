@@ -116,6 +116,9 @@ def test_only_what_is_surely_no_paraphrase_is_taken_off_and_case_and_punctuation
     assert is_verbatim("the QUIET river \n shows", "The quiet river, shows!")
     assert not is_verbatim("the quiet rivers show", "The quiet river shows")
     assert is_verbatim("?!", " ?! ")
+    assert is_verbatim("今天下雨我们回家", "今天下雨、我们回家。")
+    assert not is_verbatim("今天下雨我们回家", "今天下雪、我们回家。")
+    assert not is_verbatim("हिन्दी", "हिन्दु"), "another vowel"
     assert not is_verbatim("...", "?!")
 
 

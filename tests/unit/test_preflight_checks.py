@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,22 @@ def test_a_near_duplicate_in_two_roles_stops_and_names_both(tmp_path: Path) -> N
     said(dropped)
     kept = stored_preflight(Store(dropped.config.run), dropped.shards, 0)
     assert (kept.overlap["unseen"].n_calibration, kept.overlap["unseen"].n_equal) == (1, 0)
+
+
+UNSPACED = {"Han": 0x4E00, "Hiragana": 0x3041, "Thai": 0xE01, "Khmer": 0x1780, "Myanmar": 0x1000}
+
+
+@pytest.mark.parametrize("script", UNSPACED)
+def test_texts_without_blanks_are_compared_too(tmp_path: Path, script: str) -> None:
+    """No blank, no comma: such a text was left out as one word."""
+    rng = random.Random(script)
+    texts = ["".join(chr(UNSPACED[script] + rng.randrange(0x20)) for _ in range(200)) for _ in range(60)]
+    changed = texts[7][:100] + chr(UNSPACED[script]) + texts[7][101:]
+    near = planned(tmp_path, texts[:30], [*texts[30:], changed])
+    assert user_error(said, near).startswith("1 of 31 unseen documents are near-duplicates of audit documents (0 of")
+    equal = planned(tmp_path, texts[:30], [*texts[30:], texts[8]])
+    assert "(1 of them with the same text" in user_error(plan_checks, equal)
+    assert plan_checks(planned(tmp_path, texts[:30], texts[30:]))["overlap"]["unseen"]["n_calibration"] == 0
 
 
 def test_no_run_begins_whose_calibration_documents_are_all_audited_too(tmp_path: Path) -> None:

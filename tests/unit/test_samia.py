@@ -1,7 +1,10 @@
 """ROUGE and the SaMIA scores are those of the method's definition, and of recorded numbers exactly."""
 
+# ruff: noqa: RUF001
+
 import json
 import math
+import unicodedata
 import zlib
 from dataclasses import replace
 
@@ -9,14 +12,16 @@ import pytest
 
 from pipeline.audit.description import build_config
 from pipeline.corpus.documents import Document, id_key
+from pipeline.corpus.scripts import count_units, units
 from pipeline.detectors.base import Continuations, Continued, Evidence, plan_passes
+from pipeline.detectors.draws import coverage_score
 from pipeline.detectors.registry import parse_detectors, sampled_of
 from pipeline.detectors.samia import cut_words, prefix_and_reference, rouge, samia_score
 from pipeline.models.tokens import count_words, tokenize
 from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.stages.base import Output, Placement
 from pipeline.stages.registry import stages_of
-from pipeline.stages.sample import cut_in_two
+from pipeline.stages.sample import cut_in_two, task_of
 
 REFERENCE = "the cat sat on the mat"
 
@@ -121,3 +126,81 @@ def test_a_word_stands_for_a_token_where_the_tokenizer_is_unknown():
     short, long = count_words(["one two", " one  two three "], 2)
     assert (len(short.ids), short.truncated, short.kept) == (2, False, 7)
     assert (len(long.ids), long.truncated, long.kept) == (2, True, len(" one  two"))
+
+
+CHINESE = "".join(chr(0x4E00 + 37 * place % 3_000) for place in range(690))
+UNSPACED = {
+    "Chinese": CHINESE,
+    "Japanese": "これは日本語の文章で、ABCという言葉を含みます。" * 20,
+    "Thai": "ภาษาไทยไม่มีช่องว่างระหว่างคำ แต่มีระหว่างวลี" * 20,
+    "Khmer": "ភាសាខ្មែរមិនមានដកឃ្លារវាងពាក្យទេ" * 20,
+    "Tibetan": "བོད་སྐད་ཀྱི་ཡི་གེ" * 20,
+    "a sequence": "ACGTTGCA" * 60,
+}
+
+
+@pytest.mark.parametrize("script", UNSPACED)
+def test_a_text_without_blanks_is_cut_and_compared_by_characters(script):
+    text = UNSPACED[script]
+    count = count_units(text)
+    assert count > 100
+    task = cut_in_two(Document(0, "a", text, None), len(text), Continued())
+    assert (count_units(task.prefix, True), task.words) == (int(0.5 * count), count_units(task.reference))
+    assert task.words == count - int(0.5 * count)
+    assert "".join((task.prefix + task.reference).split()) == "".join(text.split()).removesuffix("་")
+    more = f"{task.reference}。{task.prefix}"
+    assert samia_score([task.reference], task.reference) == samia_score([more], task.reference) == 1.0
+    assert coverage_score([more], task.reference) == 11.0
+    half = "".join(units(task.reference, True)[: task.words // 2])
+    assert 0.4 < samia_score([half], task.reference, n=6) < 0.51
+    assert samia_score(["no such word"], task.reference) == 0.0
+
+
+def test_rouge_of_characters_is_its_definition_and_composed_characters_equal_decomposed_ones():
+    assert samia_score(["我不喜欢"], "我喜欢猫") == 3 / 4
+    assert samia_score(["我不喜欢"], "我喜欢猫", n=2) == 1 / 3
+    assert samia_score(["我不喜欢狗"], "我喜欢猫", kind="precision", candidate_words="all") == 3 / 5
+    assert samia_score(["好好好好"], "好人") == 1 / 2, "counted as often as it is in both"
+    assert coverage_score(["x我喜欢"], "我喜欢猫") == 3 / 4 + 3 / 4
+    assert samia_score(["ガギグ"], unicodedata.normalize("NFD", "ガギグ")) == 1.0
+    assert samia_score(["café"], unicodedata.normalize("NFD", "café au lait")) == 1 / 3
+    english = "the cat 猫 sat"
+    assert samia_score([english], english) == 1.0
+    assert units(english) == english.split()
+
+
+@pytest.mark.parametrize(("text", "count"), [("猫", "1 character"), ("cat", "1 word"), ("สวั", "2 characters")])
+def test_only_a_text_that_leaves_no_two_parts_is_too_short(text, count, tiny_model_folder):
+    given = {"run": "run", "model": {"path": str(tiny_model_folder)}, "corpus": {"audit": {"path": "a"}}}
+    stage, _ = stages_of(build_config({**given, "detectors": [{"samia": {"prefix_ratio": 0.3}}]}))
+    output = Output()
+    assert task_of(stage, Document(0, "a", text, None), len(text), output) is None
+    _, reason, message = output.refused[0]
+    assert (reason, message.split(":")[0]) == ("too_short", count)
+
+
+def test_an_endpoint_gets_at_most_max_tokens_characters_of_a_script_without_blanks(shared_folder):
+    rows = [json.loads(line) for line in (shared_folder / "cases" / "zh_long.jsonl").read_text().splitlines()]
+    for row in rows:
+        (counted,) = count_words([row["text"]], 2_048)
+        assert (len(counted.ids), counted.kept) == (min(2_048, len(row["text"])), min(2_048, len(row["text"])))
+        assert counted.truncated == (len(row["text"]) > 2_048)
+        assert cut_in_two(Document(0, "a", row["text"], None), counted.kept, Continued()) is not None
+    mixed = "中" * 10 + " word " + "文" * 10
+    (counted,) = count_words([mixed], 12)
+    assert mixed[: counted.kept] == "中" * 10 + " word 文"
+
+
+def test_draws_of_a_text_without_blanks_are_scored_by_a_real_model(smollm2, smollm2_file):
+    given = {"run": "run", "model": {"path": str(smollm2_file)}, "corpus": {"audit": {"path": "a"}}, "max_tokens": 120}
+    stage, _ = stages_of(build_config({**given, "detectors": [{"samia": {"draws": 2}}]}))
+    worker, output = stage.make(stage, Placement()), Output()
+    worker.lm = smollm2
+    text = "今天天气很好，我们去公园散步，然后回家吃晚饭。" * 3
+    worker.work(worker.prepare([Document(0, "a", text, None)], None, output), output)
+    row = output.rows[0]
+    count = count_units(row["reference"])
+    assert count > 10
+    for draw in row["continuations"]:
+        assert count <= count_units(draw, True) <= 3 * count + 10 or len(draw) < count, "it ends soon after its words"
+    assert 0 <= samia_score(row["continuations"], row["reference"]) <= 1

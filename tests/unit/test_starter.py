@@ -142,6 +142,8 @@ def test_the_text_is_told_by_name_and_else_by_length_and_ids_never_repeat() -> N
     assert id_column(list(rows[0]), rows, "story") is None
     assert id_column(list(rows[0]), [rows[0], {**rows[0], "id": 2}], "story") == "id"
     assert text_column(["n", "name"], [{"n": 1, "name": "two words"}]) is None
+    chinese = [{"n": "甲", "said": "这是一个没有空格的句子"}]
+    assert text_column(["n", "said"], chinese) == ("said", "it holds the longest texts")
 
 
 def test_a_missing_role_is_a_comment_and_init_says_what_to_add_and_overwrites_nothing(

@@ -1,5 +1,6 @@
 """Splits, measures and tables of a trial, on scores and documents that the test makes up."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,6 +106,13 @@ def test_a_trial_reads_no_more_of_a_document_than_its_limits_allow(tmp_path: Any
     assert read_documents(whole).left_out == {}
     assert read_documents(limited).left_out == {"too_large": 1}
     assert len(read_documents(limited)) == 1
+
+
+def test_a_text_without_blanks_is_no_text_of_one_word(tmp_path: Any) -> None:
+    texts = ["一个没有空格的短文", "字", "word", "ไม่มีช่องว่าง"]
+    (tmp_path / "documents.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    read = read_documents(build_trial(trial(documents={"path": str(tmp_path / "documents.jsonl")}))[0])
+    assert (read.texts, read.left_out) == ([texts[0], texts[3]], {"too_short": 2})
 
 
 @pytest.mark.parametrize(
