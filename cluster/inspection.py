@@ -35,10 +35,10 @@ from pipeline.detectors.plugins import Plugin, load_plugins
 from pipeline.detectors.registry import parse_detectors, plugin_code
 from pipeline.errors import UserError, one_line
 from pipeline.models.arithmetic import processor_here
-from pipeline.models.checkpoints import Kind, check_files, locate_adapter, matching, weight_files
+from pipeline.models.checkpoints import Kind, check_files, locate_adapter
 from pipeline.models.devices import CPU, Device, cap_memory, gpus_in_sight
+from pipeline.models.files import adapter_files
 from pipeline.models.load import check_model
-from pipeline.models.tokens import TOKENIZER_FILES
 from pipeline.stages.base import Output, Placement, Wanted
 from pipeline.stages.registry import served_before_scoring, stages_of
 from pipeline.stages.worker import longest_first
@@ -193,12 +193,11 @@ def file_marks(model: ModelConfig) -> dict[str, list[Any]]:
     Raises:
         UserError: a file is missing.
     """
-    source = check_files(model)
-    names = [source.gguf] if source.gguf else [*weight_files(model, source), "config.json", *TOKENIZER_FILES]
-    paths = matching(source.folder, [*names, *(["*.py"] if model.trust_remote_code else [])])
+    files = [check_files(model).files]
     if model.adapter is not None:
-        paths += matching(locate_adapter(model), ["adapter_*"])
-    return {path.name: [path.stat().st_size, _mark(path)] for path in paths}
+        files.append(adapter_files(locate_adapter(model), model.adapter_shown))
+    places = {name: each.places[name] for each in files if each is not None for name in each.hashed}
+    return {name: [path.stat().st_size, _mark(path)] for name, path in places.items()}
 
 
 def _mark(path: Path) -> str:

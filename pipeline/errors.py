@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import errno
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 _READABLE_FORMATS = {"\u200c", "\u200d"}  # joiners: many scripts and emoji cannot be written without them
@@ -85,6 +86,26 @@ def instead_of_exit(error: BaseException) -> BaseException:
         f"code of a plugin, a model or a library called sys.exit({error.code!r}), so the run is not complete; finished "
         "shards are kept: correct that code and rerun the command"
     )
+
+
+class PanicError(Exception):
+    """A library in Rust panicked; what it raises is no Exception, and would end the process."""
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether an error is the panic of a library in Rust, such as tokenizers, whose class no module exports."""
+    return type(error).__name__ == "PanicException" and not isinstance(error, Exception)
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Convert the panic of a library in Rust to a PanicError."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise PanicError(" ".join(str(error).split()) or "the library panicked") from None
 
 
 def nearest(value: str, known: Iterable[str], what: str = "known") -> str:

@@ -75,7 +75,7 @@ def plan(
     from pipeline.audit.arithmetic import with_types
     from pipeline.audit.forecast import forecast
     from pipeline.audit.matching import write_matched
-    from pipeline.audit.plan import describe_model
+    from pipeline.audit.plan import describe_model, other_bases
     from pipeline.audit.preflight import plan_checks
     from pipeline.series.claims import planned_scan
     from pipeline.series.scans import planned_already_audited
@@ -99,7 +99,7 @@ def plan(
     check_adapters(audit, planned.shards)
     facts = {**forecast(planned, model), "checks": checks, "cluster": cluster_warning(audit.resources)}
     facts["series"], facts["against"] = series, planned_already_audited(audit)
-    facts["slow"] = slow
+    facts["slow"] = slow + other_bases(audit)
     if matched is not None:
         subsets = write_matched(planned, matched)
         facts["matched"] = [subset.facts() for subset in subsets]

@@ -28,7 +28,7 @@ from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_o
 from pipeline.errors import UserError, nearest
 from pipeline.models.load import check_model, open_empty
 from pipeline.models.opened import embedding_rows, unknown_id
-from pipeline.models.tokens import open_tokenizer, plain_ids, tokenize
+from pipeline.models.tokens import open_tokenizer, plain_ids, tokenize_each
 from pipeline.report.wording.starter import AND_TO_CALIBRATE
 from pipeline.stages.prefixes import Prefixes, Shots, cut_to_room, given_ids, joined_ids
 from pipeline.store.files import Store
@@ -145,7 +145,7 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
         drawn = [_draw(pool, settings, place, name, config) for place, pool in enumerate(pools)]
         cut = min(config.max_tokens, settings.max_tokens)
         texts = [text for pool, chosen in zip(pools, drawn, strict=True) for text in _texts(pool, chosen)]
-        tokens = tokenize(tokenizer, texts, cut)
+        tokens = tokenize_each(tokenizer, texts, cut)
         long_enough = np.array([len(entry.ids) > 1 for entry in tokens], dtype=bool)
         texts = [text for text, usable in zip(texts, long_enough, strict=True) if usable]
         if not texts:
@@ -245,6 +245,10 @@ def _shots(prefix: Prefix, pool: _Pool, tokenizer: Any, config: AuditConfig) -> 
     if config.corpus.has_ids:
         sequences, bare = given_ids(texts, tokenizer.bos_token_id, prefix.joined)
     else:
+        refused = np.array([entry.truncated and not entry.ids for entry in tokenize_each(tokenizer, texts, 1)])
+        if refused.any():
+            pool.free[chosen[refused]] = False
+            return _shots(prefix, pool, tokenizer, config)
         sequences = [joined_ids(tokenizer, some) for some in ([texts] if prefix.joined else [[text] for text in texts])]
         bare = [plain_ids(tokenizer, text) for text in texts] if prefix.counted else []
     if prefix.counted:

@@ -23,7 +23,7 @@ from pipeline.detectors.base import Pass, plan_passes
 from pipeline.detectors.registry import parse_detectors, sampled_of
 from pipeline.endpoint.client import check_endpoint
 from pipeline.errors import UserError
-from pipeline.models.checkpoints import check_files
+from pipeline.models.checkpoints import check_files, other_base
 from pipeline.models.load import check_model
 from pipeline.report.wording.starter import RUN_OR_LEDGER, pictures_with
 from pipeline.store.files import Store
@@ -165,6 +165,11 @@ def check_model_files(config: AuditConfig) -> None:
     """
     for model in _models(config):
         check_files(model)
+
+
+def other_bases(config: AuditConfig) -> list[str]:
+    """A warning for each adapter of the configuration that names another base model than it is merged into."""
+    return [warning for model in _models(config) if (warning := other_base(model)) is not None]
 
 
 def describe_model(model: AnyModel, pictures: bool = False) -> dict[str, Any]:

@@ -160,8 +160,7 @@ def stored_type(config: ModelConfig) -> str:
 def stored_bytes(config: ModelConfig) -> int:
     """Bytes of a model's weight files; 0 if they are not on this machine yet."""
     source = check_files(config)
-    names = [source.gguf] if source.gguf else weight_files(config, source)
-    return sum((source.folder / name).stat().st_size for name in names)
+    return sum((source.folder / name).stat().st_size for name in weight_files(source))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

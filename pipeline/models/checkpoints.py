@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from pipeline.config.models import ModelConfig, expand_user
-from pipeline.errors import UserError, nearest, not_opened
+from pipeline.errors import PanicError, UserError, nearest, not_opened, panics_as_errors, visible
+from pipeline.models.devices import quiet_panics
+from pipeline.models.files import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    PICKLES,
+    SAFE,
+    Allowed,
+    FolderFiles,
+    adapter_files,
+    files_of,
+    gguf_files,
+    linked,
+)
+from pipeline.models.settings import check_adapter_settings, check_gguf, check_kernels, check_sizes
 
-SMALL_FILES = ("*.json", "*.txt", "*.model", "*.py")
-PICKLES = ("*.bin", "*.pt", "*.pth")
-ADAPTER_CONFIG = "adapter_config.json"
+SMALL_FILES = ("*.json", "*.txt", "*.model", "*.py", "*.jinja", "*.spm")
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 HUB_SECONDS = 10
 
@@ -26,8 +37,10 @@ HUB_SECONDS = 10
 class Checkpoint:
     """The location of a model's files on this machine."""
 
-    folder: Path
+    folder: Path  # from `locate`: links to exactly the files that loaders may read
     gguf: str | None  # name of the GGUF file in it
+    origin: Path | None = field(default=None, compare=False)  # folder that the links lead to, as configured
+    files: FolderFiles | None = field(default=None, compare=False)  # files of `folder`, from `locate`
 
     @property
     def gguf_argument(self) -> dict[str, str]:
@@ -39,7 +52,8 @@ class Checkpoint:
 def in_one_line(config: ModelConfig, part: str) -> Iterator[None]:
     """Convert any exception of a loader to a one-line UserError that names the model and the part that was read."""
     try:
-        yield
+        with panics_as_errors(), quiet_panics():
+            yield
     except UserError:
         raise
     except Exception as error:  # loaders raise any exception of their parsers
@@ -51,9 +65,49 @@ def in_one_line(config: ModelConfig, part: str) -> Iterator[None]:
 def locate(config: ModelConfig, *, weights: bool) -> Checkpoint:
     """Locate the model's files on this machine; files of a hub model are downloaded, weights only with `weights`.
 
+    Returns:
+        A folder of links to the files that loaders may read, which are those of the fingerprint.
+
     Raises:
-        UserError: the folder, file or hub model does not exist, or the hub cannot be reached.
+        UserError: the folder, file or hub model does not exist, the hub cannot be reached, or as `files_of`.
     """
+    source = _located(config, weights=weights)
+    if source.gguf:
+        files = gguf_files(source.folder, source.gguf)
+        (path,) = files.places.values()
+        check_gguf(f"model {config.shown}", path, path.stat().st_size, path.stat().st_mtime_ns)
+        return Checkpoint(linked(files), files.weights[0], source.folder, files)
+    _refuse_adapter(config, source.folder)
+    local = Path(expand_user(config.path)).is_dir()
+    partial = not (weights or local)
+    files = files_of(
+        source.folder, Allowed(f"model {config.shown}", config.allow_pickle, config.trust_remote_code, partial)
+    )
+    return Checkpoint(linked(files), None, source.folder, files)
+
+
+def _refuse_adapter(config: ModelConfig, folder: Path) -> None:
+    """Refuse an adapter in the place of a model, and one that transformers would load on top of the model.
+
+    Raises:
+        UserError: the folder has one that is not the configured adapter.
+    """
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return
+    if not (folder / CONFIG).is_file():
+        raise UserError(
+            f"model {config.shown} is an adapter ({ADAPTER_CONFIG}); set path to its base model, and adapter to this "
+            "folder"
+        )
+    if config.adapter is None or Path(expand_user(config.adapter)).resolve() != folder.resolve():
+        raise UserError(
+            f"model {config.shown} has an adapter in its folder ({ADAPTER_CONFIG}); set adapter to this folder to "
+            "merge it, or move that file"
+        )
+
+
+def _located(config: ModelConfig, *, weights: bool) -> Checkpoint:
+    """The folder of a model as it is."""
     path = Path(expand_user(config.path))
     if path.suffix == ".gguf":
         if config.gguf_file is not None:
@@ -100,7 +154,7 @@ def _from_hub(config: ModelConfig, *, weights: bool) -> Checkpoint:
 
     disable_progress_bars()
     name = f"{config.shown} at {config.revision}" if config.revision else config.shown
-    patterns = [*SMALL_FILES, "*.safetensors", *(PICKLES if config.allow_pickle else ())] if weights else SMALL_FILES
+    patterns = [*SMALL_FILES, SAFE, *(PICKLES if config.allow_pickle else ())] if weights else SMALL_FILES
     try:
         folder = snapshot_download(
             config.path,
@@ -124,35 +178,9 @@ def _from_hub(config: ModelConfig, *, weights: bool) -> Checkpoint:
     return _gguf(Path(folder), config.gguf_file, config.shown) if config.gguf_file else Checkpoint(Path(folder), None)
 
 
-def matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    """Files of a folder that match any of the patterns, sorted."""
-    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
-
-
-_BLOCK = 1 << 24  # bytes per read: a thread that imports libraries delays each read by milliseconds
-
-
-def file_digest(path: Path) -> str:
-    """Hexadecimal SHA-256 of the content of a file."""
-    content = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            content.update(block)
-    return content.hexdigest()
-
-
-def digest(paths: Sequence[Path]) -> str:
-    """SHA-256 of the names and contents of files."""
-    total = hashlib.sha256()
-    for path in paths:
-        total.update(f"{path.name} {file_digest(path)}\n".encode())
-    return total.hexdigest()
-
-
-def weight_files(config: ModelConfig, source: Checkpoint) -> list[str]:
-    """Names of the weight files that are loaded; safetensors are preferred to pickles."""
-    names = [path.name for path in matching(source.folder, ["*.safetensors"])]
-    return names or ([path.name for path in matching(source.folder, PICKLES)] if config.allow_pickle else [])
+def weight_files(source: Checkpoint) -> list[str]:
+    """Names of the files from which weights are loaded, relative to the folder."""
+    return [] if source.files is None else list(source.files.weights)
 
 
 def check_weights(config: ModelConfig, source: Checkpoint) -> None:
@@ -161,10 +189,10 @@ def check_weights(config: ModelConfig, source: Checkpoint) -> None:
     Raises:
         UserError: no weights, or pickles that are not allowed.
     """
-    if source.gguf or weight_files(config, source):
+    if source.gguf or weight_files(source):
         return
     local = Path(expand_user(config.path)).is_dir()
-    names = [path.name for path in source.folder.iterdir()] if local else _hub_names(config)
+    names = [path.name for path in (source.origin or source.folder).iterdir()] if local else _hub_names(config)
     if names is None or any(name.endswith(".safetensors") for name in names):
         return
     pickles = sorted(name for name in names if Path(name).match("*.bin") or Path(name).match("*.pt*"))
@@ -269,9 +297,13 @@ def read_model_config(config: ModelConfig, source: Checkpoint, kind: Kind = "cau
     if not source.gguf:
         _check_has_config(config, source)
         with in_one_line(config, "config.json"):
-            raw = json.loads((source.folder / "config.json").read_text(encoding="utf-8"))
+            raw = json.loads((source.folder / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(raw, dict):
+            raise UserError(f"model {config.shown}: its {CONFIG} is no JSON object")
         if "auto_map" in raw and not config.trust_remote_code and not _known_type(raw.get("model_type")):
             raise UserError(f"model {config.shown} ships code of its own; set trust_remote_code: true if you trust it")
+        check_kernels(f"model {config.shown}", raw, config.trust_remote_code)
+        check_sizes(f"model {config.shown}: {CONFIG}", raw, stored_weights(source.folder))
     with in_one_line(config, "config"):
         changed = (source.folder / (source.gguf or "config.json")).stat().st_mtime_ns
         loaded = copy.deepcopy(_parsed_config(source, config.trust_remote_code, changed))
@@ -345,6 +377,8 @@ def check_adapter(config: ModelConfig, task: str = "CAUSAL_LM") -> Path:
     folder = locate_adapter(config)
     with in_one_line(config, f"adapter {config.adapter_shown}"):
         settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    links = linked(adapter_files(folder, config.adapter_shown))
+    check_adapter_settings(f"adapter {config.adapter_shown}", settings, stored_weights(links))
     if settings.get("task_type") not in (None, task):
         raise UserError(f"adapter {config.adapter_shown} is for {settings['task_type']}, the model for {task}")
     if not (folder / ADAPTER_WEIGHTS).is_file():
@@ -356,6 +390,49 @@ def check_adapter(config: ModelConfig, task: str = "CAUSAL_LM") -> Path:
                 "you trust it"
             )
     return folder
+
+
+def other_base(config: ModelConfig) -> str | None:
+    """A warning if the configured adapter names another base model by its path or hub id; None otherwise.
+
+    Names are compared, not weights: a copy of the base model under another name gives a warning too.
+
+    Raises:
+        UserError: a file is missing.
+    """
+    if config.adapter is None:
+        return None
+    try:
+        settings = json.loads((locate_adapter(config) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        base = settings.get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):  # reported at load
+        return None
+    if not isinstance(base, str) or not base.strip():
+        return None
+    source = locate(config, weights=False)
+    names = {config.path, expand_user(config.path), str(source.origin), *_names_of(source)}
+    place = Path(expand_user(base))
+    if base in names or (place.exists() and source.origin is not None and place.resolve() == source.origin.resolve()):
+        return None
+    last = {PurePosixPath(name.rstrip("/")).name.casefold() for name in names}
+    if PurePosixPath(base.rstrip("/")).name.casefold() in last:
+        return None
+    return (
+        f"adapter {config.adapter_shown} names base model {visible(base)[:120]}, and the model is {config.shown}: if "
+        "these are not the same weights, the scores are of a model that was never trained"
+    )
+
+
+def _names_of(source: Checkpoint) -> Iterator[str]:
+    """Names of a model beside its path: its hub id, and the name in its configuration."""
+    origin = source.origin or source.folder
+    if origin.parent.name == "snapshots":
+        yield origin.parent.parent.name.removeprefix("models--").replace("--", "/")
+    if source.gguf is None:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            name = json.loads((source.folder / CONFIG).read_text(encoding="utf-8")).get("_name_or_path")
+            if isinstance(name, str) and name:
+                yield name
 
 
 TYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -370,17 +447,26 @@ def stored_weights(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
     A damaged file is skipped: the loader reports the problem.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     weights: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(folder.rglob(SAFE)):
         try:
-            with safe_open(path, framework="pt") as file:
-                slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - not a dict
-                weights |= {key: (str(part.get_dtype()), tuple(part.get_shape())) for key, part in slices.items()}
-        except (OSError, SafetensorError):
+            with panics_as_errors():
+                weights |= _stored_in(str(path), path.stat().st_size, path.stat().st_mtime_ns)
+        except (OSError, SafetensorError, PanicError):
             continue
     return weights
+
+
+@lru_cache(maxsize=512)
+def _stored_in(path: str, size: int, changed: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of every weight in a file; cached per process for the same size and time of change."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+        return {key: (str(part.get_dtype()), tuple(part.get_shape())) for key, part in slices.items()}
 
 
 def refuse_integers(what: str, folder: Path) -> None:

@@ -9,12 +9,15 @@ import gc
 import logging
 import os
 import re
+import shutil
+import tempfile
 import threading
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.errors import LostDeviceError, UserError
+from pipeline.errors import LostDeviceError, UserError, is_panic
 
 ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """Environment variables of a deterministic process, set before CUDA is initialized."""
@@ -232,6 +235,40 @@ def import_package() -> None:
     object, which has none of the names.
     """
     import transformers.models.auto  # noqa: F401
+
+
+@contextlib.contextmanager
+def quiet_panics() -> Iterator[None]:
+    """Suppress what a library in Rust prints when it panics; anything else on standard error appears after the block.
+
+    Only in the main thread: the descriptor belongs to the process, and other threads would replace it at the same time.
+    """
+    if threading.current_thread() is not threading.main_thread() or _quiet.locked():
+        yield
+        return
+    with _quiet, tempfile.TemporaryFile() as kept:
+        try:
+            saved = os.dup(2)
+        except OSError:  # closed
+            yield
+            return
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException as error:
+            if is_panic(error):
+                kept.truncate(0)
+                kept.seek(0)
+            raise
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            kept.seek(0)
+            with contextlib.suppress(OSError), open(2, "wb", closefd=False) as errors:
+                shutil.copyfileobj(kept, errors)
+
+
+_quiet = threading.Lock()
 
 
 def quieten() -> None:

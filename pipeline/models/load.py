@@ -16,32 +16,31 @@ from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, Scored
 from pipeline.errors import DamagedError, UserError
 from pipeline.models.arithmetic import choose_model, processor_here, stored_bytes
 from pipeline.models.checkpoints import (
-    ADAPTER_CONFIG,
     SEQ2SEQ,
     Checkpoint,
     Kind,
     check_adapter,
     check_files,
     check_weights,
-    digest,
     dtype_name,
-    file_digest,
     in_one_line,
     locate,
     locate_adapter,
-    matching,
     max_positions,
     model_family,
     other_shapes,
     read_model_config,
     refuse_integers,
     refuse_misfit,
+    stored_weights,
     weight_files,
 )
 from pipeline.models.devices import BUILDING, quieten
+from pipeline.models.files import adapter_files, file_digest, linked
 from pipeline.models.opened import LanguageModel, Seq2SeqModel, use_fused_attention
 from pipeline.models.pictures import load_processor
-from pipeline.models.tokens import TOKENIZER_FILES, load_tokenizer
+from pipeline.models.settings import check_built
+from pipeline.models.tokens import load_tokenizer
 from pipeline.models.unpacked import Opened, is_small, unpacked, unpacked_settings
 from pipeline.store.receipts import DIGEST, is_sealed, sealed
 
@@ -100,8 +99,7 @@ def _open(config: ModelConfig, gpus: float, kind: Kind) -> LanguageModel | Seq2S
         config = config.model_copy(update={"dtype": choice.dtype})
     files = _unpacked(config, source, kind) if _is_cached(config, source) else source
     model, tokenizer = _load(config, files, gpus, kind)
-    if files is not source:
-        model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = str(source.folder)
+    model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = str(source.origin)
     family = model_family(model.config, kind)
     if config.adapter is not None:
         model = _merge_adapter(config, model, family.task)
@@ -164,12 +162,18 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
         load_processor(config, files, loaded)
     architecture = (loaded.architectures or [family.class_of(loaded) or loaded.model_type])[0]
     dtype = dtype_name(config, source, loaded)
-    parameters = _count_parameters(config, loaded, kind)
+    if config.trust_remote_code:
+        empty = _empty_model(config, loaded, kind)
+    else:
+        with in_one_line(config, "configuration"):  # loading builds it in the same way
+            empty = _built_empty(config, loaded, kind)
+    if empty is not None:
+        _check_built(config, source, empty)
     return {
         "architecture": architecture,
         "dtype": dtype,
         "max_tokens": max_positions(loaded),
-        "parameters": parameters,
+        "parameters": None if empty is None else _parameters_of(empty),
     }
 
 
@@ -187,9 +191,27 @@ def _auto_class(loaded: Any, kind: Kind) -> Any:
 
 
 def _count_parameters(config: ModelConfig, loaded: Any, kind: Kind) -> int | None:
-    """Number of parameters, with shared ones counted once, from a model without weights."""
+    """Number of parameters from a model without weights."""
     empty = _empty_model(config, loaded, kind)
-    return None if empty is None else sum(parameter.numel() for parameter in empty.parameters())
+    return None if empty is None else _parameters_of(empty)
+
+
+def _parameters_of(model: Any) -> int:
+    """Number of parameters, with shared ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _check_built(config: ModelConfig, source: Checkpoint, empty: Any) -> None:
+    """Compare a model without weights with its files.
+
+    Raises:
+        UserError: as `check_built`.
+    """
+    packed = source.gguf is not None or getattr(empty.config, "quantization_config", None) is not None
+    names = weight_files(source)
+    size = sum((source.folder / name).stat().st_size for name in names)
+    what = f"model {config.shown}: its configuration"
+    check_built(what, empty, stored_weights(source.folder), size, packed)
 
 
 def open_empty(config: ModelConfig) -> Any | None:
@@ -212,13 +234,17 @@ def count_parameters(config: ModelConfig) -> int | None:
 
 
 def _empty_model(config: ModelConfig, loaded: Any, kind: Kind) -> Any | None:
-    import torch
-
     try:
-        with BUILDING, torch.device("meta"):
-            return _auto_class(loaded, kind).from_config(loaded, trust_remote_code=config.trust_remote_code)
+        return _built_empty(config, loaded, kind)
     except Exception:  # errors of a model's code are reported at load
         return None
+
+
+def _built_empty(config: ModelConfig, loaded: Any, kind: Kind) -> Any:
+    import torch
+
+    with BUILDING, torch.device("meta"):
+        return _auto_class(loaded, kind).from_config(loaded, trust_remote_code=config.trust_remote_code)
 
 
 def fingerprint_model(config: AnyModel) -> dict[str, str]:
@@ -240,19 +266,20 @@ def fingerprint_model(config: AnyModel) -> dict[str, str]:
         return {"model": identity, "tokenizer": "unknown", "dtype": "unknown", "quantization": "none"}
     quieten()
     source = locate(config, weights=True)
-    if source.gguf:
-        weights = tokenizer = digest([source.folder / source.gguf])
-    else:
-        code = ["*.py"] if config.trust_remote_code else []
-        weights = digest(matching(source.folder, [*weight_files(config, source), "config.json", *code]))
-        tokenizer = digest(matching(source.folder, TOKENIZER_FILES))
+    assert source.files is not None
+    weights = source.files.model_digest()
     if config.adapter is not None:
         folder = locate_adapter(config)
-        check_base(folder, weights, config.shown)
-        adapter = digest(matching(folder, [ADAPTER_CONFIG, "adapter_model.*"]))
+        check_base(folder, weights, config.shown, source.files.earlier_digest())
+        adapter = adapter_files(folder, config.adapter_shown).model_digest()
         weights = hashlib.sha256(f"{weights}+{adapter}".encode()).hexdigest()
     dtype = dtype_name(config, source, None if source.gguf else read_model_config(config, source, "any"))
-    return {"model": weights, "tokenizer": tokenizer, "dtype": dtype, "quantization": _KINDS[config.quantization]}
+    return {
+        "model": weights,
+        "tokenizer": source.files.tokenizer_digest(),
+        "dtype": dtype,
+        "quantization": _KINDS[config.quantization],
+    }
 
 
 def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: Any, kind: Kind) -> Any:
@@ -271,6 +298,8 @@ def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: 
     quiet = contextlib.redirect_stderr(io.StringIO()) if source.gguf else contextlib.nullcontext()
     if config.quantization is None and not source.gguf and getattr(loaded, "quantization_config", None) is None:
         refuse_integers(f"model {config.shown}", source.folder)
+    if (empty := _empty_model(config, loaded, kind)) is not None:
+        _check_built(config, source, empty)
     with in_one_line(config, "weights"), quiet:  # the GGUF reader's progress bar has no setting
         try:
             with BUILDING:
@@ -379,13 +408,14 @@ def _digests(folder: Path) -> dict[str, str]:
     return {path.name: file_digest(path) for path in files}
 
 
-def check_base(folder: Path, base: str, model_path: str) -> None:
+def check_base(folder: Path, base: str, model_path: str, earlier: str | None = None) -> None:
     """Refuse an adapter whose record states another base model.
 
     Args:
         folder: folder of the adapter.
         base: SHA-256 of the base model, from `fingerprint_model`.
         model_path: path of the base model, for the error.
+        earlier: SHA-256 of the base model as versions before 1.0 computed it.
 
     Raises:
         UserError: the adapter was trained on another one.
@@ -395,7 +425,7 @@ def check_base(folder: Path, base: str, model_path: str) -> None:
     except (OSError, ValueError, AttributeError):
         return  # written by other software: a mismatch is detected at load
     trained_on = base_record.get("model", base)
-    if trained_on != base:
+    if trained_on not in (base, earlier):
         raise UserError(
             f"adapter {folder} is for another base model: trained on weights {trained_on[:12]}, "
             f"model {model_path} has {base[:12]}"
@@ -410,17 +440,18 @@ def load_adapter(model: Any, folder: Path, model_path: str) -> Any:
     """
     import peft
 
+    links = str(linked(adapter_files(folder, str(folder))))
     problem = f"adapter {folder} is for another base model than {model_path}"
     try:
         with BUILDING:
             # The device is explicit: peft would use any visible GPU, also for a model on the CPU.
-            adapted = peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu")
+            adapted = peft.PeftModel.from_pretrained(model, links, torch_device="cpu")
     except (RuntimeError, ValueError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         if "size mismatch" in str(error) or "not found in the base model" in str(error):
             raise UserError(f"{problem}: {lines[-1]}") from None
         raise
-    written = peft.load_peft_weights(str(folder), device="cpu").keys()
+    written = peft.load_peft_weights(links, device="cpu").keys()
     # Not "auto", which queries the hub for the size of the vocabulary.
     least, most = (
         peft.get_peft_model_state_dict(adapted, save_embedding_layers=with_embedding).keys()

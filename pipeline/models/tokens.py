@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice, pairwise
@@ -27,16 +28,10 @@ from typing import Any
 
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.scripts import unit_spans
-from pipeline.errors import UserError
+from pipeline.errors import UserError, panics_as_errors
 from pipeline.models.checkpoints import Checkpoint, in_one_line, locate
 from pipeline.models.devices import quieten
 from pipeline.models.unpacked import unpacked_settings
-
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "vocab.txt", "merges.txt", "*.model", "tekken.json", "chat_template.*",
-    "processor_config.json", "preprocessor_config.json",
-)  # fmt: skip
 
 PROBE = "Été 2024: two models, one text."
 """Text for the comparison of two tokenizers: the vocabulary does not show a BOS or a splitting rule."""
@@ -70,14 +65,29 @@ def tokenize(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
         tokenizer: tokenizer of a transformers model.
         texts: texts to tokenize.
         max_tokens: maximum number of ids per text, >= 1.
+
+    Raises:
+        PanicError: the tokenizer panics at a text. It may raise other exceptions.
     """
     encode = partial(_encode, tokenizer, max_tokens)
     length = first_length(max_tokens)
-    tokens = encode([text[:length] for text in texts])
-    for index, text in enumerate(texts):
-        if len(text) > length:
-            tokens[index] = _checked_tokens(encode, vocabulary_of(tokenizer), text, tokens[index], max_tokens)
+    with panics_as_errors():
+        tokens = encode([text[:length] for text in texts])
+        for index, text in enumerate(texts):
+            if len(text) > length:
+                tokens[index] = _checked_tokens(encode, vocabulary_of(tokenizer), text, tokens[index], max_tokens)
     return tokens
+
+
+def tokenize_each(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
+    """`tokenize`, with no token for a text at which the tokenizer raises an error or panics. Arguments are the same."""
+    try:
+        return tokenize(tokenizer, texts, max_tokens)
+    except Exception:  # a tokenizer raises any exception of its parts
+        if len(texts) == 1:
+            return [Tokens([], True, 0)]
+        half = len(texts) // 2
+        return [entry for some in (texts[:half], texts[half:]) for entry in tokenize_each(tokenizer, some, max_tokens)]
 
 
 def _encode(tokenizer: Any, max_tokens: int, texts: list[str]) -> list[Tokens]:
@@ -99,7 +109,8 @@ def _encode(tokenizer: Any, max_tokens: int, texts: list[str]) -> list[Tokens]:
 
 def plain_ids(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a text without special tokens."""
-    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    with panics_as_errors():
+        ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return ids
 
 
@@ -180,9 +191,12 @@ def load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:
     from transformers import AutoTokenizer
 
     with in_one_line(config, "tokenizer"):
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             source.folder, trust_remote_code=config.trust_remote_code, **source.gguf_argument
         )
+        with suppress(Exception):  # a text may be refused, but no tokenizer panics at every one
+            tokenizer(PROBE, verbose=False)
+        return tokenizer
 
 
 def pieces_of(tokenizer: Any, text: str, ids: Sequence[int], kept: int) -> list[str]:
@@ -204,7 +218,8 @@ def pieces_of(tokenizer: Any, text: str, ids: Sequence[int], kept: int) -> list[
     Raises:
         ValueError: the tokenizer now gives other ids, or a tokenizer without offsets does not decode to the text.
     """
-    spans = _offsets(tokenizer, text, ids) if tokenizer.is_fast else _decoded(tokenizer, text[:kept], ids)
+    with panics_as_errors():
+        spans = _offsets(tokenizer, text, ids) if tokenizer.is_fast else _decoded(tokenizer, text[:kept], ids)
     ends, last, covering = [], 0, len(spans) - 1
     for index, (begin, end) in enumerate(spans):
         last = max(last, min(end, kept))

@@ -22,7 +22,8 @@ from typing import Any
 import xxhash
 from filelock import FileLock
 
-from pipeline.models.checkpoints import Checkpoint, file_digest
+from pipeline.models.checkpoints import Checkpoint
+from pipeline.models.files import known_digest
 
 _log = logging.getLogger(__name__)
 
@@ -241,18 +242,10 @@ def _is_unpacked_in_float32(path: Path) -> bool:
 
 def _entry_folder(source: Checkpoint, dtype: str) -> Path:
     """The folder of an entry; its name depends on the file's content, the dtype, and the library versions."""
-    path = _file(source)
-    facts = path.stat()
-    content = _content(str(path.resolve()), facts.st_size, facts.st_mtime_ns)
+    content = known_digest(_file(source))
     versions = {name: metadata.version(name) for name in LIBRARIES}
     identity = hashlib.sha256(json.dumps([FORMAT, content, dtype, versions]).encode()).hexdigest()
     return cache_folder() / "gguf" / identity[:32]
-
-
-@functools.lru_cache(maxsize=64)
-def _content(path: str, size: int, modified: int) -> str:
-    """SHA-256 of a file, cached per process for the same size and modification time."""
-    return file_digest(Path(path))
 
 
 def _file(source: Checkpoint) -> Path:

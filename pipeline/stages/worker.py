@@ -14,7 +14,7 @@ import torch
 
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
-from pipeline.errors import LostDeviceError, UserError
+from pipeline.errors import LostDeviceError, UserError, panics_as_errors
 from pipeline.models.devices import check_lost, out_of_memory
 from pipeline.stages.base import BatchSize, BatchWorker, Entry, Output, Stage, Window, Worker
 from pipeline.stages.process import file_rows, readable_documents
@@ -328,7 +328,8 @@ def refusal_of(error: BaseException) -> tuple[str, str]:
 def _in_halves(items: list[Any], work: Callable[[Any], None], output: Output) -> None:
     """Process documents or entries together; after a failure in halves, so that only the failing one has no result."""
     try:
-        work(items)
+        with panics_as_errors():
+            work(items)
         return
     except UserError:  # caused by settings, not by a document
         raise

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.pictures import open_picture
-from pipeline.errors import UserError
+from pipeline.errors import UserError, one_line, panics_as_errors
 from pipeline.models.checkpoints import ADAPTER_CONFIG
 from pipeline.models.devices import BUILDING
 from pipeline.models.load import RECORD, adapter_record
@@ -325,12 +325,17 @@ def encode(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[list[i
     """The token ids of each text, cut to `max_tokens`.
 
     Raises:
-        UserError: a text has fewer than 2 tokens, so that no token can be predicted.
+        UserError: a text has fewer than 2 tokens, so that no token can be predicted, or the tokenizer refuses it.
     """
-    documents = [tokenizer(text)["input_ids"][:max_tokens] for text in texts]
-    for index, document in enumerate(documents):
-        if len(document) < 2:
-            raise UserError(f"fine-tuning text {index} has {len(document)} tokens, needs at least 2")
+    documents = []
+    for index, text in enumerate(texts):
+        try:
+            with panics_as_errors():
+                documents.append(tokenizer(text)["input_ids"][:max_tokens])
+        except Exception as error:  # a tokenizer raises any exception of its parts
+            raise UserError(f"fine-tuning text {index} cannot be tokenized: {one_line(str(error))}") from error
+        if len(documents[-1]) < 2:
+            raise UserError(f"fine-tuning text {index} has {len(documents[-1])} tokens, needs at least 2")
     return documents
 
 
