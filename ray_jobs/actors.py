@@ -118,6 +118,7 @@ class ShardActor:
             check_versions(versions)
             cap_memory(placement.gpus)
             self.worker = stage.make(stage, placement)
+            stage.check_models(hub=True)
         except (UserError, SystemExit) as error:  # reported in one line, without a traceback of an actor
             reason = f"{_node_here()}: {instead_of_exit(error)}; completed shards are kept"
             self.beginning = [

@@ -14,9 +14,10 @@ from pipeline.config.models import weights_of
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError
 from pipeline.models.devices import CPU, Device
+from pipeline.models.unchanged import ModelDigests
 from pipeline.report.wording.files import written_again
 from pipeline.stages.audited_texts import AuditedTexts
-from pipeline.stages.base import Stage, Wanted, model_digests
+from pipeline.stages.base import Stage, Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import DIGEST, sealed
@@ -57,7 +58,7 @@ def work_of(
         UserError: the errors of `allocate`, `fingerprint_model`, `stages_of` and `audited`.
     """
     parts = allocate(config, shards)
-    digest = model_digests()
+    digest = ModelDigests()
     base = digest(weights_of(config.model)) if parts.adapters else {}
     keys = {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
     wanted = Wanted(config, device, digest, keys or None, prefixes=parts.prefixes())

@@ -99,9 +99,9 @@ class FolderFiles:
         """SHA-256 of the files of the tokenizer and the processor."""
         return self._digest(self.tokenizer, self.more_tokenizer, ())
 
-    def marks(self) -> dict[str, list[int]]:
-        """Size, time stamps and number of each file of the fingerprint, which differ if it was changed or replaced."""
-        return {name: list(_identity(self.places[name])[1:]) for name in self.hashed}
+    def marks(self) -> dict[str, tuple[int, ...]]:
+        """Size, time stamps and inode of each file of the fingerprint, which differ if it was changed or replaced."""
+        return {name: _identity(self.places[name])[1:] for name in self.hashed}
 
     def _digest(self, names: Sequence[str], more: Sequence[str], lines: Sequence[str]) -> str:
         paths = [self.places[name] for name in (*names, *more)]

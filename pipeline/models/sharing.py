@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pipeline.config.models import ModelConfig
 from pipeline.models.devices import import_package
 from pipeline.models.load import LanguageModel, Seq2SeqModel, check_adapter_digests, check_base, load_adapter
+from pipeline.models.unchanged import Marks, is_local, model_marks
 
 Opened = TypeVar("Opened", bound=LanguageModel | Seq2SeqModel)
 
@@ -36,6 +37,7 @@ class SharedModels:
         self.alone = alone
         self._lock = threading.Lock()
         self._opened: dict[str, Any] = {}
+        self._marks: dict[str, Marks] = {}  # of local files, before they were opened
 
     def begin(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> None:
         """Start to load a model in a background thread; arguments as in `copy_of`, which waits for it."""
@@ -64,8 +66,10 @@ class SharedModels:
 
     def _open(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> Opened:
         key = f"{opener.__name__} {config.model_dump_json()}"
-        if key not in self._opened:
+        marks = model_marks(config) if is_local(config) else {}
+        if key not in self._opened or self._marks[key] != marks:
             self._opened[key] = opener(config, gpus=gpus)
+            self._marks[key] = marks
         return cast(Opened, self._opened[key])
 
 

@@ -202,7 +202,9 @@ def _whole_record(folder: Path, weights: bool = True) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads((folder / ENTRY_FILE).read_text(encoding="utf-8"))
         files = record["files"].items()
         read = [(name, digest) for name, digest in files if weights or not name.endswith(".safetensors")]
-        whole = isinstance(record["same"], bool) and all(_digest(folder / name) == digest for name, digest in read)
+        names = {path.name for path in folder.iterdir()} - {ENTRY_FILE}  # a loader would read further ones
+        whole = isinstance(record["same"], bool) and names == {*record["files"]}
+        whole = whole and all(_digest(folder / name) == digest for name, digest in read)
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return None
     return record if whole else None

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field, fields, is_dataclass
-from functools import cache
 from hashlib import sha256
 from typing import Any, Protocol, TypeVar
 
@@ -30,8 +29,9 @@ from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import dtype_name, locate, read_model_config
 from pipeline.models.devices import CPU, Device, check_device, compute_as
-from pipeline.models.load import count_parameters, fingerprint_model
+from pipeline.models.load import count_parameters
 from pipeline.models.sharing import Opened, SharedModels
+from pipeline.models.unchanged import Marks, ModelDigests, check_unchanged, is_local
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, Shape, budget_of, shape_of
 from pipeline.stages.audited_texts import AGAINST, AuditedTexts
 from pipeline.stages.prefixes import Prefixes
@@ -42,11 +42,6 @@ Digest = Callable[[AnyModel], Mapping[str, str]]
 
 Rows = dict[int, dict[str, Any]]
 """Row number -> columns of the row."""
-
-
-def model_digests() -> Digest:
-    """`fingerprint_model` with a cache: weights are read once for all stages of the model."""
-    return cache(fingerprint_model)
 
 
 def rows_schema(*columns: tuple[str, pa.DataType]) -> pa.Schema:
@@ -118,15 +113,19 @@ class Stage:
     wanted_by: tuple[str, ...] = ()  # detector columns that read its rows, for messages
     already_audited: AuditedTexts | None = None  # audit documents with these texts are left out
     fingerprint: dict[str, Any] = field(init=False)
+    marks: dict[str, Marks] = field(init=False, compare=False)  # setting that is a model -> marks of its hashed files
 
     def __post_init__(self, digest: Digest) -> None:
         """Compute the fingerprint."""
         parts: dict[str, Any] = {}
+        marks: dict[str, Marks] = {}
         for entry in fields(self.settings):
             value = getattr(self.settings, entry.name)
             if isinstance(value, (ModelConfig, EndpointConfig, ScoredModel)):
-                prefix = "" if entry.name == "model" else f"{entry.name.removesuffix('_model')}_"
+                prefix = _prefix(entry.name)
                 parts.update({f"{prefix}{key}": text for key, text in digest(value).items()})
+                if isinstance(value, ModelConfig) and isinstance(digest, ModelDigests):
+                    marks[entry.name] = digest.marks(value)
             elif value is not None:
                 parts[entry.name] = _plain(value)
         if self.transform is not None:
@@ -137,6 +136,23 @@ class Stage:
         if self.already_audited is not None:
             parts[AGAINST] = self.already_audited.fingerprint()
         object.__setattr__(self, "fingerprint", {**parts, "seed": self.seed, "code": __version__})
+        object.__setattr__(self, "marks", marks)
+
+    def check_models(self, hub: bool) -> None:
+        """Check that the files of the models are those of the fingerprint.
+
+        Args:
+            hub: whether models of the hub are checked too, whose files in its cache do not change.
+
+        Raises:
+            StopError: a file is another one.
+            UserError: a file is missing.
+        """
+        for name, marks in self.marks.items():
+            config = getattr(self.settings, name)
+            if hub or is_local(config):
+                digests = {key: self.fingerprint[f"{_prefix(name)}{key}"] for key in ("model", "tokenizer")}
+                check_unchanged(config, marks, digests)
 
     def reads_with(self, column: str) -> tuple[Stage, ...]:
         """The stages in `reads` whose rows have a column."""
@@ -277,6 +293,11 @@ class SharedEndpoint:
             await asyncio.Event().wait()
 
 
+def _prefix(setting: str) -> str:
+    """The start of the keys of a model's digests in a fingerprint."""
+    return "" if setting == "model" else f"{setting.removesuffix('_model')}_"
+
+
 def _plain(value: Any) -> Any:
     """A value as in a fingerprint, after a round trip through JSON."""
     if hasattr(value, "fingerprint"):
@@ -309,7 +330,7 @@ class Wanted:
 
     config: AuditConfig
     device: Device = CPU  # device of the workers
-    digest: Digest = field(default_factory=model_digests)  # fingerprints of models; reads each model's weights once
+    digest: Digest = field(default_factory=ModelDigests)  # fingerprints of models; reads each model's weights once
     adapters: Mapping[str, str] | None = None  # name -> key of its folder; None: their settings are used instead
     already_audited: AuditedTexts | None = None  # texts whose audit documents are left out
     prefixes: Prefixes | None = None  # prefixes of documents; None: none, or their settings are used instead

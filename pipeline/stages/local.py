@@ -125,6 +125,7 @@ class _Pool:
         """One thread: construct a worker and finish shards until none is left."""
         try:
             worker = self.stage.make(self.stage, self.placement)
+            self.stage.check_models(hub=True)
             if not self.ready.is_set():
                 self.ready.set()
                 self.events.put(Ready())

@@ -225,6 +225,7 @@ class ShardStream:
                 raise attempt.error
             if item is None:
                 self._report(attempt)
+                self.stage.check_models(hub=False)
                 result = file_rows(self.stage, attempt.shard, self.store, attempt.output, attempt.seconds)
             elif item.entries is None:
                 self._isolate(attempt)

@@ -17,7 +17,8 @@ from benchmarks.plain_loop import process
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, model_digests
+from pipeline.models.unchanged import ModelDigests
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage
 from pipeline.stages.process import read_rows
 from pipeline.store.attempts import LOCAL_DRIVER, MAX_STARTS
 from pipeline.store.files import Store
@@ -69,7 +70,7 @@ class Lengths(recorder.Recorder):
 
 
 def stage_of(**settings: Any) -> Stage:
-    return replace(recorder.stage_of(), settings=Settings(**settings), make=Lengths, digest=model_digests())
+    return replace(recorder.stage_of(), settings=Settings(**settings), make=Lengths, digest=ModelDigests())
 
 
 def killed(work: Callable[[], Any], megabytes: int = 10**6) -> int:
@@ -193,7 +194,7 @@ def test_a_batch_that_kills_though_none_of_its_documents_does_is_worked_on_one_b
                 os._exit(1)
             super().work(batch, output)
 
-    stage = replace(stage_of(), make=Together, digest=model_digests())
+    stage = replace(stage_of(), make=Together, digest=ModelDigests())
     (shard,), store = shards_of(tmp_path / "run", [f"document {number}" for number in range(6)])
     assert attempts_at(stage, shard, store, LOCAL_DRIVER) == 4
     assert problems(stage, shard, store) == {}

@@ -14,7 +14,8 @@ from pipeline.audit.description import build_config
 from pipeline.audit.plan import make_plan
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, model_digests, rows_schema
+from pipeline.models.unchanged import ModelDigests
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
 from pipeline.store.files import Store
 
 SECONDS = 20.0
@@ -119,7 +120,7 @@ def make(stage: Stage, placement: Placement) -> Recorder:
 
 def stage_of(**settings: Any) -> Stage:
     schema = rows_schema(("length", pa.int64()))
-    return Stage("turns", "turns", schema, Settings(**settings), None, 0, make, model_digests())
+    return Stage("turns", "turns", schema, Settings(**settings), None, 0, make, ModelDigests())
 
 
 def shards_of(folder: Path, *texts: list[Any], **settings: Any) -> tuple[list[Shard], Store]:

@@ -11,7 +11,7 @@ from ray import cloudpickle
 from recorder import Recorder, letters, shards_of, stage_of
 
 from pipeline.config.audit import ResourcesConfig
-from pipeline.stages.base import model_digests
+from pipeline.models.unchanged import ModelDigests
 from pipeline.stages.events import Failure
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import map_shards
@@ -31,7 +31,7 @@ def test_an_actor_reads_the_next_shard_while_it_works_on_this_one(tmp_path: Path
     texts = [letters(letter, 4) for letter in "abcdef"]
     shards, store = shards_of(tmp_path / "actor", *texts)
     stage = stage_of(together=len(texts), notes=str(tmp_path / "notes"))
-    stage = replace(stage, make=Recorder, digest=model_digests())
+    stage = replace(stage, make=Recorder, digest=ModelDigests())
     resources = ResourcesConfig(cluster="ray", actors=1, gpus_per_actor=0)
     events = list(map_shards(stage, resources, shards, store, "some driver"))
     assert not [event for event in events if isinstance(event, Failure)]

@@ -52,7 +52,7 @@ def with_adapter(tiny: Path, folder: Path) -> dict[str, Any]:
     (folder / "adapter").mkdir()
     for file in (folder / "model").glob("adapter_*"):
         shutil.move(file, folder / "adapter" / file.name)
-    for name in ("training.json", "config.json", "tokenizer.json", "README.md"):
+    for name in ("training.json", "tokenizer.json", "tokenizer_config.json", "README.md"):
         (folder / "adapter" / name).write_text("{}")
     return {**found, "adapter": str(folder / "adapter")}
 
@@ -187,3 +187,32 @@ def test_only_files_of_the_fingerprint_are_opened(
     assert here <= hashed | neutral, sorted(map(str, here - hashed - neutral))
     assert {each.places[name] for each in known for name in each.weights} <= here, "the watch saw too little"
     assert len(here & hashed) >= (1 if "GGUF" in name else 3)
+
+
+def test_of_a_whole_run_too(
+    tiny_model_folder: Path, paraphraser: dict[str, str], tmp_path: Path, make_audit: Callable[..., Path]
+) -> None:
+    """Model with an adapter, reference model, paraphraser, and the adapters that the run itself trains."""
+    model = with_adapter(tiny_model_folder, tmp_path / "target")
+    reference = prepare_reference(tiny_model_folder, tmp_path / "reference")
+    fsd = {"documents": 8, "dtype": "float32", "epochs": 1}
+    detectors = ["loss", "reference", {"knockoff": {"base": "loss", "draws": 1}}, {"fsd": {"base": "loss"}}]
+    audit = make_audit(12, 24, model=model, reference_model=reference, paraphraser=paraphraser, detectors=detectors,
+                       fsd=fsd, selections=[], error_budget=1.0)  # fmt: skip
+    folders = [tmp_path / "target", tmp_path / "reference", Path(paraphraser["path"])]
+    program = "import sys; from ray_jobs.cli import main; main(sys.argv[1:])"
+    known = [check_files(ModelConfig(**config)).files for config in (model, reference, paraphraser)]
+    known.append(adapter_files(Path(model["adapter"]), ""))
+    allowed = {each.places[name] for each in known if each is not None for name in (*each.hashed, *each.neutral)}
+    for command in ("plan", "run"):
+        try:
+            found = opened_by([sys.executable, "-c", program, command, str(audit)], folders)
+        except NoWatchError as error:
+            pytest.skip(str(error))
+        assert found <= allowed, sorted(map(str, found - allowed))
+    assert {each.places[name] for each in known if each is not None for name in each.weights} <= found
+    assert [*(tmp_path / "run" / "adapters").glob("*/adapter_model.safetensors")]
+
+
+def prepare_reference(tiny: Path, folder: Path) -> dict[str, Any]:
+    return model(shards)(tiny, folder)

@@ -26,8 +26,9 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Prefix
 from pipeline.detectors.registry import PluginCode
 from pipeline.errors import UserError
+from pipeline.models.unchanged import ModelDigests
 from pipeline.stages.ask_log_probs import LogProbSettings
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Wanted, Window, model_digests, rows_schema
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Wanted, Window, rows_schema
 from pipeline.stages.events import Advance, Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
@@ -80,7 +81,7 @@ class Counting:
 
 
 def counting(**changes: Any) -> Stage:
-    digest = model_digests()
+    digest = ModelDigests()
     stage = Stage("count", "counts", SCHEMA, CountingSettings(2), None, 0, Counting, digest)
     return replace(stage, digest=digest, **changes)
 

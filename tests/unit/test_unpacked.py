@@ -111,6 +111,7 @@ DAMAGE: dict[str, Callable[[Path, Path, bytes], object]] = {
     "a lost end": lambda weights, record, data: weights.write_bytes(data[:-100]),
     "a lost file": lambda weights, record, data: weights.with_name("tokenizer.json").unlink(),
     "a lost record": lambda weights, record, data: record.unlink(),
+    "a further file": lambda weights, record, data: weights.with_name("adapter_config.json").write_text("{}"),
     "no JSON": lambda weights, record, data: record.write_text(record.read_text()[:40]),
 }
 

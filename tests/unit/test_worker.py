@@ -19,7 +19,8 @@ from benchmarks.plain_loop import process
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.errors import ExitCode, LostDeviceError
-from pipeline.stages.base import Entry, Output, Placement, Stage, Window, model_digests
+from pipeline.models.unchanged import ModelDigests
+from pipeline.stages.base import Entry, Output, Placement, Stage, Window
 from pipeline.stages.events import Failure
 from pipeline.stages.local import finish_shards
 from pipeline.stages.process import read_rows
@@ -87,7 +88,7 @@ def stage_that_meets(count: int) -> Stage:
             super().work(batch, output)
             meeting.wait(SECONDS)
 
-    return replace(stage_of(), make=Meeting, digest=model_digests())
+    return replace(stage_of(), make=Meeting, digest=ModelDigests())
 
 
 def test_a_worker_prefetches_no_shard_that_another_could_start(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_worker_that_was_killed_when_it_had_filed_a_receipt_leaves_no_log(tmp_
 
 def test_of_two_workers_that_end_a_shard_at_once_one_has_filed_it(tmp_path: Path) -> None:
     (shard,), store = shards_of(tmp_path, [*letters("a", 4), ""])
-    stage = replace(stage_that_meets(2), quarantines=True, digest=model_digests())
+    stage = replace(stage_that_meets(2), quarantines=True, digest=ModelDigests())
 
     def filed(number: int) -> bool:
         stream = ShardStream(stage, stage.make(stage, Placement()), store, "some driver", kept=False)
@@ -187,7 +188,7 @@ def test_a_lost_device_ends_a_run_in_one_line_and_the_log_names_what_was_in_flig
     texts = [[f"document {4 * shard + row}" for row in range(4)] for shard in range(5)]
     texts[1][3] = "an assertion"
     shards, store = shards_of(tmp_path, *texts)
-    events = finish_shards(replace(stage_of(), make=OnDevice, digest=model_digests()), shards, store, workers=1)
+    events = finish_shards(replace(stage_of(), make=OnDevice, digest=ModelDigests()), shards, store, workers=1)
     line = rf"^shard {shards[1].id} of {shards[1].name}: .*device-side assert triggered.*rerun the command.*$"
     with pytest.raises(LostDeviceError, match=line) as raised:  # of a driver that is slow to hear of it
         deque((time.sleep(delay) for _ in events), maxlen=0)
