@@ -25,7 +25,7 @@ from pipeline.config.training import FinetuneConfig
 from pipeline.errors import ExitCode, IncompleteError, UserError, is_full
 from pipeline.models.devices import out_of_memory
 from pipeline.models.load import RECORD, open_model
-from pipeline.models.unchanged import check_unchanged
+from pipeline.models.unchanged import check_same_files
 from pipeline.store.files import Store
 from pipeline.training.steps import ProcessGroup, read_zero_settings, zero_stage
 from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep, train
@@ -382,7 +382,7 @@ def train_one(training: AdapterTraining, on_progress: OnProgress) -> str | None:
         model = job.model.model_copy(update={"dtype": job.config.dtype})
         opened = open_model(model, gpus=0 if partitioned is not None else gpus)
         if processes.rank == 0:
-            check_unchanged(job.model, {}, job.base)
+            check_same_files(job.model, {}, job.base)
         texts = pq.read_table(training.texts_file)[TEXT].to_pylist()
     except UserError as error:
         problem = str(error)

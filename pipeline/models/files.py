@@ -198,6 +198,8 @@ class _Chooser:
         places = {name: self.place(name, weights=name in weights or name in pool) for name in names}
         ends = self.ends(config) if GENERATION in neutral else None
         self.refuse_paths(tokenizer, "tokenizer_config.json", places.values())
+        if self.settings("processor_config.json").get("audio_tokenizer"):
+            raise self.error("processor_config.json names another model (audio_tokenizer), which is not read here")
         kinds = (tuple(sorted(set(more))), known, tuple(sorted(set(vocabulary) - set(known))), tuple(neutral))
         return FolderFiles(self.folder, model, *kinds, weights, ends, places)
 

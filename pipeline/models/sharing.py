@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pipeline.config.models import ModelConfig
 from pipeline.models.devices import import_package
 from pipeline.models.load import LanguageModel, Seq2SeqModel, check_adapter_digests, check_base, load_adapter
-from pipeline.models.unchanged import Marks, is_local, model_marks
+from pipeline.models.unchanged import Marks, is_a_path, model_marks
 
 Opened = TypeVar("Opened", bound=LanguageModel | Seq2SeqModel)
 
@@ -66,7 +66,7 @@ class SharedModels:
 
     def _open(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> Opened:
         key = f"{opener.__name__} {config.model_dump_json()}"
-        marks = model_marks(config) if is_local(config) else {}
+        marks = model_marks(config) if is_a_path(config) else {}
         if key not in self._opened or self._marks[key] != marks:
             self._opened[key] = opener(config, gpus=gpus)
             self._marks[key] = marks

@@ -194,6 +194,9 @@ def load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             source.folder, trust_remote_code=config.trust_remote_code, **source.gguf_argument
         )
+        model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+        if getattr(model, "dropout", None):  # of a training: it would draw other tokens at every call
+            model.dropout = None
         with suppress(Exception):  # a text may be refused, but no tokenizer panics at every one
             tokenizer(PROBE, verbose=False)
         return tokenizer

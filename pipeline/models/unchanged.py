@@ -23,7 +23,7 @@ Marks = Mapping[str, tuple[int, ...]]
 _DIGESTS = ("model", "tokenizer")
 
 
-def is_local(config: ModelConfig) -> bool:
+def is_a_path(config: ModelConfig) -> bool:
     """Whether a model is a path of this machine, and not a hub id."""
     return Path(expand_user(config.path)).exists()
 
@@ -63,7 +63,7 @@ class ModelDigests:
         return self._marks.get(config, {})
 
 
-def check_unchanged(config: ModelConfig, marks: Marks, digests: Mapping[str, str]) -> None:
+def check_same_files(config: ModelConfig, marks: Marks, digests: Mapping[str, str]) -> None:
     """Check that the files of a model are those of its fingerprint. They are hashed only where their marks differ.
 
     Args:
@@ -78,8 +78,8 @@ def check_unchanged(config: ModelConfig, marks: Marks, digests: Mapping[str, str
     here = model_marks(config)
     if here == marks:
         return
-    found = fingerprint_model(config)
-    if all(found[key] == digests[key] for key in _DIGESTS if key in digests):
+    current = fingerprint_model(config)
+    if all(current[key] == digests[key] for key in _DIGESTS if key in digests):
         return
     names = sorted(name for name in here.keys() | marks.keys() if here.get(name) != marks.get(name))
     raise StopError(

@@ -31,7 +31,7 @@ from pipeline.models.checkpoints import dtype_name, locate, read_model_config
 from pipeline.models.devices import CPU, Device, check_device, compute_as
 from pipeline.models.load import count_parameters
 from pipeline.models.sharing import Opened, SharedModels
-from pipeline.models.unchanged import Marks, ModelDigests, check_unchanged, is_local
+from pipeline.models.unchanged import Marks, ModelDigests, check_same_files, is_a_path
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, Shape, budget_of, shape_of
 from pipeline.stages.audited_texts import AGAINST, AuditedTexts
 from pipeline.stages.prefixes import Prefixes
@@ -150,9 +150,9 @@ class Stage:
         """
         for name, marks in self.marks.items():
             config = getattr(self.settings, name)
-            if hub or is_local(config):
+            if hub or is_a_path(config):
                 digests = {key: self.fingerprint[f"{_prefix(name)}{key}"] for key in ("model", "tokenizer")}
-                check_unchanged(config, marks, digests)
+                check_same_files(config, marks, digests)
 
     def reads_with(self, column: str) -> tuple[Stage, ...]:
         """The stages in `reads` whose rows have a column."""

@@ -38,7 +38,7 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.models.arithmetic import processor_here
 from pipeline.models.devices import give_back
 from pipeline.models.load import fingerprint_model, open_model, open_picture_model
-from pipeline.models.unchanged import check_unchanged
+from pipeline.models.unchanged import check_same_files
 from pipeline.report.evaluation_page import roc_figures
 from pipeline.report.tables import (
     Row,
@@ -131,7 +131,7 @@ def contaminate(
         opening = open_model if documents.pictures is None else open_picture_model
         opened = opening(config.model.model_copy(update={"dtype": dtype}), gpus=int(torch.cuda.is_available()))
         base = _fingerprint(config.model.model_dump_json())
-        check_unchanged(config.model, {}, base)
+        check_same_files(config.model, {}, base)
         options = TrainingOptions(on_step, base=base)
         if documents.pictures is None:
             train(opened.model, opened.tokenizer, texts, training, planned.folder, options)

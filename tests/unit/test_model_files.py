@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from pipeline.models.checkpoints import check_files
 from pipeline.models.files import NEUTRAL, RARE_TOKENIZER_FILES, TOKENIZER_FILES
 from pipeline.models.load import fingerprint_model, open_model
 from pipeline.models.tokens import open_tokenizer
+from pipeline.passes.generate import Prompt, Sampling, continuations
 
 TEXT = "The river learns the garden letter."
 INDEX = "model.safetensors.index.json"
@@ -77,14 +80,16 @@ def by_the_earlier_rule(folder: Path, weights: str = "*.safetensors") -> tuple[s
 
 
 def results(config: ModelConfig) -> tuple[Any, ...]:
-    """What scores depend on: logits, token ids, the chat template and the tokens that end a text."""
+    """What scores depend on: logits, token ids, the chat template, the tokens that end a text, and drawn texts."""
     opened = open_model(config.model_copy(update={"dtype": "float32"}))
     ids = opened.tokenizer(TEXT)["input_ids"]
     known = [min(one, opened.model.config.vocab_size - 1) for one in ids]  # of added tokens too
     with torch.no_grad():
         logits = opened.model(torch.tensor([known])).logits
     ends = opened.model.generation_config.eos_token_id
-    return logits.numpy().tobytes(), ids, opened.tokenizer.chat_template, ends if isinstance(ends, list) else [ends]
+    drawn = continuations(opened, [Prompt((1,), known, range(3))], Sampling(5.0, max_new_tokens=8), seed=1)
+    ends = ends if isinstance(ends, list) else [ends]
+    return logits.numpy().tobytes(), ids, opened.tokenizer.chat_template, ends, drawn
 
 
 def digests(config: ModelConfig) -> tuple[str, str]:
@@ -184,6 +189,8 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a tokenizer of another folder": (lambda f: settings(f / "tokenizer_config.json",
                                       fast_tokenizer_files=["../tokenizer.4.0.0.json"]), "is outside of its folder"),
     "a vocabulary of another folder": (vocabulary_elsewhere, "names the file"),
+    "a model of a processor": (lambda f: settings(f / "processor_config.json", audio_tokenizer={
+        "audio_tokenizer_name_or_path": "somebody/model"}), "names another model (audio_tokenizer)"),
     "a link to another configuration": (linked_out("config.json"), "config.json is a link to"),
     "a link to another tokenizer": (linked_out("tokenizer.json"), "replace the link by a copy"),
     "a link to other settings of generation": (linked_out("generation_config.json"), "replace the link by a copy"),
@@ -440,8 +447,9 @@ class HomeModel(LlamaForCausalLM):
     def __init__(self, config):
         super().__init__(config)
         self.factor = {factor}
-    def forward(self, *args, **settings):
-        out = super().forward(*args, **settings)
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, **settings):
+        settings = {{**settings, "position_ids": position_ids, "past_key_values": past_key_values}}
+        out = super().forward(input_ids, attention_mask, **settings)
         out.logits = out.logits * self.factor
         return out
 """
@@ -596,3 +604,32 @@ def test_plan_warns_of_an_adapter_that_names_another_base(
     output, _ = here(capsys, "plan", audit)
     assert (f"adapter {adapter} names base model" in output) == warned
     assert "\u202e" not in output
+
+
+def test_a_tokenizer_that_was_trained_with_dropout_gives_the_same_tokens_at_every_call(folder: Path) -> None:
+    plain = open_tokenizer(ModelConfig(path=str(folder)))(TEXT)["input_ids"]
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["dropout"] = 0.5
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    opened = open_tokenizer(ModelConfig(path=str(folder)))
+    assert all(opened(TEXT)["input_ids"] == plain for _ in range(20))
+
+
+def test_a_hub_id_opens_from_the_cache_without_a_network(folder: Path, tmp_path: Path) -> None:
+    """In a process of its own: the library reads the place of the cache when it is imported."""
+    snapshot = snapshot_of(folder, tmp_path / "hub")
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "refs" / "main").write_text(snapshot.name)
+    program = (
+        "import json; from pipeline.config.models import ModelConfig; from pipeline.models import load;"
+        "config = ModelConfig(path='somebody/tiny'); load.check_model(config); opened = load.open_model(config);"
+        "print(json.dumps([load.fingerprint_model(config), opened.model.name_or_path]))"
+    )
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    printed = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    fingerprint, name = json.loads(printed.stdout.splitlines()[-1])
+    assert fingerprint == fingerprint_model(ModelConfig(path=str(folder)))
+    assert name == str(snapshot)

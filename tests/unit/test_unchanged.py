@@ -19,7 +19,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import StopError
 from pipeline.models.load import fingerprint_model, open_model
 from pipeline.models.sharing import SharedModels
-from pipeline.models.unchanged import ModelDigests, check_unchanged, model_marks
+from pipeline.models.unchanged import ModelDigests, check_same_files, model_marks
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import stages_of
@@ -123,13 +123,13 @@ def test_weights_are_hashed_once_and_again_only_where_marks_differ(
     digests = ModelDigests()
     for _ in range(3):
         fingerprint = digests(config)
-        check_unchanged(config, digests.marks(config), fingerprint)
-        check_unchanged(config, {}, fingerprint)
+        check_same_files(config, digests.marks(config), fingerprint)
+        check_same_files(config, {}, fingerprint)
         open_model(config)
     assert opened.count("first.safetensors") == 1
     lead_elsewhere(folder)
     with pytest.raises(StopError):
-        check_unchanged(config, digests.marks(config), fingerprint)
+        check_same_files(config, digests.marks(config), fingerprint)
     assert opened.count("other.safetensors") == 1
 
 
@@ -158,4 +158,4 @@ def test_marks_are_of_the_adapter_too(folder: Path, tmp_path: Path) -> None:
     weights = {key: value * 2 for key, value in load_file(adapter / "adapter_model.safetensors").items()}
     save_file(weights, adapter / "adapter_model.safetensors")
     with pytest.raises(StopError, match=r"adapter_model\.safetensors is not the file"):
-        check_unchanged(config, marks, fingerprint)
+        check_same_files(config, marks, fingerprint)
