@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy.sparse import csr_array
 
+from pipeline.audit.draws import VersionDraws, table_in_memory, version_draws
+from pipeline.config.corpus import NEAR_SHARE, VersionsConfig
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import checked_alpha
+from pipeline.corpus.draw_features import versions_features
+from pipeline.corpus.inputs import DRAWN_TYPES
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel
+from pipeline.report.wording.conclusion import WARNING
 from pipeline.selection.procedures.versions import ASSUMPTION
 from pipeline.selection.versions import (
     MIRROR,
@@ -31,6 +37,7 @@ from pipeline.selection.versions import (
     uniformity_p_value,
 )
 from seenset.notebook import score
+from seenset.runs import UnsupportedWarning
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +52,7 @@ class Versions:
     texts: tuple[tuple[str, ...], ...]  # texts of each document's versions
     published: tuple[int, ...]  # index among the document's versions, from 0
     forms: csr_array | None = field(default=None, repr=False)  # (versions, columns): number of sites with each form
+    marked: bool = False  # whether `seenset mark` drew the published versions, each by a key of its own
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.texts) == len(self.published):
@@ -70,6 +78,7 @@ class Versions:
             tuple(self.texts[i] for i in kept),
             tuple(self.published[i] for i in kept),
             None if self.forms is None else self.forms[np.flatnonzero(rows)],
+            self.marked,
         )
 
 
@@ -77,21 +86,26 @@ class Versions:
 class VersionsAnswer:
     """The results on published versions of documents. Its printed form states its guarantee."""
 
-    documents: pa.Table  # doc_id, rank of the published version (1: the highest score), versions, selected
+    documents: pa.Table  # doc_id, rank of the published version (1: the highest; null: left out), versions, selected
     selected: np.ndarray  # bool, (documents,)
     alpha: float
     p_collection: float  # exact p-value that no document of the collection was learnt
     p_uniform: float  # chi-squared p-value that ranks are uniform
     fewest: int  # minimum length of a non-empty list
     left_out: Mapping[str, str]  # id of a document without an answer -> why
+    shuffle: str = ""  # result of the shuffle check; empty where `seenset mark` drew the published versions
+    supported: bool = True  # False: the shuffle check contradicts the answer
 
     def __repr__(self) -> str:
         return f"VersionsAnswer({self.sentence})"
 
     @property
     def sentence(self) -> str:
-        """The answer and its guarantee."""
+        """The answer and its guarantee, or why a check contradicts it."""
         left = f"; {len(self.left_out):,} were left out" if self.left_out else ""
+        if not self.supported:
+            counted = f"{int(self.selected.sum()):,} of {self.selected.size:,} documents selected"
+            return f"{WARNING}: {self.shuffle} {counted}, guarantee contradicted{left}"
         return (
             f"{int(self.selected.sum()):,} of {self.selected.size:,} documents selected, on average at most a fraction "
             f"{self.alpha:g} of them wrong (finite-sample), if {ASSUMPTION}; that no document of the collection was "
@@ -119,11 +133,12 @@ def read_versions(path: str | PathLike[str]) -> Versions:
             f"versions: {path} has no column {missing[0]} (columns: {', '.join(table.column_names)}); seenset mark "
             "writes private/versions.parquet, and its public files hold no versions"
         )
+    marked = DRAWN_TYPES.items() <= {column.name: column.type for column in table.schema}.items()
     columns, forms = table.select(["id", "versions", "index"]).to_pydict(), None
     if {"kinds", "forms"} <= set(table.column_names):
         forms = form_counts(*(table[name].combine_chunks() for name in ("kinds", "forms")))
     texts = tuple(map(tuple, columns["versions"]))
-    return Versions(tuple(columns["id"]), texts, tuple(columns["index"]), forms)
+    return Versions(tuple(columns["id"]), texts, tuple(columns["index"]), forms, marked)
 
 
 def audit_versions(
@@ -135,10 +150,12 @@ def audit_versions(
     alpha: float = 0.1,
     seed: int = 0,
     max_tokens: int = 1024,
+    drawn_first: bool = False,
 ) -> VersionsAnswer:
     """Score all versions of documents with a local model, and select the documents whose published version it learnt.
 
-    A document is left out if any of its versions has no score or reaches `max_tokens`, whichever was published.
+    A document is left out if any of its versions has no score or reaches `max_tokens`, whichever was published, and as
+    in `select_versions`.
 
     Args:
         model: as in `seenset.score`.
@@ -149,6 +166,7 @@ def audit_versions(
         alpha: largest share of the selected documents that may be wrong, on average; in (0, 1).
         seed: seed of hashes that order equal scores and of redraws, fixed before scores are read.
         max_tokens: maximum tokens of a version, >= 2.
+        drawn_first: as in `select_versions`.
 
     Raises:
         UserError: the errors of `seenset.score`, or no document can be scored.
@@ -176,9 +194,10 @@ def audit_versions(
     keep = np.array([name not in left_out for name in versions.ids], dtype=bool)
     if not keep.any():
         raise UserError(f"versions: no document can be scored ({next(iter(left_out.values()), 'there is none')})")
-    return select_versions(
-        versions.kept(keep), values[np.repeat(keep, sizes)], alpha=alpha, seed=seed, left_out=left_out
-    )
+    kept, scores = versions.kept(keep), values[np.repeat(keep, sizes)]
+    answer = _answer(kept, scores, _Settings(alpha, seed, MIRROR, drawn_first), left_out)
+    _warn(answer)
+    return answer
 
 
 def select_versions(
@@ -189,11 +208,15 @@ def select_versions(
     seed: int = 0,
     z: int = MIRROR,
     left_out: Mapping[str, str] | None = None,
+    drawn_first: bool = False,
 ) -> VersionsAnswer:
     """Select documents by scores of their versions in memory: `mirrored_list` of their residuals.
 
     Natural preferences for one form of a site are removed first by a regression that does not use the index of the
     published version (`preference_residuals`). FDR <= alpha in finite samples (docs/methods.md, section 7).
+
+    As in a run, of equal documents and near-duplicates one is used, and the shuffle check compares texts and published
+    indices: `UnsupportedWarning` if it contradicts the draw. Documents that `seenset mark` drew need neither.
 
     Args:
         versions: the versions of the documents.
@@ -203,42 +226,83 @@ def select_versions(
         seed: as in `audit_versions`.
         z: negative ranks for one positive rank, fixed before scores are read; >= 1.
         left_out: ids of documents without scores, and why.
+        drawn_first: whether the drawn version was written first, so that every index is 0: the index is not checked.
 
     Raises:
         UserError: another number of scores than versions, a score that is not finite, or alpha outside (0, 1).
     """
+    answer = _answer(versions, scores, _Settings(alpha, seed, z, drawn_first), dict(left_out or {}))
+    _warn(answer)
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The settings of `select_versions`."""
+
+    alpha: float
+    seed: int
+    z: int
+    drawn_first: bool
+
+
+def _answer(versions: Versions, scores: Any, settings: _Settings, left_out: dict[str, str]) -> VersionsAnswer:
+    """The answer for some documents with scores. Raises UserError as `select_versions`."""
     try:
-        alpha = checked_alpha(alpha)
+        alpha = checked_alpha(settings.alpha)
     except ValueError as error:
         raise UserError(f"alpha {error}") from None
     values = np.asarray(scores, dtype=np.float64)
-    offsets = np.concatenate(([0], np.cumsum([len(texts) for texts in versions.texts]))).astype(np.int64)
-    if values.shape != (int(offsets[-1]),):
-        raise UserError(f"scores must be one per version, got shape {values.shape} for {int(offsets[-1])} versions")
+    sizes = np.array([len(texts) for texts in versions.texts], dtype=np.int64)
+    if values.shape != (int(sizes.sum()),):
+        raise UserError(f"scores must be one per version, got shape {values.shape} for {int(sizes.sum())} versions")
+    draws = _draws(versions, settings.drawn_first)
+    used = np.array([name not in draws.left_out for name in versions.ids], dtype=bool)
+    scored = preference_residuals(_scores(versions.kept(used), values[np.repeat(used, sizes)]))
+    exact = Fraction(repr(float(alpha)))
+    answer = mirrored_list(scored, exact, settings.seed, settings.z)
+    ranks, selected = np.zeros(used.size, dtype=np.int64), np.zeros(used.size, dtype=bool)
+    ranks[used], selected[used] = answer.ranks, answer.selected
+    columns = {
+        "doc_id": list(versions.ids),
+        "rank": pa.array(ranks, mask=~used),
+        "versions": sizes,
+        "selected": selected,
+    }
+    return VersionsAnswer(
+        pa.table(columns),
+        selected,
+        float(alpha),
+        redraw_p_value(scored, settings.seed),
+        uniformity_p_value(answer.ranks, scored.sizes),
+        fewest_versions(exact, scored.sizes, settings.z),
+        {**left_out, **draws.independent.left_out},
+        "" if draws.diagnostic is None else draws.diagnostic.sentence,
+        draws.diagnostic is None or draws.diagnostic.ok is not False,
+    )
+
+
+def _draws(versions: Versions, drawn_first: bool) -> VersionDraws:
+    """The independent documents and their shuffle check; neither reads scores."""
+    drawn = [] if versions.marked else list(zip(versions.texts, versions.published, strict=True))
+    features = [(index, len(texts), versions_features(texts, index)) for texts, index in drawn]
+    table = table_in_memory(versions.ids, features) if features else None
+    return version_draws(table, VersionsConfig(drawn_first=drawn_first), NEAR_SHARE)
+
+
+def _scores(versions: Versions, values: np.ndarray) -> VersionScores:
     digests = [sha256(text.encode("utf-8", "surrogatepass")).digest() for texts in versions.texts for text in texts]
-    scored = VersionScores(
+    return VersionScores(
         values,
-        offsets,
+        np.concatenate(([0], np.cumsum([len(texts) for texts in versions.texts]))).astype(np.int64),
         np.array(versions.published, dtype=np.int64),
         versions.ids,
         np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, 32),
         versions.forms,
     )
-    scored = preference_residuals(scored)
-    exact = Fraction(repr(float(alpha)))
-    answer = mirrored_list(scored, exact, seed, z)
-    columns = {
-        "doc_id": list(versions.ids),
-        "rank": answer.ranks,
-        "versions": scored.sizes,
-        "selected": answer.selected,
-    }
-    return VersionsAnswer(
-        pa.table(columns),
-        answer.selected,
-        float(alpha),
-        redraw_p_value(scored, seed),
-        uniformity_p_value(answer.ranks, scored.sizes),
-        fewest_versions(exact, scored.sizes, z),
-        dict(left_out or {}),
-    )
+
+
+def _warn(answer: VersionsAnswer) -> None:
+    """Warn, with the caller of the public function as origin, of an answer that the shuffle check contradicts."""
+    if not answer.supported:
+        warnings.warn(answer.sentence, UnsupportedWarning, stacklevel=3)

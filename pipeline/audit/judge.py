@@ -24,8 +24,16 @@ from pipeline.audit.collection import (
 )
 from pipeline.audit.conclusion import Conclusion, bound_condition, conclude, supported_of
 from pipeline.audit.diagnostics import run_blind_test
+from pipeline.audit.draws import read_version_draws
 from pipeline.audit.scored import Each, Overlap, Scored
-from pipeline.audit.summary import BlindDiagnostic, Diagnostic, OverlapDiagnostic, Summary, unsettled
+from pipeline.audit.summary import (
+    BlindDiagnostic,
+    Diagnostic,
+    OverlapDiagnostic,
+    ShuffleDiagnostic,
+    Summary,
+    unsettled,
+)
 from pipeline.audit.verdict import LEVEL, BlockKind, BlockTest, CollectionVerdict, MemberCount, Statement, VersionsTest
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, display_name
@@ -271,22 +279,25 @@ def judge_versions(config: AuditConfig, scored: Scored, limit: int | None, each:
         UserError: no document has scores of all its versions, or damaged scores.
     """
     columns = [detector.column for detector in parse_detectors(config.detectors)]
+    draws = read_version_draws(config, scored, each)
 
     def part_of(receipt: Receipt) -> VersionPart:
-        return version_part(scored.table(receipt, ["doc_id", VERSIONS]), config, columns)
+        return version_part(scored.table(receipt, ["doc_id", VERSIONS]), config, columns, draws.left_out)
 
     parts = list(each(scored.of("audit"), part_of))
     if not sum(len(part.scores.ids) for part in parts):
         raise UserError(f"no document of {scored.store.url} has scores of all its versions")
-    return judge_parts(parts, Setting(scored.store.url, audited_model(config), limit, config.seed, False, False))
+    setting = Setting(scored.store.url, audited_model(config), limit, config.seed, False, False)
+    return judge_parts(parts, setting, draws.diagnostic)
 
 
-def judge_parts(parts: Sequence[VersionPart], setting: Setting) -> CollectionVerdict:
+def judge_parts(parts: Sequence[VersionPart], setting: Setting, shuffle: ShuffleDiagnostic | None) -> CollectionVerdict:
     """The verdict on documents with given scores of their versions.
 
     Args:
         parts: scores by all detectors of the run together; at least one document in all.
         setting: setting of the run.
+        shuffle: shuffle check of the documents; None where `seenset mark` drew the published versions.
     """
     scores = residuals_of(parts)
     log_e = float(log_e_values(version_ranks(scores, setting.seed, "against"), scores.sizes)[-1])
@@ -300,15 +311,18 @@ def judge_parts(parts: Sequence[VersionPart], setting: Setting) -> CollectionVer
         above=above,
     )
     answer: Statement = "trained on" if test.p_value <= LEVEL else "not shown"
+    contradicted = shuffle is not None and shuffle.ok is False
+    if contradicted and answer == "trained on":
+        answer = "not supported"
     return CollectionVerdict(
         run=setting.run,
         model=setting.model,
         limit=setting.limit,
         seed=setting.seed,
         answer=answer,
-        supported=True,
-        reasons=[],
-        sentences=wording.verdict_on_versions(setting.model, answer, test, setting.limit),
+        supported=not contradicted,
+        reasons=[shuffle.sentence] if contradicted and shuffle is not None else [],
+        sentences=wording.verdict_on_versions(setting.model, answer, test, setting.limit, shuffle),
         level=LEVEL,
         counts=[],
         test=None,
@@ -318,7 +332,9 @@ def judge_parts(parts: Sequence[VersionPart], setting: Setting) -> CollectionVer
     )
 
 
-def version_part(table: pa.Table, config: AuditConfig, wanted: Sequence[str]) -> VersionPart:
+def version_part(
+    table: pa.Table, config: AuditConfig, wanted: Sequence[str], left_out: frozenset[str] = frozenset()
+) -> VersionPart:
     """The scores of all versions of the documents of a score shard.
 
     Scores of several detectors are standardised within documents and added.
@@ -327,6 +343,7 @@ def version_part(table: pa.Table, config: AuditConfig, wanted: Sequence[str]) ->
         table: table of the shard, with doc_id and the column `VERSIONS`.
         config: configuration of the run whose detectors made the scores.
         wanted: score columns of detectors.
+        left_out: ids of documents that are not used.
     """
     columns = [detector.column for detector in parse_detectors(config.detectors)]
     held = {name: pc.struct_field(table[VERSIONS].combine_chunks(), name) for name in VERSIONS_TYPE.names}
@@ -342,7 +359,7 @@ def version_part(table: pa.Table, config: AuditConfig, wanted: Sequence[str]) ->
     each = [replace(scores, scores=np.ascontiguousarray(matrix[:, columns.index(column)])) for column in wanted]
     if len(each) > 1:
         each = [replace(scores, scores=np.sum([one.standardised() for one in each], axis=0))]
-    return VersionPart(each[0], held["kinds"], held["forms"])
+    return VersionPart(each[0], held["kinds"], held["forms"], left_out=left_out)
 
 
 NO_BLIND_TEST = BlindTest(

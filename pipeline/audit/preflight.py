@@ -15,6 +15,7 @@ from pydantic import Field
 
 from pipeline.audit.blind import SAMPLED_TEXTS, BlindTest, blind_test
 from pipeline.audit.dependence import near_duplicates_among
+from pipeline.audit.draws import DrawReader, DrawsPreview
 from pipeline.audit.halvings import LEAST
 from pipeline.audit.matching import advice, calibrating
 from pipeline.audit.overlap import KnownTexts, check_calibration_left, find_shared, repeated_ids, shared_error
@@ -152,6 +153,11 @@ class PreflightChecks(VersionedRecord):
     )
     damaged: list[str] = Field(description="The first inputs that could not be read to their end, one line each.")
     undecodable: list[Undecodable] = Field([], description="Inputs with documents of another encoding.")
+    draws: DrawsPreview | None = Field(
+        None,
+        exclude_if=lambda draws: draws is None,
+        description="The shuffle check of documents with versions; left out for others.",
+    )
 
     @property
     def scope(self) -> str:
@@ -180,7 +186,7 @@ def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
     damaged: list[str] = []
     quarter = effort.characters // 4
     amounts = {role: effort.characters - (len(roles) - 1) * quarter if role == "audit" else quarter for role in roles}
-    sample = _Sample(plan.shards, config.seed, damaged, DecodingTally())
+    sample = _Sample(plan.shards, config.seed, damaged, DecodingTally(), DrawReader())
     read = {role: _read(sample, role, amounts[role]) for role in roles}
     overlaps = {role: _overlap(read[role], read["audit"], role, config.near_copies) for role in known}
     for role in calibrating(config):
@@ -201,6 +207,9 @@ def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
         blind=blind_tests,
         damaged=sorted(set(damaged))[:EXAMPLES],
         undecodable=sample.tally.undecodable(),
+        draws=None
+        if config.corpus.versions is None
+        else sample.draws.preview(config.corpus.versions, config.near_copies),
     )
 
 
@@ -253,6 +262,8 @@ def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
     for one in checked.undecodable:
         if one.stops:
             raise UserError(one.sentence)
+    if checked.draws is not None and not checked.draws.used and checked.whole:
+        raise UserError(f"no document has a draw of its own: {checked.draws.shuffle.sentence}")
     for role in calibrating(config):
         shared = checked.overlap.get(role)
         if shared is not None and shared.n_calibration and config.overlap == "error":
@@ -271,16 +282,22 @@ def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
 
 def _lines(checked: PreflightChecks, config: AuditConfig) -> list[str]:
     """A line for each check, with a prefix for those that did not pass."""
+    draws = checked.draws
     checks: list[Diagnostic | None] = [checked.duplicates]
     for role in calibrating(config):
         checks += [checked.overlap.get(role), _before_weights(checked.blind.get(role), role, config)]
     words = {True: "", None: NOTE, False: WARNING}
     lines = [f"{words[check.ok]}{check.sentence}" for check in checks if check is not None]
+    if draws is not None:
+        quiet = NOTE if draws.shuffle.left_out else ""
+        lines.insert(1, f"{words[draws.shuffle.ok] or quiet}{draws.shuffle.sentence}")
     for role, duplicates in checked.copies.items():
         if role == "audit" or role in calibrating(config):
             line = wording.counted(duplicates, "audited documents" if role == "audit" else f"{role} documents")
             lines.append(f"{NOTE if duplicates.n_copies else ''}{line}")
     inputs = [*checked.damaged, *(one.sentence for one in checked.undecodable)]
+    if draws is not None:
+        lines += [*draws.lines, *(f"{WARNING}{line}" for line in draws.warnings)]
     return [*(f"{WARNING}{line}" for line in inputs), *lines]
 
 
@@ -347,6 +364,7 @@ class _Sample:
     seed: int
     damaged: list[str]  # one line per input
     tally: DecodingTally
+    draws: DrawReader
 
 
 def _read(sample: _Sample, role: Role, characters: int) -> _RoleKeys:
@@ -360,7 +378,7 @@ def _read(sample: _Sample, role: Role, characters: int) -> _RoleKeys:
             break
         parts[index] = []
         try:
-            for documents, keys in keyed(_distinct(candidates[index], sample.tally)):
+            for documents, keys in keyed(_distinct(candidates[index], sample)):
                 rest = left - np.cumsum([0, *(content_size(document) + DOCUMENT_COST for document in documents)])
                 parts[index].append(keys.take(rest[:-1] > 0))
                 left = int(rest[-1])
@@ -378,9 +396,10 @@ def _read(sample: _Sample, role: Role, characters: int) -> _RoleKeys:
     return _RoleKeys([candidates[index] for index in read], ends, keys, repeats, compared, left > 0)
 
 
-def _distinct(shard: Shard, tally: DecodingTally) -> Iterator[Document]:
+def _distinct(shard: Shard, sample: _Sample) -> Iterator[Document]:
     """The readable documents of a shard, with ids that cannot repeat by their row number alone."""
-    for document in tally.readable(shard):
+    for document in sample.tally.readable(shard):
+        sample.draws.add(document)
         # without a column ids are file#row, which cannot repeat; a plan has not counted the rows yet
         yield document if shard.id_column else replace(document, doc_id=f"{shard.id} {document.doc_id}")
 

@@ -30,6 +30,7 @@ from pipeline.audit.digests import (
     verdicts_file,
     write_digests,
 )
+from pipeline.audit.draws import VersionDraws, read_version_draws
 from pipeline.audit.history import HISTORY_FILE, Command, note_answers
 from pipeline.audit.judge import NO_BLIND_TEST, NO_OVERLAP, version_part
 from pipeline.audit.minority import Listed, families_diagnostic, tail_diagnostic
@@ -200,7 +201,9 @@ def _tasks(
     columns = _columns(config.selections)
     if config.corpus.versions is not None:
         span, checked = find_span(scored, ["audit"], columns, each), (NO_OVERLAP, NO_BLIND_TEST, None)
-        return [_SelectionTask(config, one, scored, *checked, span, limit, texts, {}) for one in config.selections], {}
+        draws = read_version_draws(config, scored, each)
+        tasks = [_SelectionTask(config, one, scored, *checked, span, limit, texts, {}) for one in config.selections]
+        return [replace(task, draws=draws) for task in tasks], {}
     roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
     overlaps = find_overlaps(scored, [role for role in roles if role != "audit"], config, each)
     span = find_span(scored, roles, columns, each)
@@ -299,6 +302,7 @@ class _SelectionTask:
     texts: bool  # whether the beginning of selected documents is shown
     groups: Mapping[Role, GroupSizes]
     slot: Slot | None = None  # for a scan of a schedule
+    draws: VersionDraws | None = None  # of documents with versions
 
     @property
     def folder(self) -> str:
@@ -327,8 +331,9 @@ class _SelectionTask:
     def batch(self, table: pa.Table, receipt: Receipt) -> Batch:
         """A shard of audit documents in the form that this selection reads."""
         batch = batch_of(table, self.selection.detectors, self.grouped, receipt.data)
-        if self.config.corpus.versions is not None:
-            return replace(batch, versions=version_part(table, self.config, self.selection.detectors))
+        if self.draws is not None:
+            detectors = self.selection.detectors
+            return replace(batch, versions=version_part(table, self.config, detectors, self.draws.left_out))
         return batch if self.weights is None else replace(batch, weights=self.weights.of(table, receipt))
 
     def known(self) -> Batch:
@@ -397,7 +402,8 @@ class _SelectionTask:
         """The summary of the answer, with the near-duplicates among the documents of each role."""
         selection, role, n_selected = self.selection, self.null_role, len(total.selected)
         diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, role)
-        if self.config.corpus.versions is not None:
+        if self.draws is not None:
+            diagnostics = diagnostics.model_copy(update={"shuffle": self.draws.diagnostic})
             return make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
         listed = Listed(self.scored, self.overlap, role, total.selected, selection.alpha, self.config.near_copies)
         sizes = self.groups["audit"], self.groups[role]

@@ -203,6 +203,20 @@ class FamiliesDiagnostic(Diagnostic):
     documents: list[str] = Field([], description="Ids of the first ten of them.")
 
 
+class ShuffleDiagnostic(Diagnostic):
+    """Whether published orders or versions look drawn at random, from texts alone."""
+
+    documents: int = Field(description="Documents that were compared.")
+    left_out: int = Field(
+        description="Documents that no answer uses: their draws are not independent of others, or marks of their "
+        "options do not stand in place."
+    )
+    tests: int = Field(description="Tests that were made.")
+    feature: str | None = Field(None, description="What the test nearest to its limit counted; null for no test.")
+    p_value: float | None = Field(None, description="Its exact p-value; null for no test.")
+    limit: float | None = Field(None, description="The p-value below which it contradicts the draw; null for no test.")
+
+
 class Diagnostics(Record):
     """The checks of a selection, by name."""
 
@@ -240,6 +254,12 @@ class Diagnostics(Record):
     weighting: WeightingDiagnostic | None = Field(
         None,
         description="The check of calibration weighted; null for every other. `blind` is then the test with weights.",
+    )
+    shuffle: ShuffleDiagnostic | None = Field(
+        None,
+        exclude_if=lambda shuffle: shuffle is None,
+        description="Whether the published versions look drawn at random; left out for documents without versions and "
+        "for those that seenset mark drew.",
     )
 
     def by_name(self) -> dict[str, Diagnostic]:

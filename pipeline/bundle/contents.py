@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.audit.draws import VersionDraws, table_of, version_draws
 from pipeline.audit.judge import version_part
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE
 from pipeline.bundle.container import BundleIndex, RefutedError
@@ -41,14 +42,16 @@ from pipeline.mark.commitment import (
 )
 from pipeline.mark.mark import SCHEMA
 from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.draws import DrawTable
 from pipeline.selection.engine import Verdict
 from pipeline.selection.passes import Ask, Batch, together
 from pipeline.selection.procedures.versions import answer_versions
 from pipeline.selection.versions import VersionPart
 from pipeline.selection.weighted import LEVELS
-from pipeline.stages.events import VERSIONS, VERSIONS_TYPE
+from pipeline.stages.events import FEATURES, FEATURES_TYPE, VERSIONS, VERSIONS_TYPE
 
 TEXTS = pa.field("texts", pa.list_(pa.string()))  # texts of all versions, in order
+DRAWN = pa.field(FEATURES, FEATURES_TYPE)  # bundles of version 0.10.0 have no such column
 FIELDS = (
     pa.field(VERSIONS, VERSIONS_TYPE),
     pa.field("salt", pa.binary(32)),
@@ -130,6 +133,7 @@ class BundledVersions:
 
     table: pa.Table  # rows of `documents.parquet`
     config: AuditConfig
+    draws: VersionDraws | None  # None for a bundle without features
     parts: dict[tuple[str, ...], VersionPart] = field(default_factory=dict)  # cache, by detectors
 
     @classmethod
@@ -159,14 +163,20 @@ class BundledVersions:
         for name, holds in conditions.items():
             if not pc.all(pc.fill_null(holds, False), min_count=0).as_py():
                 raise RefutedError(f"{name} of a document are not those of its versions")
-        return cls(scored, config)
+        assert config.corpus.versions is not None
+        draws = None
+        if FEATURES in scored.column_names:
+            named = scored.select(["id", VERSIONS, FEATURES]).rename_columns(["doc_id", VERSIONS, FEATURES])
+            draws = version_draws(DrawTable.joined([table_of(named)]), config.corpus.versions, config.near_copies)
+        return cls(scored, config, draws)
 
     def part(self, columns: list[str]) -> VersionPart:
         """The scores of all versions by these detectors, as `version_part` reads them from a run."""
         renamed = self.table.select(["id", VERSIONS]).rename_columns(["doc_id", VERSIONS])
         if tuple(columns) not in self.parts:
             first = next(iter(self.parts.values()), None)
-            self.parts[tuple(columns)] = replace(version_part(renamed, self.config, columns), like=first)
+            left_out = frozenset() if self.draws is None else self.draws.left_out
+            self.parts[tuple(columns)] = replace(version_part(renamed, self.config, columns, left_out), like=first)
         return self.parts[tuple(columns)]
 
     def answer(self, selection: SelectionConfig, quarantined: int) -> Verdict:
@@ -257,7 +267,11 @@ def weight_column(role: Role) -> str:
 
 
 def bundled_schema(
-    selections: Sequence[SelectionConfig], columns: Sequence[str], texts: bool, versions: bool = False
+    selections: Sequence[SelectionConfig],
+    columns: Sequence[str],
+    texts: bool,
+    versions: bool = False,
+    features: bool = True,
 ) -> pa.Schema:
     """Columns of `documents.parquet`.
 
@@ -266,9 +280,10 @@ def bundled_schema(
         columns: score columns of the verdict; empty without one.
         texts: whether it includes texts.
         versions: whether documents have versions.
+        features: whether these have features of their draws.
     """
     if versions:
-        return pa.schema([*_ALWAYS, *FIELDS, *([TEXTS] if texts else [])])
+        return pa.schema([*_ALWAYS, *FIELDS, *([DRAWN] if features else []), *([TEXTS] if texts else [])])
     calibrations = [(calibration_of(one.calibration), NULL_ROLE[one.direction]) for one in selections]
     weighted = sorted({weight_column(role) for calibration, role in calibrations if calibration.weighted})
     grouped = bool(columns) or any(calibration.grouped for calibration, _ in calibrations)

@@ -40,7 +40,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
-from pipeline.stages.events import VERSIONS
+from pipeline.stages.events import FEATURES, VERSIONS
 from pipeline.store.receipts import Receipt, read_filed
 
 
@@ -169,11 +169,11 @@ class _Packing:
         files: dict[str, Committed | None] = {}
         for receipt in self.scored.of(role):
             shard = self.scored.shards[receipt.shard]
-            table = self.scored.table(receipt, ["doc_id", "row", VERSIONS])
+            table = self.scored.table(receipt, ["doc_id", "row", VERSIONS, FEATURES])
             if shard.path not in files:
                 files[shard.path] = Committed.of(shard)
             committed = files[shard.path]
-            part = {"id": table["doc_id"], "row": table["row"], VERSIONS: table[VERSIONS]}
+            part = {"id": table["doc_id"], "row": table["row"], **{one: table[one] for one in (VERSIONS, FEATURES)}}
             part["calibrates"] = pa.array(np.zeros(len(table), dtype=bool))
             if committed is not None:
                 part |= committed.columns(table, shard.name)

@@ -22,7 +22,7 @@ from pipeline.audit.judge import Setting, audited_model, judge_parts, judge_scor
 from pipeline.audit.manifest import Manifest
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE, opened
 from pipeline.audit.review import Review
-from pipeline.audit.summary import BlindDiagnostic, Diagnostics, Summary, make_summary, series_place
+from pipeline.audit.summary import BlindDiagnostic, Diagnostic, Diagnostics, Summary, make_summary, series_place
 from pipeline.bundle.container import INDEX, BundleIndex, RefutedError, unpack
 from pipeline.bundle.contents import (
     DOCUMENTS,
@@ -47,6 +47,7 @@ from pipeline.selection.collection import joined_blocks
 from pipeline.selection.engine import LATE, Scores, Verdict, answer_all
 from pipeline.selection.procedures import check_known
 from pipeline.selection.schedule import Slot, share_of
+from pipeline.stages.events import FEATURES
 
 Outcome = Literal["holds", "stated", "refuted"]
 
@@ -138,7 +139,8 @@ class _Bundle:
             check_known(selection.procedure, f"selection {selection.name}: ")
         manifest = build(Manifest, opened(_json(members, MANIFEST_FILE), MANIFEST_FILE))
         has_versions = manifest.config.corpus.versions is not None
-        schema = bundled_schema(index.selections, index.columns, index.texts, has_versions)
+        features = FEATURES in _columns(members, DOCUMENTS)
+        schema = bundled_schema(index.selections, index.columns, index.texts, has_versions, features)
         documents = _table(members, DOCUMENTS, schema)
         check_values(documents)
         versions = BundledVersions.of(documents, manifest.config) if has_versions else None
@@ -203,7 +205,7 @@ class _Bundle:
         if not refuted:
             yield Checked("holds", about, f"its answer follows from the scores: {_in_words(summary)}")
         for name, diagnostic in summary.diagnostics.by_name().items():
-            if name not in ("resolution", "sign_symmetry", "weighting"):
+            if name not in ("resolution", "sign_symmetry", "weighting", "shuffle"):
                 yield Checked("stated", f"{about}, check {name}", f"by the run, not recomputed: {diagnostic.sentence}")
         if summary.bound_withheld is not None:
             yield Checked("stated", f"{about}, bound", summary.bound_withheld)
@@ -260,9 +262,9 @@ class _Bundle:
         of_run = (str(stated.get("run")), audited_model(config), self.manifest.limit, config.seed)
         setting, blind = Setting(*of_run, sampled, config.series is not None), None
         if self.versions is not None:
-            recomputed = judge_parts(
-                [self.versions.part([one.column for one in parse_detectors(config.detectors)])], setting
-            )
+            part = self.versions.part([one.column for one in parse_detectors(config.detectors)])
+            draws = self.versions.draws
+            recomputed = judge_parts([part], setting, None if draws is None else draws.diagnostic)
         else:
             seeking = [one for one in self.index.selections if one.direction == "members"]
             answers = [(one, self.summaries[one.name]) for one in seeking]
@@ -323,7 +325,13 @@ class _Bundle:
             )
             by = self.manifest.config.corpus.units
             weighting = weighting_diagnostic(answer.effective, answer.n_calibration, role, before, after, by)
-        known = {"resolution": computed.resolution, "sign_symmetry": computed.sign_symmetry, "weighting": weighting}
+        known: dict[str, Diagnostic | None] = {
+            "resolution": computed.resolution,
+            "sign_symmetry": computed.sign_symmetry,
+            "weighting": weighting,
+        }
+        if self.versions is not None and self.versions.draws is not None:
+            known["shuffle"] = self.versions.draws.diagnostic
         diagnostics = build(Diagnostics, stated.get("diagnostics") or {}).model_copy(update=known)
         series = self.manifest.config.series
         place = {} if slot is None or series is None else {"series": series_place(slot, series)}
@@ -412,6 +420,14 @@ def _json(members: dict[str, bytes], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{name} is not a JSON object")
     return value
+
+
+def _columns(members: dict[str, bytes], name: str) -> list[str]:
+    """The names of the columns of a table; empty where it is damaged."""
+    try:
+        return list(pq.read_schema(pa.BufferReader(members[name])).names)
+    except (pa.ArrowException, OSError):
+        return []
 
 
 def _table(members: dict[str, bytes], name: str, schema: pa.Schema) -> pa.Table:

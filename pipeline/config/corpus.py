@@ -190,6 +190,14 @@ class VersionsConfig(Section):
     template: str | None = Field(
         None, description="With `permute`: text of an item with columns in braces, such as `{question}\\n{choices}`."
     )
+    marks: Literal["place", "none"] = Field(
+        "place",
+        description="With `template`: marks such as `(A)` before options stay in their places; `none`: options have no "
+        "marks, and what looks like one moves with them.",
+    )
+    drawn_first: bool = Field(
+        False, description="With `column`: the drawn version was written first, so that every index is 0."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> VersionsConfig:
@@ -199,11 +207,13 @@ class VersionsConfig(Section):
             raise ValueError("permute: order needs window, the number of consecutive rows of a document")
         if self.window is None and (self.permute is None) != (self.template is None):
             raise ValueError("permute and template go together: give the column of the options and the text of an item")
+        if self.template is None and self.marks != "place":
+            raise ValueError("marks goes with permute and template: it is of the options of items")
         if self.permute is None:
             if (self.kinds is None) != (self.forms is None):
                 raise ValueError("kinds and forms go together: give both columns, or neither")
             return self
-        made = ("column", "index", "kinds", "forms", *(["template"] if self.window is not None else []))
+        made = ("column", "index", "kinds", "forms", "drawn_first", *(["template"] if self.window is not None else []))
         if given := [name for name in made if getattr(self, name) != type(self).model_fields[name].default]:
             raise ValueError(f"permute makes the versions: leave out {', '.join(given)}")
         if self.template is None:

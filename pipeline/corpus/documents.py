@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config.corpus import LM_EVAL, LM_EVAL_TARGET, Role, TransformConfig
+from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures, item_features, rows_features, versions_features
 from pipeline.corpus.files import Overlong
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, overlong, unwatched
@@ -63,6 +64,8 @@ class TextVersions:
     kinds: tuple[str, ...] = ()  # kinds of the edited sites
     forms: tuple[bytes, ...] = ()  # of each version, a byte for each site; empty if unknown
     differing: bool = False  # whether only what differs between versions is scored
+    features: DrawFeatures | None = None  # of the draw; None where `seenset mark` drew the published version
+    item: ChoiceItem | None = None  # whose options are permuted
 
     @property
     def text(self) -> str:
@@ -244,20 +247,29 @@ def _versions(shard: Shard, row: int, value: Any, companions: Any) -> TextVersio
     if isinstance(value, Unreadable):
         return value
     where, change = f"row {row} of {shard.name}", shard.transform
+    features, item = None, None
     if shard.window:
         permuted = window_orders(value, row, problem_of)
         if isinstance(permuted, Unreadable):
             return permuted
+        features = rows_features(value)
         value, *companions = permuted
     if shard.template:
-        orders = orders_of(value, shard.text, dict(zip(shard.companions, companions, strict=True)), shard.template)
+        given = dict(zip(shard.beside, companions, strict=True))
+        others = {name: given[name] for name in shard.companions}
+        orders = orders_of(value, shard.text, others, shard.template, shard.keep_marks)
         if isinstance(orders, Unreadable):
             return orders
+        item = ChoiceItem(value, others, {name: given[name] for name in shard.answers}, shard.keep_marks)
         value, *companions = orders
     versions = row_versions(where, value, companions, lambda text: _too_large(text, shard) or problem_of(text))
     if isinstance(versions, Unreadable):
         return versions
-    versions = replace(versions, differing=shard.differing)
+    if item is not None:
+        features = item_features(item)
+    elif not (shard.window or shard.marked):
+        features = versions_features(versions.texts, versions.published, versions.forms)
+    versions = replace(versions, differing=shard.differing, features=features, item=item)
     if change is None:
         return versions
     versions = replace(versions, texts=tuple(transform(text, change) for text in versions.texts))

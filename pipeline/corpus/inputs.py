@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import fsspec
+import pyarrow as pa
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import (
@@ -26,6 +27,7 @@ from pipeline.config.corpus import (
 )
 from pipeline.config.paths import irregular_kind, origin_of, written
 from pipeline.corpus.documents import check_labels, read_labels, read_shard
+from pipeline.corpus.draw_features import names_answers
 from pipeline.corpus.files import digest_of, is_local
 from pipeline.corpus.formats import by_bytes, check_applies, dialect_of, extent_of, format_named, format_of, suffixes_of
 from pipeline.corpus.formats.base import Format
@@ -294,6 +296,14 @@ def _ends(fs: Any, path: str, size: int) -> tuple[bytes, bytes]:
     return fs.cat_file(path, start=0, end=_EDGE), fs.cat_file(path, start=size - _EDGE, end=size)
 
 
+DRAWN_TYPES = {
+    "id": pa.string(),
+    "versions": pa.list_(pa.string()),
+    "index": pa.int32(),
+    "salt": pa.binary(32),
+}
+"""Columns of the private file of `seenset mark`, which draws each published version by a key."""
+
 SHARDS = 32
 _FIRST = 100  # documents of which some must have precomputed scores
 _BLOCK = 1 << 18  # bytes per read when lines are counted
@@ -335,7 +345,7 @@ def plan_shards(
         limit *= corpus.audit.window
     if corpus.audit is not None and corpus.audit.companions:  # the result depends on every index
         for entry in inputs:
-            for _ in read_shard(whole_shard(entry, corpus.audit, transform, limits)):
+            for _ in read_shard(_drawn(whole_shard(entry, corpus.audit, transform, limits))):
                 pass
     for entry, source in ((entry, corpus.source(entry.role)) for entry in inputs):
         if source is not None and source.scores:
@@ -350,12 +360,25 @@ def plan_shards(
             for entry in inputs
             if entry.role == role
             for shard in _split_input(
-                entry, whole_shard(entry, source, transform, limits), shard_bytes, resources.shard_documents
+                entry, _drawn(whole_shard(entry, source, transform, limits)), shard_bytes, resources.shard_documents
             )
         )
         kept = parts if limit is None else _first_rows(parts, limit)
         shards += (replace(shard, id=f"{role}-{number:06d}") for number, shard in enumerate(kept))
     return shards
+
+
+def _drawn(whole: Shard) -> Shard:
+    """The shard of an input with what the check of draws reads: columns of right answers, or who drew its versions."""
+    form = format_named(whole.format)
+    if whole.template and form.columns is not None:
+        other = {whole.text, whole.id_column, whole.group_column, *whole.companions}
+        names = (name for name in form.columns(whole) if name not in other and names_answers(name))
+        return replace(whole, answers=tuple(names))
+    if whole.companions and not whole.template and form.has_path and form.export.schema is not None:
+        types = {field.name: field.type for field in form.export.schema(whole)}
+        return replace(whole, marked=DRAWN_TYPES.items() <= types.items())
+    return whole
 
 
 def _check_scores(whole: Shard) -> None:

@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Any
 
 from pipeline.corpus.formats.base import Unreadable
+from pipeline.corpus.marks import marks_of
 
 MOST_OPTIONS = 7
 MOST_ORDERS = 24
@@ -53,30 +54,36 @@ _REFERS = re.compile(
 
 
 def orders_of(
-    options: Any, column: str, values: Mapping[str, Any], template: str
+    options: Any, column: str, values: Mapping[str, Any], template: str, keep_marks: bool = False
 ) -> tuple[list[str], int, list[str], list[bytes]] | Unreadable:
     """The orders of the options of an item as versions: texts, published index, kinds and forms of sites.
 
     All orders, sorted by SHA-256 of their texts, are cut into equal parts of at most `MOST_ORDERS`; the versions are
     those of the part with the published order, which is uniform among them if it was uniform among all. A site is a
-    position; its form is the number of options that are shorter than the option at that position.
+    position; its form is the number of options that are shorter than the option at that position. Marks of places, such
+    as "(A) ", stay in their places.
 
     Args:
         options: value of the column of options.
         column: name of that column.
         values: values of the other columns of the template.
-        template: template of the text; each option is one line with a letter.
+        template: template of the text; each option is one line, with its mark or, where options have none, a letter.
+        keep_marks: whether what looks like a mark is a part of its option.
     """
     if not isinstance(options, (list, tuple)) or not all(isinstance(one, str) and one.strip() for one in options):
         return Unreadable("not_text", f"column {column!r} holds no list of texts")
     for name, value in values.items():
         if value is None:
             return Unreadable("not_text", f"no value in column {name!r}")
+    marks = None if keep_marks else marks_of(options)
+    before = [f"{letter}. " for letter in string.ascii_uppercase]
+    if marks is not None:
+        before, options = list(marks.prefixes), marks.bare
     if (left := why_left_out(options)) is not None:
         return left
     texts = {}
     for order in itertools.permutations(range(len(options))):
-        lines = "\n".join(f"{letter}. {options[i]}" for letter, i in zip(string.ascii_uppercase, order, strict=False))
+        lines = "\n".join(f"{mark}{options[i]}" for mark, i in zip(before, order, strict=False))
         texts[template.format_map({**values, column: lines})] = order
     (published, _), *_ = texts.items()  # permutations begin with the order as it stands
     ordered = sorted(texts, key=lambda text: sha256(text.encode(errors="surrogatepass")).digest())

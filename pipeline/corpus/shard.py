@@ -70,6 +70,9 @@ class Shard:
     differing: bool = False  # whether only what differs between versions is scored
     scores: tuple[str, ...] = ()  # `SourceConfig.score_companions`; empty if a model scores the documents
     token_ids: bool = False  # whether `text` is the column of lists of token ids
+    answers: tuple[str, ...] = ()  # columns beside the template that may name the right option
+    keep_marks: bool = False  # whether marks of options are a part of them
+    marked: bool = False  # whether `seenset mark` drew the versions
 
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
@@ -99,6 +102,7 @@ class Shard:
             "dialect": dialect,
             "companions": tuple(value.get("companions", ())),
             "scores": tuple(value.get("scores", ())),
+            "answers": tuple(value.get("answers", ())),
         }
         return cls(**{name: held for name, held in {**value, **shared, **given}.items() if name not in _DIALECT})
 
@@ -115,7 +119,7 @@ class Shard:
     @property
     def beside(self) -> tuple[str, ...]:
         """The columns that are read with the documents: those of versions, or of scores."""
-        return self.companions or self.scores
+        return (*self.companions, *self.answers) or self.scores
 
 
 def whole_shard(
@@ -151,6 +155,7 @@ def whole_shard(
         differing=source.differing,
         scores=source.score_companions,
         token_ids=source.tokens is not None,
+        keep_marks=source.versions is not None and source.versions.marks == "none",
     )
 
 
@@ -168,7 +173,17 @@ def place_of(shard_id: str, shards: Sequence[Shard]) -> int | None:
 
 _NAMES = tuple(entry.name for entry in fields(Shard))
 _DIALECT = ("encoding", "delimiter")
-_OF_VERSIONS = ("companions", "template", "window", "differing", "scores", "token_ids")
+_OF_VERSIONS = (
+    "companions",
+    "template",
+    "window",
+    "differing",
+    "scores",
+    "token_ids",
+    "answers",
+    "keep_marks",
+    "marked",
+)
 
 OF_A_SHARD = frozenset({"rows", "columns", *_DIALECT})
 """Keys of a fingerprint that may differ between shards of one run."""
@@ -188,6 +203,7 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
         limited |= {"pixels": shard.limits.picture_pixels}
     if shard.companions:
         columns += ["versions", *shard.companions, *([shard.template] if shard.template else [])]
+        columns += ["marks of options"] if shard.keep_marks else []
     if shard.window:
         columns += ["window", str(shard.window)]
     if shard.scores:
@@ -195,5 +211,5 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
     if shard.token_ids:
         columns += ["token_ids"]
     if shard.differing:
-        limited |= {"differing": True}
+        limited |= {"differing": "from the version of the least digest"}
     return {**fingerprint, "rows": rows, "columns": columns, **limited, **shard.dialect.differing()}

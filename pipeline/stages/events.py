@@ -56,6 +56,24 @@ VERSIONS_TYPE = pa.struct(
     ]
 )
 
+FEATURES = "features"
+"""Column of a score file with `DrawFeatures`, of what the texts show of the draw; null where `seenset mark` drew."""
+
+FEATURES_TYPE = pa.struct(
+    [
+        ("number", pa.int32()),
+        ("equal", pa.int64()),
+        ("sketches", pa.binary()),
+        ("marks", pa.int8()),
+        ("options", pa.int64()),
+        ("order", pa.int16()),
+        ("orders", pa.list_(pa.int16())),
+        ("places", pa.list_(pa.int16())),
+        ("columns", pa.list_(pa.string())),
+        ("answers", pa.list_(pa.int16())),
+    ]
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:

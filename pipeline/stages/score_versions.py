@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.passes.shared import common_beginning, shares_beginnings
 from pipeline.stages.base import Entry, Output, Placement, Stage
-from pipeline.stages.events import VERSIONS, VERSIONS_TYPE
+from pipeline.stages.events import FEATURES, FEATURES_TYPE, VERSIONS, VERSIONS_TYPE
 from pipeline.stages.score import Scorer, file_scores, score_schema
 from pipeline.stages.worker import longest_first
 from pipeline.store.files import Store
@@ -28,8 +29,9 @@ _PIECE = re.compile(r"\w+|\s+|[^\w\s]")
 
 
 def versions_schema(columns: Sequence[str]) -> pa.Schema:
-    """Columns of a score file of documents with versions: `score_schema` of the published ones, and `VERSIONS`."""
-    return score_schema(columns).append(pa.field(VERSIONS, VERSIONS_TYPE))
+    """Columns of a score file of documents with versions: `score_schema` of the published ones, and two structs."""
+    added = [pa.field(VERSIONS, VERSIONS_TYPE), pa.field(FEATURES, FEATURES_TYPE)]
+    return pa.schema([*score_schema(columns), *added])
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ class VersionScorer:
             "forms": versions.forms,
             "scores": scores.ravel().tolist(),
         }
+        output.rows[document.row][FEATURES] = None if versions.features is None else versions.features.row()
         output.tokens += entry.tokens - published.tokens  # tokens of the other versions
 
 
@@ -148,21 +151,22 @@ class VersionScorer:
 def differing_spans(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
     """Spans of each text that are not common to all, as (start, end) in characters, of at least one character.
 
-    The texts are aligned with the first one, which does not depend on the published version. Every text has a span
-    wherever one differs: for an omission, the following character.
+    The texts are aligned with the one whose SHA-256 is the least, which depends neither on the published version nor on
+    the order of the texts. Every text has a span wherever one differs: for an omission, the following character.
 
     Args:
         texts: at least two, distinct.
     """
     pieces = [_PIECE.findall(text) for text in texts]
-    matched = [_matched(pieces[0], other) for other in pieces]
+    base = min(range(len(texts)), key=lambda place: sha256(texts[place].encode("utf-8", "surrogatepass")).digest())
+    matched = [_matched(pieces[base], other) for other in pieces]
     common = sorted(set.intersection(*(set(places) for places in matched)))
     ends = [[0] for _ in texts]
     for places, words in zip(ends, pieces, strict=True):
         for piece in words:
             places.append(places[-1] + len(piece))
     spans: list[list[tuple[int, int]]] = [[] for _ in texts]
-    for before, after in zip([-1, *common], [*common, len(pieces[0])], strict=True):
+    for before, after in zip([-1, *common], [*common, len(pieces[base])], strict=True):
         starts = [places[before] + 1 if before >= 0 else 0 for places in matched]
         stops = [
             places[after] if after in places else len(words) for places, words in zip(matched, pieces, strict=True)
@@ -175,7 +179,7 @@ def differing_spans(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
 
 
 def _matched(first: Sequence[str], other: Sequence[str]) -> dict[int, int]:
-    """Positions in the first text -> positions in the other of equal pieces, in order."""
+    """Positions in one text -> positions in the other of equal pieces, in order."""
     blocks = difflib.SequenceMatcher(None, first, other, autojunk=False).get_matching_blocks()
     return {block.a + step: block.b + step for block in blocks for step in range(block.size)}
 

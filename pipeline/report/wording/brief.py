@@ -30,6 +30,7 @@ TITLES = {
     "weighting": "Weights",
     "tail": "Tail check",
     "families": "Families of near-duplicates",
+    "shuffle": "Shuffle check",
 }
 """The subject of each diagnostic; its colour and its sentence state the result."""
 

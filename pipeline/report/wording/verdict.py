@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from pipeline.audit.conclusion import bound_condition
+from pipeline.audit.summary import ShuffleDiagnostic
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount, Statement, VersionsTest
 from pipeline.report.wording.numbers import percent
 from pipeline.selection.collection import FOLDS, PERMUTATIONS
@@ -190,7 +191,9 @@ def direction_of_versions(above: float) -> str:
     )
 
 
-def verdict_on_versions(model: str, answer: Statement, test: VersionsTest, limit: int | None) -> list[str]:
+def verdict_on_versions(
+    model: str, answer: Statement, test: VersionsTest, limit: int | None, shuffle: ShuffleDiagnostic | None
+) -> list[str]:
     """States the verdict on a collection of documents with versions.
 
     Args:
@@ -198,19 +201,29 @@ def verdict_on_versions(model: str, answer: Statement, test: VersionsTest, limit
         answer: answer of the verdict.
         test: the redraws of published versions.
         limit: the most documents that were read; None when all were.
+        shuffle: shuffle check of the documents; None where `seenset mark` drew the published versions.
     """
     heads = {
         "trained on": f"{model} was trained on documents of this collection, as published.",
         "not shown": f"It is not shown that {model} was trained on this collection. That is no proof that it was not.",
+        "not supported": f"Contradicted: the published versions were not drawn at random, so that this does not show "
+        f"that {model} was trained on them.",
     }
-    return [
-        heads[answer],
-        f"Redrawing the published versions of {test.documents:,} documents {test.redraws:,} times gives "
-        f"p = {beside(test.p_value, LEVEL, kind='g')}; of collections that were not trained on at most {LEVEL:g} have "
-        f"p <= {LEVEL:g}. This is exact, for any model.",
+    p_value = f"p = {beside(test.p_value, LEVEL, kind='g')}"
+    redrawn = f"Redrawing the published versions of {test.documents:,} documents {test.redraws:,} times gives {p_value}"
+    meaning = [
+        f"{redrawn}; of collections that were not trained on at most {LEVEL:g} have p <= {LEVEL:g}. This is exact, for "
+        "any model.",
         direction_of_versions(test.above),
         f"The e-value is {test.e_value:.3g}: multiply it by that of documents which arrive later; of collections that "
         "were not trained on at most one in N ever reaches N.",
+    ]
+    if shuffle is not None and shuffle.ok is False:
+        meaning = [f"{redrawn}, which says nothing without a draw at random.", direction_of_versions(test.above)]
+    return [
+        heads[answer],
+        *meaning,
+        *([] if shuffle is None else [shuffle.sentence]),
         f"The verdict assumes that {ASSUMPTION}. No unseen documents are needed.",
         *([] if limit is None else [f"This is a sample: only the first {limit:,} documents were read."]),
     ]

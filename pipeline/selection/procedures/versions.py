@@ -81,7 +81,7 @@ def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> 
 def _judge(places: dict[str, int], p: np.ndarray, selected: np.ndarray, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     assert batch.versions is not None
     at = np.array([places.get(name, -1) for name in batch.versions.scores.ids], dtype=np.int64)
-    used = at >= 0  # the others have the versions of one of these, and are treated like documents without scores
+    used = at >= 0  # the others are left out, and treated like documents without scores
     return np.where(used, p[at], 1.0), used & selected[at]
 
 
