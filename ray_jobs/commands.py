@@ -348,6 +348,15 @@ def mark(
         str | None, typer.Option("--id", metavar="COLUMN", help="Column that holds the id. Default: file#row.")
     ] = None,
     language: Annotated[str, typer.Option("--language", metavar="CODE", help="Language of the documents.")] = "en",
+    encoding: Annotated[
+        str,
+        typer.Option(
+            "--encoding", metavar="NAME", help="Encoding of CSV, JSONL and .txt files, such as cp1252 or utf-16."
+        ),
+    ] = "utf-8",
+    delimiter: Annotated[
+        str, typer.Option("--delimiter", metavar="C", help="Character between the fields of CSV files.")
+    ] = ",",
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help=SEED_HELP)] = None,
     with_: Annotated[str | None, typer.Option("--with", metavar="CONFIG.YAML", help=WITH_HELP)] = None,
     date: Annotated[
@@ -362,7 +371,8 @@ def mark(
     from pipeline.mark.mark import MarkRequest, check_request, mark_documents, new_seed
 
     number, created = new_seed() if seed is None else seed, None if date is None else date.date().isoformat()
-    request, draw = MarkRequest(source, out, versions, text, id_, number, language, created=created), None
+    request, draw = MarkRequest(source, out, versions, text, id_, number, language), None
+    request = replace(request, created=created, encoding=encoding, delimiter=delimiter)
     check_request(request)
     if with_ is not None:
         from pipeline.mark.paraphrases import paraphraser_of, paraphrasing

@@ -27,7 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import __version__
-from pipeline.config.corpus import CorpusConfig, SourceConfig
+from pipeline.config.corpus import PLAIN, CorpusConfig, Dialect, SourceConfig
+from pipeline.config.yaml import build
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import FORMATS, by_bytes, format_named
 from pipeline.corpus.formats.base import RowEdits, TextEdit
@@ -65,6 +66,8 @@ SCHEMA = pa.schema(
     ]
 )
 SAMPLED = 10
+_REASONS = 3  # named where nothing is marked
+_LANGUAGES = {"en": "English"}
 _AT_ONCE = 16  # documents per batch of a model
 _CHARACTERS = 1 << 25  # characters of versions in memory before they are written
 _CONTEXT = 4  # words shown around an edit
@@ -172,6 +175,8 @@ class MarkRequest:
     language: str = "en"
     model: str | None = None  # model that writes the versions; None: the rules of the language
     created: str | None = None  # date in the commitment
+    encoding: str = PLAIN.encoding  # encoding of CSV and .txt files
+    delimiter: str = PLAIN.delimiter  # character between the fields of CSV files
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +277,7 @@ def check_request(request: MarkRequest) -> None:
     if not 0 <= request.seed <= MOST_SEED:
         raise UserError(f"--seed must be between 0 and 2**256 - 1, got {request.seed}")
     rules_of(request.language)
+    _source_of(request)
     _check_outside(request)
 
 
@@ -319,8 +325,23 @@ def _written(request: MarkRequest, draw: Drawer, inputs: list[tuple[Shard, list[
                     write_edited(shard, names, edits, open_public)
                 edits.finish()
             archive.flush()
+    if not archive.leaves:
+        raise UserError(_nothing_marked(request, archive))
     _write_records(request, archive, store, {VERSIONS_FILE: file.sha256}, public)
     return _marked(request, archive, store.url, sorted(public))
+
+
+def _nothing_marked(request: MarkRequest, archive: _Archive) -> str:
+    """Why no document is marked, and what to do."""
+    reasons = Counter(reason for _, reason in archive.unmarked)
+    counts = ", ".join(f"{count:,}: {reason}" for reason, count in reasons.most_common(_REASONS))
+    what = f"none of the {len(archive.unmarked):,} documents can be marked ({counts})"
+    if reasons.get("undecodable", 0) > len(archive.unmarked) / 2:
+        return f"{what}; --encoding names another encoding than {Dialect(request.encoding).label}"
+    if request.model is not None:
+        return f"{what}; {request.model} writes fewer than {request.versions:,} different versions: take another"
+    language = _LANGUAGES[request.language]
+    return f"{what}; the rules are of {language} prose, and --with CONFIG.YAML lets a model write the versions"
 
 
 @contextlib.contextmanager
@@ -359,6 +380,7 @@ def _write_records(
         "model": request.model,
         "text": request.text,
         "id": request.id,
+        **Dialect(request.encoding, request.delimiter).differing(),
     }
     store.write_json(SEED_FILE, {"seed": str(request.seed), **settings})
     created = {} if request.created is None else {"created": request.created}
@@ -471,11 +493,12 @@ def _named_inputs(request: MarkRequest) -> list[tuple[Shard, list[str]]]:
     Raises:
         UserError: no file can be read, or one has a format that cannot be marked.
     """
-    source = SourceConfig(path=request.input, text=request.text, id=request.id)
+    source = _source_of(request)
     try:
         inputs = find_inputs(CorpusConfig(audit=source))
     except UserError as error:  # the message refers to a configuration
-        raise UserError(str(error).replace("corpus.audit", "INPUT", 1)) from None
+        message = str(error).replace("corpus.audit", "INPUT", 1)
+        raise UserError(message.replace("; set delimiter: ", "; give --delimiter ")) from None
     fs, path = fsspec.core.url_to_fs(os.path.expanduser(request.input) if "://" not in request.input else request.input)
     folder = path if fs.isdir(path) else posixpath.dirname(path)
     named = []
@@ -487,6 +510,15 @@ def _named_inputs(request: MarkRequest) -> list[tuple[Shard, list[str]]]:
         names = [posixpath.normpath(f"{relative}/{inner}") for inner in entry.files] or [relative]
         named.append((replace(_shard_of(entry, source), name=relative), names))
     return named
+
+
+def _source_of(request: MarkRequest) -> SourceConfig:
+    """The input as a source. Raises UserError: an unknown encoding, or a delimiter of several characters."""
+    names = ("text", "id", "encoding", "delimiter")
+    try:
+        return build(SourceConfig, {"path": request.input, **{name: getattr(request, name) for name in names}})
+    except UserError as error:
+        raise UserError(f"--{error}") from None
 
 
 def _shard_of(entry: InputFile, source: SourceConfig) -> Shard:

@@ -257,6 +257,102 @@ def test_bad_settings_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
+GERMAN = (
+    "Die Farbe des Himmels war lange nicht bekannt. Obwohl sie oft liefen, sagten {n} Leute, dass die Farbe schön sei. "
+    "Außerdem sahen zwanzig von hundert Vereinen in der Nähe des Zentrums nicht, dass sie ihnen gefällt."
+)
+
+
+CODE = "def f(x):\n    return x + {n}"
+
+
+@pytest.mark.parametrize(
+    "text", [GERMAN, "天空的颜色很久以来都不为人知。{n} 个人说颜色是红色的。", SHORT + " {n}", CODE]
+)
+def test_a_collection_of_which_nothing_is_marked_is_refused_and_commits_to_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """200 texts in another language were published as they were, with exit code 0 and a commitment."""
+    path = write_jsonl(tmp_path / "a.jsonl", [text.format(n=n) for n in range(20)])
+    out, error = here(capsys, "mark", path, "--out", tmp_path / "out", "--id", "id", code=2)
+    assert "none of the 20 documents can be marked (20: fewer than 5 sites); the rules are of English" in error
+    assert "--with" in error
+    assert out == ""
+    assert not any((tmp_path / "out").rglob("*.*"))
+
+
+ENCODED = 'The colour of "Café Müller" was not known; although they often ran, {n} people said the color is red. '
+ENCODED += "In addition, 20% of the organizations near the center did not see that they favor it."
+
+
+DIALECTS = [("cp1252", ";"), ("utf-16", "\t"), ("utf-16-le", ","), ("utf-8-sig", "|"), ("latin-1", ";")]
+
+
+@pytest.mark.parametrize(("encoding", "delimiter"), DIALECTS)
+def test_a_table_in_another_dialect_keeps_it(tmp_path: Path, encoding: str, delimiter: str) -> None:
+    values = [ENCODED.format(n=n) for n in range(10, 16)]
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="", encoding=encoding) as file:
+        writer = csv.writer(file, delimiter=delimiter)
+        writer.writerow(["id", "text", "ü"])
+        writer.writerows([f"d{n}", text, "é, ;"] for n, text in enumerate(values))
+    arguments = ["--out", tmp_path / "out", "--id", "id", "--seed", 7, "--encoding", encoding, "--delimiter", delimiter]
+    assert ended("mark", path, *arguments) == 0
+    chosen = published(tmp_path / "out")
+    assert len(chosen) == 6
+    before, after = path.read_bytes(), (tmp_path / "out/public/a.csv").read_bytes()
+    assert after[:2] == before[:2], "a byte order mark stays"
+    rows = list(csv.reader(after.decode(encoding).splitlines(), delimiter=delimiter))
+    assert rows[0] == ["id", "text", "ü"]
+    assert rows[1:] == [[f"d{n}", chosen[f"d{n}"], "é, ;"] for n in range(6)]
+    source = {"path": str(tmp_path / "out/private/versions.parquet")}
+    assert check_scored(source["path"]) is None
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_lines_of_json_in_another_encoding_keep_it(tmp_path: Path, ascii_only: bool) -> None:
+    rows = [{"id": f"d{n}", "text": ENCODED.format(n=n), "ü": "é"} for n in range(10, 16)]
+    lines = "".join(f"{json.dumps(row, ensure_ascii=ascii_only)}\n" for row in rows)
+    (tmp_path / "a.jsonl").write_text(lines, encoding="cp1252")
+    marking = ("--out", tmp_path / "out", "--id", "id", "--seed", 7, "--encoding", "cp1252")
+    assert ended("mark", tmp_path / "a.jsonl", *marking) == 0
+    chosen = published(tmp_path / "out")
+    written = (tmp_path / "out/public/a.jsonl").read_text(encoding="cp1252").splitlines()
+    assert [json.loads(line) for line in written] == [{**row, "text": chosen[row["id"]]} for row in rows]
+    assert all(line.isascii() == ascii_only for line in written)
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-16-be", "utf-8-sig"])
+def test_texts_in_another_encoding_keep_it(tmp_path: Path, encoding: str) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for n in range(3):
+        (folder / f"{n}.txt").write_text(ENCODED.format(n=10 + n), encoding=encoding)
+    marking = ("--out", tmp_path / "out", "--seed", 7, "--encoding", encoding)
+    assert ended("mark", folder, *marking) == 0
+    for name, text in published(tmp_path / "out").items():
+        file = tmp_path / "out/public" / name.removesuffix("#0")
+        assert file.read_bytes() == text.encode(encoding)
+
+
+def test_a_dialect_that_does_not_fit_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="", encoding="cp1252") as file:
+        csv.writer(file, delimiter=";").writerows([("id", "text"), *((n, ENCODED.format(n=n)) for n in range(9))])
+    lines, out = write_jsonl(tmp_path / "b.jsonl", texts()), ("--out", tmp_path / "out", "--id", "id")
+    for given, message in (
+        ((path, *out, "--encoding", "cp1252"), 'single column is .*give --delimiter ";"'),
+        ((path, *out, "--delimiter", ";"), r"none of the 9 documents can be marked \(9: undecodable\); .*--encoding"),
+        ((path, *out, "--encoding", "foo"), "--encoding: unknown encoding, got 'foo'"),
+        ((path, *out, "--delimiter", "tab"), r'--delimiter: must be one character.*did you mean "\\t"'),
+        ((lines, *out, "--encoding", "utf-16"), "encoding utf-16 applies to CSV and .txt files"),
+        ((lines, *out, "--delimiter", ";"), "INPUT: delimiter applies to CSV files, and these are jsonl"),
+    ):
+        error = here(capsys, "mark", *given, code=2)[1]
+        assert re.search(message, error), error
+        assert not any((tmp_path / "out").rglob("*.*"))
+
+
 def test_nothing_is_overwritten_and_no_input_holds_its_output(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()

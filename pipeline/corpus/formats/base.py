@@ -122,6 +122,29 @@ class TextEdit:
     after: str | None
 
 
+def encoded(edit: TextEdit, text: str, shard: Shard, mark: bytes) -> bytes:
+    """A text in the encoding of its file, without a byte order mark.
+
+    Args:
+        edit: the edit that made the text.
+        text: the edited text, or the record with it.
+        shard: shard of the file.
+        mark: byte order mark of the file; empty if it has none.
+
+    Raises:
+        UserError: the encoding lacks a character.
+    """
+    dialect = shard.dialect
+    encoding = dialect.reversible(mark).encoding if dialect.is_wide else dialect.encoding
+    try:
+        return text.encode(encoding, dialect.errors)
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"row {edit.row} of {shard.name} gets character {text[error.start]!r}, which {dialect.label} lacks: save "
+            "the file in UTF-8"
+        ) from None
+
+
 class RowEdits:
     """Edits in row order, looked up by ascending rows."""
 

@@ -101,12 +101,15 @@ def _row_ends(data: bytes, columns: int, dialect: Dialect) -> int:
     return min(parses)[1] - 1 if parses else line_ends(data)
 
 
+def _mark(shard: Shard) -> bytes:
+    """The byte order mark of a file; empty if it has none of its encoding."""
+    with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
+        encoding, mark = mark_of(file.read(_LONGEST_MARK)) or ("", b"")
+    return mark if encoding == shard.dialect.encoding else b""
+
+
 def _pieces(shard: Shard, file: IO[bytes]) -> Numbered:
-    with open_plain(shard.path, shard.limits.unpacked_bytes) as other:
-        encoding, mark = mark_of(other.read(_LONGEST_MARK)) or ("", b"")
-    if encoding != shard.dialect.encoding:
-        mark = b""
-    elif mark:
+    if mark := _mark(shard):
         yield -1, file.read(len(mark))
     yield from csv_pieces(file, shard.limits.document_bytes, shard.dialect.reversible(mark))
 
@@ -123,7 +126,7 @@ def _records(source: base.ExportSource) -> base.Records:
 
 
 def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
-    position = _columns(shard).index(shard.text)
+    position, mark = _columns(shard).index(shard.text), _mark(shard)
     with (
         open_plain(shard.path, shard.limits.unpacked_bytes) as file,
         open_file(names[0]) as sink,
@@ -131,21 +134,23 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
     ):
         for row, piece in _pieces(shard, file):
             edit = edits.of(row) if row >= 0 else None
-            out.write(piece if edit is None else _edited_record(piece, position, shard.dialect.delimiter, edit))
+            out.write(piece if edit is None else _edited_record(piece, position, shard, mark, edit))
 
 
-def _edited_record(piece: bytes, position: int, delimiter: str, edit: base.TextEdit) -> bytes:
+def _edited_record(piece: bytes, position: int, shard: Shard, mark: bytes, edit: base.TextEdit) -> bytes:
     """A CSV record with another text: only the characters of the field change if the field occurs once."""
-    text = piece.decode("utf-8", "surrogateescape")
+    dialect, delimiter = shard.dialect, shard.dialect.delimiter
+    encoding = dialect.reversible(mark).encoding if dialect.is_wide else dialect.encoding
+    text = piece.decode(encoding, dialect.errors)
     start, end = _BLANK.match(text).end(), _LINE_END.search(text).start()  # type: ignore[union-attr]
     fields = _fields_of(text[start:], delimiter)
     fields[position] = str(edit.after)
     before, after = ('"{}"'.format(str(value).replace('"', '""')) for value in (edit.before, edit.after))
     if text.count(before) == 1 and _fields_of((edited := text.replace(before, after))[start:], delimiter) == fields:
-        return edited.encode("utf-8", "surrogateescape")
+        return base.encoded(edit, edited, shard, mark)
     record = io.StringIO(newline="")
     csv.writer(record, delimiter=delimiter, lineterminator="").writerow(fields)
-    return f"{text[:start]}{record.getvalue()}{text[end:]}".encode("utf-8", "surrogateescape")
+    return base.encoded(edit, f"{text[:start]}{record.getvalue()}{text[end:]}", shard, mark)
 
 
 def _fields_of(record: str, delimiter: str) -> list[str]:

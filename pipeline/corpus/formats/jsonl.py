@@ -11,7 +11,7 @@ from functools import partial
 from operator import itemgetter
 from typing import IO, Any
 
-from pipeline.config.corpus import LimitsConfig, SourceConfig
+from pipeline.config.corpus import PLAIN, LimitsConfig, SourceConfig
 from pipeline.corpus.files import (
     Extent,
     Overlong,
@@ -199,19 +199,20 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
             if edit is None:
                 out.writelines(piece for _, piece in pieces)
             else:
-                out.write(_edited_line(b"".join(piece for _, piece in pieces), shard.text, edit))
+                out.write(_edited_line(b"".join(piece for _, piece in pieces), shard, edit))
 
 
-def _edited_line(line: bytes, column: str, edit: base.TextEdit) -> bytes:
+def _edited_line(line: bytes, shard: Shard, edit: base.TextEdit) -> bytes:
     """A line of JSON with another text: only the characters of the string change if it occurs once."""
-    mark = _MARK if line.startswith(_MARK) else b""
-    line = line[len(mark) :]
-    value = {**json.loads(line), column: edit.after}
+    mark = _MARK if line.startswith(_MARK) and shard.dialect.encoding == PLAIN.encoding else b""
+    text = line[len(mark) :].decode(shard.dialect.encoding, shard.dialect.errors)
+    value = {**json.loads(text), shard.text: edit.after}
     for ascii_only in (False, True):
-        before, after = (json.dumps(text, ensure_ascii=ascii_only).encode() for text in (edit.before, edit.after))
-        if line.count(before) == 1 and json.loads(edited := line.replace(before, after)) == value:
-            return mark + edited
-    return mark + json.dumps(value, ensure_ascii=line.isascii()).encode() + line[len(line.rstrip(b"\r\n")) :]
+        before, after = (json.dumps(one, ensure_ascii=ascii_only) for one in (edit.before, edit.after))
+        if text.count(before) == 1 and json.loads(edited := text.replace(before, after)) == value:
+            return mark + base.encoded(edit, edited, shard, b"")
+    behind = text[len(text.rstrip("\r\n")) :]
+    return mark + base.encoded(edit, json.dumps(value, ensure_ascii=text.isascii()) + behind, shard, b"")
 
 
 JSONL = base.Format(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from codecs import BOM_UTF8 as _MARK
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import fsspec
 import pyarrow as pa
 
-from pipeline.config.corpus import LimitsConfig, SourceConfig
+from pipeline.config.corpus import LimitsConfig, SourceConfig, mark_of
 from pipeline.corpus.files import Overlong
 from pipeline.corpus.formats import base
 from pipeline.corpus.shard import InputFile, Shard
+
+_LONGEST_MARK = 4
 
 
 def file_of(place: str, inner: str) -> str:
@@ -98,7 +99,9 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
             if edit is None or edit.after is None:
                 shutil.copyfileobj(file, sink, 1 << 20)
             else:
-                sink.write((_MARK if file.read(len(_MARK)) == _MARK else b"") + edit.after.encode())
+                encoding, mark = mark_of(file.read(_LONGEST_MARK)) or ("", b"")
+                mark = mark if encoding == shard.dialect.encoding else b""
+                sink.write(mark + base.encoded(edit, edit.after, shard, mark))
 
 
 TEXT = base.Format(
