@@ -40,7 +40,7 @@ ExitZeroOn = Annotated[
     ),
 ]
 
-TRAINED_HELP = "Exit with 4 if the collection was trained on, with 5 if a check contradicts that answer."
+TRAINED_HELP = "Exit with 4 if it is shown that the collection was trained on, with 5 if a check contradicts that."
 PAGE_HELP = "Write series.html and series.json to FOLDER, used for nothing else, or the page alone to FILE.html."
 NEW_HELP = (
     "Exit with 4 if the latest scan selected a document that no earlier scan selected, with 5 if a check contradicts "

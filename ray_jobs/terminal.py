@@ -214,6 +214,7 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         return
     from pipeline.audit.conclusion import STYLES
     from pipeline.report.wording.bounds import bound_sentence
+    from pipeline.report.wording.brief import next_steps
 
     checks = Column("checks", min_width=len("CONTRADICTED"))  # always complete, even on a narrow terminal
     table = Table(
@@ -241,6 +242,9 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
             notes.setdefault(remark, []).append(summary.name)
     for remark, names in notes.items():
         screen.lines(f"{', '.join(names)}: {remark}")
+    for step, names in next_steps(summaries).items():
+        whose = f" ({', '.join(names)})" if len(names) < len(summaries) else ""
+        screen.lines(f"next{whose}: {step}")
 
 
 def print_outcome(run: str, status: Status, report: str) -> None:
@@ -262,6 +266,8 @@ def print_verdict(verdict: CollectionVerdict) -> None:
     screen.lines(*(Text(f"{mark}{reason}", style=style) for reason in verdict.reasons), *others)
     if verdict.blind.ok:
         screen.lines(f"blind test: {verdict.blind.sentence}")
+    if verdict.next is not None:
+        screen.lines(f"next: {verdict.next}")
     print_line(f"verdict: {verdict.run}/verdict.json")
 
 

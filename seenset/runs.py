@@ -185,4 +185,5 @@ def warn_of_unsupported(summaries: Iterable[Summary]) -> None:
     """Warn, with the caller of the public function as origin, of every answer that a check contradicts."""
     for summary in summaries:
         if summary.conclusion == "contradicted":
-            warnings.warn(summary.line(), UnsupportedWarning, stacklevel=3)
+            step = f" Next: {summary.next}" if summary.next else ""
+            warnings.warn(f"{summary.line()}{step}", UnsupportedWarning, stacklevel=3)

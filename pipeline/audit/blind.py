@@ -39,7 +39,8 @@ from pipeline.corpus.near_duplicates import near_families
 from pipeline.corpus.pictures import FORMATS, open_picture
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.report.wording.blind import OF_CAPTIONED, OF_PICTURES, ONLY_SCORES, TOKENS, WORDS, blind_sentence
+from pipeline.report.wording.blind import OF_CAPTIONED, OF_PICTURES, TOKENS, WORDS, blind_sentence
+from pipeline.report.wording.conclusion import ONLY_SCORES
 
 SAMPLED_TEXTS = 5_000
 SAMPLED_SHARDS = 25

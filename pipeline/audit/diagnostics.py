@@ -22,7 +22,8 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import documents as wording
-from pipeline.report.wording.blind import ONLY_SCORES, untested
+from pipeline.report.wording.blind import untested
+from pipeline.report.wording.conclusion import ONLY_SCORES
 from pipeline.report.wording.files import made_again_note
 from pipeline.selection.knockoff import SignSymmetry
 from pipeline.selection.passes import Answer

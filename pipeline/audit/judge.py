@@ -41,8 +41,8 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.report.wording import verdict as wording
-from pipeline.report.wording.blind import ONLY_SCORES
-from pipeline.report.wording.conclusion import CONTRADICTED
+from pipeline.report.wording.conclusion import CONTRADICTED, ONLY_SCORES
+from pipeline.report.wording.next_step import AS_DRAWN, after_blind
 from pipeline.report.wording.numbers import sample_of
 from pipeline.selection.collection import PERMUTATIONS, Blocks, PermutationTest, permutation_test
 from pipeline.selection.versions import (
@@ -144,6 +144,7 @@ def judge_scores(
         answer=answer,
         supported=supported_of(conclusion),
         reasons=reasons,
+        next=evidence.next_step(conclusion),
         sentences=[
             *_sentences(answer, evidence, setting),
             *([wording.OUTSIDE] if setting.scheduled else []),
@@ -185,6 +186,21 @@ class _Evidence:
     @property
     def shown(self) -> bool:
         return self.by_test or self.by_count
+
+    def next_step(self, conclusion: Conclusion) -> str | None:
+        """What to do next: after the blind test of the verdict, else after the checks of the first selection."""
+        if conclusion == "supported":
+            return None
+        return after_blind(self.blind, "unseen") or (None if self.first is None else self.first.next)
+
+    @property
+    def shown_by(self) -> tuple[str, str]:
+        """What shows that the collection was trained on, and how often it would by chance; empty where nothing does."""
+        if self.by_test and self.test is not None:
+            return wording.by_p_value(self.test.p_value, None if self.count is None else self.count.confidence)
+        if self.by_count and self.count is not None:
+            return wording.by_count(self.count.confidence, self.test is not None)
+        return "", ""
 
     @property
     def condition(self) -> str | None:
@@ -249,13 +265,11 @@ def _sentences(answer: Statement, evidence: _Evidence, setting: Setting) -> list
     else:
         bounded = evidence.first is not None and evidence.first.bound is not None
         counted = wording.counted_phrase(count, setting.sampled, evidence.blind.outcome != "not tested", bounded)
-    lines = [wording.head(setting.model, answer, evidence.condition), *counted]
+    lines = [wording.head(setting.model, answer, evidence.shown_by, evidence.condition), *counted]
     compared = ONLY_SCORES not in evidence.blind.sentence
     lines.append(wording.tested(test, compared) if test is not None else wording.NO_TEST)
     if test is not None and not evidence.direction.ok:
         lines.append(evidence.direction.sentence)
-    if count is not None and test is not None and stated:
-        lines.append(wording.both_rates(count.confidence))
     lines.append(wording.ASSUMED)
     if setting.limit is not None:
         lines.append(sample_of(setting.limit))
@@ -322,6 +336,7 @@ def judge_parts(parts: Sequence[VersionPart], setting: Setting, shuffle: Shuffle
         answer=answer,
         supported=not contradicted,
         reasons=[shuffle.sentence] if contradicted and shuffle is not None else [],
+        next=f"{AS_DRAWN}." if contradicted else None,
         sentences=wording.verdict_on_versions(setting.model, answer, test, setting.limit, shuffle),
         level=LEVEL,
         counts=[],

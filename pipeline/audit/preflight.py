@@ -34,7 +34,7 @@ from pipeline.corpus.keys import Keys, content_size, keyed
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import documents as wording
-from pipeline.report.wording.blind import to_be_weighted
+from pipeline.report.wording.blind import how_decided, to_be_weighted
 from pipeline.report.wording.documents import checked_before
 from pipeline.report.wording.files import checked_after, made_again_note, other_encoding
 from pipeline.selection.calibrations import calibration_of
@@ -47,6 +47,9 @@ EXAMPLES = 3
 DOCUMENT_COST = 256  # fixed cost of a document, in characters
 NOTE, WARNING = "note: ", "warning: "
 """Prefix of the line of a check that did not pass."""
+
+LARGE_ALPHA = 0.5
+"""Alpha above which most of a list may be wrong: a warning."""
 
 _FORM = 2  # version of the checks; a file of an earlier one is not read
 _ORDER = 5  # random number stream of the sampled shards
@@ -291,6 +294,10 @@ def _lines(checked: PreflightChecks, config: AuditConfig) -> list[str]:
     if draws is not None:
         quiet = NOTE if draws.shuffle.left_out else ""
         lines.insert(1, f"{words[draws.shuffle.ok] or quiet}{draws.shuffle.sentence}")
+    undecided = [one for one in checks if isinstance(one, BlindDiagnostic) and one.outcome == "inconclusive"]
+    if undecided:
+        blocks = any(one.n_audit_blocks is not None for one in undecided)
+        lines.append(f"{NOTE}{how_decided(undecided[0].by, blocks)}")
     for role, duplicates in checked.copies.items():
         if role == "audit" or role in calibrating(config):
             line = wording.counted(duplicates, "audited documents" if role == "audit" else f"{role} documents")
@@ -298,7 +305,8 @@ def _lines(checked: PreflightChecks, config: AuditConfig) -> list[str]:
     inputs = [*checked.damaged, *(one.sentence for one in checked.undecodable)]
     if draws is not None:
         lines += [*draws.lines, *(f"{WARNING}{line}" for line in draws.warnings)]
-    return [*(f"{WARNING}{line}" for line in inputs), *lines]
+    large = [wording.large_alpha(one.name, one.alpha) for one in config.selections if one.alpha > LARGE_ALPHA]
+    return [*(f"{WARNING}{line}" for line in [*inputs, *large]), *lines]
 
 
 def _before_weights(test: BlindDiagnostic | None, role: Role, config: AuditConfig) -> BlindDiagnostic | None:

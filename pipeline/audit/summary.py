@@ -13,11 +13,12 @@ from pipeline.audit.digests import check_answer, no_digests
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.audit.review import Review
 from pipeline.config.corpus import Role
-from pipeline.config.selection import Direction, Rule, SelectionConfig, SeriesConfig
+from pipeline.config.selection import NULL_ROLE, Direction, Rule, SelectionConfig, SeriesConfig
 from pipeline.errors import ExitCode
 from pipeline.report.wording import conclusion as wording
 from pipeline.report.wording.conclusion import NOT_BOUNDED, reviewed_assumption, reviewed_guarantee
 from pipeline.report.wording.files import answered_by
+from pipeline.report.wording.next_step import next_step
 from pipeline.selection.guarantees import GuaranteeKind, StrictAnswer
 from pipeline.selection.passes import Answer
 from pipeline.selection.schedule import Slot
@@ -342,6 +343,12 @@ class Summary(Bounded, VersionedRecord):
     assumption: str = Field(description="The assumption of the guarantee.")
     promise: str = Field(description="The guarantee under the assumption.")
     reasons: list[str] = Field(description="Why the guarantee is not supported, one line each; empty where it is.")
+    next: str | None = Field(
+        None,
+        exclude_if=lambda step: step is None,
+        description="What to do next, in one sentence, where a check contradicts the answer or leaves it "
+        "inconclusive; left out where none does.",
+    )
     minimum_selectable: int = Field(description="The fewest documents that could have been selected, if any.")
     strict: StrictAnswer = Field(
         description="The answer of a procedure with a finite-sample guarantee: this one if it has it."
@@ -429,8 +436,8 @@ class Summary(Bounded, VersionedRecord):
 
 
 def unsettled(blind: BlindDiagnostic) -> str:
-    """Why a blind test leaves an answer inconclusive, and how many documents would decide it."""
-    return wording.inconclusive_sentence(blind.sentence, blind.outcome != "not tested", blind.n_to_settle)
+    """Why a blind test leaves an answer inconclusive."""
+    return wording.inconclusive_sentence(blind.sentence, blind.outcome != "not tested")
 
 
 def unsupported(summaries: Iterable[Summary]) -> list[str]:
@@ -490,6 +497,7 @@ def make_summary(
         promise=answer.promise,
         supported=diagnostics.support(),
         reasons=diagnostics.failures(),
+        next=next_step(diagnostics.by_name(), diagnostics.blind, NULL_ROLE[selection.direction]),
         minimum_selectable=fewest,
         strict=replace(answer.strict, n_selected=min(answer.strict.n_selected, scored)),
         details=answer.details,

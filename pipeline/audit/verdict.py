@@ -96,6 +96,12 @@ class CollectionVerdict(Concluded, VersionedRecord):
     reasons: list[str] = Field(
         description="Why the verdict is contradicted or inconclusive, one line each; empty where it is supported."
     )
+    next: str | None = Field(
+        None,
+        exclude_if=lambda step: step is None,
+        description="What to do next, in one sentence, where a check contradicts the verdict or leaves it "
+        "inconclusive; left out where none does.",
+    )
     sentences: list[str] = Field(
         description="The verdict in words: the answer, the count, the test, their assumptions."
     )

@@ -223,7 +223,7 @@ def _notices(a: FinishedRun, b: FinishedRun, shared: Shared, summaries: Sequence
     named: dict[str, list[str]] = {}
     for pair in summaries:
         for side, summary in zip("AB", pair, strict=True):
-            for remark in summary.remarks:
+            for remark in [*summary.remarks, *([f"next: {summary.next}"] if summary.next else [])]:
                 named.setdefault(remark, []).append(f"{summary.name} ({side})")
     return notices + [f"{', '.join(names)}: {remark}" for remark, names in named.items()]
 

@@ -301,10 +301,12 @@ def _warnings(
 
 
 def untested_runs(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> list[str]:
-    """Why runs are inconclusive, and how many documents would decide it."""
-    named = zip(runs, summaries, strict=True)
+    """Why runs are inconclusive, and what to do next."""
     return [
-        f"{run.store.url}: {remark}" for run, one in named if one.conclusion == "inconclusive" for remark in one.remarks
+        f"{run.store.url}: {line}"
+        for run, one in zip(runs, summaries, strict=True)
+        if one.conclusion == "inconclusive"
+        for line in [*one.remarks, *([f"next: {one.next}"] if one.next else [])]
     ]
 
 

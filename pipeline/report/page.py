@@ -32,7 +32,15 @@ from pipeline.report.contents import (
 from pipeline.report.facts import NOT_SCORES, RunFacts, SelectionFacts, finite, first_selected, read_facts
 from pipeline.report.figures import draw_figures
 from pipeline.report.templates import FigureImage, page_script, render, script_hash
-from pipeline.report.wording.brief import assumptions, brief_answer, checks, common_checks, common_lights, common_notes
+from pipeline.report.wording.brief import (
+    assumptions,
+    brief_answer,
+    checks,
+    common_checks,
+    common_lights,
+    common_notes,
+    next_steps,
+)
 from pipeline.report.wording.selection import answer_text, fine_tuned, history_report, not_covered, notices, untested
 from pipeline.store.files import Store
 
@@ -187,6 +195,7 @@ def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Seq
         "only_clean": bool(summaries) and all(summary.direction == "clean" for summary in summaries),
         "notes": {text: names for text, names in notes.items() if text not in lit},
         "elsewhere": [*notes, *lit],
+        "next_steps": next_steps(summaries),
         "common_lights": common_lights(report.selections),
         "common_checks": common_checks(report.selections),
         "script": script,

@@ -52,6 +52,10 @@ def test_what_is_no_run_directory_is_told(tmp_path: Path) -> None:
         assert "is not a run directory" in done(here(command, tmp_path / "nothing"), 2).line
 
 
-def test_the_verdict_is_one_sentence_first(copied: Path) -> None:
+def test_the_verdict_is_stated_with_its_error_rate_first(copied: Path) -> None:
     sentences = done(here("verdict", copied, "--json")).json["sentences"]
-    assert sentences[0].startswith("model was trained on documents of this collection")
+    assert re.match(
+        r"It is shown, with p = [0-9.]+, that model was trained on documents of this collection", sentences[0]
+    )
+    assert "Of collections that it was not trained on, at most one in 20 gives p <= 0.05 by chance" in sentences[0]
+    assert sentences[1].startswith("With 95% confidence at least")

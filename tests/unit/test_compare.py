@@ -83,7 +83,10 @@ def test_the_joint_list_holds_what_both_models_speak_for(runs: Runs, ask: Ask, t
     assert (report["largest_p"]["guarantee"], report["largest_p"]["n_selected"]) == ("heuristic", len(wider))
     largest = np.maximum(table["p_value_1"].to_numpy(), table["p_value_2"].to_numpy())
     assert table["largest_p"].to_pylist() == largest.tolist() == sorted(largest)
-    assert [line.split(": ")[1].split(".")[0].split(":")[0] for line in report["warnings"]] == ["Inconclusive"] * 2
+    assert [line.split(": ")[1].split(".")[0].split(":")[0] for line in report["warnings"]] == [
+        "Inconclusive",
+        "next",
+    ] * 2
     text, _ = ask("joint", runs["a"], runs["b"], "--alpha", "0.005")
     assert "Nothing can be selected at alpha 0.005, whatever the scores: that takes alpha of at least 0.01" in text
     assert not selected_in(tmp_path / "out/selected.parquet")
@@ -171,7 +174,10 @@ def test_a_comparison_counts_what_was_gained_and_lost_and_says_what_that_is_not(
         assert f"<dt>{side}</dt><dd>{model}, run <bdi>{runs[name].name}</bdi></dd>" in head
         assert f"{side}: {runs[name]}, model {model}" in text
     assert str(runs["a"].parent) not in head
-    assert any("clean (A), clean (B): " in notice and "decide it" in notice for notice in comparison["notices"])
+    inconclusive, step = (each for each in comparison["notices"] if each.startswith("clean (A), clean (B): "))
+    assert "Inconclusive: " in inconclusive
+    assert "next: With " in step
+    assert "stays inconclusive, which is normal" in step
     assert not re.search("first run|second run", page)
 
 

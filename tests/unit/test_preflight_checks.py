@@ -29,6 +29,7 @@ from pipeline.audit.preflight import (
 )
 from pipeline.audit.scored import find_overlaps, read_scored
 from pipeline.errors import UserError
+from pipeline.report.wording import blind as blind_wording
 from pipeline.store.files import Store
 from pipeline.store.receipts import sealed
 from ray_jobs.progress import Reporter
@@ -175,10 +176,11 @@ def test_documents_without_an_id_are_named_by_their_row_in_whatever_shard_they_s
 
 
 def test_words_and_resolution_are_told_before_scoring_and_only_if_something_is_wrong(tmp_path: Path) -> None:
-    many, hopeless = ([{"name": "members", "detectors": ["loss"], "alpha": alpha}] for alpha in (0.9, 0.001))
+    many, hopeless = ([{"name": "members", "detectors": ["loss"], "alpha": alpha}] for alpha in (0.5, 0.001))
     plain = planned(tmp_path, list(map(text, range(100))), list(map(text, range(200, 400))), selections=many)
-    (unsettled,) = said(plain)
+    unsettled, decided = said(plain)
     assert unsettled.startswith("note: Inconclusive: too few documents to determine whether the words")
+    assert decided == f"note: {blind_wording.how_decided(blind_wording.WORDS, False)}"
     alike = planned(
         tmp_path, list(map(text, range(1000))), list(map(text, range(2000, 3000))), selections=many, resources={}
     )
@@ -188,9 +190,17 @@ def test_words_and_resolution_are_told_before_scoring_and_only_if_something_is_w
     assert blind.startswith("warning: A classifier that knows only their words tells the unseen documents")
     assert plan_checks(later)["blind"]["unseen"]["ok"] is False
     strict = planned(tmp_path, list(map(text, range(60))), list(map(text, range(200, 260))), selections=hopeless)
-    unsettled, resolution = said(strict)
+    unsettled, _decided, resolution = said(strict)
     assert unsettled.startswith("note: Inconclusive")
     assert resolution.startswith("warning: selection members: With 60 unseen documents to calibrate on")
+
+
+@pytest.mark.parametrize(("alpha", "warned"), [(0.95, True), (0.51, True), (0.5, False), (0.1, False)])
+def test_an_alpha_above_a_half_is_a_warning_before_scoring(tmp_path: Path, alpha: float, warned: bool) -> None:
+    selections = [{"name": "members", "detectors": ["loss"], "alpha": alpha}]
+    plan = planned(tmp_path, [*map(text, range(60))], [*map(text, range(100, 160))], selections=selections)
+    line = f"warning: selection members: alpha {alpha:g} allows a list of which up to {alpha:.0%} may be wrong"
+    assert (line in plan_checks(plan)["lines"], line in said(plan)) == (warned, warned)
 
 
 def test_a_resume_reads_what_is_filed_and_a_corrected_corpus_is_read_again(tmp_path: Path) -> None:

@@ -126,7 +126,13 @@ def test_the_splits_of_a_saved_dataset_have_roles_by_their_names(tmp_path: Path)
 def test_a_role_is_guessed_from_the_last_part_of_a_path_that_speaks_of_one() -> None:
     held_out = ["heldOut/part-0.parquet", "non-members.csv", "not_trained.csv", "after2024.jsonl", "unseen.jsonl"]
     for role, paths in {
-        "unseen": [*held_out, "data/after_cutoff.jsonl.zst", "unseen/train-00000-of-00001.parquet"],
+        "unseen": [
+            *held_out,
+            "drafts/2019.txt",
+            "unpublished.csv",
+            "data/after_cutoff.jsonl.zst",
+            "unseen/train-00000-of-00001.parquet",
+        ],
         "audit": ["candidates/x.jsonl", "seen/audit.jsonl"],
         "seen": ["members.jsonl", "train.jsonl"],
         None: ["wikipedia.jsonl", "restraint.jsonl"],

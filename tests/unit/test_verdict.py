@@ -1,5 +1,6 @@
 """The verdict on a collection: its words, its exit codes, what it refuses, and that no failed check hides in it."""
 
+import html
 import json
 import re
 import shutil
@@ -18,14 +19,14 @@ from signed import file_blind_test, sign
 import seenset
 from pipeline.audit.dependence import GroupSizes
 from pipeline.audit.records import VERDICT_FILE
-from pipeline.audit.summary import BlindDiagnostic, read_summary
+from pipeline.audit.summary import BlindDiagnostic, read_summary, unsettled
 from pipeline.audit.verdict import CollectionVerdict, read_verdict
 from pipeline.corpus.documents import Document
 from pipeline.corpus.keys import Keys
 from pipeline.errors import ExitCode, UserError
 from pipeline.report.contents import Report
 from pipeline.report.wording.conclusion import CONTRADICTED, GROUPED
-from pipeline.report.wording.verdict import CALIBRATING
+from pipeline.report.wording.verdict import CALIBRATING, by_count, head
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.select import give_verdict, select_again
@@ -33,9 +34,13 @@ from ray_jobs.select import give_verdict, select_again
 APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
 ALIKE = BlindDiagnostic(ok=True, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
 UNSETTLED = BlindDiagnostic(
-    ok=None, outcome="inconclusive", sentence="About 1,600 of each kind would decide it.", n_to_settle=1600
+    ok=None, outcome="inconclusive", sentence="Inconclusive: too few documents.", n_to_settle=1600
 )
 UNTESTED = BlindDiagnostic(ok=None, sentence="Their words could not be compared.")
+
+
+TEST_ALONE = "Of collections that it was not trained on, at most one in 20 gives p <= 0.05 by chance."
+BY_CHANCE = f"{TEST_ALONE[:-1]}, and at most one in 10 this or a count above 0."
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +111,14 @@ def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_d
     unchecked = " and their documents independent; this was not checked"
     checked = "; the test could not confirm this" if outcome is UNSETTLED else unchecked
     condition = f", provided both groups are alike{checked}."
-    assert verdict.sentences[0].endswith(condition)
+    assert verdict.sentences[0].startswith("It is shown, with p = 0.0001, that ")
+    assert verdict.sentences[0].endswith(f"{condition} {BY_CHANCE}")
     assert verdict.sentences[1].startswith("With 95% confidence at least ")
     assert verdict.sentences[1].endswith(condition)
-    assert ("decide it" in verdict.reasons[0], len(verdict.reasons)) == (True, 1)
+    assert verdict.reasons == [unsettled(outcome)]
+    step = "stays inconclusive, which is normal" if outcome is UNSETTLED else "where the texts can be read"
+    assert verdict.next is not None
+    assert step in verdict.next
     page = store.read("report/report.html").decode()
     assert '<div class="answer inconclusive" id="verdict">' in page
     assert "Do not act on this verdict" not in page
@@ -117,6 +126,40 @@ def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_d
     printed = capsys.readouterr().out
     assert "CONTRADICTED" not in printed
     assert f"\n{verdict.reasons[0]}\n" in printed, "the outcome is stated once"
+    assert f"\nnext: {verdict.next}\n" in printed
+    assert html.unescape(page).count(verdict.next) == 1
+
+
+def test_a_verdict_at_a_weak_p_value_states_it_and_chance_before_the_count_on_the_open_card(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At p between .01 and .05 the verdict was a flat sentence, and p and the count stood in a fold of the page."""
+    shifts = (shift / 100 for shift in range(20, 60))
+    verdict = next(one for shift in shifts if 0.01 < (one := answered(store, shift)).test.p_value <= 0.05)
+    p = f"{verdict.test.p_value:.2g}"
+    assert verdict.answer == "trained on"
+    assert verdict.sentences[0] == (
+        f"It is shown, with p = {p}, that {verdict.model} was trained on documents of this collection. {BY_CHANCE}"
+    )
+    page = store.read("report/report.html").decode()
+    card = page[page.index('id="verdict"') :]
+    opened = html.unescape(card[: card.index("<details>")])
+    places = [opened.index(text) for text in (f"p = {p}", BY_CHANCE, verdict.sentences[1])]
+    assert places == sorted(places)
+    assert ended("verdict", store.url) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == verdict.sentences[:2]
+
+
+def test_a_verdict_by_the_count_alone_states_how_often_a_count_is_above_0_by_chance() -> None:
+    by, chance = by_count(0.95, tested=True)
+    assert head("m", "trained on", (by, chance), "") == (
+        "It is shown, with 95% confidence, that m was trained on documents of this collection. "
+        "Of collections that it was not trained on, at most one in 20 gives a count above 0 by chance, and at most one "
+        "in 10 this or p <= 0.05."
+    )
+    assert by_count(0.92, tested=False)[1] == (
+        "Of collections that it was not trained on, at most 8% give a count above 0 by chance."
+    )
 
 
 def test_no_bound_is_stated_anywhere_where_a_blind_test_contradicts_it(
@@ -158,7 +201,7 @@ def test_the_command_and_the_python_interface_state_test_and_count_and_end_as_th
     assert (counted.unit, counted.at_least, counted.n_units) == ("document", summary.bound.members_at_least, 60)
     first = f"With 95% confidence at least {counted.at_least} of the 60 audited documents were trained on"
     assert first in verdict.sentences[1]
-    assert "one of the two for at most 0.1." in verdict.sentences[3]
+    assert verdict.sentences[0].endswith(BY_CHANCE)
     run = seenset.open_run(store.url)
     file_blind_test(store, APART)
     with pytest.warns(seenset.UnsupportedWarning, match="Their words differ"):
@@ -266,7 +309,7 @@ def test_where_one_role_alone_is_grouped_the_page_leaves_the_count_to_the_verdic
 def test_no_count_is_stated_of_blocks_that_ignore_groups_and_the_test_names_its_condition(store: Store) -> None:
     verdict = answered(store, 2.5, "family", groups=lambda role, row: f"{role} {row // 2}")
     assert (verdict.answer, verdict.counts) == ("trained on", [])
-    assert verdict.sentences[0].endswith(", provided documents of one group are independent.")
+    assert verdict.sentences[0].endswith(f", provided documents of one group are independent. {TEST_ALONE}")
     assert verdict.sentences[1] == (
         "No count is stated: a count requires independent documents, and the groups of these are ignored (blocks: "
         "family). The permutation test takes documents of one group to be independent."

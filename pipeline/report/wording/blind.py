@@ -29,13 +29,12 @@ def blind_sentence(test: Blind | None, role: str, by: str) -> str:
     if test is None:
         return (
             f"Inconclusive: fewer than {LEAST_BLOCKS} {role} or audited documents, where documents of one group and "
-            f"near-duplicates count once: whether their {by} differ could not be tested. {decided_by(role, by=by)}"
+            f"near-duplicates count once: whether their {by} differ could not be tested."
         )
     if test.outcome == "inconclusive":
         return (
             f"Inconclusive: too few documents to determine whether the {by} of the {role} and the audited documents "
-            f'differ ({_interval(test)}). "Different" needs a lower limit above {_DIFFERENT:.2f}, "alike" an upper '
-            f"limit of at most {_ALIKE:.2f}. {decided_by(role, by=by, blocks=test.n_audit_blocks is not None)}"
+            f"differ ({_interval(test)})."
         )
     if test.outcome == "passed":
         return f"A {_hardly(test, role, by)} It does not prove them alike."
@@ -95,29 +94,38 @@ def to_be_weighted(sentence: str, by: str) -> str:
     return f"{sentence} This test is without weights; the selections weight these documents by their {by}."
 
 
-def decided_by(first: str, second: str = "audited", by: str = WORDS, blocks: bool = False) -> str:
+def decided_by(first: str, second: str = "audited", by: str = WORDS) -> str:
     """States how many documents of two kinds would decide the test.
 
     Args:
         first: name of one kind.
         second: name of the other kind.
         by: input of the classifier.
+    """
+    return (
+        f"About {documents_to_decide():,} {first} and as many {second} documents would decide it: "
+        f"if their {by} are alike, nine of ten tests then pass."
+    )
+
+
+def how_decided(by: str, blocks: bool) -> str:
+    """Explains inconclusive tests; stated once for all of them.
+
+    Args:
+        by: input of the classifiers.
         blocks: whether some of the documents are of one group, or near-duplicates.
     """
     once = " (documents of one group and near-duplicates count once)" if blocks else ""
     return (
-        f"About {documents_to_decide():,} {first} and as many {second} documents{once} would decide it: "
-        f"if their {by} are alike, nine of ten tests then pass."
+        f'A lower limit above {_DIFFERENT:.2f} decides a test as "different", an upper limit of at most {_ALIKE:.2f} '
+        f'as "alike". With about {documents_to_decide():,} documents of each kind{once} nine of ten tests pass if the '
+        f"{by} are alike; with fewer it is normal that they stay inconclusive."
     )
 
 
 def untested(role: str, why: str, by: str = WORDS) -> str:
     """States that the blind test of a role was not made, and why."""
     return f"Whether the {by} of {role} and audited documents differ was not tested: {why}."
-
-
-ONLY_SCORES = "only scores were available"
-"""Why no blind test was made for scores without texts."""
 
 
 def telling_words_phrase(role: str, audited: Sequence[str], known: Sequence[str], by: str = WORDS) -> str:

@@ -161,6 +161,15 @@ def assumptions(summaries: Iterable[Summary]) -> dict[str, list[str]]:
     return named
 
 
+def next_steps(summaries: Iterable[Summary]) -> dict[str, list[str]]:
+    """Each next step once, with the names of the selections that it is of."""
+    named: dict[str, list[str]] = {}
+    for summary in summaries:
+        if summary.next is not None:
+            named.setdefault(summary.next, []).append(summary.name)
+    return named
+
+
 def guarantee_on_page(guarantee: str, assumption: str, stated: Mapping[str, Sequence[str]]) -> str:
     """The guarantee of an answer with a reference to its assumption, which the page states once."""
     if not assumption:

@@ -18,6 +18,9 @@ UNCONFIRMED = "provided both groups are alike; the test could not confirm this"
 UNCHECKED = "provided both groups are alike and their documents independent; this was not checked"
 """The conditions under which a bound is stated where the blind test is inconclusive, or was not made."""
 
+ONLY_SCORES = "only scores were available"
+"""Why no blind test was made for scores without texts."""
+
 NOT_BOUNDED = (
     "This selection states no bound: calibration documents were removed after a review, and a bound requires that all "
     "documents of the training data were found."
@@ -60,18 +63,14 @@ def standing(conclusion: str, checked: bool = True) -> str:
     return conclusion if checked or conclusion == "supported" else "inconclusive (not checked)"
 
 
-def inconclusive_sentence(sentence: str, checked: bool, n_to_settle: int | None) -> str:
-    """Why a blind test leaves an answer inconclusive, and how many documents would decide it.
+def inconclusive_sentence(sentence: str, checked: bool) -> str:
+    """Why a blind test leaves an answer inconclusive.
 
     Args:
         sentence: sentence of the blind test.
         checked: whether it was made, regardless of its result.
-        n_to_settle: approximate number of documents of each kind that would decide it; None where not stated.
     """
-    if checked:
-        return sentence
-    remedy = "" if n_to_settle else " To decide it, repeat the selection where the texts can be read."
-    return f"Not checked: {sentence}{remedy}"
+    return sentence if checked else f"Not checked: {sentence}"
 
 
 def unproved(weighting: str) -> str:

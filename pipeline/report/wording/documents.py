@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pipeline.audit.blind import TAIL_LEVEL
 from pipeline.audit.summary import NearDuplicatePair, NearDuplicates, OverlapDiagnostic
-from pipeline.report.wording.numbers import documents, was
+from pipeline.report.wording.numbers import documents, percent, was
 from pipeline.selection.guarantees import beside
 
 SHOWN_CHARACTERS = 80
@@ -72,6 +72,11 @@ def counted(duplicates: NearDuplicates, documents: str) -> str:
         f"{sample}{duplicates.n_copies:,} of {duplicates.n_documents:,} {documents} are near-duplicates of others "
         f"among them ({families}, the largest of {duplicates.largest:,})."
     )
+
+
+def large_alpha(name: str, alpha: float) -> str:
+    """States what an alpha above a half allows."""
+    return f"selection {name}: alpha {alpha:g} allows a list of which up to {percent(alpha)} may be wrong"
 
 
 def documents_read(count: int, whole: bool) -> str:

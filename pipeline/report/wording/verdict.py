@@ -13,7 +13,7 @@ from pipeline.audit.summary import ShuffleDiagnostic
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount, Statement, VersionsTest
 from pipeline.report.wording.numbers import percent
 from pipeline.selection.collection import FOLDS, PERMUTATIONS
-from pipeline.selection.guarantees import beside, decimal, percentage
+from pipeline.selection.guarantees import beside, percentage
 from pipeline.selection.procedures.versions import ASSUMPTION
 
 OUTSIDE = "This verdict is outside the schedule of scans: its rates are of this scan alone, and add up over scans."
@@ -57,22 +57,66 @@ def model_with_adapter(name: str, adapter: str | None) -> str:
     return f"{name} with adapter {adapter}" if adapter else name
 
 
-def head(model: str, answer: Statement, condition: str | None) -> str:
-    """States the answer.
+def head(model: str, answer: Statement, shown: tuple[str, str], condition: str | None) -> str:
+    """States the answer; one that the collection was trained on never without its error rate.
 
     Args:
         model: name of the model.
         answer: answer of the verdict.
+        shown: what shows it, from `by_p_value` or `by_count`.
         condition: condition of the answer, if there is one.
     """
     if answer == "trained on":
-        return f"{model} was trained on documents of this collection{_under(condition)}."
+        by, chance = shown
+        return (
+            f"It is shown, {by}, that {model} was trained on documents of this collection{_under(condition)}. {chance}"
+        )
     if answer == "not shown":
         return f"It is not shown that {model} was trained on this collection. That is no proof that it was not."
     return (
         f"Contradicted: the audited documents differ from the unseen ones; this does not show that {model} was "
         "trained on them."
     )
+
+
+def by_p_value(p_value: float, confidence: float | None) -> tuple[str, str]:
+    """A test as what shows a verdict, and how often it would by chance.
+
+    Args:
+        p_value: p-value of the test.
+        confidence: confidence of the count that also would show it; None where there is none.
+    """
+    level = Fraction(repr(LEVEL))
+    chance = f"{_UNTRAINED}, {_some(level)} p <= {LEVEL:g} by chance"
+    if confidence is not None:
+        chance += f", and at most {_share(level + 1 - Fraction(repr(confidence)))} this or a count above 0"
+    return f"with p = {beside(p_value, LEVEL, kind='g')}", f"{chance}."
+
+
+def by_count(confidence: float, tested: bool) -> tuple[str, str]:
+    """A count as what shows a verdict, and how often it would by chance.
+
+    Args:
+        confidence: confidence of the count.
+        tested: whether the permutation test, which also would show it, was made.
+    """
+    sure = Fraction(repr(confidence))
+    chance = f"{_UNTRAINED}, {_some(1 - sure)} a count above 0 by chance"
+    if tested:
+        chance += f", and at most {_share(1 - sure + Fraction(repr(LEVEL)))} this or p <= {LEVEL:g}"
+    return f"with {percentage(sure)} confidence", f"{chance}."
+
+
+_UNTRAINED = "Of collections that it was not trained on"
+
+
+def _some(share: Fraction) -> str:
+    """The share of collections that give something: at most one in 20 gives."""
+    return f"at most {_share(share)} {'gives' if share.numerator == 1 else 'give'}"
+
+
+def _share(share: Fraction) -> str:
+    return f"one in {1 / share}" if share.numerator == 1 else percentage(share)
 
 
 def see_selection(name: str) -> str:
@@ -87,15 +131,6 @@ def direction(mean: float) -> str:
     return (
         f"Audited documents do not score higher than unseen ones ({mean:+.2f} standard deviations on average over "
         "the detectors): training raises scores, so the test gives p = 1."
-    )
-
-
-def both_rates(confidence: float) -> str:
-    """States the error rates of the count and the test for collections without a trained document."""
-    wrong, level = 1 - Fraction(repr(confidence)), Fraction(repr(LEVEL))
-    return (
-        f"Of collections without a trained document the count is wrong for at most {decimal(wrong)} and "
-        f"the test (p <= {LEVEL:g}) for at most {LEVEL:g}; one of the two for at most {decimal(wrong + level)}."
     )
 
 
@@ -203,12 +238,6 @@ def verdict_on_versions(
         limit: the most documents that were read; None when all were.
         shuffle: shuffle check of the documents; None where `seenset mark` drew the published versions.
     """
-    heads = {
-        "trained on": f"{model} was trained on documents of this collection, as published.",
-        "not shown": f"It is not shown that {model} was trained on this collection. That is no proof that it was not.",
-        "not supported": f"Contradicted: the published versions were not drawn at random, so that this does not show "
-        f"that {model} was trained on them.",
-    }
     p_value = f"p = {beside(test.p_value, LEVEL, kind='g')}"
     redrawn = f"Redrawing the published versions of {test.documents:,} documents {test.redraws:,} times gives {p_value}"
     meaning = [
@@ -220,8 +249,14 @@ def verdict_on_versions(
     ]
     if shuffle is not None and shuffle.ok is False:
         meaning = [f"{redrawn}, which says nothing without a draw at random.", direction_of_versions(test.above)]
+    first = head(model, answer, by_p_value(test.p_value, None), "as published")
+    if answer == "not supported":
+        first = (
+            "Contradicted: the published versions were not drawn at random, so that this does not show that "
+            f"{model} was trained on them."
+        )
     return [
-        heads[answer],
+        first,
         *meaning,
         *([] if shuffle is None else [shuffle.sentence]),
         f"The verdict assumes that {ASSUMPTION}. No unseen documents are needed.",
