@@ -55,8 +55,8 @@ _INDEX = re.compile(r"(?<!\d)(?!(?:19|20)\d\d(?!\d))\d+")
 
 ROLE_WORDS: dict[Role, str] = {
     "unseen": (
-        "unseen unpublished draft drafts after aftercutoff postcutoff holdout heldout nonmember nonmembers notseen fresh "
-        "novel future control controls calibration negatives"
+        "unseen unpublished draft drafts after aftercutoff postcutoff holdout heldout nonmember nonmembers notseen "
+        "fresh novel future control controls calibration negatives"
     ),
     "audit": (
         "audit audited candidate candidates suspect suspects suspected query queries target targets judge unknown "
