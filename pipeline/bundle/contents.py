@@ -163,11 +163,10 @@ class BundledVersions:
         for name, holds in conditions.items():
             if not pc.all(pc.fill_null(holds, False), min_count=0).as_py():
                 raise RefutedError(f"{name} of a document are not those of its versions")
-        assert config.corpus.versions is not None
         draws = None
         if FEATURES in scored.column_names:
             named = scored.select(["id", VERSIONS, FEATURES]).rename_columns(["doc_id", VERSIONS, FEATURES])
-            draws = version_draws(DrawTable.joined([table_of(named)]), config.corpus.versions, config.near_copies)
+            draws = _draws(named, config)
         return cls(scored, config, draws)
 
     def part(self, columns: list[str]) -> VersionPart:
@@ -212,6 +211,22 @@ class BundledVersions:
                 same = salt is not None and commitments == b"".join(version_digest(salt, text) for text in texts)
             if not same:
                 yield name
+
+
+def _draws(table: pa.Table, config: AuditConfig) -> VersionDraws:
+    """The draws of documents, from a table with doc_id, versions and features.
+
+    Raises:
+        RefutedError: features that no document can have.
+    """
+    versions = config.corpus.versions
+    assert versions is not None
+    if table[FEATURES].null_count and (versions.template or versions.window):
+        raise RefutedError("a document without features has orders that seenset mark did not draw")
+    try:
+        return version_draws(DrawTable.joined([table_of(table)]), versions, config.near_copies)
+    except (ValueError, IndexError, OverflowError, pa.ArrowException):
+        raise RefutedError("features of a document are not those of its versions") from None
 
 
 def commitment_of(data: bytes, name: str) -> Mapping[str, Any]:

@@ -107,6 +107,7 @@ def verify_bundle(data: bytes, name: str, commitment: Mapping[str, Any] | None =
             Checked("holds", "container", f"{len(members)} members are as {INDEX} lists them"),
             *bundle.stated(),
             *bundle.check_commitment(commitment),
+            *bundle.check_draws(),
             *(finding for selection in index.selections for finding in bundle.check(selection)),
             *bundle.check_verdict(),
         ]
@@ -250,6 +251,18 @@ class _Bundle:
             )
         else:
             yield Checked("holds", "texts", f"the versions of {scored:,} documents match their digests")
+
+    def check_draws(self) -> Iterator[Checked]:
+        """State which documents with versions have no features of their draws."""
+        if self.versions is None:
+            return
+        documents, draws = len(self.versions.table), self.versions.draws
+        unknown = documents if draws is None else self.versions.table[FEATURES].null_count
+        if unknown:
+            by = "version 0.10.0, which did not check draws" if draws is None else "seenset mark"
+            yield Checked(
+                "stated", "draws", f"that published versions were drawn at random, of {unknown:,} documents by {by}"
+            )
 
     def check_verdict(self) -> Iterator[Checked]:
         """Recompute the verdict on the collection, if there is one."""

@@ -363,6 +363,8 @@ def names_option(value: Any, item: ChoiceItem, bare: Sequence[str]) -> int:
     if isinstance(value, (int, float)):
         return NUMBER + int(value) if value in range(number + 1) else UNKNOWN
     text = str(value)
+    if len(text) > 2 * max(map(len, item.options)):
+        return UNKNOWN
     if digits := _DIGITS.fullmatch(text):
         return NUMBER + int(digits[1]) if int(digits[1]) <= number else UNKNOWN
     if letter := _LETTER.fullmatch(text):

@@ -72,6 +72,7 @@ class DrawTable:
             return flat.reshape(count, -1) if count else np.empty((0, 0), dtype=np.int64)
 
         sketches = np.frombuffer(b"".join(held["sketches"].to_pylist()), dtype=np.uint8)
+        _check_codes(held)
         return cls(
             ids=tuple(np.array(ids, dtype=object)[kept].tolist()),
             published=published[kept],
@@ -113,6 +114,29 @@ class DrawTable:
         ids = tuple(self.ids[i] for i in chosen.tolist())
         answers = {name: codes[chosen] for name, codes in self.answers.items()}
         return DrawTable(ids=ids, **values, answers=answers, permuted=self.permuted)
+
+
+MOST_IN_ORDER = 1000
+"""Most options or rows of a document, as `versions.window` allows."""
+
+
+def _check_codes(held: Mapping[str, Any]) -> None:
+    """Check the ranges of the features of some documents.
+
+    Raises:
+        ValueError: a value that no document has.
+    """
+    number = held["number"].to_numpy(zero_copy_only=False)
+    codes = [pc.list_flatten(held[name]).to_numpy(zero_copy_only=False) for name in ("orders", "places", "answers")]
+    codes.append(held["order"].to_numpy(zero_copy_only=False))
+    ordered = pc.list_value_length(held["orders"]).to_numpy(zero_copy_only=False) > 0
+    if number.min(initial=2) < 2 or number[ordered].max(initial=2) > MOST_IN_ORDER:
+        raise ValueError("a number of versions, options or rows is out of range")
+    if any(one.size and one.min() < UNKNOWN for one in codes):
+        raise ValueError("a code is out of range")
+    lengths = [pc.list_value_length(held[name]) for name in ("columns", "answers")]
+    if not pc.all(pc.equal(*lengths), min_count=0).as_py():
+        raise ValueError("columns and answers differ in number")
 
 
 _ARRAYS = ("published", "sizes", "number", "marks", "equal", "options", "order", "sketches", "orders", "places")

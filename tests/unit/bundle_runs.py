@@ -100,6 +100,16 @@ def in_first(column: str, change: Callable[[Any], Any]) -> Callable[[pa.Table], 
     return changed
 
 
+def in_every(column: str, change: Callable[[Any], Any]) -> Callable[[pa.Table], pa.Table]:
+    """Changes the values of all rows of a table."""
+
+    def changed(table: pa.Table) -> pa.Table:
+        values = list(map(change, table[column].to_pylist()))
+        return with_column(table, column, pa.array(values, table.schema.field(column).type))
+
+    return changed
+
+
 def forged(data: bytes, changes: Mapping[str, Callable[[Any], Any]]) -> bytes:
     """The bundle with changed members, tables or the keys of JSON files, under digests that fit them."""
     index, members = unpack(data, "bundle")

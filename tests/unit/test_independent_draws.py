@@ -1,13 +1,15 @@
 """Which documents with versions are used: one of each family, items with the same options, and marks in place."""
 
 import random
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from bundle_runs import forged, in_every, in_first
 from commands import ended
 from made_up_items import (
     TEMPLATE,
@@ -23,6 +25,8 @@ from marked_runs import run_here, versions_audit, write_texts
 
 import seenset
 from pipeline.audit.draws import VersionDraws
+from pipeline.bundle.container import RefutedError
+from pipeline.bundle.verify import verify_bundle
 from pipeline.store.files import Store
 from seenset.versions import Versions
 
@@ -221,7 +225,7 @@ def test_documents_that_mark_drew_are_all_used_and_not_checked(tmp_path: Path, t
     assert Store(str(tmp_path / "run")).read_json("verdict.json")["versions"]["documents"] == 12
     table = pq.read_table(private).drop_columns(["salt"])
     pq.write_table(table, tmp_path / "own.parquet")
-    assert not replace(seenset.read_versions(tmp_path / "own.parquet")).marked
+    assert not seenset.read_versions(tmp_path / "own.parquet").marked
 
 
 # --- a contradicted run
@@ -254,3 +258,84 @@ def test_a_contradicted_draw_contradicts_list_and_verdict_with_their_exit_codes(
     assert code == (5 if verdict["answer"] == "not supported" else 0)
     assert ended("pack", tmp_path / "run", tmp_path / "bundle") == 0
     assert ended("verify", tmp_path / "bundle") == 0
+
+
+# --- the evidence
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> bytes:
+    """The evidence of a run over shuffled items, two of which are equal."""
+    folder = tmp_path_factory.mktemp("bundle")
+    rows = make_items(20)
+    rows.append({**rows[0], "id": "twice"})
+    path = write_rows(folder / "items.jsonl", rows)
+    source = {"path": str(path), "id": "id", "versions": {"permute": "choices", "template": TEMPLATE}}
+    assert run_here(folder, versions_audit(folder, tiny_model_folder, source)) == 0
+    assert ended("verdict", folder / "run") == 0
+    assert ended("pack", folder / "run", folder / "bundle") == 0
+    return (folder / "bundle").read_bytes()
+
+
+def findings(data: bytes, outcome: str) -> list[str]:
+    return [str(finding) for finding in verify_bundle(data, "b").findings if finding.outcome == outcome]
+
+
+def test_verify_recomputes_the_check_and_the_documents_that_are_left_out(bundle: bytes) -> None:
+    assert findings(bundle, "refuted") == []
+    assert not any("check shuffle" in line or "draws:" in line for line in findings(bundle, "stated"))
+
+    def sorted_codes(features: dict[str, Any]) -> dict[str, Any]:
+        return {**features, "orders": [0] * len(features["orders"])}
+
+    forgery = forged(bundle, {"documents.parquet": in_every("features", sorted_codes)})
+    refuted = findings(forgery, "refuted")
+    assert any("diagnostics.shuffle.ok is stated as True, and the scores give False" in line for line in refuted)
+    assert any(line.startswith("verdict: supported is stated as True") for line in refuted)
+    number = iter(range(100))
+    other = forged(bundle, {"documents.parquet": in_every("features", lambda one: {**one, "equal": next(number)})})
+    assert findings(other, "refuted") == [], "near-duplicates are known by their sketches too"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one: {**one, "orders": one["orders"][1:]},
+        lambda one: {**one, "places": [*one["places"], 1]},
+        lambda one: {**one, "places": [-7] * len(one["places"])},
+        lambda one: {**one, "number": 1},
+        lambda one: {**one, "number": 2**31 - 1},
+        lambda one: {**one, "sketches": one["sketches"][1:]},
+        lambda one: {**one, "columns": [*one["columns"], "answer"]},
+        lambda one: {**one, "order": -9},
+        lambda one: None,
+    ],
+)
+def test_features_that_no_item_has_are_refused_in_one_line(
+    bundle: bytes, change: Callable[[dict[str, Any]], dict[str, Any] | None]
+) -> None:
+    with pytest.raises(RefutedError, match="features"):
+        verify_bundle(forged(bundle, {"documents.parquet": in_first("features", change)}), "b")
+
+
+def test_a_bundle_of_version_0_10_0_holds_and_states_that_draws_were_not_checked(bundle: bytes) -> None:
+    """It has no features, and its summary no shuffle check; the list is that of all distinct sets of versions."""
+
+    def unchecked(summary: dict[str, Any]) -> dict[str, Any]:
+        return {**summary, "diagnostics": {k: v for k, v in summary["diagnostics"].items() if k != "shuffle"}}
+
+    def earlier_verdict(verdict: dict[str, Any]) -> dict[str, Any]:
+        return {**verdict, "sentences": [line for line in verdict["sentences"] if "Nothing in the texts" not in line]}
+
+    earlier = forged(
+        bundle,
+        {
+            "documents.parquet": lambda table: table.drop_columns(["features"]),
+            "answers/list.json": unchecked,
+            "verdict.json": earlier_verdict,
+        },
+    )
+    assert findings(earlier, "refuted") == []
+    assert any(
+        "of 21 documents by version 0.10.0, which did not check draws" in line for line in findings(earlier, "stated")
+    )
