@@ -265,7 +265,7 @@ def left_out_sentences(table: DrawTable, independent: IndependentDraws) -> list[
         some = "the items with marks are" if independent.misplaced > out else f"{'it' if out == 1 else 'these'} {are}"
         lines.append(
             f"{out:,} of {count_noun(independent.marked, 'item')} with marks such as (A) {have} one that does not "
-            f"stand in its place: {some} left out."
+            f"stand in its place: {some} left out (versions.marks: none if these are no marks)."
         )
     if independent.repeated:
         are = "is" if independent.repeated == 1 else "are"

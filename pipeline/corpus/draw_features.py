@@ -35,8 +35,8 @@ ASCENDING, DESCENDING = 0, 1
 ORDERED = ("code points", "length", "first number")
 """Features that order texts."""
 
-OCCURRENCE = ("first occurrence in the other columns", "last occurrence in the other columns")
-"""Features that order options by where the other columns of the item hold them."""
+FURTHER = ("last word", "first occurrence in the other columns", "last occurrence in the other columns")
+"""Further features that order options: their last words, and where the other columns of the item hold them."""
 
 EXTREMES = (
     "length",
@@ -161,7 +161,12 @@ def item_features(item: ChoiceItem) -> DrawFeatures:
         marks=UNMARKED if marks is None else IN_PLACE if marks.in_place else OUT_OF_PLACE,
         options=value_key(keys),
         order=order_code(list(zip(plain, bare, strict=True))),
-        orders=(*raw, *_orders(bare if checked is None else checked.bare), *_occurrences(spots)),
+        orders=(
+            *raw,
+            *_orders(bare if checked is None else checked.bare),
+            order_code([words[-1] if (words := one.split()) else "" for one in plain]),
+            *_occurrences(spots),
+        ),
         places=(*_outstanding(bare), _only_one(spots)),
         columns=(*columns, ""),
         answers=(
@@ -264,10 +269,10 @@ def _first_number(text: str) -> float | None:
 
 
 def _occurrences(spots: Sequence[tuple[int, int] | None]) -> list[int]:
-    """Codes of the order of options by `OCCURRENCE`; UNKNOWN unless the other columns hold all of them."""
+    """Codes of the order of options by their occurrence; UNKNOWN unless the other columns hold all of them."""
     places = [pair for pair in spots if pair is not None]
     if len(places) < len(spots):
-        return [UNKNOWN] * len(OCCURRENCE)
+        return [UNKNOWN, UNKNOWN]
     return [order_code([first for first, _ in places]), order_code([last for _, last in places])]
 
 

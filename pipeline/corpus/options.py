@@ -48,7 +48,8 @@ _REFERS = re.compile(
     r"|[ivx]{1,4})\)?)+\W*( only)?\W*$"
     r"|^\W*(all|none|both|neither|other|others|unknown|[a-h] only)\W*$"
     r"|^(it )?(cannot|can not|can't) be (determined|known|inferred|answered)|^not enough information"
-    r"|^no (change|error)\b",
+    r"|^no (change|error)\b"
+    r"|\b(options?|choices?|answers?|statements?) \(?((?-i:[A-H]|[IVX]{1,4})|[1-9])\)?(?!\w)",
     re.IGNORECASE,
 )
 

@@ -133,6 +133,22 @@ def test_numbering_in_words_and_scripts_without_order_contradicts_the_draw_too(w
     assert any("one and the same of 24 orders by code points" in test.about for test in found.check.failed())
 
 
+def test_names_that_are_sorted_by_surname_contradict_the_draw() -> None:
+    rows = changed(make_items(40), lambda row: {"choices": sorted(row["choices"], key=lambda text: text.split()[-1])})
+    found = draws_of_items(rows)
+    assert any("options ascend by last word" in test.about for test in found.check.failed())
+
+
+@pytest.mark.parametrize("form", ["{text} ({mark})", "{text} [{mark}]", "{text} \\textbf{{{mark}}}"])
+def test_marks_behind_the_options_contradict_the_draw(form: str) -> None:
+    rows = changed(
+        make_items(40),
+        lambda row: {"choices": [form.format(text=t, mark=m) for m, t in zip(LETTERS, row["choices"], strict=True)]},
+    )
+    found = draws_of_items(rows)
+    assert any("options ascend by last word in 40 of 40" in test.about for test in found.check.failed())
+
+
 def test_options_that_are_sorted_behind_their_marks_contradict_the_draw() -> None:
     rows = changed(
         make_items(40),

@@ -76,6 +76,9 @@ LEFT = {
         ["I only", "II only", "I and II only"],
         ["water", "fire", "Neither"],
         ["water", "fire", "It cannot be determined"],
+        ["water", "fire", "The same as option B"],
+        ["water", "fire", "Answer (C) is wrong"],
+        ["water", "fire", "Only statement II holds"],
     ],
 }
 
@@ -90,7 +93,14 @@ def test_items_whose_options_have_an_order_are_left_out_whatever_order_was_publi
 
 
 @pytest.mark.parametrize(
-    "options", [["a red car", "a blue car"], ["2 dogs", "3 cats"], ["Both parents agree", "Rain"], ["civil", "mild"]]
+    "options",
+    [
+        ["an answer a day", "a choice i made", "option Blue"],
+        ["a red car", "a blue car"],
+        ["2 dogs", "3 cats"],
+        ["Both parents agree", "Rain"],
+        ["civil", "mild"],
+    ],
 )
 def test_other_items_stay(options: list[str]) -> None:
     assert why_left_out(options) is None
