@@ -38,6 +38,8 @@ MARKS_HINT = (
     "of the options."
 )
 
+INDEX_HINT = "If each list begins with the version that was drawn, state versions.drawn_first: true."
+
 NAMED = 3
 """Sets of options, and failed tests, that a sentence names."""
 
@@ -217,9 +219,12 @@ def _findings(table: DrawTable, check: DrawCheck) -> list[str]:
     if failed:
         shown = "; ".join(f"{test.about} (p = {test.p_value:.2g})" for test in failed[:NAMED])
         more = f"; {len(failed) - NAMED:,} more tests contradict it" if len(failed) > NAMED else ""
-        lines.insert(0, f"The published {drawn} were not drawn at random, as the texts alone show: {shown}{more}.")
+        source = "texts" if table.orders.shape[1] else "texts and indices"
+        lines.insert(0, f"The published {drawn} were not drawn at random, as {source} alone show: {shown}{more}.")
         if table.permuted and failed[0].about.startswith("options "):
             lines.append(MARKS_HINT)
+        if not table.orders.shape[1] and not table.published.any():
+            lines.append(INDEX_HINT)
     elif not check.tests:
         lines.append(
             f"Whether the published {drawn} were drawn at random was not checked: {compared} can be compared, and a "

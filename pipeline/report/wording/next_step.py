@@ -22,8 +22,8 @@ MATCHED = (
 )
 
 AS_DRAWN = (
-    "Audit only documents whose published order or version was drawn at random, or mark what you publish from now on "
-    "with seenset mark"
+    "Take out of the texts what the shuffle check names, audit only documents whose published order or version was "
+    "drawn at random, or mark what you publish from now on with seenset mark"
 )
 """After a shuffle check that failed."""
 

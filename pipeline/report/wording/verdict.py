@@ -248,17 +248,20 @@ def verdict_on_versions(
         "were not trained on at most one in N ever reaches N.",
     ]
     if shuffle is not None and shuffle.ok is False:
-        meaning = [f"{redrawn}, which says nothing without a draw at random.", direction_of_versions(test.above)]
+        meaning = [
+            f"{redrawn}, which says nothing where the published versions can be told without the model.",
+            direction_of_versions(test.above),
+        ]
     first = head(model, answer, by_p_value(test.p_value, None), "as published")
     if answer == "not supported":
         first = (
-            "Contradicted: the published versions were not drawn at random, so that this does not show that "
+            "Contradicted: texts or indices show which versions were published, so that this does not show that "
             f"{model} was trained on them."
         )
     return [
         first,
         *meaning,
-        *([] if shuffle is None else [shuffle.sentence]),
+        *([] if shuffle is None or shuffle.ok is False else [shuffle.sentence]),  # a failed one is a reason
         f"The verdict assumes that {ASSUMPTION}. No unseen documents are needed.",
         *([] if limit is None else [f"This is a sample: only the first {limit:,} documents were read."]),
     ]
