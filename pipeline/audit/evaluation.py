@@ -25,7 +25,7 @@ from pipeline.audit.detection import (
 )
 from pipeline.audit.halvings import LEAST, Compared
 from pipeline.audit.records import Record, VersionedRecord
-from pipeline.audit.scored import Scored, scores_of
+from pipeline.audit.scored import Scored, doubtful_inputs, scores_of
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import display_name
@@ -211,6 +211,7 @@ class Evaluated:
     higher: Mapping[str, str] = field(default_factory=dict)  # column of external scores -> role with the higher scores
     has_text: bool = True  # whether texts were read, and not scores alone
     units: str = "words"  # or tokens, of texts
+    doubts: Sequence[str] = ()  # what readers of the inputs doubt
 
 
 def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> Evaluated:
@@ -267,6 +268,7 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
         higher={one.column: str(one.arguments["higher"]) for one in detectors} if config.corpus.scores else {},
         has_text=config.corpus.has_text,
         units=config.corpus.units,
+        doubts=doubtful_inputs(scored.receipts, scored.shards),
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,15 @@ from pipeline.audit.resolution import outlooks
 from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostic, NearDuplicates, OverlapDiagnostic
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
+from pipeline.config.paths import written
 from pipeline.config.selection import NULL_ROLE
-from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.documents import Document, UnclosedError, read_shard
 from pipeline.corpus.files import suggested_encoding
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.keys import Keys, content_size, keyed
+from pipeline.corpus.notes import Notes
+from pipeline.corpus.options import LEFT_OUT
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import documents as wording
@@ -77,28 +81,98 @@ class Undecodable(Record):
         return self.undecodable >= max(_LEAST, self.documents / 2)
 
 
-class DecodingTally:
-    """Counts, per input, of the documents that were read and of those that are not in its encoding."""
+class InputFindings(Record):
+    """Findings of the reader of an input: documents that it cannot read, and notes."""
+
+    name: str = Field(description="Name of the input in the configuration.")
+    documents: int = Field(description="Number of its documents that were read.")
+    reasons: dict[str, int] = Field({}, description="Reason of the quarantine -> number of these documents.")
+    problem: str = Field("", description="The first problem in words.")
+    notes: dict[str, tuple[int, int]] = Field({}, description="Kind of note -> their number, and the first place.")
+
+    @property
+    def problems(self) -> str:
+        """States how many documents cannot be read, and why."""
+        bad = sum(self.reasons.values())
+        counted = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in self.reasons.items())
+        return (
+            f"{bad:,} of {self.documents:,} sampled documents of {self.name} cannot be read: {counted} "
+            f"(first: {self.problem})"
+        )
+
+    @property
+    def stops(self) -> bool:
+        """Whether the input is not what its settings say: no document can be read, or half of them are broken."""
+        bad = sum(self.reasons.values())
+        return bad == self.documents or self.reasons.get("undecodable", 0) >= max(_LEAST, self.documents / 2)
+
+    def lines(self, error_budget: float) -> list[str]:
+        """A line for each finding, with the prefix of a warning or a note."""
+        notes = Notes(dict(self.notes))
+        lines = [f"{WARNING}{line}" for line in notes.sentences(self.name, doubts=True)]
+        if self.reasons:
+            over = sum(self.reasons.values()) > error_budget * self.documents
+            lines.append(f"{WARNING if over else NOTE}{self.problems}")
+        return lines + [f"{NOTE}{line}" for line in notes.sentences(self.name, doubts=False)]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What was read of one input so far."""
+
+    shard: Shard
+    documents: int = 0
+    misfits: int = 0  # documents that are not in the encoding of the input
+    reasons: Counter[str] = field(default_factory=Counter)
+    problem: str = ""
+    notes: Notes = field(default_factory=Notes)
+
+
+class DocumentTally:
+    """Counts, per input, of the documents that were read and of those that cannot be, with the notes of its reader."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, tuple[Shard, list[int]]] = {}
+        self._inputs: dict[str, _Tally] = {}
 
     def readable(self, shard: Shard) -> Iterator[Document]:
         """The documents of a shard without a problem; all are counted."""
-        _, counts = self._counts.setdefault(shard.path, (shard, [0, 0]))
+        tally = self._inputs.setdefault(f"{shard.role} {shard.path}", _Tally(shard))
         encoded = "encoding" in format_named(shard.format).settings
-        for document in read_shard(shard):
-            counts[0] += 1
+        for document in read_shard(shard, notes=tally.notes):
+            tally.documents += 1
             if document.problem is None:
-                counts[1] += encoded and "\0" in document.text  # as in UTF-16 that is read as UTF-8
+                tally.misfits += encoded and "\0" in document.text  # as in UTF-16 that is read as UTF-8
                 yield document
-            elif document.problem[0] == "undecodable":
-                counts[1] += 1
+                continue
+            reason, message = document.problem
+            tally.misfits += reason == "undecodable"
+            if reason not in LEFT_OUT:
+                tally.problem = tally.problem or message
+                tally.reasons[reason] += 1
+
+    def count(self, role: Role) -> int:
+        """Number of documents of a role that were read."""
+        return sum(one.documents for one in self._inputs.values() if one.shard.role == role)
 
     def undecodable(self) -> list[Undecodable]:
         """The inputs with documents of another encoding."""
-        described = (_described(shard, *counts) for shard, counts in self._counts.values() if counts[1])
+        tallies = (tally for tally in self._inputs.values() if tally.misfits)
+        described = (_described(one.shard, one.documents, one.misfits) for one in tallies)
         return [one for one in described if one is not None]
+
+    def findings(self) -> list[InputFindings]:
+        """The findings of each input; inputs without findings are omitted."""
+        return [
+            InputFindings(
+                name=one.shard.name,
+                documents=one.documents,
+                reasons=dict(one.reasons.most_common()),
+                problem=one.problem,
+                notes=one.notes.counts,
+            )
+            for one in self._inputs.values()
+            if one.reasons or one.notes.counts
+        ]
 
 
 def _described(shard: Shard, documents: int, undecodable: int) -> Undecodable | None:
@@ -161,6 +235,7 @@ class PreflightChecks(VersionedRecord):
         exclude_if=lambda draws: draws is None,
         description="The shuffle check of documents with versions; left out for others.",
     )
+    findings: list[InputFindings] = Field([], description="Documents that cannot be read, and notes, by input.")
 
     @property
     def scope(self) -> str:
@@ -179,7 +254,8 @@ def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
         effort: limits of the reading.
 
     Raises:
-        UserError: the inputs of the plan are missing; also the errors of `check_calibration_left`.
+        UserError: the inputs of the plan are missing; a role has no documents; an input ends inside a quoted field;
+            also the errors of `check_calibration_left`.
     """
     config = plan.config
     roles = [role for role, _ in config.corpus.roles()]
@@ -189,8 +265,11 @@ def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
     damaged: list[str] = []
     quarter = effort.characters // 4
     amounts = {role: effort.characters - (len(roles) - 1) * quarter if role == "audit" else quarter for role in roles}
-    sample = _Sample(plan.shards, config.seed, damaged, DecodingTally(), DrawReader())
+    sample = _Sample(plan.shards, config.seed, damaged, DocumentTally(), DrawReader())
     read = {role: _read(sample, role, amounts[role]) for role in roles}
+    for role, source in config.corpus.roles():
+        if not sample.tally.count(role) and not damaged:  # files with column names alone
+            raise UserError(f"{config.corpus.key(role)} holds no documents: {', '.join(map(written, source.paths))}")
     overlaps = {role: _overlap(read[role], read["audit"], role, config.near_copies) for role in known}
     for role in calibrating(config):
         if role in overlaps and config.overlap == "drop" and read[role].whole:
@@ -213,6 +292,7 @@ def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
         draws=None
         if config.corpus.versions is None
         else sample.draws.preview(config.corpus.versions, config.near_copies),
+        findings=sample.tally.findings(),
     )
 
 
@@ -258,15 +338,18 @@ def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
     """Stop where most documents would be quarantined, or where selection would refuse them after scoring.
 
     Raises:
-        UserError: an input is entirely in another encoding; a role that calibrates a selection has near-duplicates of
-            audited documents, and the configuration does not set `overlap: drop`; or fewer than 20 documents of either
-            role for weights.
+        UserError: an input is entirely in another encoding, or cannot be read with its settings; a role that calibrates
+            a selection has near-duplicates of audited documents, and the configuration does not set `overlap: drop`; or
+            fewer than 20 documents of either role for weights.
     """
     for one in checked.undecodable:
         if one.stops:
             raise UserError(one.sentence)
     if checked.draws is not None and not checked.draws.used and checked.whole:
         raise UserError(f"no document has a draw of its own: {checked.draws.shuffle.sentence}")
+    for finding in checked.findings:
+        if finding.stops:
+            raise UserError(finding.problems)
     for role in calibrating(config):
         shared = checked.overlap.get(role)
         if shared is not None and shared.n_calibration and config.overlap == "error":
@@ -302,11 +385,14 @@ def _lines(checked: PreflightChecks, config: AuditConfig) -> list[str]:
         if role == "audit" or role in calibrating(config):
             line = wording.counted(duplicates, "audited documents" if role == "audit" else f"{role} documents")
             lines.append(f"{NOTE if duplicates.n_copies else ''}{line}")
-    inputs = [*checked.damaged, *(one.sentence for one in checked.undecodable)]
+    inputs = [f"{WARNING}{line}" for line in (*checked.damaged, *(one.sentence for one in checked.undecodable))]
+    explained = {one.name for one in checked.undecodable}
+    for finding in checked.findings:
+        inputs += finding.lines(config.error_budget) if finding.name not in explained else []
     if draws is not None:
         lines += [*draws.lines, *(f"{WARNING}{line}" for line in draws.warnings)]
     large = [wording.large_alpha(one.name, one.alpha) for one in config.selections if one.alpha > LARGE_ALPHA]
-    return [*(f"{WARNING}{line}" for line in [*inputs, *large]), *lines]
+    return [*inputs, *(f"{WARNING}{line}" for line in large), *lines]
 
 
 def _before_weights(test: BlindDiagnostic | None, role: Role, config: AuditConfig) -> BlindDiagnostic | None:
@@ -371,7 +457,7 @@ class _Sample:
     shards: Sequence[Shard]
     seed: int
     damaged: list[str]  # one line per input
-    tally: DecodingTally
+    tally: DocumentTally
     draws: DrawReader
 
 
@@ -392,6 +478,8 @@ def _read(sample: _Sample, role: Role, characters: int) -> _RoleKeys:
                 left = int(rest[-1])
                 if left <= 0:
                     break
+        except UnclosedError:
+            raise
         except UserError as error:  # of one file; the run finishes the others and reports it
             sample.damaged.append(str(error))
     read = {index: Keys.joined(parts[index]) for index in sorted(parts)}

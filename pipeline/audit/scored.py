@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from pipeline.config.corpus import NEAR_SHARE, ROLES, Role
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.keys import KEY_COLUMNS, Keys
 from pipeline.corpus.near_duplicates import stack_sketches
+from pipeline.corpus.notes import Notes
 from pipeline.corpus.options import LEFT_OUT as OPTIONS_LEFT_OUT
 from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
@@ -70,6 +71,20 @@ def in_order(each: Each, receipts: Sequence[Receipt], function: Callable[[Receip
     """The results of a function for every shard, in the order of the shards."""
     results = dict(each(receipts, lambda receipt: (receipt.shard, function(receipt))))
     return [results[receipt.shard] for receipt in receipts]
+
+
+def doubtful_inputs(receipts: Iterable[Receipt], shards: Mapping[str, Shard]) -> list[str]:
+    """What readers of the inputs doubt, one sentence for each input and kind.
+
+    Args:
+        receipts: receipts of scored shards.
+        shards: shards by id.
+    """
+    notes: dict[str, Notes] = {}
+    for receipt in receipts:
+        if receipt.notes and receipt.shard in shards:
+            notes.setdefault(shards[receipt.shard].name, Notes()).include(receipt.notes)
+    return [line for name, one in sorted(notes.items()) for line in one.sentences(name, doubts=True)]
 
 
 @dataclass(frozen=True, slots=True)

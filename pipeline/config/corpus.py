@@ -8,7 +8,7 @@ import json
 import string
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from encodings.aliases import aliases
 from typing import Annotated, Any, Literal
 
@@ -24,12 +24,16 @@ _NAMES = sorted({*aliases, *aliases.values()} - {"ansi", "dbcs", "mbcs"})
 _DELIMITERS = {"tab": "\t", "\\t": "\t", "semicolon": ";", "comma": ",", "pipe": "|", "bar": "|", "space": " "}
 
 
+Quoting = Literal["double", "none"]
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Encoding of a text file, and delimiter of a CSV file."""
+    """Encoding of a text file, and delimiter and quoting of a CSV file."""
 
     encoding: str = "utf-8"  # name in `codecs`
     delimiter: str = ","
+    quoting: Quoting = "double"
 
     def differing(self) -> dict[str, str]:
         """The fields that differ from the defaults, which earlier versions always used."""
@@ -57,10 +61,10 @@ class Dialect:
             mark: byte order mark at the start of the file; empty if it has none.
         """
         if not self.is_wide:  # Latin-1 has the characters of ASCII at the same bytes and keeps every byte
-            return self if self.encoding == "utf-8" else Dialect("iso8859-1", self.delimiter)
+            return self if self.encoding == "utf-8" else replace(self, encoding="iso8859-1")
         big = mark in (codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE) if mark else sys.byteorder == "big"
         explicit = self.encoding.endswith(("-le", "-be"))
-        return self if explicit else Dialect(f"{self.encoding}-{'be' if big else 'le'}", self.delimiter)
+        return self if explicit else replace(self, encoding=f"{self.encoding}-{'be' if big else 'le'}")
 
     @property
     def label(self) -> str:
@@ -261,7 +265,10 @@ class SourceConfig(Section):
         PLAIN.encoding, description="Encoding of CSV, JSONL and .txt files, such as cp1252 or utf-16."
     )
     delimiter: Annotated[str, AfterValidator(checked_delimiter)] = Field(
-        PLAIN.delimiter, description="Character between the fields of CSV files."
+        PLAIN.delimiter, description="Character between the fields of CSV files; of .tsv files a tab."
+    )
+    quoting: Quoting = Field(
+        PLAIN.quoting, description="Quotes around fields of CSV files; none: every quote is part of a text."
     )
     versions: VersionsConfig | None = Field(None, description="Versions of each audited document, instead of `text`.")
     review_count: Annotated[int, Field(ge=1)] | None = Field(
@@ -280,7 +287,7 @@ class SourceConfig(Section):
         if (self.path is None) == (self.dataset is None):
             raise ValueError("needs exactly one of 'path' and 'dataset'")
         if self.dataset is not None and self.dialect != PLAIN:
-            raise ValueError("encoding and delimiter apply to files, not to a dataset on the hub")
+            raise ValueError("encoding, delimiter and quoting apply to files, not to a dataset on the hub")
         if self.image is None and self.caption is not None:
             raise ValueError("caption goes with image, the column of the pictures, and only with it")
         if self.scores is not None and (self.image is not None or self.versions is not None):
@@ -303,6 +310,8 @@ class SourceConfig(Section):
         for name in ("versions", "review_count", "review", "scores", "tokens"):
             if getattr(self, name) is None:
                 values.pop(name, None)
+        if self.quoting == PLAIN.quoting:
+            values.pop("quoting", None)
         if not self.has_text or self.tokens is not None:
             values.pop("text", None)
         return values
@@ -333,8 +342,8 @@ class SourceConfig(Section):
 
     @property
     def dialect(self) -> Dialect:
-        """The encoding and the delimiter of text files."""
-        return Dialect(self.encoding, self.delimiter)
+        """The encoding, the delimiter and the quoting of text files."""
+        return Dialect(self.encoding, self.delimiter, self.quoting)
 
     @property
     def paths(self) -> list[str]:

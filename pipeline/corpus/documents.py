@@ -16,10 +16,12 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config.corpus import LM_EVAL, LM_EVAL_TARGET, Role, TransformConfig
+from pipeline.corpus.csv_records import UnclosedQuoteError
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures, item_features, rows_features, versions_features
 from pipeline.corpus.files import Overlong
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, overlong, unwatched
+from pipeline.corpus.notes import Notes
 from pipeline.corpus.options import orders_of, window_orders
 from pipeline.corpus.pictures import picture_bytes, picture_problem
 from pipeline.corpus.shard import Shard
@@ -52,6 +54,10 @@ _DATES = tuple(re.compile(pattern) for pattern in DATES)
 _YEAR = re.compile(rf"(?:{YEAR}|(?<={ANY_YEAR}[-\u2013]){ANY_YEAR}(?!\d))(?!s\b)")
 _YEAR_OF_A_DATE = re.compile(rf"(?<=[\d.,/-]){ANY_YEAR}(?!\d)|\b{ANY_YEAR}(?=-\d\d-\d\d)")
 _GAPS = ((re.compile(r"\(\s*[,;]?\s*\)"), ""), (re.compile(r"[ \t]{2,}"), " "), (re.compile(r" +([,.;:!?)])"), r"\1"))
+
+
+class UnclosedError(UserError):
+    """An input that ends inside a quoted field, so that its last documents are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,7 @@ def read_shard(
     content: ContentDigest | None = None,
     watch: Watch = unwatched,
     wanted: Container[int] | None = None,
+    notes: Notes | None = None,
 ) -> Generator[Document]:
     """All documents of a shard, valid and invalid, in order. Memory holds one batch, within the shard's limits.
 
@@ -143,13 +150,15 @@ def read_shard(
         content: digest that is updated with every row.
         watch: called with every row number before the row is read.
         wanted: numbers of the rows whose documents are checked and returned; None: all rows.
+        notes: receives what the reader completed, left out or doubts.
 
     Raises:
         UserError: the file itself is damaged (truncated, corrupt, missing), or exceeds a limit.
     """
     row = shard.first_row
+    notes = Notes() if notes is None else notes
     try:
-        for count, (row, text, identity, group, _, caption) in enumerate(_rows_of(shard, watch)):
+        for count, (row, text, identity, group, _, caption) in enumerate(_rows_of(shard, watch, notes)):
             if shard.stop is None and count == shard.limits.shard_documents:
                 raise UserError(
                     f"{shard.name} holds more documents than limits.shard_documents, which is "
@@ -168,13 +177,16 @@ def read_shard(
                 yield _checked(shard, row, text, identity, group, caption)
             if watch(row + max(1, shard.window), True):
                 raise UserError(f"{shard.name} cannot be read beyond row {row}: that killed its reader again and again")
+    except UnclosedQuoteError as error:
+        raise UnclosedError(f"{shard.name} is damaged after row {row}: {error}") from None
     except _DAMAGE as error:
         raise UserError(f"{shard.name} is damaged after row {row}: {' '.join(str(error).split())}") from None
 
 
-def _rows_of(shard: Shard, watch: Watch) -> Iterator[Row]:
+def _rows_of(shard: Shard, watch: Watch, notes: Notes) -> Iterator[Row]:
     """The rows of a shard that have its role. Raises the exceptions of the format's library."""
-    rows = format_named(shard.format).rows(shard, watch) if shard.label_column is None else _rows_of_role(shard, watch)
+    read = format_named(shard.format).rows if shard.label_column is None else _rows_of_role
+    rows = read(shard, watch, notes)
     rows = itertools.islice(rows, shard.max_rows)
     return _windows(rows, shard.window) if shard.window else rows
 
@@ -189,9 +201,9 @@ def _windows(rows: Iterator[Row], size: int) -> Iterator[Row]:
         yield window[0][0], value, None, None, None, ()
 
 
-def _rows_of_role(shard: Shard, watch: Watch) -> Iterator[Row]:
+def _rows_of_role(shard: Shard, watch: Watch, notes: Notes) -> Iterator[Row]:
     """The rows whose label corresponds to the shard's role; a row without a label counts as unseen and is refused."""
-    rows = format_named(shard.format).rows(replace(shard, max_rows=None), watch)
+    rows = format_named(shard.format).rows(replace(shard, max_rows=None), watch, notes)
     for row, text, identity, group, label, caption in rows:
         role = _role_of_label(label, shard.name)
         if role == shard.role:
@@ -395,7 +407,7 @@ def read_labels(shard: Shard) -> Iterator[Any]:
         UserError: the file itself is damaged.
     """
     try:
-        for *_, label, _ in format_named(shard.format).rows(shard, unwatched):
+        for *_, label, _ in format_named(shard.format).rows(shard, unwatched, Notes()):
             yield label
     except _DAMAGE as error:
         raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO, Any, BinaryIO, cast
 
 import fsspec
@@ -176,8 +176,6 @@ def packed_file(sink: BinaryIO, compression: str | None) -> Iterator[BinaryIO]:
 
 _PIECE = 1 << 20
 
-csv.field_size_limit(1 << 31)
-
 
 @dataclass(frozen=True, slots=True)
 class Overlong:
@@ -218,137 +216,6 @@ def skip_line(file: IO[bytes], most: int = sys.maxsize) -> int:
     return size
 
 
-def csv_records(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> Iterator[dict[str, str | None] | Overlong]:
-    """The records of a CSV file as mappings from the names in its first record, as by `csv.DictReader`.
-
-    A record that is too long ends with the first line after which its number of quotes is even.
-
-    Args:
-        file: file open at its start.
-        most: maximum characters of a record, >= 1.
-        dialect: dialect of the file.
-
-    Raises:
-        csv.Error: the first record is too long or is not CSV.
-        UnicodeDecodeError: the file does not have the encoding, and the rest cannot be decoded.
-    """
-    source = _RecordLines(file, most, dialect)
-    for record in itertools.islice(_records(source), 1, None):
-        if record is None:
-            for _ in source.rest_of_record():
-                pass
-        yield Overlong(source.size) if record is None else record
-
-
-def csv_pieces(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> Iterator[tuple[int, bytes]]:
-    """All bytes of a CSV file in pieces, each with the number of its record in `csv_records`; -1 for the column names.
-
-    Empty lines belong to the record that follows; memory holds one piece of a record that is too long.
-
-    Args:
-        file: file open at its start, after a byte order mark if it has one.
-        most: maximum characters of a record, >= 1.
-        dialect: dialect of the file, from `Dialect.reversible`.
-
-    Raises:
-        csv.Error: as `csv_records`.
-        UnicodeDecodeError: as `csv_records`.
-    """
-    source, row = _RecordLines(file, most, dialect, kept=True), -1
-    for row, record in enumerate(_records(source), -1):
-        yield row, source.taken()
-        if record is None:
-            yield from ((row, source.bytes_of(piece)) for piece in source.rest_of_record())
-    yield row + 1, source.taken()
-
-
-def csv_columns(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> list[str]:
-    """The column names of a CSV file, from its first record.
-
-    Raises:
-        csv.Error: the record is too long or is not CSV.
-        UnicodeDecodeError: as `csv_records`.
-    """
-    return list(next(_records(_RecordLines(file, most, dialect))))
-
-
-def _records(source: _RecordLines) -> Iterator[Any]:
-    """The column names of a CSV file, then its records; None for one that is too long, before its rest is read."""
-    reader = csv.DictReader(source, delimiter=source.dialect.delimiter)
-    try:
-        names = list(reader.fieldnames or [])
-    except _TooLongError:
-        most = source.most
-        raise csv.Error(f"its first record has more than {most:,} characters (limits.document_bytes)") from None
-    yield names
-    while True:
-        source.begin()
-        try:
-            record = next(reader, None)
-        except _TooLongError:
-            yield None
-            reader = csv.DictReader(source, fieldnames=names, delimiter=source.dialect.delimiter)
-        else:
-            if record is None:
-                return
-            yield record
-
-
-class _TooLongError(Exception):
-    """The current record is too long."""
-
-
-class _RecordLines:
-    """The lines of a text for `csv.reader`, with a limit on the length of a record."""
-
-    def __init__(self, file: IO[bytes], most: int, dialect: Dialect, kept: bool = False) -> None:
-        self.dialect = dialect
-        self.text = io.TextIOWrapper(file, encoding=dialect.codec, errors=dialect.errors, newline="")
-        self.most = most
-        self.lines: list[str] | None = [] if kept else None  # since the last call of `taken`
-        self.begin()
-
-    def begin(self) -> None:
-        """Start a new record with the next line."""
-        self.size = 0
-        self.quotes = 0
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = self._read(self.most + 2)
-        if not line:
-            raise StopIteration
-        if self.lines is not None:
-            self.lines.append(line)
-        if self.size > self.most + 2 or not (self.ended or len(line) < self.most + 2):
-            raise _TooLongError
-        return line
-
-    def _read(self, most: int) -> str:
-        """The next line, or its first `most` characters; empty at the end of the text."""
-        line = self.text.readline(most)
-        self.size += len(line)
-        self.quotes += line.count('"')
-        self.ended = line.endswith(("\n", "\r"))
-        return line
-
-    def rest_of_record(self) -> Iterator[str]:
-        """The rest of a record that is too long, in pieces."""
-        while (self.quotes % 2 or not self.ended) and (piece := self._read(_PIECE)):
-            yield piece
-
-    def taken(self) -> bytes:
-        """The bytes in the file of the lines kept since the last call."""
-        lines, self.lines = self.lines or [], []
-        return self.bytes_of("".join(lines))
-
-    def bytes_of(self, text: str) -> bytes:
-        """The bytes in the file of a part of the text."""
-        return text.encode(self.dialect.encoding, self.dialect.errors)
-
-
 _HEAD = 1 << 20
 _DELIMITERS = ",;\t|"
 _RECORDS = 50
@@ -378,11 +245,23 @@ def _encoding_of(data: bytes) -> str | None:
     return "cp1252" if all(_decodes(line, "cp1252") for line in lines) else None
 
 
+_SEPARATOR = re.compile(r'"?sep=(.)"?[\r\n]*')
+
+
+def separator_of(first_line: str) -> str | None:
+    """The delimiter that a first line `sep=;` names, as spreadsheet programs write it, or None."""
+    match = _SEPARATOR.fullmatch(first_line)
+    return match[1] if match else None
+
+
 def delimiter_of(text: str) -> str | None:
     """The delimiter that splits all records at the start of a CSV file into the same number of fields, at least two.
 
-    A comma is preferred, then the delimiter with the most fields; None if no delimiter fits.
+    A comma is preferred, then the delimiter with the most fields; None if no delimiter fits. A first line `sep=;` takes
+    precedence.
     """
+    if (named := separator_of(text.partition("\n")[0])) is not None:
+        return named
     counts = {delimiter: _fields(text, delimiter) for delimiter in _DELIMITERS}
     if counts[","] > 1:
         return ","
@@ -442,9 +321,9 @@ def columns_in_dialect(
     Raises:
         UserError: as `columns_of`, or a column is missing that exists in another encoding.
     """
-    path, dialect = entry.path, source.dialect
+    path, dialect = entry.path, entry.dialect
     try:
-        columns = columns_of(whole_shard(replace(entry, dialect=dialect), source, limits=limits))
+        columns = columns_of(whole_shard(entry, source, limits=limits))
     except UserError as error:
         if encoding := suggested_encoding(path, dialect):
             remedy = "convert it to UTF-8" if Dialect(encoding).is_wide else f"set encoding: {encoding}"

@@ -77,14 +77,13 @@ def find_inputs(
             where = hub or ", ".join(map(written, source.paths))
             raise UserError(f"{key} holds no documents: {where}")
         forms = [format_named(entry.format) for entry in entries]
+        entries = [replace(entry, stamp=entry.stamp or stamp_of(entry)) for entry in entries]
         if isinstance(source, LabelledConfig) and any(_is_document(form, pictures=False) for form in forms):
             raise UserError(
                 f"{key}: .txt files have no column {source.label!r}; give corpus.seen and corpus.unseen instead"
             )
         check_applies(key, source, forms)
-        for entry, form in zip(entries, forms, strict=True):
-            dialect = dialect_of(form, source.dialect)
-            inputs.append(replace(entry, dialect=dialect, stamp=entry.stamp or stamp_of(entry)))
+        inputs += entries
     return inputs
 
 
@@ -241,7 +240,7 @@ def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], Inp
         marks = [] if is_local(fs) or pictures else [_mark_of(info) for info in documents.values()]
         stamp = digest_of(*marks) if all(marks) and marks else ""
         entry = InputFile(role.name, prefix, path, form.name, sum(sizes.values()), len(sizes), digest, tuple(sizes))
-        looks.append(partial(replace, entry, stamp=stamp))
+        looks.append(partial(replace, entry, stamp=stamp, dialect=dialect_of(form, role.source.dialect)))
     for inner, (_, info) in files.items():
         if inner not in documents:
             looks.append(partial(_file, role, f"{prefix}/{inner}", info, fs))
@@ -282,7 +281,9 @@ def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:
         raise UserError(
             f"{role.key}: .txt files hold no pictures, and {name} is to have column {role.source.image!r} of them"
         )
-    entry = InputFile(role.name, name, path, form.name, size, None, content, stamp="" if form.only_pictures else stamp)
+    stamp = "" if form.only_pictures else stamp
+    dialect = dialect_of(form, role.source.dialect)
+    entry = InputFile(role.name, name, path, form.name, size, None, content, stamp=stamp, dialect=dialect)
     if size == 0 and form.estimate is not None:
         return replace(entry, rows=0)
     return form.inspect(entry, role.source, role.limits, tail)

@@ -172,7 +172,7 @@ def place_of(shard_id: str, shards: Sequence[Shard]) -> int | None:
 
 
 _NAMES = tuple(entry.name for entry in fields(Shard))
-_DIALECT = ("encoding", "delimiter")
+_DIALECT = ("encoding", "delimiter", "quoting")
 _OF_VERSIONS = (
     "companions",
     "template",

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from pipeline.audit.history import HistoryEntry, answer_names, read_history
 from pipeline.audit.manifest import Manifest, read_run
 from pipeline.audit.records import DUPLICATES, Record, parse_part
+from pipeline.audit.scored import doubtful_inputs
 from pipeline.audit.selected import AlphaCurve, GroupCounts, ScoreHistogram
 from pipeline.audit.status import RunState, check_receipts, made_answer, read_status
 from pipeline.audit.summary import Summary
@@ -73,6 +74,7 @@ class RunFacts:
     history: tuple[HistoryEntry, ...]
     roles: tuple[RoleCount, ...]
     quarantine: QuarantineReport
+    doubts: tuple[str, ...] = ()  # what readers of the inputs doubt
 
 
 def read_facts(store: Store) -> RunFacts:
@@ -104,6 +106,7 @@ def read_facts(store: Store) -> RunFacts:
         history=tuple(read_history(store)),
         roles=tuple(_role_counts(receipts, duplicates, Counter(shard.role for shard in shards))),
         quarantine=_quarantine(store, receipts, duplicates),
+        doubts=tuple(doubtful_inputs(receipts, {shard.id: shard for shard in shards})),
     )
 
 

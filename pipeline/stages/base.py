@@ -21,6 +21,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
 from pipeline.corpus.documents import ContentDigest, Document
+from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.detectors.base import Detector, Pass, plan_passes
 from pipeline.detectors.registry import parse_detectors
@@ -206,6 +207,7 @@ class Output:
     refused: dict[int, tuple[Document, str, str]] = field(default_factory=dict)  # document, reason, message
     unread: set[int] = field(default_factory=set)  # refused documents that no stage can read
     n_judged: int = 0  # documents left out because an earlier run audited their text
+    notes: Notes = field(default_factory=Notes)  # of the reader of the shard
     tokens: int = 0
     n_truncated: int = 0
     gradient: dict[str, Any] | None = None  # weights and method of gradient norms

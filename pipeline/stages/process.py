@@ -42,7 +42,7 @@ def readable_documents(stage: Stage, shard: Shard, output: Output, watch: Watch 
         raise ValueError(f"shard {shard.id} transforms texts by {shard.transform}, stage {stage.name} by another")
     ids: set[str] = set()
     already_audited = stage.already_audited if shard.role == "audit" else None
-    for document in read_shard(shard, output.content, watch):
+    for document in read_shard(shard, output.content, watch, notes=output.notes):
         if already_audited is not None and document.problem is None and already_audited.hold(document):
             ids.add(document.doc_id)
             output.n_judged += 1
@@ -149,6 +149,7 @@ def file_rows(stage: Stage, shard: Shard, store: Store, output: Output, seconds:
         gradient=output.gradient,
         spent=None if spent is None else spent.to_dict(),
         earlier=base,
+        notes=output.notes.counts if stage.quarantines else {},
     )
     filed = write_receipt(store, stage.name, receipt)
     output.filed = filed.data == data

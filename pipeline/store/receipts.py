@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import pyarrow as pa
@@ -66,6 +66,7 @@ class Receipt:
     spent: dict[str, int] | None = None  # requests and tokens, if an endpoint was used
     earlier: tuple[str, ...] = ()  # tables of earlier receipts, in order, that its data extends
     n_judged: int = 0  # left out because an earlier run audited their text
+    notes: dict[str, tuple[int, int]] = field(default_factory=dict)  # `Notes.counts` of the reader; omitted if empty
 
     def __post_init__(self) -> None:
         """Refuse a receipt with inconsistent counts, or with a file without digest."""
@@ -85,7 +86,8 @@ class Receipt:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a file; the receipt's digest is the last."""
-        return sealed(json.loads(to_json(asdict(self))))
+        value = json.loads(to_json(asdict(self)))
+        return sealed(value if self.notes else {key: value[key] for key in value if key != "notes"})
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> Receipt:
@@ -113,7 +115,8 @@ class Receipt:
         kept = {key: value[key] for key in value if key in _KEYS}
         try:
             files = {name: FileRecord(**record) for name, record in value["files"].items()}
-            return cls(**{**kept, "files": files, "earlier": tuple(value.get("earlier", ()))})
+            notes = {name: (int(count), int(first)) for name, (count, first) in value.get("notes", {}).items()}
+            return cls(**{**kept, "files": files, "earlier": tuple(value.get("earlier", ())), "notes": notes})
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise UserError(f"{where} was written by another version of seenset: {error}") from None
 

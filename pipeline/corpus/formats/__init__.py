@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import itertools
 import os
@@ -28,7 +29,7 @@ FORMATS = {form.name: form for form in sorted(_formats(), key=lambda form: form.
 """Format name -> record, the most common first."""
 
 _SOME, _FEW = 200, 8  # rows that `init` reads
-_APPLY = {"encoding": "CSV, JSONL and .txt files", "delimiter": "CSV files"}
+_APPLY = {"encoding": "CSV, JSONL and .txt files", "delimiter": "CSV files", "quoting": "CSV files"}
 
 
 def format_named(name: str) -> Format:
@@ -87,7 +88,7 @@ def by_bytes(shard: Shard) -> bool:
 
 def dialect_of(form: Format, dialect: Dialect) -> Dialect:
     """The part of a dialect that applies to files of a format."""
-    return Dialect(*(getattr(dialect if name in form.settings else PLAIN, name) for name in ("encoding", "delimiter")))
+    return Dialect(*(getattr(dialect if name in form.settings else PLAIN, name) for name in _APPLY))
 
 
 def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> None:
@@ -128,5 +129,5 @@ def extent_of(entry: InputFile) -> Extent:
         return Extent(entry.rows or 0, True, entry.size)
     try:
         return estimate(entry)
-    except (OSError, EOFError, pa.ArrowException) as error:
+    except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
         raise UserError(f"{entry.name} is damaged: {' '.join(str(error).split())}") from None

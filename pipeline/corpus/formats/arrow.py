@@ -20,6 +20,7 @@ from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import BLOCK_BYTES, Extent, is_local
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import bounded_parts, check_schema, gathered, table_rows
+from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
@@ -244,7 +245,7 @@ def _extent(entry: InputFile, most: int = _KNOWN_BY) -> Extent:
     return Extent(rows, True, entry.size)
 
 
-def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
     stop = sys.maxsize if shard.stop is None else shard.stop
     yield from table_rows(shard, _batches(shard.path, base.wanted_columns(shard), shard.start, stop), watch)
 

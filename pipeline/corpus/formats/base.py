@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import Extent, Overlong
+from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, nearest
 
@@ -228,7 +229,7 @@ class Format:
     unit: Literal["row", "line", "file", "sample"]  # the unit of documents
     inspect: Callable[[InputFile, SourceConfig, LimitsConfig, bytes], InputFile]
     """Completes an input from the last bytes of its file; raises UserError for a missing column."""
-    rows: Callable[[Shard, Watch], Iterator[Row]]
+    rows: Callable[[Shard, Watch, Notes], Iterator[Row]]
     export: Exporter
     edit: Callable[[Shard, Sequence[str], RowEdits, OpenFile], None] | None = None
     """Copies an input to files of the given names and changes only the edited texts; None: not supported."""

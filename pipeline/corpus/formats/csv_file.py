@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import IO
 
 import pyarrow as pa
 
-from pipeline.config.corpus import Dialect, LimitsConfig, SourceConfig, mark_of
+from pipeline.config.corpus import PLAIN, Dialect, LimitsConfig, SourceConfig, mark_of
+from pipeline.corpus.csv_records import (
+    BadRecord,
+    count_ends,
+    count_records,
+    csv_columns,
+    csv_pieces,
+    csv_records,
+    record_of,
+    split_record,
+)
 from pipeline.corpus.files import (
     Extent,
     Overlong,
     columns_in_dialect,
     compression_of,
-    csv_columns,
-    csv_pieces,
-    csv_records,
     delimiter_of,
     estimated_extent,
     head_of,
     open_plain,
     packed_file,
+    separator_of,
 )
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.jsonl import Numbered, copy_pieces, line_ends
+from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
@@ -36,6 +45,7 @@ _BLANK = re.compile(r"[\r\n]*")
 _LINE_END = re.compile(r"[\r\n]*\Z")
 
 _LONGEST_MARK = 4
+_TABS = ".tsv"
 
 
 def _columns(shard: Shard) -> list[str]:
@@ -48,7 +58,8 @@ def _columns(shard: Shard) -> list[str]:
 
 
 def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
-    dialect, columns = source.dialect, columns_in_dialect(_columns, entry, source, limits)
+    entry = replace(entry, dialect=_own_dialect(entry))
+    dialect, columns = entry.dialect, columns_in_dialect(_columns, entry, source, limits)
     if len(columns) == 1 and (missing := [column for column in source.columns if column not in columns]):
         delimiter = delimiter_of(head_of(entry.path).decode(dialect.codec, "replace"))
         if delimiter not in (None, dialect.delimiter):
@@ -60,11 +71,28 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     return entry
 
 
-def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+def _own_dialect(entry: InputFile) -> Dialect:
+    """The dialect of a file whose delimiter is not configured: that of a first line `sep=;`, or of a .tsv file."""
+    dialect = entry.dialect
+    if dialect.delimiter != PLAIN.delimiter or entry.size == 0:
+        return dialect
+    try:
+        first = head_of(entry.path).decode(dialect.codec, "replace").splitlines(keepends=True)[:1]
+    except (OSError, EOFError):
+        return dialect  # the error of the file is raised when its columns are read
+    line = "".join(first)
+    tabs = _TABS in entry.path[-len(_TABS) - 4 :] and ("\t" in line or "," not in line)
+    return replace(dialect, delimiter=separator_of(line) or ("\t" if tabs else dialect.delimiter))
+
+
+def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
     with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-        for row, value in enumerate(csv_records(file, shard.limits.document_bytes, shard.dialect)):
+        wanted, most = base.wanted_columns(shard), shard.limits.document_bytes
+        for row, value in enumerate(csv_records(file, most, shard.dialect, wanted, notes)):
             if isinstance(value, Overlong):
                 yield row, base.overlong(value, "characters", shard), *base.NOTHING
+            elif isinstance(value, BadRecord):
+                yield row, base.Unreadable("undecodable", value.message), *base.NOTHING
             else:
                 yield row, base.DEADLY if watch(row, False) else value.get(shard.text), *base.other_fields(value, shard)
 
@@ -73,32 +101,19 @@ def _estimate(entry: InputFile) -> Extent:
     dialect = entry.dialect
 
     def count(data: bytes) -> int | None:
-        """Number of records without the column names; None if records cannot be distinguished."""
-        text = io.StringIO(data.decode(dialect.codec, "replace"), newline="")
+        """Number of records without the column names; None if they cannot be distinguished."""
         try:
-            return sum(1 for _ in csv.DictReader(text, delimiter=dialect.delimiter))
-        except csv.Error:
+            return count_records(data, dialect)
+        except UnicodeDecodeError:
             return None
 
     def ends(part: bytes, head: bytes) -> int:
-        first = head.decode(dialect.codec, "replace").split("\n")[0]
-        return _row_ends(part, len(next(csv.reader([first], delimiter=dialect.delimiter), [])), dialect)
+        first = head.decode(dialect.codec, "replace").splitlines(keepends=True)[:2]
+        named = separator_of("".join(first[:1])) is not None
+        ended = count_ends(part, len(split_record("".join(first[named:][:1]), dialect)), dialect)
+        return line_ends(part) if ended is None else ended
 
     return estimated_extent(entry, count, ends)
-
-
-def _row_ends(data: bytes, columns: int, dialect: Dialect) -> int:
-    """Rows that end in a part of a CSV file, which may start inside quotes: the parse with more whole rows is used."""
-    text = data.decode(dialect.encoding, "replace")
-    parses = []
-    for start in ("", '"') if '"' in text else ("",):
-        try:
-            lines = io.StringIO(start + text, newline="")
-            rows = [len(row) for row in csv.reader(lines, delimiter=dialect.delimiter) if row]
-        except csv.Error:
-            continue
-        parses.append((-rows[1:-1].count(columns) / max(1, len(rows) - 2), len(rows)))
-    return min(parses)[1] - 1 if parses else line_ends(data)
 
 
 def _mark(shard: Shard) -> bytes:
@@ -121,8 +136,9 @@ def _schema(shard: Shard) -> pa.Schema:
 def _records(source: base.ExportSource) -> base.Records:
     shard = source.first
     with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-        for number, record in enumerate(csv_records(file, shard.limits.document_bytes, shard.dialect)):
-            yield number, None if isinstance(record, Overlong) else dict(record)
+        most, wanted = shard.limits.document_bytes, base.wanted_columns(shard)
+        for number, record in enumerate(csv_records(file, most, shard.dialect, wanted)):
+            yield number, dict(record) if isinstance(record, dict) else None
 
 
 def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
@@ -139,22 +155,16 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
 
 def _edited_record(piece: bytes, position: int, shard: Shard, mark: bytes, edit: base.TextEdit) -> bytes:
     """A CSV record with another text: only the characters of the field change if the field occurs once."""
-    dialect, delimiter = shard.dialect, shard.dialect.delimiter
+    dialect = shard.dialect
     encoding = dialect.reversible(mark).encoding if dialect.is_wide else dialect.encoding
     text = piece.decode(encoding, dialect.errors)
     start, end = _BLANK.match(text).end(), _LINE_END.search(text).start()  # type: ignore[union-attr]
-    fields = _fields_of(text[start:], delimiter)
+    fields = split_record(text[start:], dialect)
     fields[position] = str(edit.after)
     before, after = ('"{}"'.format(str(value).replace('"', '""')) for value in (edit.before, edit.after))
-    if text.count(before) == 1 and _fields_of((edited := text.replace(before, after))[start:], delimiter) == fields:
+    if text.count(before) == 1 and split_record((edited := text.replace(before, after))[start:], dialect) == fields:
         return base.encoded(edit, edited, shard, mark)
-    record = io.StringIO(newline="")
-    csv.writer(record, delimiter=delimiter, lineterminator="").writerow(fields)
-    return base.encoded(edit, f"{text[:start]}{record.getvalue()}{text[end:]}", shard, mark)
-
-
-def _fields_of(record: str, delimiter: str) -> list[str]:
-    return next(csv.reader(io.StringIO(record, newline=""), delimiter=delimiter))
+    return base.encoded(edit, f"{text[:start]}{record_of(fields, dialect)}{text[end:]}", shard, mark)
 
 
 CSV = base.Format(
@@ -165,9 +175,9 @@ CSV = base.Format(
     columns=_columns,
     export=base.Exporter(partial(copy_pieces, pieces=_pieces), schema=_schema, records=_records),
     edit=_edit,
-    suffixes=(".csv",),
+    suffixes=(".csv", _TABS),
     estimate=_estimate,
-    settings=frozenset({"encoding", "delimiter"}),
+    settings=frozenset({"encoding", "delimiter", "quoting"}),
     compressed=True,
     place=2,
 )

@@ -24,6 +24,7 @@ from pipeline.corpus.files import (
     skip_line,
 )
 from pipeline.corpus.formats import base
+from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
@@ -90,7 +91,7 @@ def lines(shard: Shard) -> Iterator[tuple[int, bytes | Overlong]]:
             raise EOFError(f"it ends at byte {file.tell()}; it was planned to byte {stop}")
 
 
-def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
     wanted = base.wanted_columns(shard)
     for row, line in lines(shard):
         deadly = not isinstance(line, Overlong) and watch(row, False)

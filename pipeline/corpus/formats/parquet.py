@@ -23,6 +23,7 @@ from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import is_local
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import AT_ONCE, check_schema, edited_tables, table_rows, write_parquet
+from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
 
@@ -248,7 +249,7 @@ def _rows_of_footer(metadata: pq.FileMetaData, columns: Sequence[str], name: str
     return int(total)
 
 
-def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
     assert shard.stop is not None
     batches = parquet_batches(shard.path, base.wanted_columns(shard), shard.start, shard.stop, [shard.text])
     yield from table_rows(shard, batches, watch)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.text import TEXT, file_of
+from pipeline.corpus.notes import Notes
 from pipeline.corpus.pictures import file_beside
 from pipeline.corpus.shard import Shard
 
@@ -35,7 +36,7 @@ def beside_pictures(fs: Any, pictures: Sequence[str]) -> list[str]:
     return sorted(name for name in names if os.path.splitext(name)[0] in stems and not is_picture(name))
 
 
-def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
     most = shard.limits.document_bytes
     for row, inner in enumerate(shard.files, shard.first_row):
         if watch(row, False):

@@ -205,7 +205,7 @@ SAVED = base.Format(
     "dataset",
     "row",
     _inspect_saved,
-    lambda shard, watch: table_rows(shard, _batches(_open(shard), shard), watch),
+    lambda shard, watch, _: table_rows(shard, _batches(_open(shard), shard), watch),
     base.Exporter(
         _copy,
         _names,
@@ -221,7 +221,7 @@ HUB = base.Format(
     "hub",
     "row",
     _inspect_hub,
-    lambda shard, watch: table_rows(shard, _batches(_load(shard), shard), watch),
+    lambda shard, watch, _: table_rows(shard, _batches(_load(shard), shard), watch),
     base.Exporter(
         _copy_hub,
         _hub_names,

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pipeline.config.corpus import LimitsConfig, SourceConfig, mark_of
 from pipeline.corpus.files import Overlong
 from pipeline.corpus.formats import base
+from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
 
 _LONGEST_MARK = 4
@@ -27,7 +28,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     return replace(entry, rows=1, files=("",))
 
 
-def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
     for row, inner in enumerate(shard.files, shard.first_row):
         yield row, base.DEADLY if watch(row, False) else _text(shard, inner), *base.NOTHING
 

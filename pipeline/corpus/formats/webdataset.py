@@ -16,6 +16,7 @@ from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import Extent
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.picture import IMAGE, is_picture
+from pipeline.corpus.notes import Notes
 from pipeline.corpus.pictures import Problem
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
@@ -171,7 +172,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     return entry
 
 
-def _rows(shard: Shard, watch: base.Watch) -> Iterator[base.Row]:
+def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
     for row, (sample, problems) in enumerate(_samples_of(shard.path, shard.limits.document_bytes)):
         identity, group, label, caption = base.other_fields(sample, shard)
         value = base.DEADLY if watch(row, False) else _value(sample, problems, shard)

@@ -30,6 +30,7 @@ def notices(evaluated: Evaluated) -> Iterator[str]:
     evaluation = evaluated.evaluation
     if evaluation.limit is not None:
         yield sample_of(evaluation.limit)
+    yield from (f"{doubt}." for doubt in evaluated.doubts)
     yield about_words(evaluation.rows[0], evaluated.units) if evaluated.has_text else NO_WORDS
     yield from _against_labels(evaluated)
     yield from _about_sample(evaluation)

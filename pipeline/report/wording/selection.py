@@ -305,6 +305,7 @@ def notices(run: RunFacts) -> list[str]:
         if transform.dates == "replace_year":
             done = f"The year {transform.year} replaces every year in every text"
         lines.append(f"{done}, before any use. This page shows the changed texts.")
+    lines += [f"{doubt}." for doubt in run.doubts]
     if run.state in ("failed", "incomplete"):
         lines.append(f"The run ended in the state “{run.state}”: this page may be incomplete.")
     unread = len(run.shards) - run.n_receipts

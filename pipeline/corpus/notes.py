@@ -1,0 +1,95 @@
+"""Notes on input files: what a reader completed, left out or doubts, counted for each input.
+
+A note never changes a document. `plan` shows all of them; those that doubt the documents are on the page too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class NoteKind:
+    """One kind of notes."""
+
+    name: str  # in receipts
+    doubts: bool  # whether documents may be wrong, or missing
+    sentence: Callable[[str, int, int], str]  # of the input's name, the number of notes, and the first place
+
+
+def _short_records(name: str, count: int, line: int) -> str:
+    verb = "record lacks" if count == 1 else "records lack"
+    return f"{count:,} {verb} last fields in {name} (first: line {line:,}): they are empty, and no setting names them"
+
+
+def _rows_in_field(name: str, count: int, line: int) -> str:
+    verb = "field holds" if count == 1 else "fields hold"
+    return (
+        f"{count:,} {verb} lines that are records themselves in {name} (first: line {line:,}): a quote may be open "
+        "there, which hides their documents"
+    )
+
+
+def _header_again(name: str, count: int, line: int) -> str:
+    verb = "record repeats" if count == 1 else "records repeat"
+    return (
+        f"{count:,} {verb} the header of {name} (first: line {line:,}) and counts as a document: files may "
+        "have been joined with their headers"
+    )
+
+
+def _system_files(name: str, count: int, place: int) -> str:
+    return f"{count:,} member{'s' * (count != 1)} of {name} that macOS adds (._ files) {_are(count)} left out"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+SHORT_RECORDS = NoteKind("short_records", False, _short_records)
+"""Records of CSV files that lack last fields."""
+
+ROWS_IN_FIELD = NoteKind("rows_in_field", True, _rows_in_field)
+"""Fields of CSV files with lines that look like records."""
+
+HEADER_AGAIN = NoteKind("header_again", True, _header_again)
+"""Records of CSV files that are equal to the column names."""
+
+SYSTEM_FILES = NoteKind("system_files", False, _system_files)
+"""Members of archives that belong to a file system, not to its documents."""
+
+_KINDS = {kind.name: kind for kind in (ROWS_IN_FIELD, HEADER_AGAIN, SHORT_RECORDS, SYSTEM_FILES)}
+
+
+@dataclass(slots=True)
+class Notes:
+    """Numbers of notes on one input."""
+
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # kind -> number, first place
+
+    def add(self, kind: NoteKind, place: int) -> None:
+        """Add a note.
+
+        Args:
+            kind: kind of the note.
+            place: line or row that it is about.
+        """
+        count, first = self.counts.get(kind.name, (0, place))
+        self.counts[kind.name] = count + 1, first
+
+    def include(self, other: Mapping[str, tuple[int, int]]) -> None:
+        """Add the notes on a later part of the input, or on one that a receipt states."""
+        for name, (count, first) in other.items():
+            before, place = self.counts.get(name, (0, first))
+            self.counts[name] = before + count, min(place, first)
+
+    def sentences(self, name: str, doubts: bool) -> list[str]:
+        """The notes in words.
+
+        Args:
+            name: name of the input.
+            doubts: whether those that doubt documents are given, or the others.
+        """
+        kinds = ((kind, self.counts[kind.name]) for kind in _KINDS.values() if kind.name in self.counts)
+        return [kind.sentence(name, *counts) for kind, counts in kinds if kind.doubts == doubts]

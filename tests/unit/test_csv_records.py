@@ -1,0 +1,413 @@
+"""No document of a CSV file is lost or cut without a word: a record that does not fit is named with its line."""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import here, refusal, user_error
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.audit.plan import make_plan
+from pipeline.audit.preflight import plan_checks
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import Dialect
+from pipeline.config.yaml import build
+from pipeline.corpus.csv_records import BadRecord, count_records, csv_pieces, csv_records
+from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.files import Overlong
+from pipeline.corpus.formats import extent_of
+from pipeline.corpus.formats.base import ExportSource, TextEdit
+from pipeline.corpus.formats.csv_file import CSV, _edited_record
+from pipeline.corpus.notes import Notes
+from pipeline.corpus.shard import Shard, shard_fingerprint
+from pipeline.export.request import RowMarks
+
+ROWS = [f"d{number},a text of plain words number {number}" for number in range(60)]
+
+
+def config_of(path: Path, **settings: Any) -> AuditConfig:
+    (path.parent / "unseen.csv").write_text("text\n" + "".join(f"other words number {n}\n" for n in range(60)))
+    corpus = {"audit": {"path": str(path), **settings}, "unseen": {"path": str(path.parent / "unseen.csv")}}
+    return build(AuditConfig, {"run": "run", "model": {"path": "none"}, "corpus": corpus})
+
+
+def written(folder: Path, content: str | bytes, name: str = "a.csv") -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def shards_of(path: Path, **settings: Any) -> list[Shard]:
+    return [shard for shard in make_plan(config_of(path, **settings)).shards if shard.role == "audit"]
+
+
+def read(path: Path, **settings: Any) -> list[Document]:
+    return [document for shard in shards_of(path, **settings) for document in read_shard(shard)]
+
+
+def problems(path: Path, **settings: Any) -> dict[int, str]:
+    return {one.row: f"{one.problem[0]}: {one.problem[1]}" for one in read(path, **settings) if one.problem}
+
+
+def lines_of(path: Path, **settings: Any) -> list[str]:
+    return list(plan_checks(make_plan(config_of(path, **settings)))["lines"])
+
+
+def file_of(rows: list[str], header: str = "id,text", end: str = "\n") -> str:
+    return "".join(f"{row}{end}" for row in [header, *rows])
+
+
+def test_a_record_with_more_fields_than_the_header_is_named_with_its_line(tmp_path: Path) -> None:
+    rows = [f"{row}, and more" if number % 20 == 7 else row for number, row in enumerate(ROWS)]
+    path = written(tmp_path, file_of(rows))
+    wrong = {n: f"undecodable: line {n + 2} has 3 fields, and the header has 2" for n in (7, 27, 47)}
+    assert problems(path) == wrong
+    assert len(read(path)) == 60
+    (line,) = [line for line in lines_of(path) if "cannot be read" in line]
+    assert line.startswith("warning: 3 of 60 sampled documents of ")
+    assert line.endswith("cannot be read: 3 undecodable (first: line 9 has 3 fields, and the header has 2)")
+
+
+def test_row_names_without_a_header_stop_the_plan(tmp_path: Path) -> None:
+    path = written(tmp_path, file_of([f'"{number}",{row}' for number, row in enumerate(ROWS)]))
+    refused = user_error(lines_of, path)
+    assert "60 of 60 sampled documents of " in refused
+    assert "line 2 has 3 fields, and the header has 2" in refused
+
+
+def test_surplus_fields_that_are_empty_are_dropped(tmp_path: Path) -> None:
+    """A spreadsheet writes a delimiter for every column that any row once had."""
+    path = written(tmp_path, file_of([f"{row},," if number % 2 else row for number, row in enumerate(ROWS)]))
+    assert problems(path) == {}
+    assert read(path)[1].text == "a text of plain words number 1"
+    path = written(tmp_path, file_of([f"{row}," for row in ROWS], header="id,text,"))
+    assert problems(path, id="id") == {}
+
+
+def test_missing_last_fields_are_empty_and_counted_unless_a_setting_names_them(tmp_path: Path) -> None:
+    rows = [f"a text number {number}" + ("" if number % 3 else ",1,x") for number in range(60)]
+    path = written(tmp_path, file_of(rows, "text,year,section"))
+    assert problems(path) == {}
+    (line,) = [line for line in lines_of(path) if "last fields" in line]
+    assert line == (
+        f"note: 40 records lack last fields in {path} (first: line 3): they are empty, and no setting names them"
+    )
+    wrong = "undecodable: line 3 has 1 field, and the header has 3"
+    for setting in ("id", "group"):
+        (found, *others) = problems(path, **{setting: "section"}).values()
+        assert (found, len(others)) == (wrong, 39)
+    path = written(tmp_path, file_of([*ROWS[:5], "d5", *ROWS[6:]]))
+    assert problems(path) == {5: "undecodable: line 7 has 1 field, and the header has 2"}
+
+
+def test_a_missing_label_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    rows = [f"a text number {number}" + (",1" if number % 2 else ",0") for number in range(60)]
+    path = written(tmp_path, file_of([*rows, "the last one"], "text,label"))
+    config = {"labelled": {"path": str(path), "label": "label"}}
+    plan = make_plan(build(AuditConfig, {"run": "run", "model": {"path": "none"}, "corpus": config}))
+    found = [document for shard in plan.shards for document in read_shard(shard) if document.problem]
+    assert [one.problem for one in found] == [("undecodable", "line 62 has 1 field, and the header has 2")]
+
+
+def test_blank_lines_are_skipped(tmp_path: Path) -> None:
+    content = "\n\r\n" + "\n\n".join(["id,text", *ROWS]) + "\n\n\n"
+    path = written(tmp_path, content)
+    assert len(read(path)) == 60
+    assert problems(path) == {}
+    path = written(tmp_path, content.replace("d3,", "d3,more,"))
+    assert problems(path) == {3: "undecodable: line 11 has 3 fields, and the header has 2"}
+
+
+@pytest.mark.parametrize("place", [0, 4, 59])
+def test_a_quote_that_is_never_closed_stops_with_its_line(tmp_path: Path, place: int) -> None:
+    rows = [row.replace(",", ',"') if number == place else row for number, row in enumerate(ROWS)]
+    path = written(tmp_path, file_of(rows))
+    refused = user_error(lines_of, path)
+    assert (
+        f"is damaged after row {max(0, place - 1)}: the quote that opens a field on line {place + 2} is not" in refused
+    )
+    assert user_error(read, path) == refused
+    assert "opens a field on line" in user_error(extent_of, make_plan(config_of(path)).inputs[0])
+    documents = read(path, quoting="none")
+    assert [document.text.startswith('"') for document in documents] == [number == place for number in range(60)]
+
+
+def test_a_quote_that_opens_in_the_header_stops_too(tmp_path: Path) -> None:
+    refused = user_error(read, written(tmp_path, file_of(ROWS, 'id,"text')))
+    assert "is not a readable CSV file: the quote that opens a field on line 1 is not closed" in refused
+
+
+def test_a_quote_that_stays_open_beyond_the_longest_record_stops_with_its_line(tmp_path: Path) -> None:
+    rows = [row.replace(",", ',"') if number == 3 else row for number, row in enumerate(ROWS)]
+    found: list[Any] = []
+    with pytest.raises(csv.Error, match="opens a field on line 5 is not closed"):
+        found += csv_records(io.BytesIO(file_of(rows).encode()), 200)
+    rows[20] = rows[20] + '"'
+    found = list(csv_records(io.BytesIO(file_of(rows).encode()), 200))
+    assert [type(one) for one in found[2:5]] == [dict, Overlong, dict]
+    assert len(found) == 60 - 17
+
+
+def test_a_stray_quote_in_a_long_unquoted_record_hides_no_other(tmp_path: Path) -> None:
+    rows = [*ROWS[:3], f'd3,a 5" pipe {"x" * 500}', *ROWS[4:]]
+    found = list(csv_records(io.BytesIO(file_of(rows).encode()), 200))
+    assert [type(one) for one in found] == [dict] * 3 + [Overlong] + [dict] * 56
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ('"He said ""stop"" twice"', 'He said "stop" twice'),
+        ('a 5" pipe', 'a 5" pipe'),
+        ('"two\nlines, and a comma"', "two\nlines, and a comma"),
+        ('"blanks behind" \t', "blanks behind \t"),
+        ('""', None),
+        ("a \0 inside", "a \0 inside"),
+        ("'single, quotes'", "line"),
+        ('"He said \\"stop\\", and left"', "text follows the closing quote"),
+        ('"He said \\"stop\\" and left"', "text follows the closing quote"),
+        ('"He said "stop" and left"', "text follows the closing quote"),
+        ('"one" "two"', "text follows the closing quote"),
+        (' "a blank, and a comma"', "has 3 fields"),
+    ],
+)
+def test_the_quotes_of_a_field(tmp_path: Path, field: str, text: str | None) -> None:
+    path = written(tmp_path, file_of([ROWS[0], f"d1,{field}", ROWS[2]]))
+    documents = read(path)
+    assert [document.problem is None for document in documents[::2]] == [True, True]
+    if documents[1].problem is None:
+        assert documents[1].text == text
+    elif text is None:
+        assert documents[1].problem[0] == "empty"
+    else:
+        assert documents[1].problem[0] == "undecodable"
+        assert documents[1].problem[1].startswith("line 3")
+        assert text in documents[1].problem[1]
+
+
+def test_rows_inside_a_field_are_a_warning(tmp_path: Path) -> None:
+    """A quote that is not closed swallows records up to the next quote, and the field looks whole."""
+    opened = [row.replace(",", ',"') if number == 9 else row for number, row in enumerate(ROWS)]
+    closed = [f'{row}"' if number == 14 else row for number, row in enumerate(opened)]
+    later = [row.replace(",", ',"') + '"' if number == 14 else row for number, row in enumerate(opened)]
+    for rows, count, bad in ((closed, 55, 0), (later, 55, 1)):
+        path = written(tmp_path, file_of(rows))
+        assert (len(read(path)), len(problems(path))) == (count, bad)
+        (line,) = [line for line in lines_of(path) if "records themselves" in line]
+        assert line.startswith(f"warning: 1 field holds lines that are records themselves in {path} (first: line 11)")
+    again = [*ROWS[:5], '"d5","first, line', "id,text", 'last"', *ROWS[6:]]
+    assert [line for line in lines_of(written(tmp_path, file_of(again))) if "records themselves" in line]
+
+
+def test_lines_of_prose_are_no_warning(tmp_path: Path) -> None:
+    verses = '"The first line, which has a comma\nthe second has none\nthe third, too, has two\nso ends the text"'
+    path = written(tmp_path, file_of([f"d{number},{verses}" for number in range(5)] + ROWS[5:]))
+    assert not [line for line in lines_of(path) if "records themselves" in line or "header" in line]
+    path = written(tmp_path, file_of(["one", '"two\nthree\nfour\nfive"'] * 20, "text"))
+    assert not [line for line in lines_of(path) if "records themselves" in line]
+
+
+def test_a_header_in_the_middle_is_a_warning(tmp_path: Path) -> None:
+    path = written(tmp_path, file_of(ROWS[:30]) + file_of(ROWS[30:]))
+    (line,) = [line for line in lines_of(path) if "header" in line]
+    assert line.startswith(f"warning: 1 record repeats the header of {path} (first: line 32)")
+    assert len(read(path)) == 61
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|", " "])
+def test_without_quoting_every_quote_is_text(tmp_path: Path, delimiter: str) -> None:
+    texts = ['"opens', 'closes"', 'a "pair"', '"whole"', 'a 5" pipe', '""']
+    rows = [delimiter.join((f"d{number}", text.replace(" ", "_"))) for number, text in enumerate(texts)]
+    path = written(tmp_path, file_of(rows, delimiter.join(("id", "text"))))
+    found = read(path, quoting="none", delimiter=delimiter)
+    assert [document.text for document in found] == [text.replace(" ", "_") for text in texts]
+    shard = shards_of(path, quoting="none", delimiter=delimiter)[0]
+    assert extent_of(make_plan(config_of(path, quoting="none", delimiter=delimiter)).inputs[0]).rows == 6
+    assert shard_fingerprint({}, shard)["quoting"] == "none"
+    assert Shard.from_dict(shard.to_dict()) == shard
+
+
+def test_quoting_is_a_setting_of_csv_files(tmp_path: Path) -> None:
+    path = written(tmp_path, file_of(ROWS))
+    assert shards_of(path, quoting="double") == shards_of(path)
+    assert "quoting" not in shard_fingerprint({}, shards_of(path)[0])
+    assert "quoting" not in config_of(path).model_dump(mode="json")["corpus"]["audit"]
+    assert "input should be 'double' or 'none', got 'minimal'" in user_error(config_of, path, quoting="minimal")
+    written(tmp_path, '{"text": "a text of words"}\n', "a.jsonl")
+    refused = user_error(read, tmp_path / "a.jsonl", quoting="none")
+    assert refused == "corpus.audit: quoting applies to CSV files, and these are jsonl; leave it out"
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
+def test_a_tsv_file_has_tabs(tmp_path: Path, name: str) -> None:
+    content = file_of([row.replace(",", "\t") + ", or more" for row in ROWS], "id\ttext").encode()
+    path = written(tmp_path, gzip.compress(content) if name.endswith(".gz") else content, name)
+    documents = read(path, id="id")
+    assert [document.text for document in documents] == [f"{row.split(',')[1]}, or more" for row in ROWS]
+    assert shard_fingerprint({}, shards_of(path)[0])["delimiter"] == "\t"
+    path = written(tmp_path, file_of(ROWS), "b.tsv")
+    assert read(path, id="id")[3].doc_id == "d3", "its name is wrong, and its header is not"
+    path = written(tmp_path, file_of(["one, and two", "three, and four"], "text"), "c.tsv")
+    assert [document.text for document in read(path)] == ["one, and two", "three, and four"]
+
+
+@pytest.mark.parametrize("mark", ["sep=;\r\n", "\ufeffsep=;\r\n", '"sep=;"\n'])
+def test_a_first_line_that_names_the_delimiter_is_followed(tmp_path: Path, mark: str) -> None:
+    path = written(tmp_path, mark + file_of([row.replace(",", ";") + ", or more" for row in ROWS], "id;text"))
+    for settings in ({}, {"delimiter": ";"}):
+        documents = read(path, id="id", **settings)
+        assert [document.doc_id for document in documents] == [f"d{number}" for number in range(60)]
+        assert documents[7].text == "a text of plain words number 7, or more"
+    assert extent_of(make_plan(config_of(path)).inputs[0]).rows == 60
+    lines = path.read_bytes().decode().splitlines(keepends=True)
+    assert copied(path, [3, 59], id="id") == "".join(lines[place] for place in (0, 1, 5, 61))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_line_ends_and_encodings(tmp_path: Path, end: str, encoding: str) -> None:
+    rows = [f"{row} é" for row in ROWS]
+    rows[4] = f'd4,"two{end}lines"'
+    rows[9] += ", surplus"
+    path = written(tmp_path, file_of(rows, end=end).encode(encoding))
+    documents = read(path, id="id", encoding=encoding)
+    assert [document.doc_id for document in documents if not document.problem] == [f"d{n}" for n in range(60) if n != 9]
+    assert documents[4].text == f"two{end}lines"
+    assert documents[9].problem == ("undecodable", "line 12 has 3 fields, and the header has 2")
+
+
+def test_a_file_without_records_holds_no_documents(tmp_path: Path) -> None:
+    for content in ("id,text", "id,text\n", "id,text\n\n\n"):
+        assert "holds no documents" in user_error(lines_of, written(tmp_path, content))
+
+
+def test_a_repeated_or_blank_name_is_a_problem_only_where_it_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, file_of([f"{n},{row},x,y" for n, row in enumerate(ROWS)], ",id,text,x,x"))
+    assert [document.text for document in read(path, id="id")] == [row.split(",")[1] for row in ROWS]
+    assert "column 'x' occurs 2 times" in user_error(read, path, group="x")
+
+
+def copied(path: Path, kept: list[int], **settings: Any) -> str:
+    (shard,) = shards_of(path, **settings)
+    rows = sum(1 for _ in read_shard(shard))
+    marks = RowMarks([np.array([row for row in range(rows) if row in kept])], True)
+    sink = io.BytesIO()
+    CSV.export.copy(ExportSource((shard,), path.name), marks, lambda _: nullcontext(sink))
+    return sink.getvalue().decode()
+
+
+def test_a_copy_has_the_records_of_the_reader(tmp_path: Path) -> None:
+    """Also around records that are bad, too long, or span lines."""
+    rows = [*ROWS[:6], 'd6,"two\nlines"', "d7,one,more", 'd8,"said \\"stop\\"\nhere"', *ROWS[9:]]
+    path = written(tmp_path, file_of(rows))
+    lines = path.read_text().splitlines(keepends=True)
+    assert [document.problem is None for document in read(path)][5:10] == [True, True, False, False, False]
+    assert copied(path, [6, 7]) == "".join([lines[0], *lines[7:10]])
+    assert copied(path, list(range(61))) == path.read_text()
+    records = dict(CSV.export.records(ExportSource(tuple(shards_of(path)), "a")))
+    assert [row for row, record in records.items() if record is None] == [7, 8, 9]
+
+
+def test_an_edited_record_stays_one_without_quoting() -> None:
+    edit = TextEdit(0, 'a "word"', 'an "item"')
+    dialect = Dialect(delimiter="\t", quoting="none")
+    assert _edited_record(b'1\ta "word"\r\n', 1, dialect, edit) == b'1\tan "item"\r\n'
+    assert _edited_record(b'1\ta "word"\r\n', 1, Dialect(delimiter="\t"), edit) == b'1\t"an ""item"""\r\n'
+    refused = user_error(_edited_record, b"1\tx\n", 1, dialect, TextEdit(0, "x", "two\tfields"))
+    assert "quoting: none" in refused
+
+
+SCRAPS = st.lists(
+    st.sampled_from(
+        ['"', '""', ",", "\n", "\r\n", "\r", "a", " ", "é", "\0", "\\", '","', '"\n', "b,c\n", "\t", "sep=,"]
+    ),
+    max_size=30,
+)
+
+
+@given(SCRAPS, st.sampled_from(["double", "none"]), st.sampled_from([5, 40]))
+def test_reading_counting_and_copying_agree_on_any_text(scraps: list[str], quoting: Any, most: int) -> None:
+    data, dialect = "".join(["x,y\n", *scraps]).encode(), Dialect(quoting=quoting)
+
+    def outcome(work: Any) -> Any:
+        try:
+            return work()
+        except csv.Error as error:
+            return str(error)
+
+    records = outcome(lambda: list(csv_records(io.BytesIO(data), most, dialect, (), Notes())))
+    pieces = outcome(lambda: list(csv_pieces(io.BytesIO(data), most, dialect)))
+    if isinstance(records, str):
+        assert pieces == records
+        return
+    assert b"".join(piece for _, piece in pieces) == data
+    assert len({row for row, piece in pieces if row >= 0}) in (len(records), len(records) + 1)
+    for row, record in enumerate(records):
+        whole = b"".join(piece for number, piece in pieces if number == row).decode()
+        if isinstance(record, dict):
+            (plain,) = [one for one in csv.reader(io.StringIO(whole, newline=""), **plainly(quoting)) if one]
+            assert list(record.values()) == [*plain, "", ""][:2]
+            assert not any(plain[2:])
+        else:
+            assert isinstance(record, (BadRecord, Overlong))
+    if not any(isinstance(record, Overlong) for record in records):
+        assert count_records(data, dialect) == len(records)
+
+
+def plainly(quoting: str) -> dict[str, Any]:
+    return {"quoting": csv.QUOTE_NONE, "quotechar": None} if quoting == "none" else {}
+
+
+@pytest.fixture
+def audited(make_audit: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """Writes an audit of a CSV file with these rows, and returns its configuration."""
+
+    def make(rows: list[str], **settings: Any) -> Path:
+        unseen = file_of([f"u{number},other plain words of number {number}" for number in range(40)])
+        corpus = {
+            "audit": {"path": str(written(tmp_path, file_of(rows))), "id": "id", **settings},
+            "unseen": {"path": str(written(tmp_path, unseen, "unseen.csv")), "id": "id"},
+        }
+        return make_audit(corpus=corpus, error_budget=0.2)
+
+    return make
+
+
+def test_the_page_warns_of_rows_inside_a_field(
+    audited: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row.replace(",", ',"') if number == 9 else row for number, row in enumerate(ROWS)]
+    rows[14] += '"'
+    path = audited([*rows, "id,text", "d99,one,more"])
+    output, _ = here(capsys, "plan", path)
+    assert "warning: 1 field holds lines that are records themselves" in " ".join(output.split())
+    here(capsys, "run", path)
+    run = path.parent / "run"
+    page = " ".join((run / "report/report.html").read_text().split())
+    for sentence in (
+        "1 field holds lines that are records themselves in a.csv (first: line 11)",
+        "1 record repeats the header of a.csv (first: line 62)",
+    ):
+        assert f'<p class="notice" role="note"><strong>Note.</strong> {sentence}' in page
+    receipts = [json.loads(file.read_text()) for file in sorted((run / "receipts/score").glob("*.json"))]
+    assert [one.get("notes") for one in receipts] == [{"rows_in_field": [1, 11], "header_again": [1, 62]}, None]
+    assert receipts[0]["reasons"] == {"undecodable": 1}
+
+
+def test_the_command_stops_at_a_quote_that_is_never_closed(
+    audited: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = audited([row.replace(",", ',"') if number == 4 else row for number, row in enumerate(ROWS)])
+    for command in ("plan", "run"):
+        assert "the quote that opens a field on line 6 is not closed" in refusal(capsys, command, path)
+    assert not (path.parent / "run" / "receipts").exists()
+    path = audited(ROWS[:4] + [row.replace(",", ',"') for row in ROWS[4:]], quoting="none")
+    here(capsys, "run", path)
