@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -59,7 +60,7 @@ def load_yaml(text: str) -> Any:
 
     Raises:
         NotYamlError: the text is not YAML, is too long or nested too deep, holds an invalid number or date, or has
-            aliases that expand to too many values or to themselves.
+            aliases that expand to too many values or to themselves, or repeats a key of a mapping.
     """
     depth = 0
     for bracket in re.findall(r"[\[{\]}]", text):  # counted first: the parser takes minutes for very many
@@ -69,14 +70,17 @@ def load_yaml(text: str) -> Any:
     if len(text) > MOST_BYTES:
         raise NotYamlError(f"it has more than {MOST_BYTES:,} bytes")
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         counts: dict[int, int | None] = {}
         count = 0 if node is None else _values(node, counts)
         most = max(MOST_VALUES, MOST_REPEATS * len(counts))
         if count > most:
             raise NotYamlError(f"its aliases make it {count:,} values; it may have {most:,}")
-        return None if node is None else loader.construct_document(node)
+        if node is None:
+            return None
+        _check_keys(node, loader, set())
+        return loader.construct_document(node)
     except RecursionError:
         raise NotYamlError("its brackets or indents are nested too deeply") from None
     except (NotYamlError, yaml.YAMLError) as error:
@@ -84,6 +88,51 @@ def load_yaml(text: str) -> Any:
     except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:  # number, date, tag
         reason = str(error).partition("; use sys.")[0]
         raise NotYamlError(f"a value cannot be read: {' '.join(reason.split())}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """A loader that refuses numbers of base 60 and 8, which YAML 1.1 makes of values such as 1:30 and 010."""
+
+
+def _construct_number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+    base = 60 if ":" in node.value else 8 if re.fullmatch("[-+]?0[0-7_]+", node.value) else 10
+    if base != 10:
+        line = node.start_mark.line + 1
+        raise NotYamlError(f"{node.value} on line {line} is a number of base {base} in YAML: put it in quotes")
+    return yaml.SafeLoader.yaml_constructors[node.tag](loader, node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _construct_number)
+
+
+def _check_keys(node: yaml.Node, loader: yaml.SafeLoader, checked: set[int]) -> None:
+    """Check that no mapping has a key twice: the last value would count, without a word.
+
+    Args:
+        node: a node, in which each alias is the node that it refers to.
+        loader: loader of the document.
+        checked: identities of the nodes that are checked.
+
+    Raises:
+        NotYamlError: a key occurs twice; the message names both lines. Merge keys (`<<`) are no keys.
+    """
+    if id(node) in checked or isinstance(node, yaml.ScalarNode):
+        return
+    checked.add(id(node))
+    if not isinstance(node, yaml.MappingNode):
+        for part in node.value:
+            _check_keys(part, loader, checked)
+        return
+    lines: dict[Any, int] = {}
+    for key, value in node.value:
+        _check_keys(value, loader, checked)
+        if key.tag == "tag:yaml.org,2002:merge" or not isinstance(key, yaml.ScalarNode):
+            continue  # a key that is a list or a mapping is refused when it is constructed
+        name, line = loader.construct_object(key), key.start_mark.line + 1
+        if name in lines:
+            raise NotYamlError(f"key {name!r} stands twice in a section, on lines {lines[name]} and {line}: remove one")
+        lines[name] = line
 
 
 def _values(node: yaml.Node, counts: dict[int, int | None]) -> int:
@@ -213,6 +262,8 @@ def _one_line(error: ValidationError, kind: type[BaseModel], data: Mapping[str, 
     message = " or ".join([next(iter(branches)), *(b.removeprefix("input should be ") for b in list(branches)[1:])])
     got = "" if "got " in message or isinstance(problem["input"], dict) else f", got {problem['input']!r}"
     guess = f"; did you mean [{problem['input']}]?" if problem["type"] == "list_type" and got else ""
+    if problem["type"] == "string_type" and isinstance(problem["input"], (bool, int, float, date)):
+        guess = "; put it in quotes"  # YAML reads no, 12 and 2026-01-01 as other values than texts
     return f"{where}: {message}{got}{guess}"
 
 

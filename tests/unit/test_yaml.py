@@ -1,0 +1,102 @@
+"""What YAML would read otherwise than it was meant is refused, with its line, or asks for quotes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import refusal, user_error
+
+from pipeline.config.audit import AuditConfig
+from pipeline.config.yaml import NotYamlError, build, load_yaml, read_mapping
+
+TOP = """run: runs/t
+model: {path: m}
+corpus:
+  audit: {path: a.jsonl}
+  unseen: {path: b.jsonl}
+"""
+
+
+def parsed(folder: Path, text: str) -> AuditConfig:
+    (folder / "audit.yaml").write_text(text, encoding="utf-8")
+    return build(AuditConfig, read_mapping(str(folder / "audit.yaml"), AuditConfig))
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "lines"),
+    [
+        ("seed: 1\nseed: 2\n", "'seed'", (6, 7)),
+        ("selections:\n  - name: members\n    alpha: 0.2\n    alpha: 0.9\n", "'alpha'", (8, 9)),
+        ('limits: {"document_bytes": 5, document_bytes: 7}\n', "'document_bytes'", (6, 6)),
+        ("detectors:\n  - min_k:\n      k: 0.1\n      'k': 0.2\n", "'k'", (8, 9)),
+        ("run: again\n", "'run'", (1, 6)),
+        ("corpus: {audit: {path: c.jsonl}}\n", "'corpus'", (3, 6)),
+        ("x: &base {a: 1, a: 2}\ny: *base\n", "'a'", (6, 6)),
+        ("x: {true: 1, yes: 2}\n", "True", (6, 6)),
+        ("x: {1: a, 1: b}\n", "1", (6, 6)),
+        ("? seed\n: 1\n? seed\n: 2\n", "'seed'", (6, 8)),
+        ("x:\n  - - a: 1\n      b: 2\n      a: 3\n", "'a'", (7, 9)),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_with_both_lines(
+    tmp_path: Path, text: str, key: str, lines: tuple[int, int]
+) -> None:
+    refused = user_error(parsed, tmp_path, TOP + text)
+    assert f"key {key} stands twice in a section, on lines {lines[0]} and {lines[1]}" in refused
+
+
+def test_the_example_of_a_repeated_key_is_refused(shared_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = refusal(capsys, "plan", shared_folder / "cases/duplicate_key.yaml")
+    assert "key 'alpha' stands twice in a section, on lines 10 and 11" in refused
+
+
+def test_one_key_in_several_sections_and_merge_keys_are_legal() -> None:
+    text = (
+        "base: &base {a: 1, b: 2}\nother: &other {c: 3}\none: {<<: *base, a: 5}\ntwo:\n  <<: [*base, *other]\n  c: 4\n"
+    )
+    value = load_yaml(text)
+    assert value["one"] == {"a": 5, "b": 2}
+    assert value["two"] == {"a": 1, "b": 2, "c": 4}
+    assert load_yaml("a: {x: 1}\nb: {x: 2}\nc: [{x: 1}, {x: 2}]")["c"] == [{"x": 1}, {"x": 2}]
+    with pytest.raises(NotYamlError, match="key 'a' stands twice"):
+        load_yaml("base: &base {a: 1}\none: {<<: *base, a: 5, a: 6}")
+
+
+def test_an_override_is_held_to_the_same(tmp_path: Path) -> None:
+    refused = user_error(build, AuditConfig, {}, ["limits={document_bytes: 1, document_bytes: 2}"])
+    assert "--set limits" in refused
+    assert "key 'document_bytes' stands twice in a section, on lines 1 and 1" in refused
+
+
+@pytest.mark.parametrize(("value", "base"), [("1:30", 60), ("190:20:30.15", 60), ("-1:30", 60), ("010", 8), ("0_7", 8)])
+def test_numbers_of_other_bases_ask_for_quotes(tmp_path: Path, value: str, base: int) -> None:
+    refused = user_error(parsed, tmp_path, f"{TOP}seed: {value}\n")
+    assert f"{value} on line 6 is a number of base {base} in YAML: put it in quotes" in refused
+    assert load_yaml(f"a: '{value}'") == {"a": value}
+
+
+@pytest.mark.parametrize("value", ["no", "on", "12", "1.5", "2026-01-01"])
+def test_a_column_that_yaml_reads_as_another_value_asks_for_quotes(tmp_path: Path, value: str) -> None:
+    refused = user_error(parsed, tmp_path, TOP.replace("{path: a.jsonl}", f"{{path: a.jsonl, id: {value}}}"))
+    assert refused.startswith("corpus.audit.id: input should be a valid string, got ")
+    assert refused.endswith("; put it in quotes")
+    config = parsed(tmp_path, TOP.replace("{path: a.jsonl}", f'{{path: a.jsonl, id: "{value}"}}'))
+    assert config.corpus.audit is not None
+    assert config.corpus.audit.id == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.1", 0.1), ("1e-1", 0.1), ('"0.1"', 0.1), ("1.0e-1", 0.1), (".1", 0.1)])
+def test_every_way_to_write_a_number_is_the_number(tmp_path: Path, text: str, value: Any) -> None:
+    selections = f"selections: [{{name: members, detectors: [loss], procedure: bh, alpha: {text}}}]\n"
+    assert parsed(tmp_path, TOP + selections).selections[0].alpha == value
+
+
+@pytest.mark.parametrize(
+    "text", ["seed:\t1\n", "\tseed: 1\n", "seed: [1\n", "1: 2\n", "? [a]\n: 1\n", "seed: 1\n---\nseed: 2\n"]
+)
+def test_other_traps_are_one_line(tmp_path: Path, text: str) -> None:
+    assert user_error(parsed, tmp_path, TOP + text)
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    assert parsed(tmp_path, f"\ufeff{TOP}seed: 3\n").seed == 3
