@@ -124,7 +124,7 @@ def read_versions(path: str | PathLike[str]) -> Versions:
         UserError: not such a file, or the errors of `Versions`.
     """
     try:
-        table = pq.read_table(path)
+        table = pq.read_table(path, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"versions: cannot read {path}: {' '.join(str(error).split())}") from None
     missing = [name for name in ("id", "versions", "index") if name not in table.column_names]

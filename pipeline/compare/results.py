@@ -104,7 +104,7 @@ def read_results_table(path: str) -> dict[str, dict[str, float]]:
     """
     try:
         with fsspec.open(path, "rb") as file:
-            table = pq.read_table(io.BytesIO(file.read()))
+            table = pq.read_table(io.BytesIO(file.read()), page_checksum_verification=True)
     except (OSError, ValueError, pa.ArrowInvalid) as error:
         raise UserError(f"cannot read results {path}: {' '.join(str(error).split())}") from None
     for column in COLUMNS:

@@ -11,8 +11,9 @@ import io
 import os
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import fsspec
@@ -37,8 +38,20 @@ BUFFER_BYTES = {True: 1 << 20, False: 1 << 23}
 IDLE = 4
 """Maximum number of idle readers of a process."""
 
+FOOTER_BYTES = 1 << 25
+"""Maximum bytes of the footers of other files that are kept parsed beside the last one."""
+
 _idle: list[_Reader] = []
+_footers: OrderedDict[tuple[Any, ...], _Footer] = OrderedDict()  # the last used is the last
 _lock = threading.RLock()  # a reader may be returned during garbage collection
+
+
+@dataclass(slots=True)
+class _Footer:
+    """The parsed footer of a file, which takes some ten times its bytes in memory."""
+
+    metadata: pq.FileMetaData
+    checked: set[str] = field(default_factory=set)  # columns that passed `check_chunks`
 
 
 @dataclass(slots=True, eq=False)
@@ -80,8 +93,8 @@ def parquet_batches(
             begin, end = max(start - reader.first, 0), min(stop - reader.first, len(reader.batch))
             if begin < end:
                 yield reader.first + begin, reader.batch.slice(begin, end - begin)
-            if reader.first + len(reader.batch) > stop:
-                break
+            if reader.first + len(reader.batch) >= stop:
+                break  # the next batch is of other rows, and may be damaged
             reader.advance()
     except GeneratorExit:
         _leave(reader)
@@ -89,24 +102,31 @@ def parquet_batches(
     except BaseException:
         reader.batches.close()
         raise
-    if reader.batch is not None:
+    if reader.batch is not None and reader.end > stop:
         _leave(reader)
+    else:
+        reader.batches.close()
 
 
 def _take(path: str, columns: Sequence[str], row: int, long: Sequence[str]) -> _Reader:
     """An idle reader of the file that is at or before the row in its row group; else a new one."""
     fs, name = fsspec.core.url_to_fs(path)
-    changes = fs.ukey(os.path.realpath(name) if is_local(fs) else name)
-    key = (path, tuple(columns), id(fs), changes)  # the path may be another file in another file system
+    file_key = _file_key(path, fs, name)
+    key = (*file_key, tuple(columns))
     with _lock:
         usable = [reader for reader in _idle if reader.key == key and reader.first <= row < reader.end]
         if usable:
             reader = max(usable, key=lambda reader: reader.first)
             _idle.remove(reader)
             return reader
-    reader = _Reader(key, _from(fs, name, list(columns), row, long))
+    reader = _Reader(key, _from(fs, name, list(columns), row, long, file_key))
     reader.advance()
     return reader
+
+
+def _file_key(path: str, fs: Any, name: str) -> tuple[Any, ...]:
+    """Identifies the present content of a path, which may be another file in another file system."""
+    return path, id(fs), fs.ukey(os.path.realpath(name) if is_local(fs) else name)
 
 
 def _leave(reader: _Reader) -> None:
@@ -119,24 +139,54 @@ def _leave(reader: _Reader) -> None:
 
 
 def _from(
-    fs: Any, name: str, columns: list[str], row: int, long: Sequence[str]
+    fs: Any, name: str, columns: list[str], row: int, long: Sequence[str], key: tuple[Any, ...]
 ) -> Generator[tuple[int, int, pa.RecordBatch]]:
-    """The batches of a file from the row group that holds a row: first row, row after the row group, batch."""
+    """The batches of a file from the row group that holds a row: first row, row after the row group, batch.
+
+    Checksums of pages are verified where a file has them.
+    """
     local = is_local(fs)
     with contextlib.ExitStack() as stack:
         file = None if local else stack.enter_context(fs.open(name, "rb", cache_type="none"))
-        parquet = _opened(name if file is None else file, buffer_size=BUFFER_BYTES[local])
+        footer = _kept_footer(key)
+        parquet = _opened(
+            name if file is None else file,
+            metadata=None if footer is None else footer.metadata,
+            buffer_size=BUFFER_BYTES[local],
+            page_checksum_verification=True,
+        )
         stack.callback(parquet.close, force=True)
-        check_chunks(parquet.metadata, columns, os.path.getsize(name) if file is None else file.size)
+        footer = footer or _keep_footer(key, parquet.metadata)
+        if not footer.checked.issuperset(columns):
+            check_chunks(footer.metadata, columns, os.path.getsize(name) if file is None else file.size)
+            footer.checked.update(columns)
         end = 0
-        for group in range(parquet.metadata.num_row_groups):
-            first, end = end, end + parquet.metadata.row_group(group).num_rows
+        for group in range(footer.metadata.num_row_groups):
+            first, end = end, end + footer.metadata.row_group(group).num_rows
             if end <= row:
                 continue
-            rows = _rows_at_once(parquet.metadata, group, long)
+            rows = _rows_at_once(footer.metadata, group, long)
             for batch in parquet.iter_batches(rows, row_groups=[group], columns=columns):
                 yield first, end, batch
                 first += len(batch)
+
+
+def _kept_footer(key: tuple[Any, ...]) -> _Footer | None:
+    """The footer of a file that was read shortly before; a footer of many row groups takes seconds to parse."""
+    with _lock:
+        if key in _footers:
+            _footers.move_to_end(key)
+        return _footers.get(key)
+
+
+def _keep_footer(key: tuple[Any, ...], metadata: pq.FileMetaData) -> _Footer:
+    """Keep the footer of a file for its next readers, and forget those used least recently."""
+    with _lock:
+        footer = _footers.setdefault(key, _Footer(metadata))
+        size = sum(one.metadata.serialized_size for one in _footers.values())
+        while len(_footers) > 1 and (size > FOOTER_BYTES or len(_footers) > IDLE):
+            size -= _footers.popitem(last=False)[1].metadata.serialized_size
+    return footer
 
 
 def open_footer(path: str, name: str, tail: bytes) -> pq.ParquetFile:
@@ -222,6 +272,9 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{name} is damaged: {' '.join(str(error).split())}") from None
     rows = _rows_of_footer(metadata, source.columns, name)
+    fs, place = fsspec.core.url_to_fs(entry.path)
+    if is_local(fs):  # of a remote file it would take a request
+        _keep_footer(_file_key(entry.path, fs, place), metadata)
     check_schema(footer.schema_arrow, source, name)
     return replace(entry, rows=rows, text_bytes=text_bytes_of(metadata, source.content))
 
