@@ -253,6 +253,7 @@ class SourceConfig(Section):
     split: str | None = Field(
         None, description="Split of the hub dataset (default: train), or of a saved one that has several."
     )
+    follow_links: bool = Field(False, description="Read the regular files behind links that lead out of a folder.")
     text: str = Field("text", description="Column of texts.")
     image: str | None = Field(
         None, description="Column of pictures, instead of `text`: bytes, bytes and path, or a path."
@@ -288,6 +289,8 @@ class SourceConfig(Section):
             raise ValueError("needs exactly one of 'path' and 'dataset'")
         if self.dataset is not None and self.dialect != PLAIN:
             raise ValueError("encoding, delimiter and quoting apply to files, not to a dataset on the hub")
+        if self.dataset is not None and self.follow_links:
+            raise ValueError("follow_links applies to folders, not to a dataset on the hub")
         if self.image is None and self.caption is not None:
             raise ValueError("caption goes with image, the column of the pictures, and only with it")
         if self.scores is not None and (self.image is not None or self.versions is not None):
@@ -312,6 +315,8 @@ class SourceConfig(Section):
                 values.pop(name, None)
         if self.quoting == PLAIN.quoting:
             values.pop("quoting", None)
+        if not self.follow_links:
+            values.pop("follow_links", None)
         if not self.has_text or self.tokens is not None:
             values.pop("text", None)
         return values

@@ -239,7 +239,7 @@ def _picture(shard: Shard, value: Any) -> bytes | Unreadable:
     """The picture of a row, or why the row has no picture that can be decoded."""
     if isinstance(value, Unreadable):
         return value
-    data = picture_bytes(value, _folder_of(shard), shard.limits.document_bytes)
+    data = picture_bytes(value, _folder_of(shard), shard.limits.document_bytes, shard.follow_links)
     if not isinstance(data, bytes):
         return Unreadable(*data)
     problem = picture_problem(data, shard.limits.picture_pixels)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from pipeline.corpus.formats.base import Format
 from pipeline.corpus.formats.jsonl import lines
 from pipeline.corpus.formats.picture import beside_pictures
 from pipeline.corpus.formats.saved import HUB, SAVED, SAVED_MARKS
+from pipeline.corpus.links import check_links, files_behind, is_special, linked_folders
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.errors import UserError, nearest, not_opened
 
@@ -132,7 +134,7 @@ def _local_inputs(role: _Role) -> list[InputFile]:
     looks: list[Callable[[], InputFile]] = []
     local = True
     for pattern in role.source.paths:
-        for name, info, fs in _expand(role.key, pattern):
+        for name, info, fs in _expand(role.key, pattern, role.source.follow_links):
             path, local = _address(fs, info["name"]), local and is_local(fs)
             if path in seen:
                 continue
@@ -162,9 +164,9 @@ def _readable(key: str, name: str, path: str, look: Callable[[], Seen]) -> Seen:
         raise UserError(f"{key}: cannot read {error.filename or name}: {reason}") from None
 
 
-def _expand(key: str, pattern: str) -> Iterator[tuple[str, dict[str, Any], Any]]:
+def _expand(key: str, path: str, follow: bool) -> Iterator[tuple[str, dict[str, Any], Any]]:
     """(name as in a configuration, information from the file system, file system) of every match of a path."""
-    base, pattern = origin_of(pattern), written(pattern)
+    base, pattern = origin_of(path), written(path)
     try:
         fs, full = fsspec.core.url_to_fs(_opened(base, pattern))
         local = is_local(fs)
@@ -177,6 +179,10 @@ def _expand(key: str, pattern: str) -> Iterator[tuple[str, dict[str, Any], Any]]
         raise UserError(f"{key}: cannot open {pattern}: {not_opened(error)}") from None
     if not infos:
         raise UserError(f"{key}: no file {pattern}{_neighbours(fs, full)}")
+    if magic and local:
+        folder = full[: re.search(r"[*?\[]", full).start()].rpartition("/")[0] or "/"  # type: ignore[union-attr]
+        links = [info["name"] for info in infos if info.get("islink")]
+        check_links(key, written(folder), folder, links, follow)
     for info in infos:
         path = _address(fs, info["name"])
         relative = local and not os.path.isabs(os.path.expanduser(pattern))
@@ -217,13 +223,13 @@ def _neighbours(fs: Any, full: str) -> str:
 def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], InputFile]]:
     """Functions that inspect the inputs in a folder; its text files are one input."""
     root = fs._strip_protocol(path).rstrip("/")
-    infos = dict(sorted(fs.find(root, detail=True).items()))
+    pictures = role.source.image is not None
+    infos = _listed(role, name, root, fs)
     if any(f"{root}/{mark}" in infos for mark in SAVED_MARKS):
         return [partial(_dataset, SAVED, role, name, path)]
-    pictures = role.source.image is not None
     inside = ((path[len(root) + 1 :], info) for path, info in infos.items())
     files = {inner: (form, info) for inner, info in inside if (form := format_of(inner, pictures))}
-    files = {inner: file for inner, file in files.items() if not f"/{inner}".count("/.")}
+    files = {inner: file for inner, file in files.items() if not _is_hidden(inner)}
     for _, info in files.values():
         _check_kind(fs, info)
     if not files:
@@ -247,6 +253,39 @@ def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], Inp
     return looks
 
 
+def _listed(role: _Role, name: str, root: str, fs: Any) -> dict[str, dict[str, Any]]:
+    """The files below a folder by path, in order, also behind links to folders if these are followed.
+
+    Raises:
+        UserError: links lead out of the folder, and are not to be followed.
+    """
+    infos: dict[str, dict[str, Any]] = fs.find(root, detail=True)
+    if is_local(fs):
+        follow = role.source.follow_links
+        folders = [path for path in linked_folders(infos.values(), root) if not _is_hidden(path[len(root) :])]
+        saved = any(f"{root}/{mark}" in infos for mark in SAVED_MARKS)
+        links = [
+            path for path, info in infos.items() if info.get("islink") and (saved or _is_read(role, path[len(root) :]))
+        ]
+        check_links(role.key, name, root, sorted({*links, *folders}), follow)
+        for path in (path for folder in folders for path in files_behind(folder)):
+            if _is_read(role, path[len(root) :]):
+                check_links(role.key, name, root, [path], follow)
+                infos[path] = fs.info(path)
+    return dict(sorted(infos.items()))
+
+
+def _is_read(role: _Role, inner: str) -> bool:
+    """Whether a path in a folder is that of documents, or of the captions of pictures."""
+    captions = role.source.caption is not None and inner.endswith(f".{role.source.caption}")
+    return (captions or format_of(inner, role.source.image is not None) is not None) and not _is_hidden(inner)
+
+
+def _is_hidden(inner: str) -> bool:
+    """Whether a path in a folder has a part that starts with a dot."""
+    return "/." in f"/{inner}"
+
+
 def _is_document(form: Format, pictures: bool) -> bool:
     """Whether every file of a format is a document of the requested type."""
     return form.unit == "file" and form.only_pictures == pictures
@@ -258,8 +297,13 @@ def _dataset(form: Format, role: _Role, name: str, path: str) -> InputFile:
 
 def _check_kind(fs: Any, info: dict[str, Any]) -> None:
     """Check that a local path is a file. Raises OSError: it does not exist, or it may block a reader."""
-    if is_local(fs) and (kind := irregular_kind(info["name"])):
+    if not is_local(fs):
+        return
+    if kind := irregular_kind(info["name"]):
         raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", info["name"])
+    if is_special(info["name"], ("/proc", "/sys")):
+        real = os.path.realpath(info["name"])
+        raise OSError(errno.EINVAL, f"it leads to {real}, which the system makes", info["name"])
 
 
 def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:

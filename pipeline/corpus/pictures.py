@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import numpy as np
 
+from pipeline.corpus.links import is_special, leads_out
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -41,18 +43,19 @@ Problem = tuple[str, str]
 """Reason code and message for a row without a picture."""
 
 
-def picture_bytes(value: Any, folder: str, most: int) -> bytes | Problem:
+def picture_bytes(value: Any, folder: str, most: int, follow: bool = False) -> bytes | Problem:
     """The bytes of a picture.
 
     Args:
         value: value of the row: bytes, {"bytes", "path"}, or a path relative to the file that holds the row.
         folder: folder of that file, a local path or fsspec URL; paths outside of it are not read. Empty: none.
         most: maximum bytes of a file.
+        follow: whether links to regular files outside of the folder are followed.
     """
     if isinstance(value, dict):
         value = value.get("bytes") if value.get("bytes") is not None else value.get("path")
     if isinstance(value, str):
-        value = file_beside(value, folder, most)
+        value = file_beside(value, folder, most, follow)
     if value is None:
         return "not_picture", "no picture in this row"
     if isinstance(value, tuple):
@@ -64,13 +67,14 @@ def picture_bytes(value: Any, folder: str, most: int) -> bytes | Problem:
     return value
 
 
-def file_beside(name: str, folder: str, most: int) -> bytes | Problem:
+def file_beside(name: str, folder: str, most: int, follow: bool = False) -> bytes | Problem:
     """The bytes of a file in a folder, or why they are not read.
 
     Args:
         name: path in the folder.
         folder: local path or fsspec URL; paths outside of it are not read. Empty: none.
         most: at most this many bytes plus one are read.
+        follow: whether links to regular files outside of the folder are followed.
     """
     shown = repr(name if len(name) <= 200 else f"{name[:197]}...")
     if "://" in name or os.path.isabs(name) or "\0" in name or not folder:
@@ -82,7 +86,10 @@ def file_beside(name: str, folder: str, most: int) -> bytes | Problem:
     fs, root = fsspec.core.url_to_fs(folder)
     path = os.path.normpath(os.path.join(root, name))
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
-        root, path = os.path.realpath(root), os.path.realpath(path)
+        if leads_out(path, root) and (is_special(path) or not follow):
+            return "not_picture", f"{shown} leads out of the folder of the file that names it"
+        if os.path.exists(path) and not os.path.isfile(path):
+            return "not_picture", f"{shown} is no regular file"
     if os.path.commonpath([os.path.normpath(root), path]) != os.path.normpath(root):
         return "not_picture", f"{shown} leads out of the folder of the file that names it"
     try:

@@ -73,15 +73,16 @@ class Shard:
     answers: tuple[str, ...] = ()  # columns beside the template that may name the right option
     keep_marks: bool = False  # whether marks of options are a part of them
     marked: bool = False  # whether `seenset mark` drew the versions
+    follow_links: bool = False  # whether links that lead out of a folder are followed
 
     def to_dict(self) -> dict[str, Any]:
         """A plain mapping, for JSON and for rows of a dataset."""
         transform = None if self.transform is None else self.transform.model_dump()
         value = {**{name: getattr(self, name) for name in _NAMES}, "transform": transform}
-        for name in ("limits", "dialect", *_OF_VERSIONS):
+        for name in ("limits", "dialect", *_OMITTED):
             del value[name]
         limits = {} if self.limits == LIMITS else {"limits": self.limits.model_dump()}
-        versions = {name: held for name in _OF_VERSIONS if (held := getattr(self, name))}
+        versions = {name: held for name in _OMITTED if (held := getattr(self, name))}
         return {**value, **limits, **versions, **self.dialect.differing()}
 
     @classmethod
@@ -156,6 +157,7 @@ def whole_shard(
         scores=source.score_companions,
         token_ids=source.tokens is not None,
         keep_marks=source.versions is not None and source.versions.marks == "none",
+        follow_links=source.follow_links,
     )
 
 
@@ -173,7 +175,7 @@ def place_of(shard_id: str, shards: Sequence[Shard]) -> int | None:
 
 _NAMES = tuple(entry.name for entry in fields(Shard))
 _DIALECT = ("encoding", "delimiter", "quoting")
-_OF_VERSIONS = (
+_OMITTED = (
     "companions",
     "template",
     "window",
@@ -183,9 +185,10 @@ _OF_VERSIONS = (
     "answers",
     "keep_marks",
     "marked",
+    "follow_links",
 )
 
-OF_A_SHARD = frozenset({"rows", "columns", *_DIALECT})
+OF_A_SHARD = frozenset({"rows", "columns", "follow_links", *_DIALECT})
 """Keys of a fingerprint that may differ between shards of one run."""
 
 
@@ -210,6 +213,8 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
         columns += ["scores", *shard.scores]
     if shard.token_ids:
         columns += ["token_ids"]
+    if shard.follow_links:
+        limited |= {"follow_links": True}
     if shard.differing:
         limited |= {"differing": "from the version of the least digest"}
     return {**fingerprint, "rows": rows, "columns": columns, **limited, **shard.dialect.differing()}

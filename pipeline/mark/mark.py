@@ -33,6 +33,7 @@ from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import FORMATS, by_bytes, format_named
 from pipeline.corpus.formats.base import RowEdits, TextEdit
 from pipeline.corpus.inputs import InputFile, find_inputs
+from pipeline.corpus.links import TO_FOLLOW
 from pipeline.corpus.shard import Shard, whole_shard
 from pipeline.errors import UserError
 from pipeline.export.place import source_place
@@ -497,7 +498,7 @@ def _named_inputs(request: MarkRequest) -> list[tuple[Shard, list[str]]]:
     try:
         inputs = find_inputs(CorpusConfig(audit=source))
     except UserError as error:  # the message refers to a configuration
-        message = str(error).replace("corpus.audit", "INPUT", 1)
+        message = str(error).replace("corpus.audit", "INPUT", 1).replace(TO_FOLLOW, "")
         raise UserError(message.replace("; set delimiter: ", "; give --delimiter ")) from None
     fs, path = fsspec.core.url_to_fs(os.path.expanduser(request.input) if "://" not in request.input else request.input)
     folder = path if fs.isdir(path) else posixpath.dirname(path)

@@ -32,7 +32,7 @@ def test_a_text_file_that_links_to_a_device_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("A document.")
     expected = f"corpus.audit: cannot read {tmp_path / 'endless.txt'}: it is a device, not a regular file"
     assert refusal(tmp_path / "endless.txt") == expected
-    assert refusal(tmp_path) == expected
+    assert "1 link leads out of" in refusal(tmp_path)
 
 
 def test_a_caption_that_is_a_fifo_is_refused(tmp_path: Path) -> None:

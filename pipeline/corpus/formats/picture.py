@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.text import TEXT, file_of
+from pipeline.corpus.formats.text import TEXT
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.pictures import file_beside
 from pipeline.corpus.shard import Shard
@@ -37,18 +37,18 @@ def beside_pictures(fs: Any, pictures: Sequence[str]) -> list[str]:
 
 
 def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
-    most = shard.limits.document_bytes
+    most, follow = shard.limits.document_bytes, shard.follow_links
     for row, inner in enumerate(shard.files, shard.first_row):
         if watch(row, False):
             yield row, base.DEADLY, *base.NOTHING
             continue
-        path = file_of(shard.path, inner)
-        place, name = path.rsplit("/", 1) if "/" in path else (".", path)
+        place, slash, name = (shard.path, "/", inner) if inner else shard.path.rpartition("/")
+        place = place if slash else "."
         caption: Any = None
         if shard.caption_column is not None:
-            caption = file_beside(f"{os.path.splitext(name)[0]}.{shard.caption_column}", place, most)
+            caption = file_beside(f"{os.path.splitext(name)[0]}.{shard.caption_column}", place, most, follow)
         words = caption.decode("utf-8", "surrogateescape").strip() if isinstance(caption, bytes) else None
-        yield row, file_beside(name, place, most), None, None, None, words
+        yield row, file_beside(name, place, most, follow or not inner), None, None, None, words
 
 
 PICTURE = base.Format(

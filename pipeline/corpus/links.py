@@ -1,0 +1,94 @@
+"""Links in the folder of a corpus: those that lead out of it are refused, or followed to regular files.
+
+A link in a folder from elsewhere, such as an unpacked archive, can name any file of this machine, and its content would
+become a document. The path of a configuration may itself be a link, and the files of a hub snapshot are links into the
+same entry of the hub's cache.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pipeline.errors import UserError
+
+TO_FOLLOW = ", or set follow_links: true to read the regular files behind them"
+"""The setting that a message offers."""
+
+_SPECIAL = ("/proc", "/sys", "/dev")
+_CACHE_ENTRY = re.compile(r"(models|datasets|spaces)--.+")
+
+
+def is_special(path: str, places: Iterable[str] = _SPECIAL) -> bool:
+    """Whether a local path leads to a file that the system makes, such as the memory of a process."""
+    real = os.path.realpath(path)
+    return any(_is_within(real, place) for place in places)
+
+
+def leads_out(path: str, folder: str) -> bool:
+    """Whether a local path leads out of a folder by a link; the hub's cache entry of a snapshot belongs to it."""
+    real, inside = os.path.realpath(path), os.path.realpath(folder)
+    return not any(_is_within(real, place) for place in (inside, *_blobs_of(inside)))
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _blobs_of(folder: str) -> Iterator[str]:
+    """The folder with the content of a hub snapshot, if the folder is one or is in one."""
+    parts = folder.split("/")
+    for place in range(1, len(parts)):
+        if parts[place] == "snapshots" and _CACHE_ENTRY.fullmatch(parts[place - 1]):
+            yield "/".join([*parts[:place], "blobs"])
+
+
+def check_links(key: str, shown: str, folder: str, paths: Iterable[str], follow: bool) -> None:
+    """Check that links in a folder stay in it, or that they may be followed.
+
+    Args:
+        key: setting that names the folder, for messages.
+        shown: the folder as written there.
+        folder: local path of the folder.
+        paths: links in it that would be read.
+        follow: whether links that lead out of the folder are followed.
+
+    Raises:
+        UserError: links lead out of the folder and are not to be followed, or lead to files of the system.
+    """
+    leading = [path for path in paths if leads_out(path, folder)]
+    if leading and not follow:
+        noun = "link leads" if len(leading) == 1 else "links lead"
+        first = _arrow(leading[0], folder)
+        raise UserError(f"{key}: {len(leading):,} {noun} out of {shown} (first: {first}); remove them{TO_FOLLOW}")
+    for path in leading:
+        if is_special(path):
+            raise UserError(
+                f"{key}: link {_arrow(path, folder)} leads to {os.path.realpath(path)}: files of "
+                f"{', '.join(_SPECIAL[:-1])} and {_SPECIAL[-1]} are never read"
+            )
+
+
+def _arrow(path: str, folder: str) -> str:
+    return f"{os.path.relpath(path, folder)} -> {os.readlink(path)}" if os.path.islink(path) else path
+
+
+def linked_folders(infos: Iterable[dict[str, Any]], folder: str) -> list[str]:
+    """The links of a listing that lead to folders outside of a folder, which the listing leaves out."""
+    links = (str(info["name"]) for info in infos if info.get("islink"))
+    return [path for path in links if os.path.isdir(path) and leads_out(path, folder)]
+
+
+def files_behind(link: str) -> Iterator[str]:
+    """The files below a link to a folder, in order; each folder is entered once, also if links form a circle."""
+    entered = {os.path.realpath(link)}
+    for place, folders, names in os.walk(link, followlinks=True):
+        for name in sorted(folders):
+            real = os.path.realpath(os.path.join(place, name))
+            if real in entered:
+                folders.remove(name)
+            entered.add(real)
+        folders.sort()
+        yield from (os.path.join(place, name) for name in sorted(names))
