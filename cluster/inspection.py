@@ -232,7 +232,7 @@ def _input_mark(entry: InputFile, inspection: Inspection) -> list[Any]:
     if not form.has_path:
         source = inspection.config.corpus.source(entry.role)
         assert source is not None
-        return [hub_dataset_info(entry.path, source.subset, source.split or HUB_SPLIT)[1]]
+        return [hub_dataset_info(entry.path, source.subset, source.split or HUB_SPLIT, source.revision).rows]
     fs, path = fsspec.core.url_to_fs(entry.path)
     fs.invalidate_cache()
     files = [f"{path}/{name}" if name else path for name in entry.files] or [path]

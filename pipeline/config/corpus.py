@@ -251,8 +251,9 @@ class SourceConfig(Section):
     dataset: str | None = Field(None, description="Dataset on the hub, instead of `path`.")
     subset: str | None = Field(None, description="Configuration of the hub dataset.")
     split: str | None = Field(
-        None, description="Split of the hub dataset (default: train), or of a saved one that has several."
+        None, description="Split of a hub dataset (default: train) or of a saved one, or `train[:1000]`, `train+test`."
     )
+    revision: str | None = Field(None, description="Revision of the hub dataset: a commit, tag or branch.")
     follow_links: bool = Field(False, description="Read the regular files behind links that lead out of a folder.")
     text: str = Field("text", description="Column of texts.")
     image: str | None = Field(
@@ -289,6 +290,8 @@ class SourceConfig(Section):
             raise ValueError("needs exactly one of 'path' and 'dataset'")
         if self.dataset is not None and self.dialect != PLAIN:
             raise ValueError("encoding, delimiter and quoting apply to files, not to a dataset on the hub")
+        if self.revision is not None and self.dataset is None:
+            raise ValueError("revision goes with dataset, the name of a dataset on the hub")
         if self.dataset is not None and self.follow_links:
             raise ValueError("follow_links applies to folders, not to a dataset on the hub")
         if self.image is None and self.caption is not None:
@@ -310,7 +313,7 @@ class SourceConfig(Section):
     def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """The settings, without keys that do not apply to the documents and without a text key that is not given."""
         values: dict[str, Any] = plain(self)
-        for name in ("versions", "review_count", "review", "scores", "tokens"):
+        for name in ("versions", "review_count", "review", "scores", "tokens", "revision"):
             if getattr(self, name) is None:
                 values.pop(name, None)
         if self.quoting == PLAIN.quoting:

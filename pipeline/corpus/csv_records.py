@@ -22,6 +22,7 @@ _PIECE = 1 << 20
 _LEAST_ROWS = 3
 """Minimum number of lines of a field that look like records, from which the field is reported."""
 
+_MARK = "\ufeff"
 _LINE_END = re.compile("\r\n|\r|\n")
 
 csv.field_size_limit(1 << 31)
@@ -282,9 +283,11 @@ class _RecordLines:
         line = self._read(self.most + 2)
         if not line:
             raise StopIteration
-        self.record.append(line)
         if self.lines is not None:
             self.lines.append(line)
+        if not self.record:
+            line = line.removeprefix(_MARK)  # of a file that was joined to another
+        self.record.append(line)
         if self.size > self.most + 2 or not (self.ended or len(line) < self.most + 2):
             raise _TooLongError
         return line

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pipeline.config.corpus import PLAIN, Dialect, Role, SourceConfig
 from pipeline.corpus.files import detected, single_column_note
-from pipeline.corpus.formats import first_rows, format_of
+from pipeline.corpus.formats import content_format, first_rows, format_of
 from pipeline.corpus.formats.base import Format
 from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.formats.picture import IMAGE, PICTURE, is_picture
@@ -129,6 +129,8 @@ def discover_data(folder: str) -> FolderData:
         pattern = path if form.is_folder else _INDEX.sub("*", name)
         try:
             where = os.path.join(folder, path)
+            form = form if form.is_folder else content_format(form, where)
+            assert form.columns is not None  # content is of tables only
             dialect = detected(where, form.settings)
             entry = InputFile("audit", path, where, form.name, 0, None, "", dialect=dialect)
             shard = whole_shard(entry, SourceConfig(path=where))

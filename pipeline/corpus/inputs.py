@@ -30,7 +30,16 @@ from pipeline.config.paths import irregular_kind, origin_of, written
 from pipeline.corpus.documents import check_labels, read_labels, read_shard
 from pipeline.corpus.draw_features import names_answers
 from pipeline.corpus.files import digest_of, is_local
-from pipeline.corpus.formats import by_bytes, check_applies, dialect_of, extent_of, format_named, format_of, suffixes_of
+from pipeline.corpus.formats import (
+    by_bytes,
+    check_applies,
+    content_format,
+    dialect_of,
+    extent_of,
+    format_named,
+    format_of,
+    suffixes_of,
+)
 from pipeline.corpus.formats.base import Format
 from pipeline.corpus.formats.jsonl import lines
 from pipeline.corpus.formats.picture import beside_pictures
@@ -313,6 +322,7 @@ def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:
     form = format_of(path, pictures)
     if form is None:
         raise UserError(f"{role.key}: {name} is none of {suffixes_of(pictures)} (or these with .gz or .zst)")
+    form = content_format(form, path)
     size = int(info["size"] or 0)
     mark = "" if is_local(fs) else _mark_of(info)
     stamp = digest_of(mark) if mark else ""

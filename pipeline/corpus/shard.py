@@ -73,6 +73,7 @@ class Shard:
     answers: tuple[str, ...] = ()  # columns beside the template that may name the right option
     keep_marks: bool = False  # whether marks of options are a part of them
     marked: bool = False  # whether `seenset mark` drew the versions
+    revision: str | None = None  # of a dataset on the hub
     follow_links: bool = False  # whether links that lead out of a folder are followed
 
     def to_dict(self) -> dict[str, Any]:
@@ -157,6 +158,7 @@ def whole_shard(
         scores=source.score_companions,
         token_ids=source.tokens is not None,
         keep_marks=source.versions is not None and source.versions.marks == "none",
+        revision=source.revision,
         follow_links=source.follow_links,
     )
 
@@ -185,10 +187,11 @@ _OMITTED = (
     "answers",
     "keep_marks",
     "marked",
+    "revision",
     "follow_links",
 )
 
-OF_A_SHARD = frozenset({"rows", "columns", "follow_links", *_DIALECT})
+OF_A_SHARD = frozenset({"rows", "columns", "revision", "follow_links", *_DIALECT})
 """Keys of a fingerprint that may differ between shards of one run."""
 
 
@@ -213,6 +216,8 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
         columns += ["scores", *shard.scores]
     if shard.token_ids:
         columns += ["token_ids"]
+    if shard.revision is not None:
+        limited |= {"revision": shard.revision}
     if shard.follow_links:
         limited |= {"follow_links": True}
     if shard.differing:

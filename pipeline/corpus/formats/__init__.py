@@ -59,6 +59,12 @@ def format_of(path: str, pictures: bool = False) -> Format | None:
     return None
 
 
+def content_format(form: Format, path: str) -> Format:
+    """The format of a file, from its suffix and the start of its content."""
+    name = None if form.content is None else form.content(path)
+    return form if name is None else FORMATS[name]
+
+
 def suffixes_of(pictures: bool) -> str:
     """The suffixes of files that hold documents, for messages.
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import BLOCK_BYTES, Extent, is_local
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.columns import bounded_parts, check_schema, gathered, table_rows
+from pipeline.corpus.formats.columns import bounded_parts, check_schema, gathered, table_rows, top_columns
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
@@ -168,7 +168,8 @@ def _batches(
         begin = file.tell()
         schema = pa.ipc.open_stream(file).schema
         file.seek(begin)
-        fields = None if columns is None else [schema.names.index(name) for name in columns]
+        tops = None if columns is None else top_columns(schema.names, columns)
+        fields = None if tops is None else [schema.names.index(name) for name in tops]
         reader = pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
         row, resume, coded = 0, file.tell(), False
         for message in _messages(path, file, in_file):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, Protocol, TypeVar
@@ -36,6 +36,9 @@ class Unreadable:
     reason: str
     message: str
 
+
+MISSING = Unreadable("not_text", "no value")
+"""Placeholder for the value of a column that a row lacks."""
 
 DEADLY = Unreadable("model_error", "it was being read when its worker was killed, again and again")
 
@@ -72,8 +75,29 @@ def wanted_columns(shard: Shard) -> list[str]:
 
 def other_fields(value: Mapping[str, Any], shard: Shard) -> tuple[Any, Any, Any, Any]:
     """Id, group, label and caption of a row; None without such a column."""
-    identity, group, label, caption = (value.get(name) if name is not None else None for name in other_columns(shard))
-    return identity, group, label, tuple(map(value.get, shard.beside)) if shard.beside else caption
+    wanted = other_columns(shard)
+    identity, group, label, caption = (None if name is None else field_of(value, name) for name in wanted)
+    return identity, group, label, tuple(field_of(value, name) for name in shard.beside) if shard.beside else caption
+
+
+def field_of(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """The value of a column of a row. `a.b` is the field b of the object in a, unless a column has this name."""
+    if name in row or "." not in name:
+        return row.get(name, default)
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return default
+        value = value[part]
+    return value
+
+
+def with_field(row: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """A row with another value of a column that it has, which may be a field of an object."""
+    if name in row or "." not in name:
+        return {**row, name: value}
+    first, _, rest = name.partition(".")
+    return {**row, first: with_field(row[first], rest, value)}
 
 
 def check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> None:
@@ -90,6 +114,48 @@ def check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> No
             raise UserError(f"no column {column!r} in {name}; {nearest(column, columns, 'columns')}")
         if (times := list(columns).count(column)) > 1:
             raise UserError(f"column {column!r} occurs {times} times in {name}: rename all but one, or leave them out")
+
+
+def is_message(names: Collection[str]) -> bool:
+    """Whether an object with these fields is a message of a chat."""
+    return {"role", "content"} <= {*names} or {"from", "value"} <= {*names}
+
+
+def not_text(source: SourceConfig, name: str, held: str, fields: Sequence[str], columns: Sequence[str]) -> UserError:
+    """The error for a column that holds no texts.
+
+    Args:
+        source: source of the documents.
+        name: name of the input.
+        held: what the column holds, in words.
+        fields: fields of its objects.
+        columns: columns of the input.
+    """
+    remedy = f"columns: {', '.join(columns)}"
+    if fields:
+        remedy = f"name one of its fields, such as text: {source.text}.{fields[0]} (fields: {', '.join(fields)})"
+    elif held.startswith("lists"):
+        remedy = f"text names a column of texts; {remedy}"
+    return UserError(f"column {source.text!r} in {name} holds {held}, not text; {remedy}")
+
+
+def check_values(source: SourceConfig, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Check that the column of texts holds texts in the first rows of an input.
+
+    Raises:
+        UserError: it holds other values alone.
+    """
+    if source.image is not None or source.companions or source.tokens is not None or not source.has_text:
+        return
+    values = [value for row in rows if (value := field_of(row, source.content)) is not None]
+    if not values or any(isinstance(value, str) for value in values):
+        return
+    first = values[0]
+    if isinstance(first, list):
+        messages = first and isinstance(first[0], Mapping) and is_message(first[0])
+        raise not_text(source, name, "lists of messages" if messages else "lists", (), columns)
+    held = "objects" if isinstance(first, Mapping) else "true or false" if isinstance(first, bool) else "numbers"
+    raise not_text(source, name, held, list(first) if isinstance(first, Mapping) else (), columns)
 
 
 def _no_versions(column: str, name: str, columns: Sequence[str]) -> str:
@@ -235,6 +301,8 @@ class Format:
     """Copies an input to files of the given names and changes only the edited texts; None: not supported."""
     columns: Callable[[Shard], Sequence[str]] | None = None  # for `init`
     suffixes: tuple[str, ...] = ()  # file name suffixes
+    content: Callable[[str], str | None] | None = None
+    """Name of the format that the content of a file has, if its suffix does not tell it; None: this one."""
     estimate: Callable[[InputFile], Extent] | None = None  # for inputs whose number of rows is unknown
     has_path: bool = True  # in a file system; False for a name on the hub
     is_folder: bool = False  # whether the path is a folder with one dataset

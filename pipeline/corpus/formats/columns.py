@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -27,18 +28,18 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
     Raises:
         UserError: a column is missing or holds something else.
     """
-    base.check_columns(source, name, schema.names)
+    base.check_columns(source, name, column_names(schema, source.columns))
     if source.image is not None:
         _check_picture_column(schema, source.image, name)
         return
     for column in source.score_columns:
-        if not _is_number(held := schema.field(column).type):
+        if not _is_number(held := _type_of(schema, column)):
             numbers = [field.name for field in schema if _is_number(field.type)]
             hint = nearest(column, numbers, "columns of numbers") if numbers else "no column holds numbers"
             raise UserError(f"column {column!r} in {name} holds {held}, not numbers; {hint}")
     if not source.has_text:
         return
-    kind = schema.field(source.content).type
+    kind = _type_of(schema, source.content)
     listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if source.tokens is not None:
         if not listed or not pa.types.is_integer(kind.value_type):
@@ -49,7 +50,52 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
             raise UserError(f"column {source.content!r} in {name} holds {kind}, not lists of texts")
         return
     if not _is_text(kind):
-        raise UserError(f"column {source.text!r} in {name} holds {kind}, not text; columns: {', '.join(schema.names)}")
+        raise base.not_text(source, name, *_described(kind), schema.names)
+
+
+def _described(kind: pa.DataType) -> tuple[str, list[str]]:
+    """What a column of a type holds, and the names of its fields."""
+    nested = pa.types.is_nested(kind) and not pa.types.is_struct(kind)
+    fields = kind.value_type if nested and not pa.types.is_map(kind) and not pa.types.is_union(kind) else kind
+    names = [field.name for field in fields.fields] if pa.types.is_struct(fields) else []
+    if not nested:
+        return ("objects" if names else str(kind)), names
+    return ("lists of messages" if base.is_message(names) else "lists"), []
+
+
+def column_names(schema: pa.Schema, wanted: Iterable[str]) -> list[str]:
+    """The columns of a schema, and the fields of its structs if a wanted column may be one of them."""
+    names = list(schema.names)
+    if any("." in column and column not in names for column in wanted):
+        names += [f"{field.name}.{inner}" for field in schema for inner in _fields_in(field.type)]
+    return names
+
+
+def _fields_in(kind: pa.DataType) -> Iterator[str]:
+    for field in kind.fields if pa.types.is_struct(kind) else ():
+        yield field.name
+        yield from (f"{field.name}.{inner}" for inner in _fields_in(field.type))
+
+
+def _type_of(schema: pa.Schema, name: str) -> pa.DataType:
+    """The type of a column, or of a field `a.b` of a struct."""
+    if name in schema.names:
+        return schema.field(name).type
+    first, *rest = name.split(".")
+    return functools.reduce(lambda kind, part: kind.field(part).type, rest, schema.field(first).type)
+
+
+def top_columns(names: Sequence[str], wanted: Iterable[str]) -> list[str]:
+    """The columns of a table that hold wanted columns, or structs with wanted fields, each once."""
+    return list(dict.fromkeys(name if name in names else name.partition(".")[0] for name in wanted))
+
+
+def column_of(batch: pa.RecordBatch | pa.Table, name: str) -> Any:
+    """A column, or the field `a.b` of a struct."""
+    if name in batch.schema.names:
+        return batch.column(name)
+    first, *rest = name.split(".")
+    return pc.struct_field(batch.column(first), rest)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -65,7 +111,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _check_picture_column(schema: pa.Schema, column: str, name: str) -> None:
     """Check that a column holds bytes, records of bytes and path, or text. Raises UserError."""
-    kind = schema.field(column).type
+    kind = _type_of(schema, column)
     if pa.types.is_struct(kind):
         parts = {kind.field(index).name for index in range(kind.num_fields)}
         if parts & {"bytes", "path"}:
@@ -105,13 +151,13 @@ def table_rows(shard: Shard, batches: Iterable[tuple[int, pa.RecordBatch]], watc
     """
     given = 0
     for first, batch in batches:
-        column = batch.column(shard.text)
+        column = column_of(batch, shard.text)
         texts = map(_picture, column) if shard.pictures else _decoded(column)
         *names, caption = base.other_columns(shard)
-        others = [batch.column(name).to_pylist() if name else itertools.repeat(None) for name in names]
-        captions = _decoded(batch.column(caption), binary=False) if caption else itertools.repeat(None)
+        others = [column_of(batch, name).to_pylist() if name else itertools.repeat(None) for name in names]
+        captions = _decoded(column_of(batch, caption), binary=False) if caption else itertools.repeat(None)
         if shard.beside:
-            captions = zip(*(batch.column(name).to_pylist() for name in shard.beside), strict=True)
+            captions = zip(*(column_of(batch, name).to_pylist() for name in shard.beside), strict=True)
         for row, (text, *rest) in enumerate(zip(texts, *others, captions, strict=False), first):
             yield row, base.DEADLY if watch(row, False) else text, *rest
         given += len(batch)
@@ -156,11 +202,24 @@ def edited_tables(
         column: column of the texts.
         edits: edits of the rows.
     """
-    place, row = schema.get_field_index(column), itertools.count()
+    (top,) = top_columns(schema.names, [column])
+    place, row = schema.get_field_index(top), itertools.count()
+    inner = [] if top == column else column.split(".")[1:]
     for table in tables:
         changed = [edits.of(next(row)) for _ in range(len(table))]
         texts = [None if edit is None else edit.after for edit in changed]
-        yield table.set_column(place, schema.field(place), _replaced(table.column(place).combine_chunks(), texts))
+        edited = _replaced_field(table.column(place).combine_chunks(), inner, texts)
+        yield table.set_column(place, schema.field(place), edited)
+
+
+def _replaced_field(column: pa.Array, inner: Sequence[str], texts: list[str | None]) -> Any:
+    """A column in which some texts are replaced, of its own or of a field of its structs."""
+    if not inner:
+        return _replaced(column, texts)
+    place = column.type.get_field_index(inner[0])
+    children = column.flatten()
+    children[place] = _replaced_field(children[place], inner[1:], texts)
+    return pa.StructArray.from_arrays(children, fields=list(column.type.fields), mask=column.is_null())
 
 
 def _replaced(column: pa.Array, texts: list[str | None]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -25,46 +25,107 @@ from pipeline.corpus.files import (
 )
 from pipeline.corpus.formats import base
 from pipeline.corpus.notes import Notes
-from pipeline.corpus.shard import InputFile, Shard
+from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.errors import UserError
 
 _HEAD = 1 << 30  # bytes that must contain the first row
+_FIRST, _FIRST_BYTES = 100, 1 << 22  # lines from which column names are read, and bytes after which they suffice
 _MEASURED = 8  # multiple of `limits.document_bytes` up to which the reported size of a line is exact
 _PIECE = 1 << 20
 Numbered = Iterator[tuple[int, bytes]]
+
+ARRAY = "json"
+"""Name of the format of a file that is one array of objects."""
+
 _MARK = b"\xef\xbb\xbf"
 
 
-def _columns(shard: Shard) -> list[str]:
-    """The column names of a file, from its first row; lines that are too long are skipped.
+def columns_of(rows: Sequence[Mapping[str, Any]], wanted: Iterable[str]) -> list[str]:
+    """The column names of some rows, and the fields of their objects if a wanted column may be one of them."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if any("." in column and column not in names for column in wanted):
+        names += dict.fromkeys(inner for row in rows for inner in _inner_names(row))
+    return names
+
+
+def _inner_names(row: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in row.items():
+        for inner in value if isinstance(value, Mapping) else ():
+            yield f"{name}.{inner}"
+            yield from (f"{name}.{deep}" for deep in _inner_names({inner: value[inner]}))
+
+
+def _first_objects(shard: Shard) -> list[dict[str, Any]]:
+    """The objects of the first lines of a file; lines that are too long or broken are skipped.
 
     Raises:
-        UserError: the first row is not an object, or all lines of the first GiB are too long.
+        UserError: none of these lines is an object, or all lines of the first GiB are too long.
     """
     most, name, dialect = shard.limits.document_bytes, shard.name, shard.dialect
-    passed = False
+    rows, size, problem, limit = list[dict[str, Any]](), 0, "", f"limits.document_bytes, which is {most:,}"
     try:
         with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-            for line in bounded_lines(file, most, _HEAD, _HEAD):
-                if isinstance(line, Overlong):
-                    passed = True
-                elif line.strip():
-                    value = json.loads(line.decode(dialect.codec, dialect.errors), object_pairs_hook=tuple)
-                    if isinstance(value, tuple):  # the pairs of an object, in which a name may be repeated
-                        return [name for name, _ in value]
+            for line in itertools.islice(bounded_lines(file, most, _HEAD, _HEAD), _FIRST):
+                if rows and size >= _FIRST_BYTES:
                     break
-    except (ValueError, OSError, EOFError, RecursionError) as error:
+                if isinstance(line, Overlong):
+                    problem = problem or f": its first line has more bytes than {limit}"
+                elif line.strip():
+                    size += len(line)
+                    try:
+                        value = json.loads(line.removeprefix(_MARK).decode(dialect.encoding, dialect.errors))
+                    except (ValueError, RecursionError) as error:
+                        problem = problem or f" is not a readable JSONL file: {' '.join(str(error).split())}"
+                        continue
+                    if isinstance(value, dict):
+                        rows.append(value)
+                    problem = problem or " is not JSONL: its first line is no object with named fields"
+    except (OSError, EOFError) as error:
         raise UserError(f"{name} is not a readable JSONL file: {' '.join(str(error).split())}") from None
-    if passed:
-        raise UserError(f"{name}: its first line has more bytes than limits.document_bytes, which is {most:,}")
-    raise UserError(f"{name} is not JSONL: its first line is no object with named fields")
+    if not rows:
+        raise UserError(f"{name}{problem or ' is not JSONL: its first line is no object with named fields'}")
+    return rows
+
+
+def _columns(shard: Shard) -> list[str]:
+    """The column names of a file, from its first lines. Raises UserError like `_first_objects`."""
+    return columns_of(_first_objects(shard), base.wanted_columns(shard))
+
+
+def check_first_rows(
+    source: SourceConfig, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
+) -> None:
+    """Check the columns of the first rows of an input. The first row alone may lack the content, as a notice does.
+
+    Raises:
+        UserError: a column is missing, several rows from the first on lack the content, or it is of another kind.
+    """
+    base.check_columns(source, name, columns)
+    lacking = [row for row in rows if base.field_of(row, source.content, base.MISSING) is base.MISSING]
+    if len(lacking) > 1 and lacking[0] is rows[0]:
+        raise UserError(
+            f"no column {source.content!r} in {len(lacking)} of the first {len(rows)} rows of {name}, the first of all "
+            f"among them; columns: {', '.join(columns)}"
+        )
+    base.check_values(source, name, rows, columns)
+
+
+def _content(path: str) -> str | None:
+    """The format of a file that starts with a bracket: an array, which is no line a document."""
+    try:
+        with open_plain(path) as file:
+            return ARRAY if file.read(_PIECE).removeprefix(_MARK).lstrip()[:1] == b"[" else None
+    except (OSError, EOFError, UserError):
+        return None  # the error of the file is raised when its columns are read
 
 
 def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
     if source.dialect.is_wide:
         remedy = f"convert {entry.name} to UTF-8"
         raise UserError(f"{entry.name}: encoding {source.encoding} applies to CSV and .txt files; {remedy}")
-    base.check_columns(source, entry.name, columns_in_dialect(_columns, entry, source, limits))
+    columns = columns_in_dialect(_columns, entry, source, limits)
+    rows = _first_objects(whole_shard(entry, source, limits=limits))
+    check_first_rows(source, entry.name, rows, columns)
     return entry
 
 
@@ -95,29 +156,26 @@ def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
     wanted = base.wanted_columns(shard)
     for row, line in lines(shard):
         deadly = not isinstance(line, Overlong) and watch(row, False)
-        value = base.DEADLY if deadly else _object(line, shard, row == 0, wanted)
+        value = base.DEADLY if deadly else parsed_line(line, shard, wanted)
         if isinstance(value, base.Unreadable):
             yield row, value, *base.NOTHING
         else:
-            text = value.get(shard.text, base.Unreadable("not_text", f"no field {shard.text!r}"))
+            text = base.field_of(value, shard.text, base.Unreadable("not_text", f"no field {shard.text!r}"))
             yield row, text, *base.other_fields(value, shard)
 
 
-def _object(
-    line: bytes | Overlong, shard: Shard, first: bool, wanted: Collection[str] = ()
-) -> dict[str, Any] | base.Unreadable:
-    """The fields of a line, or why they cannot be read.
+def parsed_line(line: bytes | Overlong, shard: Shard, wanted: Collection[str] = ()) -> dict[str, Any] | base.Unreadable:
+    """The fields of a line, or why they cannot be read. A byte order mark is skipped: joined files have several.
 
     Args:
         line: a line of the shard.
         shard: the shard.
-        first: whether the line is the first of its file, which may have a byte order mark.
         wanted: fields that must not be repeated in the line, because the intended one is unknown.
     """
     if isinstance(line, Overlong):
         return base.overlong(line, "bytes", shard)
     try:
-        text = line.removeprefix(_MARK if first else b"").decode(shard.dialect.encoding, "surrogateescape")
+        text = line.removeprefix(_MARK).decode(shard.dialect.encoding, "surrogateescape")
         value = json.loads(text)
         repeated = _repeated_field(text, wanted)
     except (ValueError, RecursionError) as error:
@@ -132,12 +190,24 @@ def _object(
 
 
 def _repeated_field(text: str, wanted: Collection[str]) -> str | None:
-    """A wanted field that is repeated in a JSON object."""
-    if all(text.count(json.dumps(name, ensure_ascii=False)) < 2 for name in wanted):
+    """A wanted field, or a part of its path, that is repeated in a JSON object."""
+    paths = [path for name in wanted for path in ([name], name.split("."))]
+    if all(text.count(json.dumps(part, ensure_ascii=False)) < 2 for path in paths for part in path):
         return None
     pairs = json.loads(text, object_pairs_hook=tuple)
-    names = [name for name, _ in pairs] if isinstance(pairs, tuple) else []
-    return next((name for name in names if name in wanted and names.count(name) > 1), None)
+    for path in paths:
+        value = pairs
+        for part in path:
+            values = [held for name, held in _pairs_in(value) if name == part]
+            if len(values) > 1:
+                return part
+            value = values[0] if values else ()
+    return None
+
+
+def _pairs_in(value: Any) -> Iterator[tuple[str, Any]]:
+    """The pairs of an object that was parsed as a tuple of them."""
+    return iter(value) if isinstance(value, tuple) else iter(())
 
 
 def _estimate(entry: InputFile) -> Extent:
@@ -185,7 +255,7 @@ def _pieces(shard: Shard, file: IO[bytes]) -> Numbered:
 def _records(source: base.ExportSource) -> base.Records:
     whole = replace(source.first, start=0, stop=None, first_row=0, max_rows=None)
     for number, line in lines(whole):
-        row = _object(line, whole, number == 0)
+        row = parsed_line(line, whole)
         yield number, None if isinstance(row, base.Unreadable) else row
 
 
@@ -200,14 +270,14 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
             if edit is None:
                 out.writelines(piece for _, piece in pieces)
             else:
-                out.write(_edited_line(b"".join(piece for _, piece in pieces), shard, edit))
+                out.write(edited_line(b"".join(piece for _, piece in pieces), shard, edit))
 
 
-def _edited_line(line: bytes, shard: Shard, edit: base.TextEdit) -> bytes:
+def edited_line(line: bytes, shard: Shard, edit: base.TextEdit) -> bytes:
     """A line of JSON with another text: only the characters of the string change if it occurs once."""
     mark = _MARK if line.startswith(_MARK) and shard.dialect.encoding == PLAIN.encoding else b""
     text = line[len(mark) :].decode(shard.dialect.encoding, shard.dialect.errors)
-    value = {**json.loads(text), shard.text: edit.after}
+    value = base.with_field(json.loads(text), shard.text, edit.after)
     for ascii_only in (False, True):
         before, after = (json.dumps(one, ensure_ascii=ascii_only) for one in (edit.before, edit.after))
         if text.count(before) == 1 and json.loads(edited := text.replace(before, after)) == value:
@@ -225,6 +295,7 @@ JSONL = base.Format(
     export=base.Exporter(partial(copy_pieces, pieces=_pieces), records=_records),
     edit=_edit,
     suffixes=(".jsonl", ".ndjson", ".json"),
+    content=_content,
     estimate=_estimate,
     settings=frozenset({"encoding"}),
     compressed=True,

@@ -254,7 +254,8 @@ def check_chunks(metadata: pq.FileMetaData, columns: Sequence[str], size: int) -
 def chunks_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
     """Indices of the chunks of each row group that hold these columns, including nested parts."""
     paths = (metadata.schema.column(index).path for index in range(metadata.num_columns))
-    return [index for index, path in enumerate(paths) if path.split(".")[0] in columns]
+    parts = tuple(f"{column}." for column in columns)
+    return [index for index, path in enumerate(paths) if path in columns or path.startswith(parts)]
 
 
 def text_bytes_of(metadata: pq.FileMetaData, text: str) -> int:

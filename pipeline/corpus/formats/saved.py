@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import fsspec
@@ -15,7 +15,14 @@ import pyarrow as pa
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import digest_of
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.columns import bounded_parts, gathered, table_rows, write_parquet
+from pipeline.corpus.formats.columns import (
+    bounded_parts,
+    check_schema,
+    gathered,
+    table_rows,
+    top_columns,
+    write_parquet,
+)
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, nearest
 
@@ -23,6 +30,14 @@ HUB_SPLIT = "train"
 """Default split of a dataset on the hub."""
 
 _ROWS = 1 << 10
+_ONE_FILE = "data-00000-of-00001.arrow"
+_PLAIN_STATE: dict[str, Any] = {
+    "_format_columns": None,
+    "_format_kwargs": {},
+    "_format_type": None,
+    "_output_all_columns": False,
+    "_split": None,
+}
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 _SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 SAVED_MARKS = (_INFO, _SPLITS)
@@ -31,6 +46,11 @@ SAVED_MARKS = (_INFO, _SPLITS)
 
 def open_saved_dataset(path: str, split: str | None, name: str) -> Any:
     """Open a dataset written by `save_to_disk`; of a dictionary of splits, the one named `split` or the only one.
+
+    Args:
+        path: folder of the dataset.
+        split: a split, or an expression such as `train[:1000]+test`; None: the only one.
+        name: name of the input, for messages.
 
     Raises:
         UserError: not a saved dataset, no such split, or several splits and no name.
@@ -48,15 +68,62 @@ def open_saved_dataset(path: str, split: str | None, name: str) -> Any:
             raise UserError(
                 f"{name} holds several splits, {rows}: say which beside its path, as in split: {next(iter(dataset))}"
             )
-        split = split or next(iter(dataset), "")
-        if split not in dataset:
-            raise UserError(f"no split {split!r} in {name}; {nearest(split, dataset, 'splits')}")
-        return dataset[split]
-    return dataset
+        splits = dict(dataset)
+        split = split or next(iter(splits), "")
+    else:
+        only = str(dataset.split or _names_in(split or HUB_SPLIT)[0])
+        splits, split = {only: dataset}, split or only
+    if split in splits:
+        return splits[split]
+    parts = _parts(split, {key: part.num_rows for key, part in splits.items()}, name)
+    return datasets.concatenate_datasets([splits[key].select(range(start, stop)) for key, start, stop in parts])
 
 
-def hub_dataset_info(name: str, subset: str | None, split: str) -> tuple[list[str], int, int]:
-    """Request the columns, rows and bytes of one split from the hub or its local cache.
+def _plain_split(split: str | None) -> str:
+    """A split or an expression without blanks, which not all readers of the `datasets` library accept."""
+    return "".join((split or HUB_SPLIT).split())
+
+
+def _names_in(split: str) -> list[str]:
+    """The splits that an expression names."""
+    return [part.partition("[")[0].strip() for part in split.split("+")]
+
+
+def _parts(split: str, lengths: Mapping[str, int], name: str) -> list[tuple[str, int, int]]:
+    """The rows of a split expression such as `train[:1000]+test[:10%]`: each split with its first and last row.
+
+    Args:
+        split: the expression, as the `datasets` library defines it.
+        lengths: number of rows of every split.
+        name: name of the input, for messages.
+
+    Raises:
+        UserError: no such split, or no such rows.
+    """
+    import datasets
+
+    for one in _names_in(split):
+        if one not in lengths:
+            raise UserError(f"no split {one!r} in {name}; {nearest(one, lengths, 'splits')}")
+    try:
+        parts = datasets.ReadInstruction.from_spec(split).to_absolute(dict(lengths))
+    except (ValueError, AssertionError) as error:
+        raise UserError(f"split {split!r} of {name}: {' '.join(str(error).split())[:300]}") from None
+    return [(part.splitname, part.from_, max(part.from_, part.to)) for part in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class HubInfo:
+    """Facts about the rows of a dataset on the hub, from its metadata."""
+
+    schema: pa.Schema
+    rows: int
+    size: int  # bytes; 0 if unknown
+    version: str  # commit of the dataset, or a digest of its files
+
+
+def hub_dataset_info(name: str, subset: str | None, split: str, revision: str | None = None) -> HubInfo:
+    """Request facts about one split, or an expression of splits, from the hub or its local cache.
 
     Raises:
         UserError: the dataset or split does not exist, or the hub cannot be reached.
@@ -64,31 +131,37 @@ def hub_dataset_info(name: str, subset: str | None, split: str) -> tuple[list[st
     import datasets
 
     try:
-        info = datasets.load_dataset_builder(name, subset).info
+        builder = datasets.load_dataset_builder(name, subset, revision=revision)
+        info, version = builder.info, str(builder.hash or "")
         if not info.splits or not info.features:
-            dataset = datasets.load_dataset(name, subset, split=split)
-            return list(dataset.column_names), dataset.num_rows, int(dataset.dataset_size or 0)
+            dataset = datasets.load_dataset(name, subset, split=split, revision=revision)
+            info = dataset.info
+        if not info.splits or not info.features:
+            return HubInfo(dataset.features.arrow_schema, dataset.num_rows, int(dataset.dataset_size or 0), version)
     except Exception as error:  # the library raises a dozen types, all for a name or a connection
         raise UserError(f"cannot open dataset {name}: {' '.join(str(error).split())[:300]}") from None
-    if split not in info.splits:
-        raise UserError(f"no split {split!r} in dataset {name}; {nearest(split, info.splits, 'splits')}")
-    return list(info.features), int(info.splits[split].num_examples), int(info.splits[split].num_bytes or 0)
+    lengths = {key: int(one.num_examples) for key, one in info.splits.items()}
+    parts = _parts(split, lengths, f"dataset {name}")
+    shares = [(stop - start) / max(1, lengths[key]) for key, start, stop in parts]
+    size = sum(share * int(info.splits[key].num_bytes or 0) for share, (key, _, _) in zip(shares, parts, strict=True))
+    rows = sum(stop - start for _, start, stop in parts)
+    return HubInfo(info.features.arrow_schema, rows, round(size), version)
 
 
 def _inspect_saved(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
     dataset = open_saved_dataset(entry.path, source.split, entry.name)
-    base.check_columns(source, entry.name, dataset.column_names)
+    check_schema(dataset.features.arrow_schema, source, entry.name)
     size = int(dataset.dataset_size or dataset.data.nbytes)
     content = digest_of(str(dataset._fingerprint), str(dataset.num_rows))
     return replace(entry, size=size, rows=dataset.num_rows, content=content)
 
 
 def _inspect_hub(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
-    split = source.split or HUB_SPLIT
-    columns, rows, size = hub_dataset_info(entry.path, source.subset, split)
-    base.check_columns(source, entry.name, columns)
-    content = digest_of(entry.path, str(source.subset), split, str(rows), str(size))
-    return replace(entry, size=size, rows=rows, content=content)
+    split = _plain_split(source.split)
+    info = hub_dataset_info(entry.path, source.subset, split, source.revision)
+    check_schema(info.schema, source, entry.name)
+    content = digest_of(entry.path, str(source.subset), split, str(info.rows), str(info.size), info.version)
+    return replace(entry, size=info.size, rows=info.rows, content=content)
 
 
 def _open(shard: Shard) -> Any:
@@ -100,13 +173,13 @@ def _load(shard: Shard) -> Any:
     """Load a dataset of the hub."""
     import datasets
 
-    return datasets.load_dataset(shard.path, shard.subset, split=shard.split or HUB_SPLIT)
+    return datasets.load_dataset(shard.path, shard.subset, split=_plain_split(shard.split), revision=shard.revision)
 
 
 def _batches(dataset: Any, shard: Shard) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of a shard with its columns, in batches of bounded size, each with the number of its first row."""
     stop = dataset.num_rows if shard.stop is None else min(shard.stop, dataset.num_rows)
-    columns = dataset.select_columns(base.wanted_columns(shard)).with_format("arrow")
+    columns = dataset.select_columns(top_columns(dataset.column_names, base.wanted_columns(shard))).with_format("arrow")
     row = shard.start
     for first in range(shard.start, stop, _ROWS):
         for batch in columns[first : min(first + _ROWS, stop)].to_batches():
@@ -115,6 +188,8 @@ def _batches(dataset: Any, shard: Shard) -> Iterator[tuple[int, pa.RecordBatch]]
 
 
 def _names(source: base.ExportSource) -> list[str]:
+    if _is_expression(source.first):
+        return [f"{source.name}/{file}" for file in (_ONE_FILE, _STATE, _INFO)]
     inner, split = _split_of(source.first)
     folder = f"{source.name}/{inner}".rstrip("/")
     state = _json(f"{source.first.path}/{inner}".rstrip("/") + f"/{_STATE}")
@@ -123,8 +198,14 @@ def _names(source: base.ExportSource) -> list[str]:
 
 
 def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
-    """Write the kept rows of a saved dataset, or of one split of a dictionary, with the same number of files."""
+    """Write the kept rows of a saved dataset, or of one split of a dictionary, with the same number of files.
+
+    Rows of several splits, or of a part of one, become one file.
+    """
     shard, name = source.first, source.name
+    if _is_expression(shard):
+        _copy_parts(source, marks, open_file)
+        return
     inner, split = _split_of(shard)
     place = f"{shard.path}/{inner}".rstrip("/")
     folder = f"{name}/{inner}".rstrip("/")
@@ -134,23 +215,49 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
         with open_file(f"{folder}/{entry['filename']}") as sink:
             rows += _copy_arrow(f"{place}/{entry['filename']}", marks, sink)
     digest = hashlib.sha256(f"{state['_fingerprint']} {rows}".encode()).hexdigest()[:16]
-    for key in ("splits", "dataset_size", "size_in_bytes", "download_size", "download_checksums"):
-        if key in info:  # of the dataset that it was made from
-            info[key] = None
     _write_json(open_file, f"{folder}/{_STATE}", {**state, "_fingerprint": digest})
-    _write_json(open_file, f"{folder}/{_INFO}", info)
+    _write_json(open_file, f"{folder}/{_INFO}", _renewed(info))
     if split is not None:
         _write_json(open_file, f"{name}/{_SPLITS}", {"splits": [split]})
 
 
+def _is_expression(shard: Shard) -> bool:
+    """Whether a shard reads parts of splits, or several splits."""
+    return any(mark in (shard.split or "") for mark in "[+")
+
+
+def _copy_parts(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
+    """Write the kept rows of a split expression as a saved dataset of one file."""
+    shard, name = source.first, source.name
+    dataset = _open(shard)
+    schema = dataset.features.arrow_schema
+    with open_file(f"{name}/{_ONE_FILE}") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        for table in gathered(base.kept_rows(_tables(dataset), marks), _ROWS):
+            writer.write_table(table.combine_chunks().cast(schema))
+    state = {"_data_files": [{"filename": _ONE_FILE}], "_fingerprint": digest_of(shard.content, "copy")}
+    _write_json(open_file, f"{name}/{_STATE}", {**_PLAIN_STATE, **state})
+    first = _names_in(str(shard.split))[0] if _has_splits(shard) else ""
+    _write_json(open_file, f"{name}/{_INFO}", _renewed(_json(f"{shard.path}/{first}".rstrip("/") + f"/{_INFO}")))
+
+
 def _split_of(shard: Shard) -> tuple[str, str | None]:
     """The folder of a saved dataset that is read, and its split; None if the dataset is not a dictionary."""
-    try:
-        splits = _json(f"{shard.path}/{_SPLITS}")["splits"]
-    except FileNotFoundError:
+    if not _has_splits(shard):
         return "", None
-    split = shard.split or splits[0]
+    split = shard.split or _json(f"{shard.path}/{_SPLITS}")["splits"][0]
     return split, split
+
+
+def _has_splits(shard: Shard) -> bool:
+    """Whether a saved dataset is a dictionary of splits."""
+    fs, path = fsspec.core.url_to_fs(shard.path)
+    return bool(fs.exists(f"{path}/{_SPLITS}"))
+
+
+def _renewed(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The description of a dataset for its copy, without the sizes of the dataset that it was made from."""
+    old = ("splits", "dataset_size", "size_in_bytes", "download_size", "download_checksums")
+    return {key: None if key in old else value for key, value in info.items()}
 
 
 def _copy_arrow(path: str, marks: base.Marks, sink: BinaryIO) -> int:
@@ -187,7 +294,8 @@ def _tables(dataset: Any) -> Iterator[pa.Table]:
 
 def split_of(shard: Shard) -> str:
     """The split that an input is exported as."""
-    split = shard.split or HUB_SPLIT
+    names = {*_names_in(shard.split or HUB_SPLIT)}
+    split = names.pop() if len(names) == 1 else HUB_SPLIT
     return split if _SPLIT_NAME.fullmatch(split) else HUB_SPLIT
 
 
