@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import os
 import re
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -19,6 +18,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from pipeline.config.corpus import LIMITS, PLAIN, Dialect, LimitsConfig, SourceConfig, mark_of
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
+from pipeline.corpus.unpacking import Unpacked, compression_of
 from pipeline.errors import UserError
 
 BLOCK_BYTES = 1 << 22
@@ -27,13 +27,6 @@ BLOCK_BYTES = 1 << 22
 _EDGE = 1 << 16
 _PLACES = 16
 _COMPRESSED_HEAD = 1 << 23
-
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-
-
-def compression_of(path: str) -> str | None:
-    """The compression indicated by a file name's suffix, or None."""
-    return COMPRESSIONS.get(os.path.splitext(path)[1])
 
 
 def is_local(fs: Any) -> bool:
@@ -44,39 +37,6 @@ def is_local(fs: Any) -> bool:
 def digest_of(*parts: str) -> str:
     """16 hexadecimal digits of the SHA-256 of some lines."""
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-class _Decompressed(io.RawIOBase):
-    """The decompressed content of a file as a stream; a truncated file raises OSError.
-
-    A file that decompresses to more than `most` bytes raises UserError.
-    """
-
-    def __init__(self, path: str, compression: str, most: int) -> None:
-        self._path, self._most, self._size = path, most, 0
-        self._file = _open(path)
-        self._stream = pa.CompressedInputStream(pa.PythonFile(self._file, mode="r"), compression)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        self._size += len(data)
-        if self._size > self._most:
-            raise UserError(f"{self._path} unpacks to more than limits.unpacked_bytes, which is {self._most:,}")
-        return len(data)
-
-    @property
-    def compressed(self) -> int:
-        """Number of compressed bytes read so far, in whole blocks."""
-        return int(self._file.tell())
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
 
 
 def _open(path: str) -> IO[bytes]:
@@ -94,10 +54,9 @@ def open_plain(path: str, most: int = LIMITS.unpacked_bytes) -> IO[bytes]:
         path: path of the file.
         most: maximum decompressed bytes; reading beyond raises UserError.
     """
-    compression = compression_of(path)
-    if compression is not None:
-        return io.BufferedReader(_Decompressed(path, compression, most), 1 << 16)
     file = _open(path)
+    if compression_of(path) is not None:
+        return io.BufferedReader(Unpacked(path, file, most), 1 << 16)
     if isinstance(file, AbstractBufferedFile):  # its `readline` has no size limit
         return io.BufferedReader(file, 1 << 16)
     return file
@@ -134,7 +93,7 @@ def estimated_extent(
         data = file.read(most)
         whole = len(data) < most or not file.read(1)
         raw = getattr(file, "raw", None)
-        packed = raw.compressed if isinstance(raw, _Decompressed) else len(data)
+        packed = raw.compressed if isinstance(raw, Unpacked) else len(data)
     if whole and (counted := count(data)) is not None:
         return Extent(counted, True, len(data))
     parts = [data] if whole or compressed or entry.dialect.is_wide else list(_places(entry))

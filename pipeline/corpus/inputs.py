@@ -46,6 +46,7 @@ from pipeline.corpus.formats.picture import beside_pictures
 from pipeline.corpus.formats.saved import HUB, SAVED, SAVED_MARKS
 from pipeline.corpus.links import check_links, files_behind, is_special, linked_folders
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
+from pipeline.corpus.unpacking import OTHERS
 from pipeline.errors import UserError, nearest, not_opened
 
 _EDGE = 1 << 16
@@ -321,7 +322,9 @@ def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:
     pictures = role.source.image is not None
     form = format_of(path, pictures)
     if form is None:
-        raise UserError(f"{role.key}: {name} is none of {suffixes_of(pictures)} (or these with .gz or .zst)")
+        unpack = next((command for end, command in OTHERS.items() if path.lower().endswith(end)), "")
+        hint = f"; unpack it: {unpack.format(os.path.basename(path))}" if unpack else ""
+        raise UserError(f"{role.key}: {name} is none of {suffixes_of(pictures)} (or these with .gz or .zst){hint}")
     form = content_format(form, path)
     size = int(info["size"] or 0)
     mark = "" if is_local(fs) else _mark_of(info)

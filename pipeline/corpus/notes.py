@@ -39,12 +39,9 @@ def _header_again(name: str, count: int, line: int) -> str:
     )
 
 
-def _system_files(name: str, count: int, place: int) -> str:
-    return f"{count:,} member{'s' * (count != 1)} of {name} that macOS adds (._ files) {_are(count)} left out"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
+def _hidden_members(name: str, count: int, place: int) -> str:
+    verb = "member is" if count == 1 else "members are"
+    return f"{count:,} hidden {verb} left out of {name}, such as the ._ files that macOS adds"
 
 
 SHORT_RECORDS = NoteKind("short_records", False, _short_records)
@@ -56,10 +53,10 @@ ROWS_IN_FIELD = NoteKind("rows_in_field", True, _rows_in_field)
 HEADER_AGAIN = NoteKind("header_again", True, _header_again)
 """Records of CSV files that are equal to the column names."""
 
-SYSTEM_FILES = NoteKind("system_files", False, _system_files)
+HIDDEN_MEMBERS = NoteKind("hidden_members", False, _hidden_members)
 """Members of archives that belong to a file system, not to its documents."""
 
-_KINDS = {kind.name: kind for kind in (ROWS_IN_FIELD, HEADER_AGAIN, SHORT_RECORDS, SYSTEM_FILES)}
+_KINDS = {kind.name: kind for kind in (ROWS_IN_FIELD, HEADER_AGAIN, SHORT_RECORDS, HIDDEN_MEMBERS)}
 
 
 @dataclass(slots=True)

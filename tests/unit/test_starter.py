@@ -294,7 +294,7 @@ def test_a_folder_without_data_is_one_line(
     (tmp_path / "numbers.csv").write_text("a,b\n1,2\n")
     (tmp_path / "list.json").write_text("[\n1\n]\n")
     line = refusal(capsys, "init", tmp_path, *option)
-    assert line.endswith("not taken: list.json (not readable as jsonl), numbers.csv (no column of text)\n")
+    assert line.endswith("not taken: list.json (not readable as json), numbers.csv (no column of text)\n")
     assert not (tmp_path / ".seenset").exists()
 
 

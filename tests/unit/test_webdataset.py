@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import tarfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 import yaml
 
+from pipeline.audit.plan import make_plan
+from pipeline.audit.preflight import plan_checks
 from pipeline.audit.starter import audit_starter
-from pipeline.config.audit import ResourcesConfig
+from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, LimitsConfig
+from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import extent_of
 from pipeline.corpus.formats.base import ExportSource
@@ -129,3 +133,136 @@ def test_init_takes_tar_files_of_texts(tmp_path: Path) -> None:
     corpus = yaml.safe_load(audit_starter(str(tmp_path)).text)["corpus"]
     assert corpus["audit"] == {"path": "audit-*.tar", "text": "body", "id": "url"}
     assert corpus["unseen"] == {"path": "unseen.tar", "text": "txt", "id": None}
+
+
+def lines_of(path: Path, **source: Any) -> list[str]:
+    unseen = path.parent / "unseen.jsonl"
+    unseen.write_text("".join(json.dumps({"text": f"other words of number {n}"}) + "\n" for n in range(60)))
+    corpus = {"audit": {"path": str(path), **source}, "unseen": {"path": str(unseen)}}
+    plan = make_plan(build(AuditConfig, {"run": "run", "model": {"path": "none"}, "corpus": corpus}))
+    return list(plan_checks(plan)["lines"])
+
+
+def test_hidden_members_as_a_mac_adds_them_are_left_out_and_counted(tmp_path: Path) -> None:
+    files: dict[str, bytes] = {"./.DS_Store": b"\0\0\0\1Bud1"}
+    for name, data in list(FILES.items())[:20]:
+        files |= {f"./docs/._{name}": b"\0\5\x16\7AppleDouble", f"./docs/{name}": data}
+        files |= {f"__MACOSX/docs/._{name}": b"\0\5\x16\7", f"__MACOSX/{name}": b"of its own"}
+    path = write_tar(tmp_path / "a.tar", files)
+    documents = documents_of(path, text="txt")
+    assert [document.text for document in documents] == TEXTS[:20]
+    assert [document.doc_id for document in documents[:2]] == ["./docs/000", "./docs/001"]
+    corpus = CorpusConfig.model_validate({"audit": {"path": str(path), "text": "txt"}})
+    assert extent_of(find_inputs(corpus)[0]).rows == 20
+    (line,) = [line for line in lines_of(path, text="txt") if "hidden" in line]
+    assert line == f"note: 61 hidden members are left out of {path}, such as the ._ files that macOS adds"
+    sink = io.BytesIO()
+    source = ExportSource(tuple(shards_of(path, text="txt")), "a.tar")
+    WEBDATASET.export.copy(source, RowMarks([np.array([0, 19])], True), lambda _: nullcontext(sink))
+    sink.seek(0)
+    with tarfile.open(fileobj=sink) as copy:
+        assert copy.getnames() == ["./docs/000.txt", "./docs/019.txt"]
+
+
+def header(name: str, size: int, **fields: Any) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    for field, value in fields.items():
+        setattr(member, field, value)
+    return member.tobuf(fields.pop("format", tarfile.GNU_FORMAT))
+
+
+@pytest.mark.parametrize("size", [1 << 60, 1 << 33, 5000, 513])
+@pytest.mark.parametrize("kind", ["file", "pax", "long name", "first"])
+def test_a_member_that_goes_on_behind_the_file_is_refused_at_once(tmp_path: Path, size: int, kind: str) -> None:
+    whole = write_tar(tmp_path / "whole.tar", dict(list(FILES.items())[:30])).read_bytes()
+    types = {"pax": tarfile.XHDTYPE, "long name": tarfile.GNUTYPE_LONGNAME}
+    begin = b"" if kind == "first" else whole[: 30 * 1024]
+    path = tmp_path / "a.tar"
+    path.write_bytes(begin + header("beyond.txt", size, type=types.get(kind, tarfile.REGTYPE)) + bytes(512))
+    with pytest.raises(UserError, match=r"not a whole \.tar file"):
+        documents_of(path, text="txt")
+    if kind != "first":
+        (line, *_) = lines_of(path, text="txt")
+        assert line.startswith("warning: ")
+        assert "not a whole .tar file" in line
+
+
+def test_the_members_beyond_a_file_of_the_examples_are_refused(shared_folder: Path) -> None:
+    for name in ("member_beyond_file_base256.tar", "member_beyond_file_pax.tar"):
+        with pytest.raises(UserError, match=r"not a whole \.tar file: member '.*' goes on behind its end"):
+            documents_of(shared_folder / "cases" / name, text="txt")
+
+
+def test_a_mac_archive_of_the_examples_is_read(shared_folder: Path) -> None:
+    assert reasons(documents_of(shared_folder / "cases/macos.tar", text="txt")) == [None] * 60
+
+
+def test_members_of_other_kinds(tmp_path: Path) -> None:
+    """Devices, folders and FIFOs hold no documents; links are not followed; long names and sparse files are read."""
+    path = tmp_path / "a.tar"
+    name = "a" * 300
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for member, data in (
+            ("/absolute/path/one.txt", b"an absolute path"),
+            ("../outside/two.txt", b"a path to elsewhere"),
+            (f"{name}/{name}.txt", b"a long name"),
+            ("empty.txt", b""),
+            ("twice.txt", b"the first"),
+            ("twice.txt", b"the second"),
+            ("caf\u00e9.txt", b"a name beyond ASCII"),
+        ):
+            info = tarfile.TarInfo(member)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+        for member, kind in (("device", tarfile.CHRTYPE), ("pipe", tarfile.FIFOTYPE), ("folder", tarfile.DIRTYPE)):
+            info = tarfile.TarInfo(f"{member}.txt")
+            info.type = kind
+            archive.addfile(info)
+        for member, kind in (("symbolic", tarfile.SYMTYPE), ("hard", tarfile.LNKTYPE)):
+            info = tarfile.TarInfo(f"{member}.txt")
+            info.type, info.linkname = kind, "/proc/self/environ"
+            archive.addfile(info)
+    documents = documents_of(path, text="txt")
+    assert [document.text for document in documents] == [
+        "an absolute path", "a path to elsewhere", "a long name", "", "the first", "the second", "a name beyond ASCII",
+        "", "",
+    ]  # fmt: skip
+    assert documents[4].doc_id == documents[5].doc_id == "twice", "the second is in quarantine by its id"
+    assert reasons(documents)[-2:] == ["not_text", "not_text"]
+    assert "links are not followed" in (documents[-1].problem or ("", ""))[1]
+
+
+def test_a_sparse_member_is_read_and_is_not_taken_for_one_beyond_the_file(tmp_path: Path) -> None:
+    content = tmp_path / "sparse.txt"
+    with content.open("wb") as file:
+        file.write(b"words at the start ")
+        file.seek(1 << 20)
+        file.write(b" words at the end")
+    subprocess.run(["tar", "--sparse", "-cf", "a.tar", "sparse.txt"], cwd=tmp_path, check=True)
+    assert (tmp_path / "a.tar").stat().st_size < 1 << 17
+    (document,) = documents_of(tmp_path / "a.tar", text="txt")
+    assert document.text.startswith("words at the start")
+    assert document.text.endswith("words at the end")
+
+
+@pytest.mark.parametrize("lost", [512, 1024, 1536, 10_000, 700])
+def test_an_archive_that_breaks_off_is_not_whole(tmp_path: Path, lost: int) -> None:
+    whole = write_tar(tmp_path / "whole.tar", FILES).read_bytes().rstrip(b"\0")
+    whole += bytes(-len(whole) % 512)
+    for end in (b"", bytes(100)):
+        (tmp_path / "a.tar").write_bytes(whole[:-lost] + end)
+        with pytest.raises(UserError, match=r"not a whole \.tar file"):
+            documents_of(tmp_path / "a.tar", text="txt")
+
+
+def test_a_column_of_lists_or_objects_is_named_and_a_field_of_an_object_is_read(tmp_path: Path) -> None:
+    rows = [{"page": {"body": text, "url": f"u{n}"}, "tags": ["a"]} for n, text in enumerate(TEXTS)]
+    path = write_tar(tmp_path / "a.tar", {f"{n:03}.json": json.dumps(row).encode() for n, row in enumerate(rows)})
+    documents = documents_of(path, text="page.body", id="page.url")
+    assert [document.text for document in documents] == TEXTS
+    assert documents[3].doc_id == "u3"
+    with pytest.raises(UserError, match=r"column 'tags' in .* holds lists, not text"):
+        documents_of(path, text="tags")
+    with pytest.raises(UserError, match=r"column 'page' in .* holds objects, not text; name one of its fields"):
+        documents_of(path, text="page")

@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config.corpus import PLAIN, Dialect, SourceConfig
-from pipeline.corpus.files import COMPRESSIONS, Extent, compression_of
+from pipeline.corpus.files import Extent
 from pipeline.corpus.formats.base import ExportSource, Format
 from pipeline.corpus.shard import InputFile, Shard
+from pipeline.corpus.unpacking import COMPRESSIONS, compression_of
 from pipeline.errors import UserError, nearest
 
 
@@ -51,8 +52,8 @@ def format_of(path: str, pictures: bool = False) -> Format | None:
         pictures: whether the documents are pictures, which may be separate files or members of .tar files.
     """
     stem, suffix = os.path.splitext(path)
-    compressed = suffix in COMPRESSIONS
-    suffix = os.path.splitext(stem)[1] if compressed else suffix.lower()
+    compressed = suffix.lower() in COMPRESSIONS
+    suffix = (os.path.splitext(stem)[1] if compressed else suffix).lower()
     for form in FORMATS.values():
         if suffix in form.suffixes and (pictures or not form.only_pictures) and (form.compressed or not compressed):
             return form

@@ -151,6 +151,8 @@ def check_values(source: SourceConfig, name: str, rows: Sequence[Mapping[str, An
     if not values or any(isinstance(value, str) for value in values):
         return
     first = values[0]
+    if not isinstance(first, list | Mapping | int | float):
+        return  # a picture, which is refused document by document
     if isinstance(first, list):
         messages = first and isinstance(first[0], Mapping) and is_message(first[0])
         raise not_text(source, name, "lists of messages" if messages else "lists", (), columns)

@@ -27,7 +27,6 @@ from pipeline.corpus.files import (
     Extent,
     Overlong,
     columns_in_dialect,
-    compression_of,
     delimiter_of,
     estimated_extent,
     head_of,
@@ -39,6 +38,7 @@ from pipeline.corpus.formats import base
 from pipeline.corpus.formats.jsonl import Numbered, copy_pieces, line_ends
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
+from pipeline.corpus.unpacking import compression_of
 from pipeline.errors import UserError
 
 _BLANK = re.compile(r"[\r\n]*")

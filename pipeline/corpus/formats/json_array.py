@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import IO, Any
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.corpus.files import Extent, Overlong, compression_of, estimated_extent, open_plain, packed_file
+from pipeline.corpus.files import Extent, Overlong, estimated_extent, open_plain, packed_file
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.jsonl import ARRAY, check_first_rows, columns_of, edited_line, parsed_line
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
+from pipeline.corpus.unpacking import compression_of
 from pipeline.errors import UserError
 
 _PIECE = 1 << 20
@@ -212,5 +213,5 @@ JSON_ARRAY = base.Format(
     settings=frozenset({"encoding"}),
     compressed=True,
     lists=True,
-    place=1,
+    place=2,
 )

@@ -17,7 +17,6 @@ from pipeline.corpus.files import (
     Overlong,
     bounded_lines,
     columns_in_dialect,
-    compression_of,
     estimated_extent,
     open_plain,
     packed_file,
@@ -26,6 +25,7 @@ from pipeline.corpus.files import (
 from pipeline.corpus.formats import base
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
+from pipeline.corpus.unpacking import compression_of
 from pipeline.errors import UserError
 
 _HEAD = 1 << 30  # bytes that must contain the first row

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from tarfile import EOFHeaderError, HeaderError  # type: ignore[attr-defined]  # missing in its stubs
 from typing import IO, Any, Literal, Self, cast
 
@@ -15,8 +17,9 @@ import fsspec
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import Extent
 from pipeline.corpus.formats import base
+from pipeline.corpus.formats.jsonl import columns_of
 from pipeline.corpus.formats.picture import IMAGE, is_picture
-from pipeline.corpus.notes import Notes
+from pipeline.corpus.notes import HIDDEN_MEMBERS, Notes
 from pipeline.corpus.pictures import Problem
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
@@ -33,7 +36,7 @@ Sample = dict[str, Any]
 Problems = dict[str, Problem]
 
 
-def _samples_of(path: str, most: int) -> Iterator[tuple[Sample, Problems]]:
+def _samples_of(path: str, most: int, notes: Notes | None = None) -> Iterator[tuple[Sample, Problems]]:
     """The samples of a .tar file, in order: members with the same name up to the first dot are one sample.
 
     A sample has the column `image`, the bytes of its first picture (or the reason why there are none); a text column
@@ -43,25 +46,23 @@ def _samples_of(path: str, most: int) -> Iterator[tuple[Sample, Problems]]:
     Args:
         path: local path or fsspec URL of the file.
         most: maximum bytes of a member; those of a sample together have at most twice as many.
+        notes: receives the members that are left out.
 
     Raises:
         OSError: the file is damaged or truncated.
     """
     with _open_tar(path, "r|") as archive:
-        sample: Sample = {}
-        problems: Problems = {}
-        size = 0
-        for member in _members_of(archive):
-            key, suffix = _key_and_suffix(member.name)
-            if sample and sample[KEY] != key:
-                yield sample, problems
-                sample, problems, size = {}, {}, 0
-            sample = sample or {KEY: key}
-            size += member.size if member.size <= most else 0  # larger ones are not read
-            content = _content(archive, member, most, size)
-            if (problem := _add(sample, suffix.lower(), content)) is not None:
-                problems[suffix.lower()] = problem
-        if sample:
+        for _, group in itertools.groupby(_numbered(archive, notes), key=itemgetter(0)):
+            sample: Sample = {}
+            problems: Problems = {}
+            size = 0
+            for _, member in group:
+                key, suffix = _key_and_suffix(member.name)
+                sample.setdefault(KEY, key)
+                size += member.size if member.size <= most else 0  # larger ones are not read
+                content = _content(archive, member, most, size)
+                if (problem := _add(sample, suffix.lower(), content)) is not None:
+                    problems[suffix.lower()] = problem
             yield sample, problems
 
 
@@ -92,7 +93,10 @@ def _open_tar(path: str, mode: Literal["r|", "r:"], shown: str = "") -> Iterator
     """
     try:
         with fsspec.open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
             with tarfile.open(fileobj=cast(IO[bytes], file), mode=mode, tarinfo=_Member) as archive:
+                archive.whole = size  # type: ignore[attr-defined]
                 yield archive
                 end = archive.offset if archive._loaded else None  # type: ignore[attr-defined]  # read to its end
             if end is not None:
@@ -102,16 +106,51 @@ def _open_tar(path: str, mode: Literal["r|", "r:"], shown: str = "") -> Iterator
                         raise OSError(
                             f"more follows the end of the archive at byte {end}: give every archive as a file"
                         )
-    except tarfile.TarError as error:
-        raise OSError(f"{shown}not a whole .tar file: {error}") from None
+    except (tarfile.TarError, MemoryError, OverflowError, ValueError) as error:  # the last of a damaged header
+        raise OSError(f"{shown}not a whole .tar file: {error or type(error).__name__}") from None
 
 
 def _members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The files and links of an archive. Memory holds one."""
+    """The files and links of an archive. Memory holds one.
+
+    Raises:
+        OSError: a member goes on behind the end of the file.
+    """
+    file = archive.whole  # type: ignore[attr-defined]
     for member in archive:
         archive.members = []  # type: ignore[attr-defined]  # it keeps all members
+        end = archive.offset - tarfile.BLOCKSIZE + 1  # its last block may not be padded
+        if member.size < 0 or end > file:
+            raise OSError(
+                f"not a whole .tar file: member {member.name[:200]!r} goes on behind its end, which is byte {file:,}"
+            )
         if member.isfile() or member.islnk() or member.issym():
             yield member
+
+
+def _numbered(archive: tarfile.TarFile, notes: Notes | None = None) -> Iterator[tuple[int, tarfile.TarInfo]]:
+    """The members of an archive, each with the number of its sample.
+
+    Hidden members are left out, such as the ._ files that macOS adds. A member whose name is already in its sample
+    starts the next one, so that no document hides another.
+    """
+    row, last, suffixes = -1, "", set[str]()
+    for member in _members_of(archive):
+        key, suffix = _key_and_suffix(member.name)
+        if _is_hidden(member.name):
+            if notes is not None:
+                notes.add(HIDDEN_MEMBERS, row + 1)
+            continue
+        if row < 0 or key != last or suffix in suffixes:
+            row, last, suffixes = row + 1, key, set()
+        suffixes.add(suffix)
+        yield row, member
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a part of the path of a member starts with a dot, or is the folder in which macOS keeps its own files."""
+    parts = [part for part in name.split("/") if part not in (".", "..")]
+    return any(part.startswith(".") or part == "__MACOSX" for part in parts)
 
 
 def _key_and_suffix(name: str) -> tuple[str, str]:
@@ -158,22 +197,26 @@ def _add(sample: Sample, suffix: str, content: bytes | Problem) -> Problem | Non
 
 def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
     columns: dict[str, Any] = {}
+    samples: list[Sample] = []
     count = 1 if source.image is not None else _LOOKED_AT  # the .json file of a text may be damaged
     try:
         for sample, _ in itertools.islice(_samples_of(entry.path, limits.document_bytes), count):
             columns |= sample
+            samples.append(sample)
             if columns.keys() >= set(source.columns):
                 break
     except OSError as error:
         raise UserError(f"{entry.name} is not a readable .tar file: {' '.join(str(error).split())}") from None
     if not columns:
         raise UserError(f"{entry.name} holds no files")
-    base.check_columns(source, entry.name, list(columns))
+    names = columns_of([columns], source.columns)
+    base.check_columns(source, entry.name, names)
+    base.check_values(source, entry.name, samples, names)
     return entry
 
 
 def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
-    for row, (sample, problems) in enumerate(_samples_of(shard.path, shard.limits.document_bytes)):
+    for row, (sample, problems) in enumerate(_samples_of(shard.path, shard.limits.document_bytes, notes)):
         identity, group, label, caption = base.other_fields(sample, shard)
         value = base.DEADLY if watch(row, False) else _value(sample, problems, shard)
         yield row, value, sample[KEY] if identity is None else identity, group, label, caption
@@ -181,8 +224,9 @@ def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
 
 def _value(sample: Sample, problems: Problems, shard: Shard) -> Any:
     """The picture or the text of a sample, or why it has none."""
-    if shard.pictures or shard.text in sample:
-        return sample.get(shard.text)
+    value = base.field_of(sample, shard.text, base.MISSING)
+    if shard.pictures or value is not base.MISSING:
+        return None if value is base.MISSING else value
     missing = "not_text", f"no file or field {shard.text!r}"
     reason, message = problems.get(shard.text) or problems.get("json") or missing
     return base.Unreadable("not_text" if reason == "not_picture" else reason, message)
@@ -190,16 +234,13 @@ def _value(sample: Sample, problems: Problems, shard: Shard) -> Any:
 
 def _estimate(entry: InputFile) -> Extent:
     """The number of samples; estimated from the size of the file unless they are few."""
-    keys: list[str] = []
+    rows = 0
     with _open_tar(entry.path, "r:") as archive:
-        for member in _members_of(archive):
-            key, _ = _key_and_suffix(member.name)
-            if not keys or keys[-1] != key:
-                if len(keys) == _KNOWN_BY:
-                    rows = max(len(keys), entry.size * len(keys) // max(1, member.offset))
-                    return Extent(rows, False, entry.size)
-                keys.append(key)
-    return Extent(len(keys), True, entry.size)
+        for row, member in _numbered(archive):
+            if row == _KNOWN_BY:
+                return Extent(max(row, entry.size * row // max(1, member.offset)), False, entry.size)
+            rows = row + 1
+    return Extent(rows, True, entry.size)
 
 
 def _columns(shard: Shard) -> list[str]:
@@ -215,18 +256,8 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
         open_file(source.name) as sink,
         tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as copy,
     ):
-        for _, member in base.kept_numbered(_members(archive), marks):
+        for _, member in base.kept_numbered(_numbered(archive), marks):
             copy.addfile(member, archive.extractfile(member) if member.isfile() else None)
-
-
-def _members(archive: tarfile.TarFile) -> Iterator[tuple[int, tarfile.TarInfo]]:
-    """The members of an archive, each with the number of its sample."""
-    row, last = -1, None
-    for member in _members_of(archive):
-        key, _ = _key_and_suffix(member.name)
-        row += key != last
-        last = key
-        yield row, member
 
 
 def _records(source: base.ExportSource) -> base.Records:

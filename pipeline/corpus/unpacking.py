@@ -1,0 +1,209 @@
+"""Decompression of .gz and .zst files as streams, with a bound on memory and one line for what is wrong with a file.
+
+A file is a sequence of members (gzip) or frames (zstd), which may be padded with zeros. Where something else follows
+the last one, or a member is not whole, the message states the byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import zstandard
+
+from pipeline.errors import UserError
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+"""Suffix -> compression of files that are read."""
+
+OTHERS = {
+    ".bz2": "bunzip2 -k {}",
+    ".xz": "xz -dk {}",
+    ".lz4": "lz4 -d {}",
+    ".br": "brotli -d {}",
+    ".zip": "unzip {}",
+    ".7z": "7z x {}",
+    ".rar": "unrar x {}",
+    ".tgz": "tar -xzf {}",
+    ".tar.gz": "gunzip -k {}",
+    ".tar.zst": "zstd -d {}",
+}
+"""Suffix of files that are not read -> command that unpacks one."""
+
+MOST_WINDOW = 1 << 31
+"""Maximum window of a zstd frame, in bytes."""
+
+USUAL_WINDOW = 1 << 27
+"""Window up to which the free memory is not checked."""
+
+_BLOCK = 1 << 16
+_STEP = {"gzip": 1 << 14, "zstd": 1 << 9}
+"""Compressed bytes that are unpacked together: of zstd they may become 128 KiB for 4 bytes each."""
+_SKIPPED = tuple(bytes([0x50 + number]) + b"\x2a\x4d\x18" for number in range(16))  # frames without content
+_MAGIC = {"gzip": (b"\x1f\x8b",), "zstd": (b"\x28\xb5\x2f\xfd", *_SKIPPED)}
+_HEADER = 18  # maximum bytes of the header of a zstd frame
+_GROUP = Path("/sys/fs/cgroup")
+
+
+def compression_of(path: str) -> str | None:
+    """The compression indicated by a file name's suffix, or None."""
+    return COMPRESSIONS.get(os.path.splitext(path)[1].lower())
+
+
+class Unpacked(io.RawIOBase):
+    """The decompressed content of a file as a stream.
+
+    Raises:
+        OSError: the file is damaged, or something else follows its data.
+        EOFError: the file is truncated.
+        UserError: it unpacks to too many bytes, or takes too much memory.
+    """
+
+    def __init__(self, path: str, file: IO[bytes], most: int) -> None:
+        """Read a file whose suffix indicates its compression.
+
+        Args:
+            path: path of the file, for messages.
+            file: the file, open at its start; it is closed with the stream.
+            most: maximum decompressed bytes.
+        """
+        self._path, self._file, self._most = path, file, most
+        self._compression = compression_of(path) or ""
+        self._member: Any = None  # the decompressor of the current member
+        self._data, self._place = b"", 0  # compressed bytes, and the first that is not unpacked
+        self._ready, self._given = b"", 0  # decompressed bytes, and the first that was not returned
+        self._read = self._size = 0  # compressed and decompressed bytes
+
+    @property
+    def compressed(self) -> int:
+        """Number of compressed bytes read so far, in whole blocks."""
+        return self._read
+
+    def readable(self) -> bool:
+        """Whether the stream can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read at most as many bytes as the buffer holds."""
+        if self._given == len(self._ready):
+            self._ready, self._given = self._unpacked(len(buffer)), 0
+            self._size += len(self._ready)
+            if self._size > self._most:
+                raise UserError(f"{self._path} unpacks to more than limits.unpacked_bytes, which is {self._most:,}")
+        data = self._ready[self._given : self._given + len(buffer)]
+        buffer[: len(data)] = data
+        self._given += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        """Close the file."""
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+    def _unpacked(self, most: int) -> bytes:
+        """The next decompressed bytes, about `most` or as many as a step gives; empty at the end."""
+        while True:
+            if self._member is None and not self._begin():
+                return b""
+            whole = self._place < len(self._data) or self._refill()
+            step = self._data[self._place : self._place + _STEP[self._compression]]
+            try:
+                piece: bytes = self._member.decompress(step, *([most] if self._compression == "gzip" else []))
+            except (zlib.error, zstandard.ZstdError) as error:
+                self._refuse_memory(error)
+                raise OSError(f"its data are damaged at about byte {self._position():,}: {error}") from None
+            except MemoryError as error:
+                self._refuse_memory(error)
+                raise
+            ended = self._member.eof
+            left = self._member.unused_data if ended else getattr(self._member, "unconsumed_tail", b"")
+            self._place += len(step) - len(left)
+            if ended:
+                self._member = None
+            if piece:
+                return piece
+            if not whole and not ended:
+                raise EOFError(f"it is truncated: its data do not end where the file does, at byte {self._read:,}")
+
+    def _begin(self) -> bool:
+        """Start the next member; False at the end of the file. Zeros between and behind members are skipped."""
+        started = self._position() > 0
+        while self._place == len(self._data) or (started and self._data[self._place] == 0):
+            rest = self._data[self._place :].lstrip(b"\0") if started else b""
+            self._place = len(self._data) - len(rest)
+            if not rest and not self._refill():
+                return False
+        while len(self._data) - self._place < _HEADER and self._refill():
+            pass
+        if not self._data.startswith(_MAGIC[self._compression], self._place):
+            end = self._position()
+            raise OSError(
+                f"its data end at byte {end:,}, and something else follows: cut it there (head -c {end} {self._name})"
+                if started
+                else f"it does not start as a {self._compression} file does"
+            )
+        if self._compression == "gzip":
+            self._member = zlib.decompressobj(31)
+        else:
+            if not self._data.startswith(_SKIPPED, self._place):
+                self._check_frame(self._data[self._place : self._place + _HEADER])
+            self._member = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW).decompressobj()
+        return True
+
+    def _check_frame(self, header: bytes) -> None:
+        """Check that a zstd frame can be unpacked here. Raises UserError."""
+        try:
+            frame = zstandard.get_frame_parameters(header)
+        except zstandard.ZstdError:  # of a frame that is too short; its decompression states what is wrong
+            return
+        window = min(frame.window_size, frame.content_size)  # an unknown size of the content is the largest number
+        if frame.dict_id:
+            raise UserError(
+                f"{self._path} was compressed with dictionary {frame.dict_id}: unpack it with zstd -d -D DICTIONARY "
+                f"{self._name}"
+            )
+        if window > MOST_WINDOW or (window > USUAL_WINDOW and window > _free_memory() / 2):
+            self._refuse_window(frame.window_size)
+
+    def _refuse_window(self, window: int) -> None:
+        power = max(window - 1, 1).bit_length()
+        raise UserError(
+            f"{self._path} takes a window of {window >> 20:,} MiB to unpack, too much for the memory that is free: "
+            f"unpack it with zstd -d --long={power} {self._name}"
+        )
+
+    def _refuse_memory(self, error: Exception) -> None:
+        """Raise UserError for an error that states that memory is short."""
+        if isinstance(error, MemoryError) or "not enough memory" in str(error) or "too much memory" in str(error):
+            self._refuse_window(MOST_WINDOW)
+
+    @property
+    def _name(self) -> str:
+        return os.path.basename(self._path)
+
+    def _position(self) -> int:
+        """Number of compressed bytes that are unpacked."""
+        return self._read - (len(self._data) - self._place)
+
+    def _refill(self) -> bool:
+        """Read the next block; False at the end of the file."""
+        block = self._file.read(_BLOCK)
+        self._data, self._place = self._data[self._place :] + block, 0
+        self._read += len(block)
+        return bool(block)
+
+
+def _free_memory() -> int:
+    """Bytes of memory that this process may still take, within its control group."""
+    free = int(psutil.virtual_memory().available)
+    with contextlib.suppress(OSError, ValueError):  # no control group, or one without a limit
+        limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        counts = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        free = min(free, limit - used + int(counts.get("inactive_file", 0)))  # the cache of files can be freed
+    return free
