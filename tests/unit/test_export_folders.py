@@ -199,12 +199,13 @@ def test_a_sample_says_nothing_of_the_rest(tmp_path: Path) -> None:
     [
         (["a.jsonl"], None, "a.jsonl is missing since the run: put it back, or export --list"),
         (["a.jsonl", "b.parquet"], None, "the documents of this run cannot be read any more .*no file"),
-        (["a.jsonl"], {"text": ["one less"]}, "a.jsonl was changed since the run"),
+        (["a.jsonl"], {"text": "one less"}, "a.jsonl was changed since the run"),
+        (["a.jsonl"], {"text": ["a list"]}, "cannot be read any more .*column 'text' in .* holds lists"),
         (["b.parquet"], {"text": [sentence(i) for i in range(40, 52)]}, "b.parquet was changed since the run"),
     ],
 )
 def test_an_input_that_changed_since_the_run_is_refused_by_name(
-    tmp_path: Path, names: list[str], content_of: dict[str, list[str]] | None, message: str
+    tmp_path: Path, names: list[str], content_of: dict[str, Any] | None, message: str
 ) -> None:
     run = make(tmp_path)
     before = export(run, tmp_path / "list", form="list")
