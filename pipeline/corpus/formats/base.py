@@ -139,7 +139,7 @@ def not_text(source: SourceConfig, name: str, held: str, fields: Sequence[str], 
     return UserError(f"column {source.text!r} in {name} holds {held}, not text; {remedy}")
 
 
-def check_values(source: SourceConfig, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+def check_texts(source: SourceConfig, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Check that the column of texts holds texts in the first rows of an input.
 
     Raises:

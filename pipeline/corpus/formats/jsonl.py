@@ -107,7 +107,7 @@ def check_first_rows(
             f"no column {source.content!r} in {len(lacking)} of the first {len(rows)} rows of {name}, the first of all "
             f"among them; columns: {', '.join(columns)}"
         )
-    base.check_values(source, name, rows, columns)
+    base.check_texts(source, name, rows, columns)
 
 
 def _content(path: str) -> str | None:

@@ -211,7 +211,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
         raise UserError(f"{entry.name} holds no files")
     names = columns_of([columns], source.columns)
     base.check_columns(source, entry.name, names)
-    base.check_values(source, entry.name, samples, names)
+    base.check_texts(source, entry.name, samples, names)
     return entry
 
 
