@@ -24,8 +24,8 @@ from pipeline.corpus.csv_records import BadRecord, count_records, csv_pieces, cs
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.files import Overlong
 from pipeline.corpus.formats import extent_of
-from pipeline.corpus.formats.base import ExportSource, TextEdit
-from pipeline.corpus.formats.csv_file import CSV, _edited_record
+from pipeline.corpus.formats.base import ExportSource, RowEdits, TextEdit
+from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.export.request import RowMarks
@@ -316,12 +316,20 @@ def test_a_copy_has_the_records_of_the_reader(tmp_path: Path) -> None:
     assert [row for row, record in records.items() if record is None] == [7, 8, 9]
 
 
-def test_an_edited_record_stays_one_without_quoting() -> None:
+def edited(path: Path, edit: TextEdit, **settings: Any) -> bytes:
+    (shard,) = shards_of(path, **settings)
+    sink = io.BytesIO()
+    assert CSV.edit is not None
+    CSV.edit(shard, ["a.csv"], RowEdits(iter([edit])), lambda _: nullcontext(sink))
+    return sink.getvalue()
+
+
+def test_an_edited_record_stays_one_without_quoting(tmp_path: Path) -> None:
+    path = written(tmp_path, 'id\ttext\r\n1\ta "word"\r\n2\tothers\r\n', "a.tsv")
     edit = TextEdit(0, 'a "word"', 'an "item"')
-    dialect = Dialect(delimiter="\t", quoting="none")
-    assert _edited_record(b'1\ta "word"\r\n', 1, dialect, edit) == b'1\tan "item"\r\n'
-    assert _edited_record(b'1\ta "word"\r\n', 1, Dialect(delimiter="\t"), edit) == b'1\t"an ""item"""\r\n'
-    refused = user_error(_edited_record, b"1\tx\n", 1, dialect, TextEdit(0, "x", "two\tfields"))
+    assert edited(path, edit, quoting="none") == b'id\ttext\r\n1\tan "item"\r\n2\tothers\r\n'
+    assert edited(path, edit) == b'id\ttext\r\n1\t"an ""item"""\r\n2\tothers\r\n'
+    refused = user_error(edited, path, TextEdit(0, 'a "word"', "two\tfields"), quoting="none")
     assert "quoting: none" in refused
 
 
