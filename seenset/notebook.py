@@ -26,6 +26,7 @@ from pipeline.errors import UserError, nearest
 from pipeline.models.devices import Device, nominal_memory
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import use_fused_attention
+from pipeline.models.probe import check_causal
 from pipeline.models.sharing import Adapters, Opened
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
 from pipeline.selection.calibrations import calibration_of
@@ -106,6 +107,7 @@ def score(
     if isinstance(model, (str, PathLike)):
         model = ModelConfig(path=str(model))
     lm = model if isinstance(model, LanguageModel) else open_model(model, gpus=int(torch.cuda.is_available()))
+    check_causal(lm, getattr(lm.model, "name_or_path", "") or "opened elsewhere")
     use_fused_attention(lm.device)
     output, worker = Output(), _scorer(lm, parsed, list(detectors), max_tokens, batch_tokens)
     names = [str(index) if ids is None else str(ids[index]) for index in range(len(texts))]

@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, Scored
 from pipeline.errors import DamagedError, UserError
 from pipeline.models.arithmetic import choose_model, processor_here, stored_bytes
 from pipeline.models.checkpoints import (
+    PICTURES,
     SEQ2SEQ,
     Checkpoint,
     Kind,
+    ModelFamily,
     check_adapter,
     check_files,
     check_weights,
@@ -37,13 +41,16 @@ from pipeline.models.checkpoints import (
 )
 from pipeline.models.devices import BUILDING, quieten
 from pipeline.models.files import adapter_files, file_digest, linked
+from pipeline.models.merging import NotMergedError, keep_beside, merge, tokens_of
 from pipeline.models.opened import LanguageModel, Seq2SeqModel, use_fused_attention
 from pipeline.models.pictures import load_processor
+from pipeline.models.probe import check_causal, check_code, probe_logits
 from pipeline.models.settings import check_built
 from pipeline.models.tokens import load_tokenizer
 from pipeline.models.unpacked import Opened, is_small, unpacked, unpacked_settings
 from pipeline.store.receipts import DIGEST, is_sealed, sealed
 
+_log = logging.getLogger(__name__)
 _KINDS = {None: "none", "8bit": "8bit", "4bit": "4bit nf4"}  # names of quantizations in fingerprints
 
 
@@ -55,10 +62,12 @@ def open_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
         gpus: 0: the CPU; up to 1: torch's current GPU; more: the model is spread over the visible GPUs.
 
     Raises:
-        UserError: a file is missing or damaged, the weights are pickles, or a library or GPU is missing.
+        UserError: a file is missing or damaged, the weights are pickles, a library or GPU is missing, or the model is
+            not causal (`pipeline.models.probe`).
     """
     opened = _open(config, gpus, "causal")
     assert isinstance(opened, LanguageModel)
+    check_causal(opened, config.shown)
     return opened
 
 
@@ -73,7 +82,9 @@ def open_picture_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel
     opened = _open(config, gpus, "pictures")
     assert isinstance(opened, LanguageModel)
     processor = load_processor(config, locate(config, weights=False), opened.model.config)
-    return replace(opened, tokenizer=processor.tokenizer, processor=processor)
+    opened = replace(opened, tokenizer=processor.tokenizer, processor=processor)
+    check_causal(opened, config.shown)
+    return opened
 
 
 def open_paraphraser(config: ModelConfig, *, gpus: float = 0) -> LanguageModel | Seq2SeqModel:
@@ -81,7 +92,10 @@ def open_paraphraser(config: ModelConfig, *, gpus: float = 0) -> LanguageModel |
 
     Arguments and errors are those of `open_model`.
     """
-    return _open(config, gpus, "rewriter")
+    opened = _open(config, gpus, "rewriter")
+    if isinstance(opened, LanguageModel):
+        check_causal(opened, config.shown)
+    return opened
 
 
 def _open(config: ModelConfig, gpus: float, kind: Kind) -> LanguageModel | Seq2SeqModel:
@@ -98,11 +112,10 @@ def _open(config: ModelConfig, gpus: float, kind: Kind) -> LanguageModel | Seq2S
         choice = choose_model(config, stored_bytes(config), processor_here(gpus))
         config = config.model_copy(update={"dtype": choice.dtype})
     files = _unpacked(config, source, kind) if _is_cached(config, source) else source
-    model, tokenizer = _load(config, files, gpus, kind)
+    load = partial(_load, config, files, gpus, kind)
+    model, tokenizer = load() if config.adapter is None else _load_with_adapter(config, load, kind)
     model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = str(source.origin)
     family = model_family(model.config, kind)
-    if config.adapter is not None:
-        model = _merge_adapter(config, model, family.task)
     model.eval().requires_grad_(False)
     device = model.get_input_embeddings().weight.device
     positions = max_positions(model.config)
@@ -146,14 +159,14 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
         weights are loaded).
 
     Raises:
-        UserError: a file is missing or damaged, or a setting is not allowed.
+        UserError: a file is missing or damaged, a setting is not allowed, or the model is not causal.
     """
     source = check_files(config)
     quieten()
     files = _checked_files(config, source, kind)
     loaded = read_model_config(config, files, kind)
     family = model_family(loaded, kind)
-    load_tokenizer(config, files)
+    tokenizer = load_tokenizer(config, files)
     if config.adapter is not None:
         check_adapter(config, family.task)
     if config.quantization is not None:
@@ -169,6 +182,8 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
             empty = _built_empty(config, loaded, kind)
     if empty is not None:
         _check_built(config, source, empty)
+        if kind != "pictures" and family is not SEQ2SEQ:
+            check_code(empty, tokenizer, config.shown)
     return {
         "architecture": architecture,
         "dtype": dtype,
@@ -362,11 +377,36 @@ def _quantization(config: ModelConfig, dtype: str) -> Any:
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
 
 
-def _merge_adapter(config: ModelConfig, model: Any, task: str) -> Any:
-    """Merge the adapter into the weights of the model."""
-    folder = check_adapter(config, task)
+def _load_with_adapter(config: ModelConfig, load: Callable[[], Opened], kind: Kind) -> Opened:
+    """Load a model with its adapter, merged into the weights where this gives the logits of the adapter."""
+    model, tokenizer = load()
+    family = model_family(model.config, kind)
+    folder = check_adapter(config, family.task)
     with in_one_line(config, f"adapter {config.adapter_shown}"):
-        return load_adapter(model, folder, config.shown).merge_and_unload()
+        adapted = load_adapter(model, folder, config.shown).eval()
+        read = partial(_logits_of_probe, tokenizer, adapted.active_peft_config, family)
+        try:
+            return merge(adapted, read), tokenizer
+        except NotMergedError as error:
+            reason, changed = str(error), error.changed
+        if changed:
+            del model, adapted
+            adapted = load_adapter(load()[0], folder, config.shown).eval()
+        model = keep_beside(adapted, read, config.adapter_shown or "")
+    _log.warning("adapter %s %s: it is computed beside the weights, which takes longer", config.adapter_shown, reason)
+    return model, tokenizer
+
+
+def _logits_of_probe(tokenizer: Any, settings: Any, family: ModelFamily, model: Any) -> Any:
+    """Logits of the text of the probe, and of tokens that an adapter has trained; None: it reads pictures alone."""
+    device, positions = model.get_input_embeddings().weight.device, max_positions(model.config)
+    lm = LanguageModel(model, tokenizer, device, positions)
+    try:
+        return probe_logits(lm, tokens_of(settings), family is SEQ2SEQ)
+    except Exception:  # any exception of a model's code
+        if family is not PICTURES:
+            raise
+    return None
 
 
 RECORD = "training.json"

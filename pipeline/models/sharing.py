@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from pipeline.config.models import ModelConfig
 from pipeline.models.devices import import_package
+from pipeline.models.lengths import share_rule
 from pipeline.models.load import LanguageModel, Seq2SeqModel, check_adapter_digests, check_base, load_adapter
+from pipeline.models.merging import refuse_layers_of_adapter
 from pipeline.models.unchanged import Marks, is_a_path, model_marks
 
 Opened = TypeVar("Opened", bound=LanguageModel | Seq2SeqModel)
@@ -82,6 +84,7 @@ def own_layers(lm: Opened) -> Opened:
     for parameter in lm.model.parameters():
         copies[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
     model = copy.deepcopy(lm.model, copies)
+    share_rule(lm.model, model)
     if isinstance(lm, LanguageModel) and lm.processor is not None:
         processor = copy.deepcopy(lm.processor)
         return replace(lm, model=model, tokenizer=processor.tokenizer, processor=processor)
@@ -105,11 +108,14 @@ class Adapters:
             model_path: path of the model, for errors.
 
         Raises:
-            UserError: an adapter for another base model, or one that is damaged.
+            UserError: an adapter for another base model, or one that is damaged; or one stays beside the weights of the
+                model already.
         """
         self._model: Any = lm.model if lm is not None else None
         self._plain: dict[str, nn.Module] = dict(lm.model.named_modules()) if lm is not None else {}
         self._layers: dict[str, dict[str, nn.Module]] = {}
+        if folders and lm is not None:
+            refuse_layers_of_adapter(lm.model, "a detector with an adapter")
         for name, folder in folders.items():
             check_adapter_digests(folder)
             check_base(folder, base, model_path)
@@ -178,5 +184,7 @@ def _low_rank(layer: nn.Module) -> nn.Module:
         return layer
     adapted: Any = layer
     (name,) = adapted.active_adapters
+    if name in adapted.lora_variant or adapted.lora_bias[name]:  # such as DoRA
+        return layer
     down, up = adapted.lora_A[name].weight, adapted.lora_B[name].weight
     return LowRank(adapted.get_base_layer(), down.detach(), up.detach() * adapted.scaling[name])

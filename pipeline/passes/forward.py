@@ -22,7 +22,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from pipeline.models.lengths import length_rule
 from pipeline.models.opened import LanguageModel, Tail, agree, stated_tail
 from pipeline.passes.statistics import GIVEN, MODIFIED_ORDERS, RENYI_ORDERS, STATISTICS
 
@@ -106,11 +108,39 @@ def forward(lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozens
     """
     if unknown := statistics - STATISTICS - GIVEN:
         raise ValueError(f"unknown statistics {sorted(unknown)}; known: {sorted(STATISTICS | GIVEN)}")
-    batch = pad(ids, lm.device)
-    mask = batch.mask
-    with torch.inference_mode():
-        swept = sweep_rows(_logits(lm.model, batch), batch.targets, statistics)
-        return statistics_at(swept, batch.cells, mask, statistics)
+
+    def read(some: Sequence[Sequence[int]]) -> TokenStatistics:
+        batch = pad(some, lm.device)
+        with torch.inference_mode():
+            swept = sweep_rows(_logits(lm.model, batch), batch.targets, statistics)
+            return statistics_at(swept, batch.cells, batch.mask, statistics)
+
+    return joined_statistics(length_rule(lm.model).apply(read, ids, list(map(len, ids))))
+
+
+def joined_statistics(parts: Sequence[TokenStatistics]) -> TokenStatistics:
+    """Concatenated statistics of the parts of a batch, padded to the longest document."""
+    if len(parts) == 1:
+        return parts[0]
+    longest = max(part.mask.shape[1] for part in parts)
+
+    def table(values: Sequence[Tensor]) -> Tensor:
+        return torch.cat([functional.pad(value, (0, longest - value.shape[1])) for value in values])
+
+    def optional(values: Sequence[Tensor | None]) -> Tensor | None:
+        there = [value for value in values if value is not None]
+        return table(there) if there else None
+
+    return TokenStatistics(
+        log_prob=table([part.log_prob for part in parts]),
+        mask=table([part.mask for part in parts]),
+        mean=optional([part.mean for part in parts]),
+        variance=optional([part.variance for part in parts]),
+        m_entropy=optional([part.m_entropy for part in parts]),
+        renyi={order: table([part.renyi[order] for part in parts]) for order in parts[0].renyi},
+        mod_renyi={order: table([part.mod_renyi[order] for part in parts]) for order in parts[0].mod_renyi},
+        token=optional([part.token for part in parts]),
+    )
 
 
 def sweep_rows(
@@ -189,7 +219,8 @@ _tails: weakref.WeakKeyDictionary[nn.Module, Tail | None] = weakref.WeakKeyDicti
 def tail_of(model: Any) -> Tail | None:
     """The model's tail, verified on a short input; None if the model computes its logits in another way."""
     if model not in _tails:
-        _tails[model] = _find_tail(model)
+        with length_rule(model).alone():
+            _tails[model] = _find_tail(model)
     return _tails[model]
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,10 @@ from torch.nn import functional
 
 from pipeline.corpus.scripts import count_units
 from pipeline.errors import UserError
-from pipeline.models.opened import LanguageModel, Seq2SeqModel
+from pipeline.models.copies import few_layers
+from pipeline.models.lengths import LengthRule, length_rule
+from pipeline.models.opened import LanguageModel, Seq2SeqModel, agree, embedding_rows
+from pipeline.models.probe import is_exact
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.shared import cache_of
 
@@ -87,7 +91,7 @@ def continuations(
     limits = [_limit(lm, prompt, sampling) for prompt in prompts]
     results: list[list[Continuation]] = [[] for _ in prompts]
     with torch.inference_mode():
-        for group in _batches(prompts, limits, budget):
+        for group in _batches(lm, prompts, limits, budget):
             pairs = [(i, number) for i in group for number in prompts[i].draws]
             sizes = [len(prompts[i].ids) + limits[i] for i, _ in pairs]
             most = budget if len(group) == 1 and lm.device.type != "cpu" else None
@@ -109,7 +113,8 @@ def _drawn(
     group = list(dict.fromkeys(i for i, _ in pairs))
     owners = {i: owner for owner, i in enumerate(group)}
     rows = [_Draw(seed, prompts[i], number, limits[i], owners[i]) for i, number in pairs]
-    _run(lm, [prompts[i].ids for i in group], rows, sampling)
+    with length_rule(lm.model).alone():
+        _run(lm, [prompts[i].ids for i in group], rows, sampling)
     return [
         (group[row.owner], Continuation(_decode(lm.tokenizer, row.ids), tuple(row.ids), row.end or "tokens"))
         for row in rows
@@ -129,20 +134,55 @@ def _limit(lm: LanguageModel | Seq2SeqModel, prompt: Prompt, sampling: Sampling)
     return min(limit, room)
 
 
-def _batches(prompts: Sequence[Prompt], limits: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Batches of indices of prompts of similar length, within the budget."""
+def _batches(
+    lm: LanguageModel | Seq2SeqModel, prompts: Sequence[Prompt], limits: Sequence[int], budget: int
+) -> Iterator[list[int]]:
+    """Batches of indices of prompts of similar length, within the budget.
+
+    Prompts share a batch only if the model reads padding, and if all have the same position embeddings at every step.
+    """
     group: list[int] = []
     rows = limit = 0
+    rule = length_rule(lm.model)
+    lengths = [len(prompt.ids) for prompt in prompts]
+    equal = len(set(lengths)) > 1 and not _reads_padding(lm)
+
+    def kind(index: int) -> tuple[Any, ...]:
+        first, last = rule.frequencies(lengths[index]), rule.frequencies(lengths[index] + limits[index])
+        return (first,) if first == last and not equal else (first, last, lengths[index])
+
     for index in sorted(range(len(prompts)), key=lambda i: (len(prompts[i].ids), limits[i])):
         wider = max(limit, limits[index])
         more = rows + len(prompts[index].draws)
-        if group and more * (len(prompts[index].ids) + wider) > budget:
+        if group and (more * (len(prompts[index].ids) + wider) > budget or kind(index) != kind(group[-1])):
             yield group
             group, more, wider = [], len(prompts[index].draws), limits[index]
         group.append(index)
         rows, limit = more, wider
     if group:
         yield group
+
+
+_padding_read: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+def _reads_padding(lm: LanguageModel | Seq2SeqModel) -> bool:
+    """Whether a model gives the next token of a prompt the same logits with padding on its left; tried once.
+
+    A model whose positions cannot be stated counts the padding. Half precision is tried in a float32 copy, if there is
+    one, as its rounding differs with the batch.
+    """
+    if isinstance(lm, Seq2SeqModel):  # encoders read a mask
+        return True
+    if lm.model not in _padding_read:
+        with length_rule(lm.model).alone():
+            small = None if is_exact(lm.model) else few_layers(lm.model)
+            tried = lm if small is None else replace(lm, model=small, device=torch.device("cpu"))
+            tokens = [token % embedding_rows(tried.model) for token in range(3, 11)]
+            alone = _Continuations(tried, [tokens[3:]], 1).first().float()
+            padded = _Continuations(tried, [tokens[3:], tokens], 1).first()[:1].float()
+            _padding_read[lm.model] = agree(padded, alone, next(tried.model.parameters()).dtype)
+    return _padding_read[lm.model]
 
 
 class _Draw:
@@ -209,6 +249,7 @@ def _run(
     uniforms = torch.from_numpy(np.stack([np.pad(row.uniforms, (0, longest - row.limit)) for row in rows]))
     uniforms = uniforms.to(logits.device)
     live = list(rows)
+    compact = COMPACT if length_rule(lm.model).any_length else 0.0  # a finished row must not be read any further
     for step in range(longest):
         tokens = sample_tokens(logits, sampling, uniforms[:, step])
         for row, token in zip(live, tokens.tolist(), strict=True):
@@ -217,7 +258,7 @@ def _run(
         unfinished = [place for place, row in enumerate(live) if row.end is None]
         if not unfinished:
             return
-        if len(live) - len(unfinished) >= COMPACT * len(live):
+        if len(live) - len(unfinished) >= max(1.0, compact * len(live)):
             live = [live[place] for place in unfinished]
             kept = torch.tensor(unfinished, device=lm.device)
             batch.keep(kept)
@@ -249,9 +290,15 @@ class _Continuations:
     cache: Any = field(init=False)
     mask: Tensor | None = field(init=False, default=None)  # None if no prompt is padded, which saves work
     parameters: frozenset[str] = field(init=False)
+    rule: LengthRule = field(init=False)
+    read: Tensor | None = field(init=False, default=None)  # all tokens of each row; None if no length needs them again
 
     def __post_init__(self) -> None:
         self.parameters = _forward_parameters(self.lm.model)
+        self.rule = length_rule(self.lm.model)
+        self._empty_cache()
+
+    def _empty_cache(self) -> None:
         self.cache = cache_of(self.lm.model, max(map(len, self.ids)) + self.limit)
 
     def first(self) -> Tensor:
@@ -261,15 +308,27 @@ class _Continuations:
         lengths = torch.tensor([len(ids) for ids in self.ids], device=self.lm.device)
         if (lengths < longest).any():
             self.mask = (torch.arange(longest, device=self.lm.device) >= longest - lengths[:, None]).long()
+        elif not self.rule.are_alike([longest, longest + self.limit]):  # then no prompt of the batch is padded
+            self.read = padded
         return self._ask(padded)
 
     def keep(self, rows: Tensor) -> None:
         """Continue with these rows of the batch only; a row may be repeated."""
         self.cache.reorder_cache(rows)
         self.mask = None if self.mask is None else self.mask[rows]
+        self.read = None if self.read is None else self.read[rows]
 
     def next(self, tokens: Tensor) -> Tensor:
-        """Read a token a row, (rows,); logits of what comes next, (rows, vocabulary)."""
+        """Read a token a row, (rows,); logits of what comes next, (rows, vocabulary).
+
+        Where a longer text has other position embeddings, the rows are read again from the start.
+        """
+        if self.read is not None:
+            self.read = torch.cat([self.read, tokens[:, None]], 1)
+            length = self.read.shape[1]
+            if not self.rule.are_alike([length - 1, length]):
+                self._empty_cache()
+                return self._ask(self.read)
         if self.mask is not None:
             self.mask = functional.pad(self.mask, (0, 1), value=1)
         return self._ask(tokens[:, None])

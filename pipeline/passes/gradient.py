@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pipeline.models.lengths import length_rule
 from pipeline.models.opened import LanguageModel, Tail
 from pipeline.passes.forward import HEAD_ELEMENTS, tail_of
 
@@ -50,8 +51,12 @@ def gradient_norms(lm: LanguageModel, ids: Sequence[Sequence[int]]) -> Tensor:
     """
     if not ids:
         return torch.zeros(0, dtype=torch.float64, device=lm.device)
-    model_coverage = coverage_of(lm.model)
-    if model_coverage.method == "batched":
+    norms = partial(_norms, lm, coverage_of(lm.model))
+    return torch.cat(length_rule(lm.model).apply(norms, ids, list(map(len, ids))))
+
+
+def _norms(lm: LanguageModel, coverage: Coverage, ids: Sequence[Sequence[int]]) -> Tensor:
+    if coverage.method == "batched":
         squares = list(_batched(lm.model, ids, lm.device).values())
         return torch.stack(squares).sum(0).sqrt()
     squares_of_documents = [
@@ -67,7 +72,8 @@ _coverages: weakref.WeakKeyDictionary[nn.Module, Coverage] = weakref.WeakKeyDict
 def coverage_of(model: nn.Module) -> Coverage:
     """Whether the batched method applies to a model, and which parameters are counted; tested once per model."""
     if model not in _coverages:
-        _coverages[model] = result = _examine(model)
+        with length_rule(model).alone():
+            _coverages[model] = result = _examine(model)
         if result.reason:
             _log.warning("gradient_norm takes one backward pass a document: %s", result.reason)
     return _coverages[model]

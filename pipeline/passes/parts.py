@@ -13,11 +13,10 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pipeline.models.devices import out_of_memory
 from pipeline.models.opened import LanguageModel
-from pipeline.passes.forward import TokenStatistics, forward, to_device
+from pipeline.passes.forward import TokenStatistics, forward, joined_statistics, to_device
 from pipeline.passes.gradient import gradient_norms
 from pipeline.passes.shared import (
     HeldPrefixes,
@@ -106,31 +105,6 @@ def empty_cache() -> None:
     """Release unused memory that torch holds on GPUs."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def joined_statistics(parts: Sequence[TokenStatistics]) -> TokenStatistics:
-    """Concatenated statistics of the parts of a batch, padded to the longest document."""
-    if len(parts) == 1:
-        return parts[0]
-    longest = max(part.mask.shape[1] for part in parts)
-
-    def table(values: Sequence[Tensor]) -> Tensor:
-        return torch.cat([functional.pad(value, (0, longest - value.shape[1])) for value in values])
-
-    def optional(values: Sequence[Tensor | None]) -> Tensor | None:
-        there = [value for value in values if value is not None]
-        return table(there) if there else None
-
-    return TokenStatistics(
-        log_prob=table([part.log_prob for part in parts]),
-        mask=table([part.mask for part in parts]),
-        mean=optional([part.mean for part in parts]),
-        variance=optional([part.variance for part in parts]),
-        m_entropy=optional([part.m_entropy for part in parts]),
-        renyi={order: table([part.renyi[order] for part in parts]) for order in parts[0].renyi},
-        mod_renyi={order: table([part.mod_renyi[order] for part in parts]) for order in parts[0].mod_renyi},
-        token=optional([part.token for part in parts]),
-    )
 
 
 def forward_in_parts(

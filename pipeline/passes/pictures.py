@@ -14,18 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.models.lengths import length_rule
 from pipeline.models.opened import LanguageModel
 from pipeline.models.pictures import PicturePrompt, padded_prompts, picture_token
 from pipeline.passes.forward import (
     OWN_BEST,
     TokenStatistics,
+    joined_statistics,
     logits_of_rows,
     statistics_at,
     sweep_rows,
     tail_of,
     to_device,
 )
-from pipeline.passes.parts import PassSizes, joined_statistics
+from pipeline.passes.parts import PassSizes
 
 DESCRIPTION_TOKENS = 32
 
@@ -54,7 +56,7 @@ def describe(lm: LanguageModel, prompts: Sequence[PicturePrompt], tokens: int = 
     groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
         groups[len(prompt.ids), *(tuple(value.shape) for value in prompt.numbers.values())].append(index)
-    with torch.inference_mode(), _generating(model, likeliest):
+    with torch.inference_mode(), length_rule(model).alone(), _generating(model, likeliest):
         for group in groups.values():
             inputs, mask = padded_prompts(lm, [prompts[index] for index in group], [[]] * len(group))
             written = model.generate(**inputs, attention_mask=mask)
@@ -126,6 +128,21 @@ def forward_pictures(
         Part -> its statistics, column t for the part's token t + 2. Up to rounding, they do not depend on the other
         pictures of the batch.
     """
+    pairs = list(zip(prompts, descriptions, strict=True))
+    results = length_rule(lm.model).apply(
+        lambda some: _forward_pictures(lm, [p for p, _ in some], [d for _, d in some], wanted),
+        pairs,
+        [len(p.ids) + len(d) for p, d in pairs],
+    )
+    return {part: joined_statistics([result[part] for result in results]) for part in wanted}
+
+
+def _forward_pictures(
+    lm: LanguageModel,
+    prompts: Sequence[PicturePrompt],
+    descriptions: Sequence[Sequence[int]],
+    wanted: Mapping[str, frozenset[str]],
+) -> dict[str, TokenStatistics]:
     token = picture_token(lm.model.config)
     assert token is not None
     lengths = [len(p.ids) + len(d) for p, d in zip(prompts, descriptions, strict=True)]

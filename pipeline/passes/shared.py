@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipeline.models.lengths import length_rule
 from pipeline.models.opened import LanguageModel, Tail, agree
 from pipeline.passes.forward import (
     TokenStatistics,
@@ -55,7 +56,8 @@ def shares_beginnings(lm: LanguageModel) -> bool:
     """
     model = lm.model
     if model not in _proven:
-        _proven[model] = _prove(model)
+        with length_rule(model).alone():
+            _proven[model] = _prove(model)
     return _proven[model]
 
 
@@ -89,6 +91,16 @@ def forward_of_versions(
         statistics: as in `forward`.
         common: result of `common_beginning`, > 0.
     """
+    rule = length_rule(lm.model)
+    if not rule.are_alike([common, *map(len, ids)]):
+        return forward(lm, ids, statistics)
+    with rule.alone():
+        return _forward_of_versions(lm, ids, statistics, common)
+
+
+def _forward_of_versions(
+    lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozenset[str], common: int
+) -> TokenStatistics:
     tail = tail_of(lm.model)
     assert tail is not None
     whole, rest = pad(ids, lm.device), pad([one[common:] for one in ids], lm.device)
@@ -139,7 +151,7 @@ def forward_behind(
 ) -> TokenStatistics:
     """As `forward`, for texts after a prefix whose keys and values are computed once.
 
-    If the model does not support shared beginnings, each text is read with the prefix.
+    If the model does not support shared beginnings, or not at these lengths, each text is read with the prefix.
 
     Args:
         lm: model.
@@ -151,12 +163,13 @@ def forward_behind(
     Returns:
         Statistics of the tokens of each text from its second on, with the shape of `forward` of the texts alone.
     """
-    if not shares_beginnings(lm):
+    rule, lengths = length_rule(lm.model), [len(prefix) + len(one) for one in ids]
+    if not shares_beginnings(lm) or not rule.are_alike([len(prefix), *lengths]):
         keep = [[False] * len(prefix) + [True] * (len(one) - 1) for one in ids]
         return restricted(forward(lm, [[*prefix, *one] for one in ids], statistics), keep)
     tail, batch = tail_of(lm.model), pad(ids, lm.device)
     assert tail is not None
-    with torch.inference_mode():
+    with rule.alone(), torch.inference_mode():
         cache = (held or HeldPrefixes()).of(lm, tail, prefix)
         hidden = _followed(tail, cache, batch.ids).flatten(0, 1)
         rows = hidden.index_select(0, batch.positions.to(hidden.device))

@@ -31,7 +31,9 @@ from pipeline.corpus.pictures import open_picture
 from pipeline.errors import UserError, one_line, panics_as_errors
 from pipeline.models.checkpoints import ADAPTER_CONFIG
 from pipeline.models.devices import BUILDING
+from pipeline.models.lengths import length_rule
 from pipeline.models.load import RECORD, adapter_record
+from pipeline.models.merging import refuse_layers_of_adapter
 from pipeline.models.opened import LanguageModel, embedding_rows, unknown_id
 from pipeline.models.pictures import caption_ids, padded_prompts, picture_prompt
 from pipeline.store.files import whole
@@ -276,6 +278,7 @@ def _train_adapter(model: Any, work: _Training) -> TrainingResult:
         adapted.save_pretrained(str(attempt), safe_serialization=True, save_embedding_layers=False, **arguments)
         _sort_modules(attempt / ADAPTER_CONFIG)
 
+    refuse_layers_of_adapter(model, "a training")
     batches = _batches(work)
     with _restored_after(model):
         from peft import get_peft_model  # slow import, only needed for training
@@ -423,19 +426,24 @@ def _updates(model: Any, work: _Training) -> Updates | ZeroUpdates:
 
 def _accumulate(updates: Updates | ZeroUpdates, batch: Sequence[Any], size: PassSize, work: _Training) -> float:
     """Accumulate the gradients of this process's part of a batch; returns the loss of the whole batch."""
-    processes = work.options.processes
-    documents = batch[processes.rank :: processes.size]
-    # A process without a document takes part in the passes of the others with weight 0.
-    passes = list(passes_of(documents or batch[:1], size.tokens))
+    processes, rule = work.options.processes, length_rule(updates.model)
     total = torch.zeros((), device=updates.model.device)
-    for number, some in enumerate(passes, 1):
-        with arithmetic(updates.model, work.config):
-            loss, predicted = work.lesson.loss(updates.model, some)
-        part = loss * ((predicted if documents else 0) / work.predicted(batch))
-        total += part.detach()
-        if number == len(passes) and work.config.method == "adalora":
-            part = part + orthogonality(updates.weights) / processes.size
-        updates.accumulate(part)
+    # A process without a document takes part in the passes of the others with weight 0.
+    passes = [
+        (some, bool(documents))
+        for group in rule.groups(batch)
+        for documents in [group[processes.rank :: processes.size]]
+        for some in passes_of(documents or group[:1], size.tokens)
+    ]
+    for number, (some, counts) in enumerate(passes, 1):
+        with rule.alone():
+            with arithmetic(updates.model, work.config):
+                loss, predicted = work.lesson.loss(updates.model, some)
+            part = loss * ((predicted if counts else 0) / work.predicted(batch))
+            total += part.detach()
+            if number == len(passes) and work.config.method == "adalora":
+                part = part + orthogonality(updates.weights) / processes.size
+            updates.accumulate(part)
     return processes.add_up(total).item()
 
 

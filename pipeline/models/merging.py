@@ -1,0 +1,204 @@
+"""Merge an adapter into the weights of its model, so that the model gives the logits that peft gives with the adapter.
+
+peft adds the update of a layer to its weight in place. Where two modules share a weight (an output layer tied to the
+embedding, layers that `layer_replication` repeats), the update of one would move the other: each merged layer gets a
+weight of its own first. The logits of a short text before and after the merge must then agree. In half precision, in
+which merged weights are rounded, each layer is compared in float32 instead.
+
+An adapter that cannot be merged so, or whose base is quantized, stays beside the weights, as peft computes it.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import UserError, one_line
+from pipeline.models.probe import is_exact, largest_difference, rounding_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_log = logging.getLogger(__name__)
+
+_TOKENS = 8  # of each setting
+_ROWS = 4  # random inputs of a layer
+_REASON_CHARACTERS = 200
+
+Read = Callable[[Any], "Tensor | None"]
+"""A model -> its logits of a short text, float32 on the CPU; None: it reads no text without a picture."""
+
+
+class NotMergedError(Exception):
+    """The merge would not give the logits of the adapter: the predicate of a sentence about the adapter."""
+
+    def __init__(self, reason: str, changed: bool = True) -> None:
+        super().__init__(reason)
+        self.changed = changed  # whether weights may have been changed
+
+
+def merge(adapted: Any, read: Read) -> Any:
+    """Merge an adapter into the weights of its model.
+
+    Args:
+        adapted: peft model in eval mode.
+        read: reads a text with the adapted and with the merged model.
+
+    Returns:
+        The model of transformers.
+
+    Raises:
+        NotMergedError: the reason, as the predicate of a sentence about the adapter.
+    """
+    if getattr(adapted.config, "quantization_config", None) is not None:
+        raise NotMergedError("is for weights in full precision, and these are quantized", changed=False)
+    if not hasattr(adapted.base_model, "merge_and_unload"):
+        raise NotMergedError("has no form that is added to weights", changed=False)
+    expected = read(adapted)  # of any type: the first pass of RWKV rescales weights, which must not happen to a sum
+    exact = expected is not None and is_exact(adapted)
+    _give_own_weights(adapted)
+    if not exact:
+        _check_layers(adapted)
+    try:
+        merged = adapted.merge_and_unload()
+    except Exception as error:  # of methods that peft cannot merge
+        raise NotMergedError(f"cannot be merged: {one_line(str(error))[:_REASON_CHARACTERS].rstrip('. ')}") from error
+    if exact and (moved := _moved(read(merged), expected)) > 0:
+        raise NotMergedError(f"moves logits by {moved:.2g} when it is merged")
+    return merged
+
+
+def _moved(logits: Tensor | None, expected: Tensor | None) -> float:
+    """Largest difference of logits; 0 if it is rounding in float32."""
+    if logits is None or expected is None:
+        return 0.0
+    if logits.shape != expected.shape:
+        return float("inf")
+    moved = largest_difference(logits, expected)
+    return moved if moved > rounding_of(expected) else 0.0
+
+
+def keep_beside(adapted: Any, read: Read, shown: str) -> Any:
+    """The model with the layers of an adapter in the place of its own.
+
+    Args:
+        adapted: peft model in eval mode.
+        read: as in `merge`.
+        shown: the adapter, for the error.
+
+    Raises:
+        UserError: the adapter changes more than layers, such as the tokens that the model reads.
+    """
+    method, model = adapted.active_peft_config.peft_type, adapted.get_base_model()
+    refused = f"adapter {shown}: a {getattr(method, 'value', method)} adapter can be neither merged nor kept beside"
+    settings = adapted.active_peft_config
+    if getattr(settings, "alora_invocation_tokens", None):
+        raise UserError(f"{refused} the weights: it is for the text behind its invocation tokens alone")
+    if getattr(settings, "is_prompt_learning", False) or _moved(read(model), read(adapted)) > 0:
+        raise UserError(f"{refused} the weights of {type(model).__name__}: it changes more than their layers")
+    if not is_exact(model) and (place := _depends_on_batch(model)) is not None:
+        raise UserError(f"{refused} the weights: the outputs of {place} for a text depend on the texts beside it")
+    return model
+
+
+def tokens_of(settings: Any) -> list[int]:
+    """Token ids that the settings of an adapter name: those that it was trained on, or that switch it on."""
+    ids: list[int] = []
+    for name in ("trainable_token_indices", "token_indices", "alora_invocation_tokens"):
+        value = getattr(settings, name, None) or []
+        for some in value.values() if isinstance(value, dict) else [value]:
+            ids += some[:_TOKENS]
+    return ids
+
+
+def refuse_layers_of_adapter(model: Any, what: str) -> None:
+    """Refuse a model with an adapter beside its weights, whose layers a further adapter would replace.
+
+    Args:
+        model: model of transformers.
+        what: what needs a model without, for the error.
+
+    Raises:
+        UserError: there are such layers.
+    """
+    if any(hasattr(module, "base_layer") and hasattr(module, "active_adapters") for module in model.modules()):
+        raise UserError(f"{what} needs weights into which the configured adapter is merged, and it stays beside them")
+
+
+def _tuner_layers(adapted: Any) -> Iterator[tuple[str, Any]]:
+    """The layers of an adapter that are merged into a layer of the model, by name."""
+    for name, module in adapted.named_modules():
+        if hasattr(module, "get_base_layer") and hasattr(module, "merge"):
+            yield name, module
+
+
+def _give_own_weights(adapted: Any) -> None:
+    """Give each layer that a merge changes weights that no other module has."""
+    import torch
+
+    uses = Counter(id(weight) for module in adapted.modules() for weight in module._parameters.values())
+    for _, layer in _tuner_layers(adapted):
+        base = layer.get_base_layer()
+        for name, weight in base._parameters.items():
+            if weight is not None and uses[id(weight)] > 1:
+                uses[id(weight)] -= 1
+                base._parameters[name] = torch.nn.Parameter(weight.detach().clone(), requires_grad=False)
+
+
+def _check_layers(adapted: Any) -> None:
+    """Compare each linear layer and each embedding with its merged copy in float32, one at a time.
+
+    Raises:
+        NotMergedError: they differ; the message names the layer.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        for name, layer in _tuner_layers(adapted):
+            inputs = _inputs(layer.get_base_layer(), generator)
+            if inputs is None:
+                continue
+            one = copy.deepcopy(layer).float()
+            try:
+                expected = one(inputs)
+                one.merge()
+                merged = one.get_base_layer()(inputs)
+            except Exception:  # a layer that needs more than its input
+                continue
+            if (moved := largest_difference(merged, expected)) > rounding_of(expected):
+                raise NotMergedError(f"moves the outputs of {name} by {moved:.2g} when it is merged")
+
+
+def _depends_on_batch(model: Any) -> str | None:
+    """The first layer of an adapter that gives a row of inputs other outputs beside another row, in float32."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        for name, layer in _tuner_layers(model):
+            inputs, other = (_inputs(layer.get_base_layer(), generator) for _ in range(2))
+            if inputs is None or other is None:
+                continue
+            one = copy.deepcopy(layer).float()
+            alone = one(inputs)
+            if largest_difference(one(torch.cat([inputs, other]))[:1], alone) > rounding_of(alone):
+                return name
+    return None
+
+
+def _inputs(base: nn.Module, generator: Any) -> Tensor | None:
+    """Random inputs of a layer of a known type; None for others."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    weight: Any = getattr(base, "weight", None)
+    if isinstance(base, torch.nn.Embedding):
+        return torch.randint(0, base.num_embeddings, (1, _ROWS), generator=generator).to(weight.device)
+    if isinstance(base, (torch.nn.Linear, Conv1D)):
+        features = weight.shape[0] if isinstance(base, Conv1D) else weight.shape[1]
+        return torch.randn(1, _ROWS, features, generator=generator).to(weight.device)
+    return None

@@ -1,0 +1,263 @@
+"""An adapter that is merged into the weights, or stays beside them, gives the logits that peft gives with it."""
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from architectures import GPT2, LLAMA
+from commands import user_error
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.config.models import ModelConfig
+from pipeline.config.training import FinetuneConfig
+from pipeline.models.load import fingerprint_model, open_model
+from pipeline.models.opened import LanguageModel
+from pipeline.models.probe import rounding_of
+from pipeline.models.sharing import Adapters
+from pipeline.passes.gradient import gradient_norms
+from pipeline.training.train import train
+
+IDS = torch.tensor([[5, 9, 13, 17, 21, 3, 7, 33, 41, 5, 6, 12]])
+FEW = ["q_proj", "down_proj"]
+
+
+def lora(**settings: Any) -> peft.LoraConfig:
+    usual = {"r": 4, "lora_alpha": 8, "target_modules": FEW, "init_lora_weights": False}
+    return peft.LoraConfig(task_type="CAUSAL_LM", **{**usual, **settings})
+
+
+def other(name: str, **settings: Any) -> Callable[[], Any]:
+    return lambda: getattr(peft, f"{name}Config")(task_type="CAUSAL_LM", **{"target_modules": FEW, **settings})
+
+
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+SAVED = ["embed_tokens", "lm_head"]
+MERGED: dict[str, tuple[str, Callable[[], Any]]] = {
+    "LoRA": ("tied", lora),
+    "LoRA of the head": ("tied", lambda: lora(target_modules=["lm_head", "q_proj"])),
+    "LoRA of the embedding": ("tied", lambda: lora(target_modules=["embed_tokens", "q_proj"])),
+    "LoRA of both": ("tied", lambda: lora(target_modules=SAVED)),
+    "LoRA of both, tied": ("tied", lambda: lora(target_modules=SAVED, ensure_weight_tying=True)),
+    "LoRA of both, apart": ("untied", lambda: lora(target_modules=SAVED)),
+    "repeated layers": ("untied", lambda: lora(layer_replication=[[0, 2], [0, 2]])),
+    "repeated layers, tied": ("tied", lambda: lora(layer_replication=[[0, 2], [1, 2]], target_modules=["v_proj"])),
+    "a head that was trained": ("tied", lambda: lora(modules_to_save=["lm_head"])),
+    "an embedding that was trained": ("tied", lambda: lora(modules_to_save=["embed_tokens"])),
+    "both that were trained": ("tied", lambda: lora(modules_to_save=SAVED)),
+    "both that were trained, apart": ("untied", lambda: lora(modules_to_save=SAVED)),
+    "a norm that was trained": ("untied", lambda: lora(modules_to_save=["input_layernorm"])),
+    "DoRA": ("tied", lambda: lora(use_dora=True)),
+    "DoRA of both": ("tied", lambda: lora(use_dora=True, target_modules=SAVED)),
+    "rsLoRA": ("tied", lambda: lora(use_rslora=True)),
+    "patterns": ("tied", lambda: lora(rank_pattern={"q_proj": 2}, alpha_pattern={"down_proj": 32})),
+    "one layer": ("tied", lambda: lora(layers_to_transform=[1])),
+    "Conv1D": ("gpt2", lambda: lora(target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)),
+    "Conv1D with another flag": ("gpt2", lambda: lora(target_modules=["c_attn"], fan_in_fan_out=False)),
+    "biases": ("gpt2", lambda: lora(target_modules=["c_attn"], fan_in_fan_out=True, bias="all")),
+    "a bias of LoRA": ("gpt2", lambda: lora(target_modules=["c_attn"], fan_in_fan_out=True, lora_bias=True)),
+    "the table of GPT-2": ("gpt2", lambda: lora(target_modules=["wte"])),
+    "parameters of experts": ("experts", lambda: lora(target_modules=["q_proj"], target_parameters=EXPERTS)),
+    "some tokens": ("tied", lambda: lora(trainable_token_indices=[3, 5, 7])),
+    "some tokens, apart": ("untied", lambda: lora(trainable_token_indices=[3, 5, 7])),
+    "tokens alone": ("tied", other("TrainableTokens", token_indices=[3, 5, 7], target_modules=["embed_tokens"])),
+    "AdaLoRA": ("tied", other("AdaLora", init_r=4, target_r=2, total_step=10, init_lora_weights=False)),
+    "IA3": ("tied", other("IA3", feedforward_modules=["down_proj"], init_ia3_weights=False)),
+    "IA3 of the head": (
+        "tied", other("IA3", target_modules=["lm_head"], feedforward_modules=[], init_ia3_weights=False)
+    ),
+    "LoHa": ("tied", other("LoHa", r=4, init_weights=False)),
+    "LoKr of the head": ("tied", other("LoKr", r=4, init_weights=False, target_modules=["lm_head", "v_proj"])),
+    "OFT": ("tied", other("OFT", r=0, oft_block_size=8, init_weights=False)),
+    "BOFT": ("tied", other("BOFT", boft_block_size=4, init_weights=False)),
+    "VeRA": ("tied", other("Vera", r=4, init_weights=False)),
+    "HRA": ("tied", other("HRA", r=4, init_weights=False)),
+    "norms": ("tied", other("LNTuning", target_modules=["input_layernorm", "norm"])),
+}  # fmt: skip
+BESIDE: dict[str, tuple[str, Callable[[], Any]]] = {
+    "a bias that the layer lacks": ("tied", lambda: lora(lora_bias=True)),
+    "layers of attention": ("tied", lambda: peft.AdaptionPromptConfig(
+        task_type="CAUSAL_LM", adapter_len=4, adapter_layers=2
+    )),
+}  # fmt: skip
+REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
+    "PROMPT_TUNING": ("tied", lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)),
+    "P_TUNING": ("tied", lambda: peft.PromptEncoderConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=4, encoder_hidden_size=16
+    )),
+    "PREFIX_TUNING": ("tied", lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)),
+    "LORA": ("tied", lambda: lora(alora_invocation_tokens=[5, 6])),
+}  # fmt: skip
+ALL = {**MERGED, **BESIDE, **REFUSED}
+
+
+def base(kind: str, vocabulary: int) -> Any:
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**GPT2, "vocab_size": vocabulary}))
+    sizes = {**LLAMA, "vocab_size": vocabulary}
+    if kind == "experts":
+        return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, num_local_experts=4))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=kind == "tied"))
+
+
+@pytest.fixture
+def saved(tiny_model_folder: Path, tmp_path: Path) -> Callable[[str], ModelConfig]:
+    """Saves a model and an adapter whose weights are random."""
+
+    def save(case: str) -> ModelConfig:
+        kind, settings = ALL[case]
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
+        tokenizer.save_pretrained(tmp_path / "model")
+        model = base(kind, len(tokenizer))
+        model.save_pretrained(tmp_path / "model")
+        torch.manual_seed(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            adapted = peft.get_peft_model(model, settings())
+            with torch.no_grad():
+                for weight in adapted.parameters():
+                    if weight.requires_grad:
+                        weight.mul_(1 + 0.2 * torch.rand_like(weight)).add_(0.05 * torch.randn_like(weight))
+            adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+        return ModelConfig(path=str(tmp_path / "model"), adapter=str(tmp_path / "adapter"), dtype="float32")
+
+    return save
+
+
+def of_peft(config: ModelConfig, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Logits of the model and of peft with the adapter, computed in float32; weights are rounded to a type before."""
+    model = AutoModelForCausalLM.from_pretrained(config.path).eval().to(dtype).float()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = model(input_ids=IDS).logits
+        adapted = peft.PeftModel.from_pretrained(model, config.adapter).eval()
+        return plain, adapted(input_ids=IDS).logits
+
+
+EXACT, ROUNDED = 1e-4, 0.1
+"""Of `moved`: by rounding in float32, and of weights in bfloat16. A wrong merge moves logits by about 1."""
+
+
+def moved(found: Tensor, expected: Tensor) -> float:
+    """Root of the mean square of a difference, in standard deviations of the expected logits."""
+    return float((found - expected).square().mean().sqrt() / expected.std())
+
+
+def logits(lm: LanguageModel) -> Tensor:
+    with torch.no_grad():
+        return lm.model(input_ids=IDS).logits.float()
+
+
+@pytest.mark.parametrize("case", MERGED)
+def test_a_merged_adapter_gives_the_logits_of_peft(case: str, saved: Callable[[str], ModelConfig]) -> None:
+    config = saved(case)
+    plain, expected = of_peft(config)
+    assert (plain - expected).abs().max() > 0.1, "the adapter makes a difference"
+    lm = open_model(config)
+    assert (logits(lm) - expected).abs().max() < rounding_of(expected)
+    assert not any("lora" in name or "base_layer" in name for name, _ in lm.model.named_modules())
+
+
+@pytest.mark.parametrize(
+    "case", ["LoRA", "LoRA of the head", "LoRA of both", "repeated layers", "DoRA", "Conv1D", "IA3"]
+)
+def test_in_half_precision_a_merge_rounds_weights_and_does_no_more(
+    case: str, saved: Callable[[str], ModelConfig]
+) -> None:
+    config = saved(case)
+    lm = open_model(config.model_copy(update={"dtype": "bfloat16"}))
+    assert lm.model.dtype == torch.bfloat16
+    lm.model.float()
+    assert moved(logits(lm), of_peft(config, torch.bfloat16)[1]) < ROUNDED
+
+
+@pytest.mark.parametrize("case", BESIDE)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_without_a_merged_form_stays_beside_the_weights(
+    case: str, dtype: str, saved: Callable[[str], ModelConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = saved(case).model_copy(update={"dtype": dtype})
+    _, expected = of_peft(config)
+    with caplog.at_level(logging.WARNING, "pipeline.models.load"):
+        lm = open_model(config)
+    assert moved(logits(lm), expected) < (EXACT if dtype == "float32" else ROUNDED)
+    (record,) = [record for record in caplog.records if record.name == "pipeline.models.load"]
+    assert f"adapter {config.adapter} " in record.getMessage()
+    assert "computed beside the weights" in record.getMessage()
+    ids = [[5, 9, 13, 17], [21, 3, 7]]
+    assert bool(torch.isfinite(gradient_norms(lm, ids)).all())
+
+
+def test_a_merge_that_moves_logits_is_undone(
+    saved: Callable[[str], ModelConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a method whose merge peft gets wrong: the weights are read again."""
+    config = saved("LoRA")
+    merge = peft.tuners.lora.Linear.merge
+
+    def wrong(layer: Any, *args: Any, **settings: Any) -> None:
+        merge(layer, *args, **settings)
+        layer.get_base_layer().weight.data *= 1.01
+
+    monkeypatch.setattr(peft.tuners.lora.Linear, "merge", wrong)
+    _, expected = of_peft(config)
+    for dtype, said in (("float32", "moves logits by"), ("bfloat16", "moves the outputs of")):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "pipeline.models.load"):
+            lm = open_model(config.model_copy(update={"dtype": dtype}))
+        assert said in caplog.text
+        assert moved(logits(lm), expected) < (EXACT if dtype == "float32" else ROUNDED)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_that_changes_more_than_layers_is_refused_by_name(
+    case: str, dtype: str, saved: Callable[[str], ModelConfig]
+) -> None:
+    config = saved(case).model_copy(update={"dtype": dtype})
+    line = user_error(open_model, config)
+    assert line.startswith(f"adapter {config.adapter}: a {case} adapter can be neither merged nor kept beside the weig")
+
+
+def test_no_other_adapter_is_trained_or_switched_over_one_that_stays_beside_the_weights(
+    saved: Callable[[str], ModelConfig], tmp_path: Path
+) -> None:
+    config = saved("a bias that the layer lacks")
+    lm = open_model(config)
+    settings = FinetuneConfig(epochs=1, batch_size=2, rank=2, dtype="float32")
+    texts = ["a quiet river", "an old stone house"]
+    line = user_error(train, lm.model, lm.tokenizer, texts, settings, tmp_path / "more")
+    assert line == "a training needs weights into which the configured adapter is merged, and it stays beside them"
+    alone = open_model(ModelConfig(path=config.path, dtype="float32"))
+    train(alone.model, alone.tokenizer, texts, settings, tmp_path / "more")
+    folders = {"more": tmp_path / "more"}
+    digest = fingerprint_model(ModelConfig(path=config.path))["model"]
+    assert "needs weights into which" in user_error(Adapters, lm, folders, digest, config.path)
+    Adapters(alone, folders, digest, config.path)
+
+
+def test_an_adapter_of_smollm2_is_merged_within_the_tolerance(
+    smollm2: LanguageModel, smollm2_folder: Path, tmp_path: Path
+) -> None:
+    """One of rank 16 for all linear layers, whose weights are as large as those of a training."""
+    torch.manual_seed(0)
+    settings = lora(r=16, lora_alpha=32, target_modules="all-linear")
+    adapted = peft.get_peft_model(copy.deepcopy(smollm2.model), settings)
+    for name, weight in adapted.named_parameters():
+        if "lora_" in name:
+            weight.data.normal_(0, 0.02)
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    lm = open_model(ModelConfig(path=str(smollm2_folder), adapter=str(tmp_path / "adapter"), dtype="float32"))
+    ids = torch.tensor([smollm2.tokenizer("A quiet river runs past the old stone house.")["input_ids"]])
+    with torch.no_grad():
+        expected, found, plain = (model(input_ids=ids).logits for model in (adapted, lm.model, smollm2.model))
+    assert (expected - plain).abs().max() > 1
+    assert (found - expected).abs().max() < rounding_of(expected) / 4
