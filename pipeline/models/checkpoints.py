@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pipeline.config.models import ModelConfig, expand_user
-from pipeline.errors import PanicError, UserError, nearest, not_opened, panics_as_errors, visible
+from pipeline.errors import UserError, nearest, not_opened, panics_as_errors, visible
 from pipeline.models.devices import quiet_panics
 from pipeline.models.files import (
     ADAPTER_CONFIG,
@@ -80,10 +81,14 @@ def locate(config: ModelConfig, *, weights: bool) -> Checkpoint:
     _refuse_adapter(config, source.folder)
     local = Path(expand_user(config.path)).is_dir()
     partial = not (weights or local)
-    files = files_of(
-        source.folder, Allowed(f"model {config.shown}", config.allow_pickle, config.trust_remote_code, partial)
-    )
-    return Checkpoint(linked(files), None, source.folder, files)
+    what = f"model {config.shown}"
+    files = files_of(source.folder, Allowed(what, config.allow_pickle, config.trust_remote_code, partial))
+    folder = linked(files)
+    stored = {} if partial else stored_weights(folder)
+    for name, settings in files.configurations():
+        check_kernels(what, settings, config.trust_remote_code)
+        check_sizes(f"{what}: {name}", settings, stored)
+    return Checkpoint(folder, None, source.folder, files)
 
 
 def _refuse_adapter(config: ModelConfig, folder: Path) -> None:
@@ -302,8 +307,6 @@ def read_model_config(config: ModelConfig, source: Checkpoint, kind: Kind = "cau
             raise UserError(f"model {config.shown}: its {CONFIG} is no JSON object")
         if "auto_map" in raw and not config.trust_remote_code and not _known_type(raw.get("model_type")):
             raise UserError(f"model {config.shown} ships code of its own; set trust_remote_code: true if you trust it")
-        check_kernels(f"model {config.shown}", raw, config.trust_remote_code)
-        check_sizes(f"model {config.shown}: {CONFIG}", raw, stored_weights(source.folder))
     with in_one_line(config, "config"):
         changed = (source.folder / (source.gguf or "config.json")).stat().st_mtime_ns
         loaded = copy.deepcopy(_parsed_config(source, config.trust_remote_code, changed))
@@ -438,35 +441,51 @@ def _names_of(source: Checkpoint) -> Iterator[str]:
 TYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of dtypes: in safetensors files -> in torch."""
 
+MOST_OF_HEADER = 100_000_000
+"""Maximum bytes of the header of a safetensors file; its library has the same limit."""
+
 NAMED = 3
 """Maximum number of weights of a kind in an error."""
 
 
-def stored_weights(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+def stored_weights(folder: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:
     """Dtype, such as BF16, and shape of every weight in the safetensors files of a folder; weights are not read.
 
     A damaged file is skipped: the loader reports the problem.
     """
-    from safetensors import SafetensorError
-
-    weights: dict[str, tuple[str, tuple[int, ...]]] = {}
+    files = []
     for path in sorted(folder.rglob(SAFE)):
-        try:
-            with panics_as_errors():
-                weights |= _stored_in(str(path), path.stat().st_size, path.stat().st_mtime_ns)
-        except (OSError, SafetensorError, PanicError):
-            continue
-    return weights
+        with contextlib.suppress(OSError):
+            facts = path.stat()
+            files.append((str(path), facts.st_size, facts.st_mtime_ns))
+    return _stored_in_all(tuple(files))
 
 
-@lru_cache(maxsize=512)
-def _stored_in(path: str, size: int, changed: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape of every weight in a file; cached per process for the same size and time of change."""
-    from safetensors import safe_open
+@lru_cache(maxsize=8)
+def _stored_in_all(files: tuple[tuple[str, int, int], ...]) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of every weight in files; cached per process for the same sizes and times of change."""
+    weights: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for path, size, _ in files:
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+            weights |= _stored_in(path, size)
+    return MappingProxyType(weights)
 
-    with safe_open(path, framework="pt") as file:
-        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - not a dict
-        return {key: (str(part.get_dtype()), tuple(part.get_shape())) for key, part in slices.items()}
+
+def _stored_in(path: str, size: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of every weight in a file of a size.
+
+    Its header is read without a library, which would import torch.
+    """
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(size, MOST_OF_HEADER):
+            raise ValueError("the header leads beyond the end")
+        header = json.loads(file.read(length))
+    return {
+        name: (str(part["dtype"]), tuple(int(dim) for dim in part["shape"]))
+        for name, part in header.items()
+        if name != "__metadata__"
+    }
 
 
 def refuse_integers(what: str, folder: Path) -> None:

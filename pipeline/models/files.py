@@ -19,7 +19,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -59,6 +59,7 @@ _CODE_SETTINGS = (CONFIG, "tokenizer_config.json", "processor_config.json", "pre
 _PRUNED = re.compile(r"\.|__pycache__$|checkpoint-\d+$|(original|onnx|openvino|coreml|runs|wandb)$")  # folders
 _OTHER_WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|onnx_data|ot|tflite|npz)$", re.I)
 _DOCUMENTS = re.compile(r"\.(md|png|jpe?g|gif|svg|pdf|webp|ipynb)$|^(license|notice|\.git)", re.I)
+_VERSION = re.compile(r"config\..+\.json")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<end>\.safetensors|\.bin)")
 _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
@@ -102,6 +103,12 @@ class FolderFiles:
     def marks(self) -> dict[str, tuple[int, ...]]:
         """Size, time stamps and inode of each file of the fingerprint, which differ if it was changed or replaced."""
         return {name: _identity(self.places[name])[1:] for name in self.hashed}
+
+    def configurations(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Name and content of config.json, and of its forms for other versions of transformers."""
+        for name in (*self.model, *self.more):
+            if name == CONFIG or _VERSION.fullmatch(name):
+                yield name, _settings(self.places[name])
 
     def _digest(self, names: Sequence[str], more: Sequence[str], lines: Sequence[str]) -> str:
         paths = [self.places[name] for name in (*names, *more)]
@@ -167,7 +174,7 @@ class _Chooser:
     def __init__(self, folder: Path, allowed: Allowed) -> None:
         self.folder = folder
         self.allowed = allowed
-        self.is_snapshot = folder.parent.name == "snapshots"
+        self.is_snapshot = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
         self.blobs = Path(os.path.realpath(folder.parent.parent / "blobs"))  # of the same entry of the hub's cache
 
     def chosen(self) -> FolderFiles:
@@ -184,6 +191,9 @@ class _Chooser:
         model = _by_name((*pool, *self.matching(CONFIG), *code))
         templates = self.matching(f"{TEMPLATES}/*.jinja")
         more = [*weights, *self.versioned(config, "configuration_files", "config")]
+        for name in more[len(weights) :]:
+            if {"transformers_weights", "auto_map"} & self.settings(name).keys():
+                raise self.error(f"{name} names weights or code (transformers_weights, auto_map); only {CONFIG} may")
         vocabulary = [*self.matching(*RARE_TOKENIZER_FILES), *templates, *self.bartpho(tokenizer)]
         vocabulary += [*self.versioned(tokenizer, "fast_tokenizer_files", "tokenizer"), *self.videos()]
         known = self.matching(*TOKENIZER_FILES)
@@ -209,12 +219,12 @@ class _Chooser:
         return tuple(path.relative_to(self.folder).as_posix() for path in sorted(paths))
 
     def settings(self, name: str) -> dict[str, Any]:
-        """The JSON object in a file; empty if it is missing or damaged, which its loader reports."""
-        try:
-            value = json.loads((self.folder / name).read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return value if isinstance(value, dict) else {}
+        """The JSON object in a file of the folder; empty if it is missing or damaged, which its loader reports.
+
+        Raises:
+            UserError: as `place`.
+        """
+        return _settings(self.place(name)) if (self.folder / name).is_file() else {}
 
     # --- weights
 
@@ -241,11 +251,11 @@ class _Chooser:
         if not name.endswith(".index.json"):
             self.refuse_pickle(name, origin)
             return self.existing((name,), origin), None
-        index = self.settings(name)
-        shards = index.get("weight_map")
-        if not isinstance(shards, dict) or not shards or not isinstance(index.get("metadata", {}), dict):
+        path = self.place(name)
+        shards = _shards(path, *_identity(path)[1:])
+        if shards is None:
             raise self.error(f"{name} is no index of weights: it has no weight_map")
-        names = tuple(sorted({self.checked(shard, name) for shard in shards.values()}))
+        names = tuple(sorted({self.checked(shard, name) for shard in shards}))
         for shard in names:
             self.refuse_pickle(shard, name)
         return self.existing(names, name), name
@@ -374,6 +384,25 @@ _IGNORED_PATHS = (
 """Settings of a tokenizer that may be paths of the machine which wrote it: the loader replaces or ignores them."""
 
 
+def _settings(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if it is damaged."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+@lru_cache(maxsize=16)
+def _shards(path: Path, *identity: int) -> tuple[Any, ...] | None:
+    """The files that an index names, each once; None if it is no index. Cached for a file that is not changed."""
+    index = _settings(path)
+    places = index.get("weight_map")
+    if not isinstance(places, dict) or not places or not isinstance(index.get("metadata", {}), dict):
+        return None
+    return tuple({str(place): place for place in places.values()}.values())
+
+
 def _by_name(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(dict.fromkeys(names)))
 
@@ -478,6 +507,18 @@ def _root(process: int) -> Path:
     return folder
 
 
+def _link(place: str, link: Path) -> None:
+    """Make a link; a hard one where the system permits no symbolic ones.
+
+    Raises:
+        OSError: it permits neither.
+    """
+    try:
+        os.symlink(place, link)
+    except OSError:
+        os.link(place, link)
+
+
 _link_lock = threading.Lock()
 
 
@@ -496,9 +537,9 @@ def linked(files: FolderFiles) -> Path:
         try:
             for name, place in table:
                 link = folder / name
-                if not link.is_symlink():
+                if not os.path.lexists(link):
                     link.parent.mkdir(parents=True, exist_ok=True)
-                    os.symlink(place, link)
+                    _link(place, link)
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make links in {tempfile.gettempdir()}: {error.strerror}; set TMPDIR") from error

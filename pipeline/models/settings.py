@@ -26,21 +26,28 @@ MOST_LAYERS = 1_000
 SHARED_LAYERS = 256
 """Layers that a model with few weights may have, because they share them."""
 MOST_POSITIONS = 1 << 31
+MOST_OF_ANY = 10_000_000
+"""A number of a configuration that is neither a size nor free, such as an interval."""
 LEAST_BUFFERS = 1 << 30
 """Bytes of tables and masks that any model may have."""
 
-_LAYERS = re.compile(r"(n|num|num_hidden|num_\w+|n_\w+|\w+coder|\w+_hidden)_layers?|layers|(\w+_)?depth|block_count")
-_EXPERTS = re.compile(r"(\w+_)?experts|expert_count")
+_LAYERS = re.compile(r"(n|num|num_hidden|num_\w+|n_\w+|\w+coder|\w+_hidden)_(layers?|blocks|stages)|layers"
+                     r"|(\w+_)?depths?|block_count|first_k_dense_replace|attention_types")  # fmt: skip
 _POSITIONS = re.compile(r"(\w+_)?(max|n|num)_(position\w*|ctx|seq_len\w*|sequence_length)|(\w+_)?context_length")
 _SIZES = re.compile(r"(\w+_)?(size|dim|dims|embd|embed|heads?|inner|rank|width|channels|d_model|d_ff|d_kv|d_inner"
                     r"|d_state|feed_forward_length|embedding_length|key_length|value_length)"
                     r"|n_head\w*|head_count\w*|hidden_sizes")  # fmt: skip
-_NO_SIZES = re.compile(r"window|chunk|block|cache|image_size|crop|patch|batch|max_pixels|min_pixels|sample")
+_COUNTS = re.compile(r"(\w+_)?experts|expert_count|(n|num)_\w+")
+_NO_SIZES = re.compile(r"window|chunk|block|cache|image_size|crop|patch|batch|sample")
+_FREE = re.compile(
+    r"theta|token|length|window|pixels|seed|param|flos|base|max_|version|freq"
+)  # nothing is built by these
 _IMPLEMENTATIONS = ("_attn_implementation", "attn_implementation", "_experts_implementation",
                     "experts_implementation")  # fmt: skip
 _BUILT_IN = {"eager", "sdpa", "flex_attention", "paged|eager", "batched_mm", "grouped_mm"}
 _LARGER = 64  # factor between the largest dimension of the weights and a size: packed and fused weights
 _LEAST_SIZE = 1 << 16
+_LEAST_COUNT = 1 << 12
 _LARGER_RANK = 16  # AdaLoRA removes ranks during its training
 _LEAST_RANK = 256
 _PER_BYTE = 16  # parameters per byte of a file, with room for any packing
@@ -89,36 +96,42 @@ def check_sizes(what: str, settings: Mapping[str, Any], stored: Stored) -> None:
     """
     largest = max((dim for _, shape in stored.values() for dim in shape), default=0)
     layers = max(len(stored), SHARED_LAYERS) if stored else MOST_LAYERS
+    limits: dict[str, float] = {
+        "layers": layers,
+        "count": max(layers, largest, _LEAST_COUNT) if stored else 100 * MOST_LAYERS,
+        "positions": MOST_POSITIONS,
+        "size": max(_LARGER * largest, _LEAST_SIZE) if stored else MOST_POSITIONS,
+        "other": MOST_OF_ANY,
+    }
     for key, value in _entries(settings):
-        name, kind = key[-1], _kind(key[-1])
+        kind = _kind(key[-1])
         if kind is None or isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        limit: float = {
-            "layers": layers,
-            "experts": max(layers, largest) if stored else 100 * MOST_LAYERS,
-            "positions": MOST_POSITIONS,
-            "size": max(_LARGER * largest, _LEAST_SIZE) if stored else MOST_POSITIONS,
-        }[kind]
-        if not value <= limit:
-            raise UserError(f"{what} states {'.'.join(key)} {value}{_stated(kind, name, stored, largest, limit)}")
-        if value < 0 and kind in ("layers", "experts", "size"):
+        if not value <= limits[kind] and not (kind == "other" and isinstance(value, float)):
+            raise UserError(f"{what} states {'.'.join(key)} {value}{_bound(kind, stored, largest, limits[kind])}")
+        if value < 0 and kind in ("layers", "size"):
             raise UserError(f"{what} states {'.'.join(key)} {value}; it must be 0 or more")
 
 
-def _stated(kind: str, name: str, stored: Stored, largest: int, limit: float) -> str:
-    if not stored or kind == "positions":
-        return f"; at most {limit} can be read"
+def _bound(kind: str, stored: Stored, largest: int, limit: float) -> str:
+    if not stored or kind in ("positions", "other"):
+        return f"; it can be at most {limit}"
     if kind == "size":
         return f", and no dimension of its weights is larger than {largest}"
     return f", and its weights are {len(stored)} tensors with at most {largest} rows or columns"
 
 
 def _kind(name: str) -> str | None:
-    """What a number of a configuration counts; None for numbers by which nothing is built."""
-    for kind, pattern in (("positions", _POSITIONS), ("layers", _LAYERS), ("experts", _EXPERTS), ("size", _SIZES)):
-        if pattern.fullmatch(name):
-            return None if kind == "size" and _NO_SIZES.search(name) else kind
-    return None
+    """What a number of a configuration is; None for numbers by which nothing is built."""
+    if _POSITIONS.fullmatch(name):
+        return "positions"
+    if _LAYERS.fullmatch(name):
+        return "layers"
+    if _SIZES.fullmatch(name) and not _NO_SIZES.search(name):
+        return "size"
+    if _FREE.search(name):
+        return None
+    return "count" if _COUNTS.fullmatch(name) else "other"
 
 
 def _entries(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -310,5 +323,5 @@ def check_gguf(what: str, path: Path, size: int, changed: int) -> None:
             f"{what} is one of {parts} parts of a GGUF file; join them: llama-gguf-split --merge FIRST_PART WHOLE"
         )
     architecture = f"{metadata.get('general.architecture', '')}."
-    named = {key.removeprefix(architecture).rpartition(".")[2]: value for key, value in metadata.items()}
+    named = {key.rpartition(".")[2]: value for key, value in metadata.items() if key.startswith(architecture)}
     check_sizes(what, named, stored)

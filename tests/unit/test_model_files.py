@@ -172,6 +172,12 @@ def linked_out(name: str) -> Change:
     return change
 
 
+def version_of_config(folder: Path) -> None:
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.4.0.0.json").write_text(json.dumps(text))
+    settings(folder / "config.json", configuration_files=["config.4.0.0.json"])
+
+
 REFUSED: dict[str, tuple[Change, str]] = {
     "an index that names a pickle": (add_pickle_to_index, "names 'extra.bin', which is not a safetensors file"),
     "an index that names a parent": (add_outside("../outside.safetensors"), "is outside of its folder"),
@@ -189,6 +195,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a tokenizer of another folder": (lambda f: settings(f / "tokenizer_config.json",
                                       fast_tokenizer_files=["../tokenizer.4.0.0.json"]), "is outside of its folder"),
     "a vocabulary of another folder": (vocabulary_elsewhere, "names the file"),
+    "weights of a configuration for some versions": (lambda f: (version_of_config(f), settings(
+        f / "config.4.0.0.json", transformers_weights="other.safetensors")), "only config.json may"),
+    "a kernel of a configuration for some versions": (lambda f: (version_of_config(f), settings(
+        f / "config.4.0.0.json", _attn_implementation="somebody/kernel")), "from the hub, which is code"),
+    "sizes of a configuration for some versions": (lambda f: (version_of_config(f), settings(
+        f / "config.4.0.0.json", num_hidden_layers=10**9)), "config.4.0.0.json states num_hidden_layers"),
+    "a configuration without an end": (lambda f: ((f / "config.json").unlink(), os.symlink(
+        "/dev/zero", f / "config.json")), "no config.json"),
     "a model of a processor": (lambda f: settings(f / "processor_config.json", audio_tokenizer={
         "audio_tokenizer_name_or_path": "somebody/model"}), "names another model (audio_tokenizer)"),
     "a link to another configuration": (linked_out("config.json"), "config.json is a link to"),
@@ -202,8 +216,10 @@ def test_a_folder_that_reads_from_elsewhere_is_refused_by_every_command(folder: 
     change, message = REFUSED[name]
     change(folder)
     config = ModelConfig(path=str(folder))
-    for work in (check_files, fingerprint_model, open_model, open_tokenizer):
+    for work in (check_files, fingerprint_model, open_model):
         assert message in user_error(work, config), work
+    if name != "a configuration without an end":
+        assert message in user_error(open_tokenizer, config)
 
 
 def sharded_twice(folder: Path) -> None:
@@ -262,12 +278,6 @@ def template(name: str, text: str) -> Change:
         (folder / name).write_text(text)
 
     return change
-
-
-def version_of_config(folder: Path) -> None:
-    text = json.loads((folder / "config.json").read_text())
-    (folder / "config.4.0.0.json").write_text(json.dumps(text))
-    settings(folder / "config.json", configuration_files=["config.4.0.0.json"])
 
 
 def shard_in(sub: str) -> Change:
@@ -633,3 +643,20 @@ def test_a_hub_id_opens_from_the_cache_without_a_network(folder: Path, tmp_path:
     fingerprint, name = json.loads(printed.stdout.splitlines()[-1])
     assert fingerprint == fingerprint_model(ModelConfig(path=str(folder)))
     assert name == str(snapshot)
+
+
+def test_a_system_without_symbolic_links_gets_hard_ones_and_one_without_both_is_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    config = ModelConfig(path=str(folder))
+    first = results(config)
+    (folder / "vocab.txt").write_text("another folder of links")
+    monkeypatch.setattr(os, "symlink", refused)
+    assert results(config) == first
+    (folder / "vocab.txt").unlink()
+    (folder / "added_tokens.json").write_text("{}")
+    monkeypatch.setattr(os, "link", refused)
+    assert "cannot make links in" in user_error(check_files, config)

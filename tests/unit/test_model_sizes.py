@@ -24,6 +24,11 @@ HUGE = {
     "num_key_value_heads": (10**9,),
     "head_dim": (10**9,),
     "max_position_embeddings": (10**12, "long"),
+    "num_labels": (10**9,),
+    "first_k_dense_replace": (10**9,),
+    "attention_types": ([[["global"], 10**9]],),
+    "chunk_size": (10**9,),
+    "num_codebooks": (10**9,),
 }
 SECONDS = 5  # far more than a refusal takes, far less than 10,000 layers
 
