@@ -264,7 +264,7 @@ def _versions(shard: Shard, row: int, value: Any, companions: Any) -> TextVersio
         permuted = window_orders(value, row, problem_of)
         if isinstance(permuted, Unreadable):
             return permuted
-        features = rows_features(value)
+        features = None if shard.no_features else rows_features(value)
         value, *companions = permuted
     if shard.template:
         given = dict(zip(shard.beside, companions, strict=True))
@@ -277,9 +277,9 @@ def _versions(shard: Shard, row: int, value: Any, companions: Any) -> TextVersio
     versions = row_versions(where, value, companions, lambda text: _too_large(text, shard) or problem_of(text))
     if isinstance(versions, Unreadable):
         return versions
-    if item is not None:
+    if item is not None and not shard.no_features:
         features = item_features(item)
-    elif not (shard.window or shard.marked):
+    elif not (shard.window or shard.no_features):
         features = versions_features(versions.texts, versions.published, versions.forms)
     versions = replace(versions, differing=shard.differing, features=features, item=item)
     if change is None:

@@ -403,7 +403,8 @@ def plan_shards(
         limit *= corpus.audit.window
     if corpus.audit is not None and corpus.audit.companions:  # the result depends on every index
         for entry in inputs:
-            for _ in read_shard(_drawn(whole_shard(entry, corpus.audit, transform, limits))):
+            whole = whole_shard(entry, corpus.audit, transform, limits)
+            for _ in read_shard(replace(whole, no_features=True)):
                 pass
     for entry, source in ((entry, corpus.source(entry.role)) for entry in inputs):
         if source is not None and source.scores:
@@ -435,7 +436,7 @@ def _drawn(whole: Shard) -> Shard:
         return replace(whole, answers=tuple(names))
     if whole.companions and not whole.template and form.has_path and form.export.schema is not None:
         types = {field.name: field.type for field in form.export.schema(whole)}
-        return replace(whole, marked=DRAWN_TYPES.items() <= types.items())
+        return replace(whole, no_features=DRAWN_TYPES.items() <= types.items())
     return whole
 
 

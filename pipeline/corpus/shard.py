@@ -72,7 +72,7 @@ class Shard:
     token_ids: bool = False  # whether `text` is the column of lists of token ids
     answers: tuple[str, ...] = ()  # columns beside the template that may name the right option
     keep_marks: bool = False  # whether marks of options are a part of them
-    marked: bool = False  # whether `seenset mark` drew the versions
+    no_features: bool = False  # whether features of draws are not needed, as of versions that `seenset mark` drew
     revision: str | None = None  # of a dataset on the hub
     follow_links: bool = False  # whether links that lead out of a folder are followed
 
@@ -186,7 +186,7 @@ _OMITTED = (
     "token_ids",
     "answers",
     "keep_marks",
-    "marked",
+    "no_features",
     "revision",
     "follow_links",
 )
