@@ -62,6 +62,7 @@ _ANSWERS = re.compile(
     r"|respuesta|r[ée]ponse"
     r"|antwort|l[öo]sung|risposta|resposta|ответ|答案|正解|정답|إجابة|الجواب|उत्तर"
 )
+_UNIT = re.compile(r"[0-9a-z\u00b5-\u0dff]+|\S")  # words of scripts with blanks, characters of others
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _LETTERS = "ABCDEFG"
 _LETTER = re.compile(r"\W*([A-Ga-g])\W*")
@@ -157,7 +158,7 @@ def item_features(item: ChoiceItem) -> DrawFeatures:
     return DrawFeatures(
         number=len(bare),
         equal=value_key([list(map(folded_key, values)), keys]),
-        sketches=sketches_of_texts([canonical])[0] + word_sketch(" ".join(plain).split()),
+        sketches=sketches_of_texts([canonical])[0] + word_sketch(_UNIT.findall(" ".join(plain))),
         marks=UNMARKED if marks is None else IN_PLACE if marks.in_place else OUT_OF_PLACE,
         options=value_key(keys),
         order=order_code(list(zip(plain, bare, strict=True))),
