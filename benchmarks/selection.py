@@ -37,7 +37,7 @@ from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.conformal import RankCounts, calibrate, ranks
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.procedures.td4eval import find_fused_threshold, fuse, fusion_weights
+from pipeline.selection.procedures.td4eval import find_fused_threshold, fused_places, fusion_weights, p_at
 from pipeline.selection.thresholds import Threshold
 
 N = 10_000
@@ -171,7 +171,7 @@ def _bound(counts: RankCounts, documents: int) -> float:
 
 
 def _fused_stream(pool: list[np.ndarray], documents: int, w: np.ndarray) -> Iterator[np.ndarray]:
-    return (fuse(shard, N, w) for shard in _stream(pool, documents))
+    return (fused_places(shard, N, w) for shard in _stream(pool, documents))
 
 
 def _weights(pool: list[np.ndarray], documents: int) -> np.ndarray:
@@ -205,7 +205,7 @@ def _equals_sort(pool: list[np.ndarray], documents: int) -> bool:
     """Whether BH by counting equals BH by sorting, for the first detector's ranks and for the fused p-values."""
     w = _weights(pool, documents)
     threshold = run_passes(find_fused_threshold(ALPHA, N), lambda: _fused_stream(pool, documents, w))
-    fused = np.sort(np.concatenate(list(_fused_stream(pool, documents, w))))
+    fused = np.sort(np.concatenate([p_at(places, N) for places in _fused_stream(pool, documents, w)]))
     expected = _last_holding(fused, 1)
     last = float(fused[expected - 1]) if expected else None
     ranked = np.sort(np.concatenate([shard[:, 0] for shard in _stream(pool, documents)]))

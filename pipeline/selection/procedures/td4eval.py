@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -19,7 +19,7 @@ from pipeline.selection.procedures.bh import BH
 from pipeline.selection.procedures.record import ONLY_POOLED, Options, Procedure, Rule, applied_to, decide, procedure_of
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision, resolution_at
 from pipeline.selection.step_up import ONE, step_up
-from pipeline.selection.thresholds import INFINITY, NO_VALUE, Holds, Threshold, bits_of, find_place, value_of
+from pipeline.selection.thresholds import NO_VALUE, Holds, Threshold, bits_of, find_place, value_of
 
 Weights = Literal["rejections", "equal", "random", "max"]
 
@@ -27,7 +27,7 @@ UNIT_BITS = 61
 """Bits of the largest term of the statistic as an integer; the sum of the weights, rounded, may be a little above 1."""
 
 AT_ONCE = 1 << 14
-"""Number of p-values that are rounded together, small enough for the cache of a processor."""
+"""Number of documents that are fused together, small enough for the cache of a processor."""
 
 ROUNDING = 2.0**-46
 """Relative error of a fused p-value as a multiple of 1 / (2(n + 1)), for each of its multiples: 64 units of float64."""
@@ -79,13 +79,16 @@ def _fused(
         judge = partial(judge_ranks, lambda batch: rank(batch)[:, column], n, last)
         return judge, float(Fraction(last, n + 1)) if last else None
 
-    def values(batch: Batch) -> np.ndarray:
-        return fuse(rank(batch), n, weights)
+    if not weighted:
+        return (lambda batch: (np.ones(len(batch.matrix)), np.zeros(len(batch.matrix), dtype=bool))), None
 
-    cut = yield from search_values(find_fused_threshold(alpha, n, quarantined), values)
+    def places(batch: Batch) -> np.ndarray:
+        return fused_places(rank(batch), n, weights)
+
+    cut = yield from search_values(find_fused_threshold(alpha, n, quarantined), places)
 
     def judge_fused(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        p = values(batch)
+        p = p_at(places(batch), n)
         return p, p <= (0.0 if cut.value is None else cut.value)
 
     return judge_fused, cut.value
@@ -199,12 +202,28 @@ def statistic(ranks: np.ndarray, n: int, weights: np.ndarray) -> np.ndarray:
     Returns:
         float64, (documents,); higher is more evidence against the null.
     """
+    tables, unit = _tables(n, weights)
+    return np.concatenate([_sum_terms(ranks[some], tables, unit) for some in _parts(len(ranks))])
+
+
+def _tables(n: int, weights: np.ndarray) -> tuple[dict[int, np.ndarray], float]:
+    """The terms of each detector with a weight by rank, int64, (n + 2,), in units of the second value."""
     table = _tangents(n)
     unit = math.ldexp(1.0, math.frexp(table[0])[1] - UNIT_BITS)
-    total = np.zeros(ranks.shape[0], dtype=np.int64)
-    for column in np.flatnonzero(weights):
-        total += np.rint(weights[column] * table / unit).astype(np.int64)[ranks[:, column]]
+    columns = np.flatnonzero(weights).tolist()
+    return {column: np.rint(weights[column] * table / unit).astype(np.int64) for column in columns}, unit
+
+
+def _sum_terms(ranks: np.ndarray, tables: Mapping[int, np.ndarray], unit: float) -> np.ndarray:
+    total = np.zeros(len(ranks), dtype=np.int64)
+    for column, table in tables.items():
+        total += table[ranks[:, column]]
     return total * unit
+
+
+def _parts(documents: int) -> list[slice]:
+    """Parts of documents that are computed together, at least one."""
+    return [slice(begin, begin + AT_ONCE) for begin in range(0, max(1, documents), AT_ONCE)]
 
 
 def _tangents(n: int) -> np.ndarray:
@@ -236,10 +255,19 @@ def fuse(ranks: np.ndarray, n: int, weights: np.ndarray) -> np.ndarray:
     """
     if not np.any(weights):
         return np.ones(ranks.shape[0])
-    p = np.arctan2(1.0, statistic(ranks, n, weights)) / np.pi
-    for begin in range(0, p.size, AT_ONCE):
-        p[begin : begin + AT_ONCE] = rounded_up(p[begin : begin + AT_ONCE], n)
-    return p
+    return p_at(fused_places(ranks, n, weights), n)
+
+
+def fused_places(ranks: np.ndarray, n: int, weights: np.ndarray) -> np.ndarray:
+    """The places of the fused p-values of `fuse`, for counting: uint32, (documents,).
+
+    A place is twice the bit pattern of the next float32 value, less 1 for a multiple of 1 / (2(n + 1)) below it.
+    """
+    tables, unit = _tables(n, weights)
+    places = [
+        places_of(np.arctan2(1.0, _sum_terms(ranks[some], tables, unit)) / np.pi, n) for some in _parts(len(ranks))
+    ]
+    return np.concatenate(places)
 
 
 def rounded_up(p: np.ndarray, n: int) -> np.ndarray:
@@ -259,16 +287,29 @@ def rounded_up(p: np.ndarray, n: int) -> np.ndarray:
     Returns:
         float64, (documents,): each value is a float32 value or the nearest float to a multiple of 1 / (2(n + 1)).
     """
+    return p_at(places_of(np.asarray(p, dtype=np.float64), n), n)
+
+
+def places_of(p: np.ndarray, n: int) -> np.ndarray:
+    """The places of p-values, float64 in [0, 1], `rounded_up`: uint32, (documents,)."""
     grid = 2 * (n + 1)
-    up = _float32_up(p).astype(np.float64)
-    last = np.ceil(up * grid)
+    nearest = p.astype(np.float32)
+    up = np.where(nearest < p, np.nextafter(nearest, np.float32(np.inf)), nearest)
+    places = bits_of(up) * np.uint32(2)
+    last = np.ceil(up * np.float64(grid))
     last -= 1  # the largest multiple below each
-    slack = min(0.25, ROUNDING * grid * (grid + 1))
-    near = np.flatnonzero(last >= p * grid - slack)
+    near = np.flatnonzero(last >= p * grid - min(0.25, ROUNDING * grid * (grid + 1)))
     place = p[near] * grid
-    below = near[last[near] >= place - np.minimum(0.25, ROUNDING * place * (place + 1))]
-    up[below] = last[below] / grid
-    return up
+    places[near[last[near] >= place - np.minimum(0.25, ROUNDING * place * (place + 1))]] -= np.uint32(1)
+    return places
+
+
+def p_at(places: np.ndarray, n: int) -> np.ndarray:
+    """The p-values at places: float64, (documents,)."""
+    p = ((places + (places & np.uint32(1))) >> np.uint32(1)).view(np.float32).astype(np.float64)
+    odd, grid = np.flatnonzero(places & np.uint32(1)), 2 * (n + 1)
+    p[odd] = (np.ceil(p[odd] * grid) - 1) / grid
+    return p
 
 
 def find_fused_threshold(
@@ -276,13 +317,13 @@ def find_fused_threshold(
 ) -> Generator[Callable[[np.ndarray], Any], Any, Threshold]:
     """BH's threshold of fused p-values distributed over shards: the largest p with m p <= alpha R(p).
 
-    R(p) is the number of p-values up to p. The passes are those of `thresholds.find_place`.
+    R(p) is the number of p-values up to p. The passes are those of `thresholds.find_place`, over `fused_places`.
 
     Guaranteed: equal to sorting the values and comparing in exact rationals, m p alpha_den <= alpha_num R.
 
     Args:
         alpha: exact, in (0, 1).
-        n: number of calibration documents; values are those of `rounded_up`.
+        n: number of calibration documents.
         quarantined: further hypotheses at p = 1, which are never selected.
     """
 
@@ -290,30 +331,13 @@ def find_fused_threshold(
         m = count + quarantined
 
         def holds(place: int, before: Sequence[int], reached: Sequence[int]) -> bool:
-            if place >= 2 * INFINITY:
-                return False
             numerator, denominator = _value_at(place, n).as_integer_ratio()
             return m * numerator * alpha.denominator <= alpha.numerator * reached[0] * denominator
 
         return holds
 
-    last = yield from find_place(_places, rule)
+    last = yield from find_place(lambda places: [places], rule)
     return NO_VALUE if last is None else Threshold(float(_value_at(last[0], n)), last[1][0])
-
-
-def _float32_up(values: np.ndarray) -> np.ndarray:
-    """Round float64 up to float32."""
-    nearest = values.astype(np.float32)
-    return np.where(nearest < values, np.nextafter(nearest, np.float32(np.inf)), nearest)
-
-
-def _places(p: np.ndarray) -> list[np.ndarray]:
-    """Places of values of `rounded_up`: twice the bits of the next float32 value, less 1 for a value below it."""
-    nearest = p.astype(np.float32)
-    places = bits_of(nearest) * np.uint32(2)
-    other = np.flatnonzero(nearest != p)
-    places[other] = 2 * bits_of(_float32_up(p[other])) - 1
-    return [places]
 
 
 def _value_at(place: int, n: int) -> Fraction:
