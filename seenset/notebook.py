@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 
 from pipeline.audit.density_weights import weighting_diagnostic
+from pipeline.audit.dependence import NO_GROUPS, GroupSizes, group_diagnostic
 from pipeline.audit.description import check_settings
 from pipeline.audit.diagnostics import diagnose_scores
 from pipeline.audit.summary import Summary, make_summary
@@ -29,6 +30,7 @@ from pipeline.models.opened import use_fused_attention
 from pipeline.models.probe import check_causal
 from pipeline.models.sharing import Adapters, Opened
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
+from pipeline.report.wording.conclusion import GROUPED
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.procedures import procedure_of
@@ -198,6 +200,7 @@ def select(
     direction: Direction = "members",
     detectors: Sequence[str] | None = None,
     calibration: CalibrationName = "pooled",
+    calibrate: Literal["all", "one_per_block"] = "all",
     delta: float = 0.1,
     lambda_: float | None = None,
     ties: Literal["conservative", "random"] = "conservative",
@@ -211,7 +214,8 @@ def select(
 
     Args:
         scores: Scores of the audited documents: a table of `score`, or numbers (documents,), higher = more member-like.
-            A null or NaN is a document that could not be scored: it counts as a hypothesis with p = 1.
+            A null or NaN is a document that could not be scored: it counts as a hypothesis with p = 1. Documents with
+            one name in a column `group` may depend on one another; all others are taken as independent.
         unseen: Scores of documents that the model has not seen.
         seen: Scores of documents that it was trained on; direction clean is calibrated on them.
         procedure: Procedure of the selection.
@@ -220,6 +224,7 @@ def select(
         detectors: Columns of the tables; by default the only one, or all where the procedure fuses them.
         calibration: Rank among all known documents, those of the column `group`, for the given known ones, or
             weighted by the column `weight`: how much more often such a document is audited than known, on any scale.
+        calibrate: Calibrate on all known documents, or on one of each group.
         delta: For calibration conditional: share of calibration sets for which the guarantee may fail.
         lambda_: Threshold of Storey's estimate, in (0, 1); by default from the number of calibration documents.
         ties: Equal scores count against selection, or are ordered by a hash of the id.
@@ -255,6 +260,7 @@ def select(
             "procedure": procedure,
             "alpha": alpha,
             "calibration": calibration,
+            "calibrate": calibrate,
             "delta": delta,
             "lambda": lambda_,
             "ties": ties,
@@ -277,15 +283,15 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
     kept = {role: _needed(table, selection).filter(pa.array(where[role])) for role, table in tables.items()}
     ends = np.cumsum([len(table) for table in kept.values()])
     roles = {role: np.arange(end - len(table), end) for (role, table), end in zip(kept.items(), ends, strict=True)}
-    everything = pa.concat_tables(kept.values())
+    everything = pa.concat_tables(kept.values(), promote_options="default")
     weights = everything["weight"].to_numpy() if calibration_of(selection.calibration).weighted else None
+    groups = everything["group"].combine_chunks() if "group" in everything.column_names else None
+    levels = None if weights is None else weight_levels(weights, float(np.nanmax(weights, initial=0.0)))
     documents = Scores(
         {column: everything[column].to_numpy() for column in selection.detectors},
         np.array([id_key(name) for name in everything["doc_id"].to_pylist()], dtype=np.int64),
-        everything["group"].combine_chunks() if "group" in everything.column_names else None,
-        None
-        if weights is None
-        else {NULL_ROLE[selection.direction]: weight_levels(weights, float(np.nanmax(weights, initial=0.0)))},
+        groups,
+        weights=None if levels is None else {NULL_ROLE[selection.direction]: levels},
     )
     audited = where["audit"]
     quarantined = int((~audited).sum())
@@ -297,7 +303,15 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
     if effective is not None:
         weighting = weighting_diagnostic(effective, verdict.answer.n_calibration, role)
         diagnostics = diagnostics.model_copy(update={"weighting": weighting})
+    calibrating = roles.get(role, np.empty(0, dtype=np.int64))[verdict.calibrating]
+    sizes = [
+        NO_GROUPS if groups is None else GroupSizes.of_names(groups.take(pa.array(places)))
+        for places in (roles["audit"], calibrating)
+    ]
+    check = group_diagnostic(selection, verdict.answer, role, sizes[0], sizes[1])
+    diagnostics = diagnostics.model_copy(update={"groups": check})
     summary = make_summary(selection, verdict.answer, diagnostics, int(selected.sum()), quarantined)
+    summary = summary.without_bound(GROUPED) if any(one.breaks_bounds for one in sizes) else summary
     return Selected(selected, p_values, summary)
 
 
@@ -367,9 +381,12 @@ def _needed(table: pa.Table, selection: SelectionConfig) -> pa.Table:
     kinds, calibration = dict.fromkeys(selection.detectors, pa.float64()), calibration_of(selection.calibration)
     if calibration.weighted:
         kinds["weight"] = pa.float64()
-    names = ["doc_id", *(["group"] if calibration.grouped else [])]
+    names = ["doc_id", *(["group"] if "group" in table.column_names else [])]
     schema = pa.schema([*((name, pa.string()) for name in names), *kinds.items()])
-    return table.select(schema.names).cast(schema)
+    try:
+        return table.select(schema.names).cast(schema)
+    except pa.ArrowException as error:
+        raise UserError(f"a column of the scores has another type: {' '.join(str(error).split())}") from None
 
 
 def _scored(table: pa.Table, columns: Sequence[str]) -> np.ndarray:

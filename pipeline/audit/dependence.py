@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.scored import PLACES, Each, RoleRows, Scored
-from pipeline.audit.summary import Diagnostic, DuplicateFamily, NearDuplicates, NearDuplicatesDiagnostic
-from pipeline.config.corpus import Role
-from pipeline.config.selection import Direction
+from pipeline.audit.summary import DuplicateFamily, GroupsDiagnostic, NearDuplicates, NearDuplicatesDiagnostic
+from pipeline.config.selection import SelectionConfig
+from pipeline.corpus.documents import id_key
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_duplicates import SKETCH, Sketches, SketchFile, near_families
-from pipeline.report.wording import documents as wording
-from pipeline.report.wording.documents import grouped
+from pipeline.report.wording import dependence as wording
+from pipeline.report.wording.documents import counted
+from pipeline.selection.blocks import EXCESS, INFLATION, NONE, Blocks, Dependence, Related, Sizes
+from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.guarantees import beside
+from pipeline.selection.passes import Answer
 from pipeline.selection.procedures import procedure_of
+from pipeline.selection.procedures.estimating import STOREY
 from pipeline.store.receipts import Receipt
 
 DEPENDENCE = 1.05
@@ -37,17 +43,7 @@ MOST_GROUPS = 1_000
 """Maximum number of groups to count: those with the smallest keys, a random sample by the hash."""
 
 MOST = 1 << 22
-"""Approximate maximum of compared documents of a role; of more, a sample that keeps near-duplicates together."""
-
-EXCESS = 1 / 240
-"""Maximum of 1 / independent documents - 1 / documents that leaves `storey` within 5% of its error rate.
-
-In simulations the FDR of `storey` grows by about twelve times this difference, as a share of alpha
-(`tests/statistical/test_copies_validity.py`).
-"""
-
-INFLATION = 1.1
-"""Maximum factor by which p-values may be too small before the guarantee counts as contradicted."""
+"""Approximate maximum of compared audited documents; of more, a sample that keeps near-duplicates together."""
 
 _FAMILIES = PLACES.append(pa.field("family", pa.int64()))
 
@@ -98,11 +94,18 @@ class GroupSizes:
     n_grouped: int  # documents that have a group
 
     @classmethod
-    def of(cls, keys: Keys) -> GroupSizes:
-        """Count the documents of one shard."""
-        names, counts = np.unique(keys.group_keys()[keys.grouped], return_counts=True)
+    def of(cls, group: np.ndarray) -> GroupSizes:
+        """Count documents by their groups: int64, (documents,); NONE for none."""
+        names, counts = np.unique(group[group != NONE], return_counts=True)
         sizes = dict(zip(names.tolist(), counts.tolist(), strict=True))
-        return cls(_smallest(sizes), len(keys), int(counts.sum()))
+        return cls(_smallest(sizes), group.size, int(counts.sum()))
+
+    @classmethod
+    def of_names(cls, groups: pa.Array) -> GroupSizes:
+        """Count documents by the names of their groups, as `of` counts them by `group_numbers`."""
+        encoded = groups.dictionary_encode()
+        keys = np.array([*map(id_key, encoded.dictionary.to_pylist()), NONE], dtype=np.int64)
+        return cls.of(keys[encoded.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)])
 
     def __add__(self, other: GroupSizes) -> GroupSizes:
         """The sum of both counts."""
@@ -128,23 +131,53 @@ NO_GROUPS = GroupSizes({}, 0, 0)
 
 
 def group_diagnostic(
-    procedure: str, direction: Direction, role: Role, audited: GroupSizes, calibrating: GroupSizes
-) -> Diagnostic | None:
-    """The effect of groups on the bounds of a selection; None where there is none.
+    selection: SelectionConfig,
+    answer: Answer,
+    role: str,
+    audited: GroupSizes,
+    calibrating: GroupSizes,
+    alone: bool = True,
+) -> GroupsDiagnostic | None:
+    """The effect of groups on the guarantee of a selection and on its bounds; None where there is none.
 
     Args:
-        procedure: the selection's procedure; `bound` guarantees only a bound.
-        direction: the selection's direction.
+        selection: the selection.
+        answer: its answer.
         role: the role whose documents calibrate.
         audited: groups of the audited documents.
         calibrating: groups of the calibration documents.
+        alone: whether no other check contradicts the selection; bh is no remedy where one does.
     """
     sides = {"audited": audited, role: calibrating}
-    roles = [name for name, sizes in sides.items() if sizes.breaks_bounds]
-    if not roles:
+    unbounded = [name for name, sizes in sides.items() if sizes.breaks_bounds]
+    dependence = answer.dependence if answer.dependence is not None and answer.dependence.joined else None
+    if not unbounded and dependence is None:
         return None
-    ok = False if procedure_of(procedure).per_list else None
-    return Diagnostic(ok=ok, sentence=grouped(roles, instead=direction == "members"))
+    sentences = [wording.grouped(unbounded or [name for name, sizes in sides.items() if sizes.n_grouped])]
+    unsafe = bh_stands = False
+    if dependence is not None:
+        bh_stands = dependence.factor <= INFLATION
+        unsafe = is_unsafe(answer, dependence.audited)
+        if unsafe:
+            sizes = dependence.audited
+            sentences.append(wording.dependent_estimate(selection.procedure, sizes.blocks, sizes.largest))
+        sentences += _others(answer, unsafe and bh_stands and alone, "groups")
+        sentences += _by_blocks(selection, answer, dependence)
+        if dependence.factor > max(Fraction(1), dependence.family_factor):
+            numbers = dependence.n_calibration, dependence.n_blocks
+            factor = beside(float(dependence.factor), float(INFLATION))
+            sentences.append(wording.small_p_values_of_groups(*numbers, role, factor))
+    if unbounded:
+        sentences.append(wording.unbounded_groups(selection.direction == "members"))
+    per_list = bool(unbounded) and procedure_of(selection.procedure).per_list
+    failed = per_list or unsafe or (dependence is not None and not bh_stands)
+    return GroupsDiagnostic(
+        ok=False if failed else None,
+        sentence=" ".join(sentences),
+        n_selected_by_bh=answer.n_bh if unsafe else None,
+        n_selected_by_storey=_by_storey(answer) if unsafe else None,
+        bh_stands=dependence is None or bh_stands,
+    )
 
 
 def near_duplicates_file(role: str) -> str:
@@ -152,7 +185,9 @@ def near_duplicates_file(role: str) -> str:
     return f"diagnostics/near-copies-{role}.parquet"
 
 
-def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None = None, most: int = MOST) -> Sketched:
+def read_sketches(
+    scored: Scored, role: str, each: Each, keep: np.ndarray | None = None, most: int | None = MOST
+) -> Sketched:
     """Read the sketches of the scored documents of a role.
 
     Args:
@@ -160,32 +195,41 @@ def read_sketches(scored: Scored, role: str, each: Each, keep: np.ndarray | None
         role: the role that is compared, without documents that adapters were trained on.
         each: reads the shards.
         keep: bool, (documents,), those that are compared; None: all.
-        most: approximate maximum of compared documents; more are sampled.
+        most: approximate maximum of compared documents, of more a sample; None: all are compared.
     """
     receipts = scored.of(role)
     total = sum(receipt.n_scored for receipt in receipts)
-    below = 256 if total <= most else max(1, 256 * most // total)
+    below = 256 if most is None or total <= most else max(1, 256 * most // total)
 
-    def of_shard(receipt: Receipt) -> tuple[str, np.ndarray, np.ndarray, GroupSizes]:
+    def of_shard(receipt: Receipt) -> tuple[str, np.ndarray, np.ndarray, np.ndarray, GroupSizes]:
         keys = scored.keys(receipt)
         places = np.flatnonzero(keys.sketch[:, SKETCH - 1] < below)  # keeps near-duplicates together
-        return receipt.shard, places, keys.sketch[places], GroupSizes.of(keys)
+        group = group_numbers(keys)
+        return receipt.shard, places, keys.sketch[places], np.stack([keys.id, group])[:, places], GroupSizes.of(group)
 
     file = SketchFile()
     read, groups = {}, NO_GROUPS
-    for shard, some, sketches, sizes in each(receipts, of_shard):
-        read[shard] = (some, file.append(sketches))
+    for shard, some, sketches, numbers, sizes in each(receipts, of_shard):
+        read[shard] = (some, file.append(sketches), numbers)
         groups += sizes
     places, filed, start = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int32)], 0
+    related = [np.empty((2, 0), dtype=np.int64)]
     for receipt in receipts:  # in the order of the receipts, not of the reading
-        inside, begin = read.pop(receipt.shard)
+        inside, begin, numbers = read.pop(receipt.shard)
         every = start + inside
         kept = np.ones(inside.size, dtype=bool) if keep is None else keep[every]
         start += scored.count(receipt)
         places.append(every[kept])
         filed.append((begin + np.flatnonzero(kept)).astype(np.int32))
+        related.append(numbers[:, kept])
     file.places = np.concatenate(filed)
-    return Sketched(file, below == 256, RoleRows(scored, role), np.concatenate(places), groups)
+    ids, group = np.concatenate(related, axis=1)
+    return Sketched(file, below == 256, RoleRows(scored, role), np.concatenate(places), ids, group, groups)
+
+
+def group_numbers(keys: Keys) -> np.ndarray:
+    """The group of each document by a key that is equal for equal names, NONE for none: int64, (documents,)."""
+    return np.where(keys.grouped, keys.group_keys(), NONE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,10 +240,12 @@ class Sketched:
     whole: bool  # whether these are all
     rows: RoleRows
     places: np.ndarray  # int64, (documents,), ascending: among all of the role
+    keys: np.ndarray  # int64, (documents,), hashes of the ids
+    group: np.ndarray  # int64, (documents,), from `group_numbers`
     groups: GroupSizes  # group sizes over all documents of the role
 
-    def find_near_duplicates(self, near_copies: float) -> NearDuplicates:
-        """Find near-duplicates among the documents, and list them in `near_duplicates_file`.
+    def find_near_duplicates(self, near_copies: float) -> RoleDocuments:
+        """Find near-duplicates among the documents.
 
         Args:
             near_copies: minimum share of common runs of near-duplicates.
@@ -207,8 +253,13 @@ class Sketched:
         record, family = near_duplicates_among(
             self.sketches, near_copies, self.whole, lambda some: self.rows.ids(self.places[some])
         )
-        self._write_families(family)
-        return record
+        return RoleDocuments(record, Related(self.keys, family, self.group), self.places, self.groups)
+
+    def list_near_duplicates(self, near_copies: float) -> RoleDocuments:
+        """Find near-duplicates among the documents, and list them in `near_duplicates_file`."""
+        documents = self.find_near_duplicates(near_copies)
+        self._write_families(documents.related.family)
+        return documents
 
     def _write_families(self, family: np.ndarray) -> None:
         """List the documents that have near-duplicates, family by family in the order of their first documents."""
@@ -223,50 +274,197 @@ class Sketched:
         store.write_table(name, table.take(pa.array(order)).cast(_FAMILIES))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RoleDocuments:
+    """The compared documents of a role, and what makes them depend on one another."""
+
+    record: NearDuplicates
+    related: Related
+    places: np.ndarray  # int64, (documents,), ascending: among all of the role
+    groups: GroupSizes  # group sizes over all documents of the role
+
+    @property
+    def whole(self) -> bool:
+        """Whether no document that is not compared can belong to a block of these."""
+        return self.record.whole or not self.groups.n_grouped
+
+    def families(self, count: int) -> np.ma.MaskedArray[Any, Any]:
+        """The family of each of the `count` documents of the role, int64.
+
+        Masked where it has no near-duplicate; NONE for audited documents that were not compared with the others.
+        """
+        family = np.full(count, 0 if self.record.whole else NONE, dtype=np.int64)
+        alone = np.full(count, self.record.whole)
+        family[self.places] = self.related.family
+        alone[self.places] = (np.bincount(self.related.family) == 1)[self.related.family]
+        return np.ma.MaskedArray(family, alone)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockPlaces:
+    """The position of each audited document in its block, by shard."""
+
+    begins: Mapping[str, int]  # shard -> number of documents before it
+    at: np.ndarray  # int64, ascending: documents
+    position: np.ndarray  # int64, their positions
+    others: int  # position of all other documents
+
+    @classmethod
+    def of(cls, scored: Scored, audited: RoleDocuments, blocks: np.ndarray, seed: int) -> BlockPlaces:
+        """Order the documents of each block by a hash of their ids.
+
+        Args:
+            scored: the score shards.
+            audited: the compared documents.
+            blocks: int64, (documents,), the block of each.
+            seed: seed of the hash.
+        """
+        position = audited.related.places(blocks, seed)
+        listed = np.arange(position.size) if not audited.record.whole else np.flatnonzero(position)
+        begins, start = {}, 0
+        for receipt in scored.of("audit"):
+            begins[receipt.shard] = start
+            start += scored.count(receipt)
+        others = 0 if audited.record.whole else NONE
+        return cls(begins, audited.places[listed], position[listed], others)
+
+    def of_shard(self, shard: str, count: int) -> np.ndarray:
+        """The positions of the documents of a shard: int64, (count,)."""
+        begin = self.begins[shard]
+        first, last = np.searchsorted(self.at, [begin, begin + count])
+        position = np.full(count, self.others, dtype=np.int64)
+        position[self.at[first:last] - begin] = self.position[first:last]
+        return position
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectionBlocks:
+    """The blocks of the documents of one selection."""
+
+    keep: np.ndarray  # bool, over the documents of the null role: whether they calibrate
+    dependence: Dependence | None  # None: all documents are independent
+    places: BlockPlaces | None  # None: the audited documents are independent
+    calibrating: GroupSizes  # groups of the documents that calibrate
+
+    @classmethod
+    def of(
+        cls,
+        scored: Scored,
+        selection: SelectionConfig,
+        roles: tuple[RoleDocuments, RoleDocuments],
+        keep: np.ndarray,
+        seed: int,
+    ) -> SelectionBlocks:
+        """Find the blocks.
+
+        Args:
+            scored: the score shards.
+            selection: the selection.
+            roles: the audited documents and those of the null role.
+            keep: bool, over the documents of the null role, those that may calibrate.
+            seed: seed of the run.
+        """
+        audited, known = roles
+        blocks = Blocks.of(audited.related, known.related, calibration_of(selection.calibration).grouped)
+        kept, blocks = blocks.calibrating_in(selection, known.related, seed)
+        dependence = blocks.dependence(audited.whole)
+        calibrating = known.groups
+        if not kept.all():
+            keep = np.zeros_like(keep)
+            keep[known.places[kept]] = True
+            calibrating = GroupSizes.of(known.related.group[kept])
+        places = None
+        if dependence is not None and dependence.in_audit:
+            places = BlockPlaces.of(scored, audited, blocks.audited, seed)
+        return cls(keep, dependence, places, calibrating)
+
+
 def near_duplicates_diagnostic(
-    procedure: str, n_bh: int | None, role: str, audit: NearDuplicates, calibration: NearDuplicates, alone: bool = True
+    selection: SelectionConfig,
+    answer: Answer,
+    role: str,
+    audit: NearDuplicates,
+    calibration: NearDuplicates,
+    alone: bool = True,
 ) -> NearDuplicatesDiagnostic:
     """The effect of near-duplicates on a selection's guarantee.
 
     Clusters of near-duplicates among the audited documents make an estimate of the share of nulls noisier than its
-    procedure assumes. Clusters among those that calibrate make p-values too small: n documents of N families give
-    P(p <= t) <= t (n + 1) / (N + 1), and near that at t = 1 / (n + 1).
+    procedure assumes, unless it allows for them. Clusters among those that calibrate make p-values too small: n
+    documents of N families give P(p <= t) <= t (n + 1) / (N + 1), and near that at t = 1 / (n + 1).
 
     Args:
-        procedure: the selection's procedure.
-        n_bh: documents that bh selects; None where the procedure does not estimate the share of nulls.
+        selection: the selection.
+        answer: its answer.
         role: the role whose documents calibrate.
         audit: near-duplicates among the audited documents.
-        calibration: near-duplicates among the calibration documents.
+        calibration: near-duplicates among the known documents of the role.
         alone: whether no other check contradicts the selection; bh is no remedy where one does.
     """
-    unsafe = n_bh is not None and is_unsafe(audit)
-    factor = inflation(calibration)
-    sentences = [wording.counted(audit, "audited documents")]
+    dependence = answer.dependence
+    factor = Fraction(1) if dependence is None else dependence.family_factor
+    unsafe = dependence is not None and is_unsafe(answer, dependence.families)
+    one_of_each = selection.calibrate != "all"
+    sentences = [counted(audit, "audited documents")]
     if unsafe:
-        sentences.append(wording.too_few_independent(audit.effective, procedure))
-    if n_bh is not None and unsafe and alone and factor <= INFLATION:
-        sentences.append(wording.bh_holds(n_bh))
-    sentences.append(wording.counted(calibration, wording.that_calibrate(role)))
-    if calibration.n_copies:
-        sentences.append(wording.small_p_values(calibration.n_distinct, beside(factor, INFLATION)))
-    unbounded = breaks_bounds(audit, calibration)
+        sentences.append(wording.too_few_independent(audit.effective, selection.procedure))
+    sentences += _others(answer, unsafe and alone and factor <= INFLATION, "near-duplicates")
+    if dependence is not None and not dependence.joined:
+        sentences += _by_blocks(selection, answer, dependence)
+    sentences.append(counted(calibration, wording.that_calibrate(role, all_of_them=not one_of_each)))
+    if one_of_each:
+        sentences.append(wording.one_of_each(answer.n_calibration, role))
+    elif calibration.n_copies:
+        shown = beside(float(factor), float(INFLATION))
+        sentences.append(wording.small_p_values(calibration.n_distinct, shown))
+    unbounded = breaks_bounds(audit, *([] if one_of_each else [calibration]))
     if unbounded:
         sentences.append(wording.NO_BOUND)
-    failed = unsafe or factor > INFLATION or (procedure_of(procedure).per_list and unbounded)
+    failed = unsafe or factor > INFLATION or (procedure_of(selection.procedure).per_list and unbounded)
     return NearDuplicatesDiagnostic(
         ok=False if failed else None if audit.n_copies or calibration.n_copies else True,
         sentence=" ".join(sentences),
         audit=audit,
         calibration=calibration,
-        n_selected_by_bh=n_bh if unsafe else None,
+        n_selected_by_bh=answer.n_bh if unsafe else None,
+        n_selected_by_storey=_by_storey(answer) if unsafe else None,
         bh_stands=factor <= INFLATION,
     )
 
 
-def is_unsafe(audit: NearDuplicates) -> bool:
-    """Whether near-duplicates leave too few independent documents for an estimate of the share of nulls."""
-    return audit.n_documents > 0 and 1 / audit.effective - 1 / audit.n_documents > EXCESS
+def _others(answer: Answer, stated: bool, what: str) -> list[str]:
+    """The answers of procedures whose guarantee holds, if it is `stated`, in one sentence."""
+    return [wording.others_hold(what, answer.n_bh, _by_storey(answer))] if stated and answer.n_bh is not None else []
+
+
+def _by_storey(answer: Answer) -> int | None:
+    return answer.strict.n_selected if answer.strict.procedure == STOREY.name else None
+
+
+def _by_blocks(selection: SelectionConfig, answer: Answer, dependence: Dependence) -> list[str]:
+    """How the estimate of the share of nulls allows for dependent documents; empty where there is no such estimate."""
+    counts = answer.counts
+    if counts is None or counts.kept is None or answer.n_bh is None or answer.nulls is not None:
+        return []
+    kept = counts.kept
+    left_out = kept.compared - int(kept.counts.sum())
+    return [wording.estimate_by_blocks(kept.part, left_out, dependence.whole, selection.direction)]
+
+
+def is_dependent(answer: Answer) -> bool:
+    """Whether documents that depend on one another contradict the guarantee of an answer."""
+    dependence = answer.dependence
+    return dependence is not None and (dependence.factor > INFLATION or is_unsafe(answer, dependence.audited))
+
+
+def is_unsafe(answer: Answer, blocks: Sizes) -> bool:
+    """Whether dependent documents make an answer's estimate of the share of nulls unsafe.
+
+    Args:
+        answer: the answer.
+        blocks: blocks of the audited documents.
+    """
+    return answer.nulls is not None and blocks.excess(*answer.nulls) > EXCESS
 
 
 def breaks_bounds(*roles: NearDuplicates) -> bool:
@@ -275,8 +473,3 @@ def breaks_bounds(*roles: NearDuplicates) -> bool:
     Those among calibration documents count too, because they shift the ranks of all audited documents.
     """
     return any(duplicates.n_documents > DEPENDENCE * duplicates.effective for duplicates in roles)
-
-
-def inflation(calibration: NearDuplicates) -> float:
-    """Upper limit of the factor by which near-duplicates among calibration documents make p-values too small."""
-    return (calibration.n_documents + 1) / (calibration.n_distinct + 1)

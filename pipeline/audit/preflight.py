@@ -16,6 +16,7 @@ from pydantic import Field
 
 from pipeline.audit.blind import SAMPLED_TEXTS, BlindTest, blind_test
 from pipeline.audit.dependence import near_duplicates_among
+from pipeline.audit.dependence_plan import BlockCounts, count_blocks, dependence_lines, related_of
 from pipeline.audit.draws import DrawReader, DrawsPreview
 from pipeline.audit.halvings import LEAST
 from pipeline.audit.matching import advice, calibrating
@@ -41,6 +42,7 @@ from pipeline.report.wording import documents as wording
 from pipeline.report.wording.blind import how_decided, to_be_weighted
 from pipeline.report.wording.documents import checked_before
 from pipeline.report.wording.files import checked_after, made_again_note, other_encoding
+from pipeline.selection.blocks import Related
 from pipeline.selection.calibrations import calibration_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import json_digest
@@ -55,7 +57,7 @@ NOTE, WARNING = "note: ", "warning: "
 LARGE_ALPHA = 0.5
 """Alpha above which most of a list may be wrong: a warning."""
 
-_FORM = 2  # version of the checks; a file of an earlier one is not read
+_FORM = 3  # version of the checks; a file of an earlier one is not read
 _ORDER = 5  # random number stream of the sampled shards
 
 
@@ -236,6 +238,12 @@ class PreflightChecks(VersionedRecord):
         description="The shuffle check of documents with versions; left out for others.",
     )
     findings: list[InputFindings] = Field([], description="Documents that cannot be read, and notes, by input.")
+    blocks: dict[Role, dict[str, BlockCounts]] = Field(
+        {},
+        exclude_if=lambda blocks: not blocks,
+        description="By known role, and by pooled or by_group calibration, the blocks of dependent documents among the "
+        "audited documents and its own; left out where there are none.",
+    )
 
     @property
     def scope(self) -> str:
@@ -280,11 +288,14 @@ def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
             blind_tests[role] = blind_test(plan.shards, role, config, effort.texts)
         except UserError as error:
             damaged.append(str(error))
+    near = {role: _near(keys, config) for role, keys in read.items()}
+    others = [role for role in roles if role != "audit"] if "audit" in roles else []
+    blocks = {role: count_blocks(near["audit"][1], near[role][1]) for role in others}
     return PreflightChecks(
         documents={role: len(sample.keys) for role, sample in read.items()},
         whole=all(keys.whole for keys in read.values()),
         overlap=overlaps,
-        copies={role: _near(keys, config.near_copies) for role, keys in read.items() if config.corpus.has_text},
+        copies={role: record for role, (record, _) in near.items() if config.corpus.has_text},
         duplicates=_duplicates(list(read.values()), config),
         blind=blind_tests,
         damaged=sorted(set(damaged))[:EXAMPLES],
@@ -293,6 +304,7 @@ def check_documents(plan: Plan, effort: Effort) -> PreflightChecks:
         if config.corpus.versions is None
         else sample.draws.preview(config.corpus.versions, config.near_copies),
         findings=sample.tally.findings(),
+        blocks={role: counts for role, counts in blocks.items() if counts},
     )
 
 
@@ -331,7 +343,7 @@ def plan_checks(plan: Plan) -> dict[str, Any]:
     corpus = plan.config.corpus
     scope = wording.documents_and_words(checked.scope, PLAN.texts, corpus.units) if corpus.has_text else checked.scope
     words, lines = advice(plan, checked.blind, PLAN.texts)
-    return {**checked.plain(), "scope": scope, "lines": [*_lines(checked, plan.config), *lines], "words": words}
+    return {**checked.plain(), "scope": scope, "lines": [*_lines(checked, plan), *lines], "words": words}
 
 
 def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
@@ -366,9 +378,9 @@ def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
             )
 
 
-def _lines(checked: PreflightChecks, config: AuditConfig) -> list[str]:
+def _lines(checked: PreflightChecks, plan: Plan) -> list[str]:
     """A line for each check, with a prefix for those that did not pass."""
-    draws = checked.draws
+    config, draws = plan.config, checked.draws
     checks: list[Diagnostic | None] = [checked.duplicates]
     for role in calibrating(config):
         checks += [checked.overlap.get(role), _before_weights(checked.blind.get(role), role, config)]
@@ -385,6 +397,9 @@ def _lines(checked: PreflightChecks, config: AuditConfig) -> list[str]:
         if role == "audit" or role in calibrating(config):
             line = wording.counted(duplicates, "audited documents" if role == "audit" else f"{role} documents")
             lines.append(f"{NOTE if duplicates.n_copies else ''}{line}")
+    counts = {role: n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
+    for failing, sentence in dependence_lines(config, checked.blocks, counts, checked.whole):
+        lines.append(f"{WARNING if failing else NOTE}{sentence}")
     inputs = [f"{WARNING}{line}" for line in (*checked.damaged, *(one.sentence for one in checked.undecodable))]
     explained = {one.name for one in checked.undecodable}
     for finding in checked.findings:
@@ -506,8 +521,13 @@ def _overlap(known: _RoleKeys, audit: _RoleKeys, role: Role, near_copies: float)
     return find_shared([shared], len(texts), audit.compared_ids, known.compared_ids, role)[0]
 
 
-def _near(keys: _RoleKeys, near_copies: float) -> NearDuplicates:
-    return near_duplicates_among(keys.keys.sketch[keys.compared], near_copies, True, keys.compared_ids)[0]
+def _near(keys: _RoleKeys, config: AuditConfig) -> tuple[NearDuplicates, Related]:
+    """The near-duplicates among the documents, and what makes them depend on one another."""
+    compared = keys.compared if config.corpus.has_text else keys.compared[:0]
+    sketches = keys.keys.sketch[compared]
+    record, family = near_duplicates_among(sketches, config.near_copies, True, keys.compared_ids)
+    once = np.setdiff1d(np.arange(len(keys.keys)), keys.repeats)
+    return record, related_of(keys.keys, once, compared, family)
 
 
 def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnostic:
@@ -546,7 +566,7 @@ def check_before_scoring(
     check_usable(checked, plan.config)
     if earlier is None:
         write_record(store, _file(plan.shards, plan.config.seed), checked)
-    lines = [line for line in _lines(checked, plan.config) if line.startswith((WARNING, NOTE))]
+    lines = [line for line in _lines(checked, plan) if line.startswith((WARNING, NOTE))]
     counts = {str(role): n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
     for entry in outlooks(plan.config, {role: {"documents": n, "exact": False} for role, n in counts.items()}):
         if entry["ok"] is False:

@@ -107,6 +107,7 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
             given = wording.ResolutionFacts(n, m, role, PLAIN)
             sentence = wording.shortest_list_of_plugin(given, needed, selection.procedure)
             figures |= {"sentence": sentence, "ok": None}
+    at_most |= selection.calibrate != "all"
     sentence = wording.before_pass(figures["sentence"], calibrated.weighted, at_most)
     ok = figures["ok"] or None if calibrated.weighted else figures["ok"]
     return {**facts, **figures, "sentence": sentence, "ok": ok}

@@ -13,7 +13,9 @@ import pyarrow as pa
 from pipeline.audit.blind import BlindTest
 from pipeline.audit.density_weights import RunWeights, weigh_run, weighting_diagnostic, weights_record_file
 from pipeline.audit.dependence import (
-    GroupSizes,
+    MOST,
+    RoleDocuments,
+    SelectionBlocks,
     breaks_bounds,
     group_diagnostic,
     near_duplicates_diagnostic,
@@ -57,7 +59,7 @@ from pipeline.audit.selected import (
     with_strength,
     write_selected,
 )
-from pipeline.audit.summary import Diagnostic, NearDuplicates, Summary, make_summary, series_place, summary_file
+from pipeline.audit.summary import Diagnostic, Summary, make_summary, series_place, summary_file
 from pipeline.audit.top_documents import MOST_THUMBNAILS as THUMBNAILS
 from pipeline.audit.top_documents import Reread, kept_tokens, top_documents_of, write_attributions, write_thumbnails
 from pipeline.config.audit import AuditConfig
@@ -70,10 +72,10 @@ from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
 from pipeline.report.wording.files import already_audited_note, answered_by, made_again_note
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
-from pipeline.selection.passes import EMPTY, Answer, Ask, Asking, Batch, together
+from pipeline.selection.passes import EMPTY, Answer, Ask, Asking, Batch, SelectionInput, together
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.versions import answer_versions
-from pipeline.selection.schedule import Slot
+from pipeline.selection.schedule import Level, Slot
 from pipeline.stages.events import VERSIONS
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_filed
@@ -139,7 +141,7 @@ def select_all(
     shown = config.evidence if rereads else 0
     kept = kept_tokens(scored) if shown else None  # from the answers that are replaced
     with ThreadPoolExecutor(1, "seenset-copies") as beside:
-        tasks, duplicates = _tasks(config, scored, limit, how.texts, each, beside)
+        tasks, documents = _tasks(config, scored, limit, how.texts, each, beside)
         if how.claim is not None:
             tasks = _claimed(tasks, how.claim)
             config = config.model_copy(update={"selections": [task.selection for task in tasks]})
@@ -150,8 +152,7 @@ def select_all(
     ]
     most = THUMBNAILS if pictured else 0
     pictures = {one.selection.name: total.selected.first(most) for one, _, total in answers}
-    near = {role: future.result() for role, future in duplicates.items()}
-    summaries = [task.summarise(answer, total, near) for task, answer, total in answers]
+    summaries = [task.summarise(answer, total, documents) for task, answer, total in answers]
     note_answers(scored.store, config, how.command, summaries)  # before an answer can be read
     files = _write_files(scored, answers, summaries, pictures)
     _remove_others(config, scored)
@@ -196,26 +197,26 @@ def _claimed(tasks: Sequence[_SelectionTask], claim: Claiming) -> list[_Selectio
 
 def _tasks(
     config: AuditConfig, scored: Scored, limit: int | None, texts: bool, each: Each, beside: Executor
-) -> tuple[list[_SelectionTask], dict[Role, Future[NearDuplicates]]]:
-    """The configured selections, with shared data: spans of scores, checks, weights and near-duplicates."""
+) -> tuple[list[_SelectionTask], dict[Role, RoleDocuments]]:
+    """The configured selections, with shared data: spans of scores, checks, weights and dependent documents."""
     columns = _columns(config.selections)
     if config.corpus.versions is not None:
         span, checked = find_span(scored, ["audit"], columns, each), (NO_OVERLAP, NO_BLIND_TEST, None)
         draws = read_version_draws(config, scored, each)
-        tasks = [_SelectionTask(config, one, scored, *checked, span, limit, texts, {}) for one in config.selections]
+        tasks = [_SelectionTask(config, one, scored, *checked, span, limit, texts) for one in config.selections]
         return [replace(task, draws=draws) for task in tasks], {}
     roles = dict.fromkeys(["audit", *(NULL_ROLE[s.direction] for s in config.selections)])
     overlaps = find_overlaps(scored, [role for role in roles if role != "audit"], config, each)
+    searches: dict[Role, Future[RoleDocuments]] = {}
+    for role in roles:
+        keep = overlaps[role].keep if role in overlaps else None
+        sketched = read_sketches(scored, role, each, keep, MOST if role == "audit" else None)
+        searches[role] = beside.submit(sketched.list_near_duplicates, config.near_copies)
     span = find_span(scored, roles, columns, each)
     blind_tests: dict[Role, BlindTest] = {role: run_blind_test(scored, role, config) for role in overlaps}
     weighted = {NULL_ROLE[s.direction] for s in config.selections if calibration_of(s.calibration).weighted}
     weights: dict[Role, RunWeights] = {role: weigh_run(scored, role, config, each) for role in sorted(weighted)}
-    duplicates: dict[Role, Future[NearDuplicates]] = {}
-    groups: dict[Role, GroupSizes] = {}
-    for role in roles:
-        sketched = read_sketches(scored, role, each, overlaps[role].keep if role in overlaps else None)
-        duplicates[role] = beside.submit(sketched.find_near_duplicates, config.near_copies)
-        groups[role] = sketched.groups
+    documents = {role: search.result() for role, search in searches.items()}
     tasks = []
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
@@ -224,8 +225,10 @@ def _tasks(
             blind_tests[role],
             weights[role] if calibration_of(selection.calibration).weighted else None,
         )
-        tasks.append(_SelectionTask(config, selection, scored, *tests, span, limit, texts, groups))
-    return tasks, duplicates
+        keep = overlaps[role].keep
+        blocks = SelectionBlocks.of(scored, selection, (documents["audit"], documents[role]), keep, config.seed)
+        tasks.append(_SelectionTask(config, selection, scored, *tests, span, limit, texts, blocks))
+    return tasks, documents
 
 
 def _columns(selections: Sequence[SelectionConfig]) -> list[str]:  # score columns
@@ -300,7 +303,7 @@ class _SelectionTask:
     span: Span  # span of all scores
     limit: int | None
     texts: bool  # whether the beginning of selected documents is shown
-    groups: Mapping[Role, GroupSizes]
+    blocks: SelectionBlocks | None = None  # None: documents have versions
     slot: Slot | None = None  # for a scan of a schedule
     draws: VersionDraws | None = None  # of documents with versions
 
@@ -334,21 +337,28 @@ class _SelectionTask:
         if self.draws is not None:
             detectors = self.selection.detectors
             return replace(batch, versions=version_part(table, self.config, detectors, self.draws.left_out))
+        if self.blocks is not None and self.blocks.places is not None:
+            batch = replace(batch, place=self.blocks.places.of_shard(receipt.shard, len(table)))
         return batch if self.weights is None else replace(batch, weights=self.weights.of(table, receipt))
+
+    @property
+    def keep(self) -> np.ndarray:
+        """Whether each document of the null role calibrates, bool."""
+        return self.overlap.keep if self.blocks is None else self.blocks.keep
 
     def known(self) -> Batch:
         """The calibration documents of the null role."""
-        batch = self.scored.batches(self.null_role, self.selection.detectors, self.grouped)
-        groups = batch.groups.filter(pa.array(self.overlap.keep)) if batch.groups is not None else None
-        weights = self.weights.of_role()[self.overlap.keep] if self.weights is not None else None
-        return Batch(batch.matrix[self.overlap.keep], groups, batch.keys[self.overlap.keep], weights)
+        batch, keep = self.scored.batches(self.null_role, self.selection.detectors, self.grouped), self.keep
+        groups = batch.groups.filter(pa.array(keep)) if batch.groups is not None else None
+        weights = self.weights.of_role()[keep] if self.weights is not None else None
+        return Batch(batch.matrix[keep], groups, batch.keys[keep], weights)
 
     def calibration_keys(self) -> np.ndarray:
         """Keys of the texts that calibrate, int64, (documents,)."""
         tables = [self.scored.table(receipt, ["text_key"]) for receipt in self.scored.of(self.null_role)]
         if not tables:
             return np.empty(0, dtype=np.int64)
-        return pa.concat_tables(tables)["text_key"].to_numpy()[self.overlap.keep]
+        return pa.concat_tables(tables)["text_key"].to_numpy()[self.keep]
 
     def placed(self, slot: Slot) -> _SelectionTask:
         """The same task at the level of a place in a schedule."""
@@ -362,7 +372,10 @@ class _SelectionTask:
         sought = SOUGHT_ROLE[self.selection.direction]
         needed = procedure_of(self.selection.procedure).reads_sought
         others = self.scored.batches(sought, self.selection.detectors, self.grouped) if needed else EMPTY
-        return answer(self.selection, self.config.seed, self.known(), others, self.quarantined, self.slot)
+        level = Level.of(self.selection, self.slot)
+        dependence = None if self.blocks is None else self.blocks.dependence
+        inputs = self.config.seed, self.known(), others, self.quarantined, dependence
+        return answer(SelectionInput(self.selection, level, *inputs))
 
     @property
     def edges(self) -> np.ndarray:
@@ -398,20 +411,19 @@ class _SelectionTask:
         order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", "text_key", *shown, *STRENGTH]
         return replace(part, selected=part.selected.select(order))
 
-    def summarise(self, answer: Answer, total: Total, duplicates: Mapping[Role, NearDuplicates]) -> Summary:
+    def summarise(self, answer: Answer, total: Total, documents: Mapping[Role, RoleDocuments]) -> Summary:
         """The summary of the answer, with the near-duplicates among the documents of each role."""
         selection, role, n_selected = self.selection, self.null_role, len(total.selected)
         diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, role)
         if self.draws is not None:
             diagnostics = diagnostics.model_copy(update={"shuffle": self.draws.diagnostic})
+        if self.blocks is None:
             return make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
+        duplicates = {name: one.record for name, one in documents.items()}
         listed = Listed(self.scored, self.overlap, role, total.selected, selection.alpha, self.config.near_copies)
-        sizes = self.groups["audit"], self.groups[role]
-        groups = group_diagnostic(selection.procedure, selection.direction, role, *sizes)
         checks: dict[str, Diagnostic | None] = {
             "families": families_diagnostic(duplicates, listed),
             "tail": tail_diagnostic(self.blind_test, listed),
-            "groups": groups,
         }
         if self.weights is not None and answer.effective is not None:
             before, after = self.blind_test.diagnostic, self.weights.blind
@@ -422,9 +434,12 @@ class _SelectionTask:
         review = self.scored.review.review if self.scored.review is not None and role == "unseen" else None
         removed = review is not None and review.n_removed > 0
         alone = self.weights is None and not removed and not diagnostics.failures()
-        audited, calibrating = duplicates["audit"], duplicates[role]
-        near = near_duplicates_diagnostic(selection.procedure, answer.n_bh, role, audited, calibrating, alone)
-        diagnostics = diagnostics.model_copy(update={"near_copies": near})
+        near, calibrating = (duplicates["audit"], duplicates[role]), self.blocks.calibrating
+        checks = {
+            "groups": group_diagnostic(selection, answer, role, documents["audit"].groups, calibrating, alone),
+            "near_copies": near_duplicates_diagnostic(selection, answer, role, *near, alone),
+        }
+        diagnostics = diagnostics.model_copy(update=checks)
         if not self.config.corpus.has_text:
             diagnostics = without_texts(diagnostics, role)
         made = make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
@@ -432,7 +447,8 @@ class _SelectionTask:
             made = made.model_copy(update={"series": series_place(self.slot, self.config.series)})
         if self.config.corpus.scores is not None:
             made = made.model_copy(update={"assumption": elsewhere_assumption(made.assumption)})
-        dependent = breaks_bounds(audited, calibrating) or groups is not None
+        dependent = documents["audit"].groups.breaks_bounds or calibrating.breaks_bounds
+        dependent |= breaks_bounds(near[0], *([near[1]] if selection.calibrate == "all" else []))
         return (made.without_bound(GROUPED) if dependent else made).after_review(review)
 
     def write(self, summary: Summary, answer: Answer, total: Total) -> dict[str, str]:

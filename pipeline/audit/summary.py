@@ -145,7 +145,24 @@ class NearDuplicatesDiagnostic(Diagnostic):
         None,
         description="Documents that bh selects, where near-duplicates break the guarantee of the procedure only.",
     )
+    n_selected_by_storey: int | None = Field(
+        None,
+        exclude_if=lambda count: count is None,
+        description="Documents that storey selects, where bh is stated; left out elsewhere.",
+    )
     bh_stands: bool = Field(description="Whether the near-duplicates leave the guarantee of bh as it is.")
+
+
+class GroupsDiagnostic(Diagnostic):
+    """The effect of groups on the guarantee, and on bounds of numbers of documents."""
+
+    n_selected_by_bh: int | None = Field(
+        None, description="Documents that bh selects, where groups break the guarantee of the procedure only."
+    )
+    n_selected_by_storey: int | None = Field(
+        None, description="Documents that storey selects, where groups break the guarantee of the procedure only."
+    )
+    bh_stands: bool = Field(True, description="Whether the groups leave the guarantee of bh as it is.")
 
 
 class CountDiagnostic(Diagnostic):
@@ -231,8 +248,9 @@ class Diagnostics(Record):
     near_copies: NearDuplicatesDiagnostic | None = Field(
         None, description="Near-duplicates among the documents of one role; null where there were no texts."
     )
-    groups: Diagnostic | None = Field(
-        None, description="Whether documents are grouped, so that no bound is stated; null where none or few are."
+    groups: GroupsDiagnostic | None = Field(
+        None,
+        description="Whether documents are grouped, so that they may depend on each other; null where none or few are.",
     )
     duplicates: CountDiagnostic = Field(description="Documents that repeat an id, which are quarantined.")
     truncated: ShareDiagnostic = Field(description="Documents that were cut to their first max_tokens tokens.")

@@ -28,7 +28,7 @@ COMMENT = b"seenset evidence bundle"
 MOST_BYTES = 4_000_000_000
 """Maximum size of all members: offsets in the headers have 32 bits."""
 
-FORM = 1
+FORM = 2
 """Version of the format of bundles."""
 
 _DATE = 1 << 5 | 1  # 1980-01-01, the earliest date of a zip
@@ -57,6 +57,9 @@ class BundleIndex(VersionedRecord):
     sealed = True
     always_sealed = True
 
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of bundles; version 1 had no families of near-duplicates."
+    )
     format: Literal["seenset evidence bundle"] = Field("seenset evidence bundle", description="Type of the file.")
     seenset: str = Field(description="Version of the program that wrote it.")
     selections: list[SelectionConfig] = Field(description="The questions that the answers are for.")

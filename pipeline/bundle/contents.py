@@ -41,6 +41,7 @@ from pipeline.mark.commitment import (
     version_digest,
 )
 from pipeline.mark.mark import SCHEMA
+from pipeline.selection.blocks import NONE
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.draws import DrawTable
 from pipeline.selection.engine import Verdict
@@ -77,6 +78,10 @@ _ALWAYS = pa.schema(
         ("reason", NAMES),  # why there are no scores; null where there are
         ("calibrates", pa.bool_()),
     ]
+)
+_RELATED = (
+    pa.field("group", pa.string()),
+    pa.field("family", pa.int64()),  # of near-duplicates in the role; null for none, -1 where it was not compared
 )
 
 
@@ -187,7 +192,7 @@ class BundledVersions:
             return {index: ask.of_shard(batch) for index, ask in asks}
 
         (answer,) = together([answer_versions(selection, self.config.seed, quarantined)], run_pass)
-        return Verdict(answer, *answer.judge(batch))
+        return Verdict(answer, *answer.judge(batch), np.empty(0, dtype=bool))
 
     def roots(self) -> dict[bytes, int]:
         """The roots of documents with salts, and the number of documents for each."""
@@ -301,11 +306,10 @@ def bundled_schema(
         return pa.schema([*_ALWAYS, *FIELDS, *([DRAWN] if features else []), *([TEXTS] if texts else [])])
     calibrations = [(calibration_of(one.calibration), NULL_ROLE[one.direction]) for one in selections]
     weighted = sorted({weight_column(role) for calibration, role in calibrations if calibration.weighted})
-    grouped = bool(columns) or any(calibration.grouped for calibration, _ in calibrations)
     scores = sorted({*columns, *(column for one in selections for column in one.detectors)})
     fields = [
         *(_ALWAYS.field(name) for name in _ALWAYS.names),
-        *([pa.field("group", pa.string())] if grouped else []),
+        *_RELATED,
         *([pa.field("block", pa.int64())] if columns else []),
         *(pa.field(name, pa.int64()) for name in weighted),
         *(pa.field(score_column(name), pa.float64()) for name in scores),
@@ -339,6 +343,9 @@ def check_values(table: pa.Table) -> None:
         elif name == "block":
             inside = pc.and_(pc.greater_equal(table[name], 0), pc.less(table[name], len(table)))
             conditions[name] = pc.fill_null(inside, True)
+        elif name == "family":
+            inside = pc.and_(pc.greater_equal(table[name], NONE), pc.less(table[name], len(table)))
+            conditions[name] = pc.and_(pc.fill_null(inside, True), pc.or_(scored, pc.is_null(table[name])))
     for name, holds in conditions.items():
         if not pc.all(holds, min_count=0).as_py():
             raise RefutedError(f"{DOCUMENTS}: column {name} has an invalid value")

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from pipeline import __version__
 from pipeline.audit.collection import Collection, read_collection
 from pipeline.audit.density_weights import RunWeights, weigh_run
+from pipeline.audit.dependence import MOST, read_sketches
 from pipeline.audit.digests import VerdictTables
 from pipeline.audit.history import answered_selections, read_history, several_questions
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE
@@ -103,6 +104,7 @@ class _Packing:
     schema: pa.Schema  # schema of `documents.parquet`
     keep: dict[Role, np.ndarray]  # by calibration role: bool, (documents,)
     weights: dict[Role, RunWeights]
+    families: dict[Role, pa.Array]  # by role: int64, (documents,)
     collection: Collection | None
 
     @classmethod
@@ -115,17 +117,23 @@ class _Packing:
         each: Each,
         texts: bool,
     ) -> _Packing:
-        """Find the known documents that calibrate, and their weights."""
+        """Find the known documents that calibrate, their weights, and near-duplicates."""
         if config.corpus.versions is not None:
-            return cls(scored, bundled_schema(selections, [], texts, versions=True), {}, {}, None)
+            return cls(scored, bundled_schema(selections, [], texts, versions=True), {}, {}, {}, None)
         roles = list(dict.fromkeys(NULL_ROLE[one.direction] for one in selections))
         overlaps = find_overlaps(scored, roles, config, each)
         weighted = {NULL_ROLE[one.direction] for one in selections if calibration_of(one.calibration).weighted}
+        families = {}
+        for role in dict.fromkeys(["audit", *roles]):
+            keep, most = (None, MOST) if role == "audit" else (overlaps[role].keep, None)
+            compared = read_sketches(scored, role, each, keep, most).find_near_duplicates(config.near_copies)
+            families[role] = pa.array(compared.families(sum(map(scored.count, scored.of(role)))), pa.int64())
         return cls(
             scored,
             bundled_schema(selections, [] if collection is None else collection.columns, texts),
             {role: overlaps[role].keep for role in roles},
             {role: weigh_run(scored, role, config, each) for role in sorted(weighted)},
+            families,
             collection,
         )
 
@@ -152,6 +160,8 @@ class _Packing:
             }
             kept = np.full(len(table), role != "audit")
             part["calibrates"] = pa.array(kept if calibrates is None else calibrates[place : place + len(table)])
+            if role in self.families:
+                part["family"] = self.families[role].slice(place, len(table))
             part["block"] = pa.array([blocks.get(key) for key in table["id_key"].to_pylist()], pa.int64())
             if "text" in self.schema.names:
                 part["text"] = pa.array(self._texts(receipt, table), pa.string())

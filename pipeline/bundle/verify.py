@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from pipeline.audit.collection import MOST_DOCUMENTS, Collection, depends
 from pipeline.audit.density_weights import weighting_diagnostic
-from pipeline.audit.diagnostics import diagnose_scores
+from pipeline.audit.dependence import GroupSizes, breaks_bounds, group_diagnostic, near_duplicates_diagnostic
+from pipeline.audit.diagnostics import diagnose_scores, without_texts
 from pipeline.audit.judge import Setting, audited_model, judge_parts, judge_scores
 from pipeline.audit.manifest import Manifest
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE, opened
@@ -42,7 +43,7 @@ from pipeline.config.yaml import build
 from pipeline.corpus.documents import id_key
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
-from pipeline.report.wording.conclusion import elsewhere_assumption
+from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
 from pipeline.selection.collection import joined_blocks
 from pipeline.selection.engine import LATE, Scores, Verdict, answer_all
 from pipeline.selection.procedures import check_known
@@ -173,8 +174,12 @@ class _Bundle:
             if weight_column(role) in self.documents.column_names
         }
         keys = np.array([id_key(name) for name in self.documents["id"].to_pylist()], dtype=np.int64)
-        groups = self.documents["group"].combine_chunks() if "group" in self.documents.column_names else None
-        return Scores(columns, keys, groups, weights or None)
+        if "family" not in self.documents.column_names:
+            return Scores(columns, keys)
+        groups, family = (self.documents[name].combine_chunks() for name in ("group", "family"))
+        alone = np.arange(len(family), dtype=np.int64) + len(family)
+        numbers = np.where(family.is_null().to_numpy(zero_copy_only=False), alone, family.fill_null(0).to_numpy())
+        return Scores(columns, keys, groups, numbers, weights or None)
 
     def stated(self) -> Iterator[Checked]:
         """Statements of the run on its model, its corpora and its questions."""
@@ -206,7 +211,7 @@ class _Bundle:
         if not refuted:
             yield Checked("holds", about, f"its answer follows from the scores: {_in_words(summary)}")
         for name, diagnostic in summary.diagnostics.by_name().items():
-            if name not in ("resolution", "sign_symmetry", "weighting", "shuffle"):
+            if name not in ("resolution", "sign_symmetry", "weighting", "shuffle", "groups"):
                 yield Checked("stated", f"{about}, check {name}", f"by the run, not recomputed: {diagnostic.sentence}")
         if summary.bound_withheld is not None:
             yield Checked("stated", f"{about}, bound", summary.bound_withheld)
@@ -218,8 +223,8 @@ class _Bundle:
         quarantined = self.audit.size - self.roles["audit"].size
         if self.versions is not None:
             return self.versions.answer(selection, quarantined)
-        role, calibrates = NULL_ROLE[selection.direction], self.documents["calibrates"].to_numpy()
-        roles = {**self.roles, role: self.roles[role][calibrates[self.roles[role]]]}
+        role = NULL_ROLE[selection.direction]
+        roles = {**self.roles, role: self._calibrating(role)}
         (recomputed,) = answer_all([selection], self.scores, roles, quarantined, self.manifest.config.seed, slot)
         return recomputed
 
@@ -346,15 +351,46 @@ class _Bundle:
         if self.versions is not None and self.versions.draws is not None:
             known["shuffle"] = self.versions.draws.diagnostic
         diagnostics = build(Diagnostics, stated.get("diagnostics") or {}).model_copy(update=known)
+        dependent = False
+        if self.versions is None:
+            diagnostics, dependent = self._dependence(selection, recomputed, diagnostics, stated)
         series = self.manifest.config.series
         place = {} if slot is None or series is None else {"series": series_place(slot, series)}
         counts = int(recomputed.selected.sum()), self.audit.size - self.roles["audit"].size
         made = make_summary(selection, answer, diagnostics, *counts, self.manifest.limit).model_copy(update=place)
         if self.manifest.config.corpus.scores is not None:
             made = made.model_copy(update={"assumption": elsewhere_assumption(made.assumption)})
-        withheld = stated.get("bound_withheld")
-        made = made if withheld is None else made.without_bound(str(withheld))
+        made = made.without_bound(GROUPED) if dependent else made
         return made if stated.get("review") is None else made.after_review(build(Review, dict(stated["review"])))
+
+    def _dependence(
+        self, selection: SelectionConfig, recomputed: Verdict, diagnostics: Diagnostics, stated: dict[str, Any]
+    ) -> tuple[Diagnostics, bool]:
+        """The checks of dependent documents, and whether these leave no bound.
+
+        The numbers of near-duplicates are those that the run states; families and groups of documents are bundled.
+        """
+        role, answer, near = NULL_ROLE[selection.direction], recomputed.answer, diagnostics.near_copies
+        calibrating = self._calibrating(role)[recomputed.calibrating]
+        groups = self.scores.groups
+        assert groups is not None
+        audited, known = (GroupSizes.of_names(groups.take(pa.array(one))) for one in (self.roles["audit"], calibrating))
+        removed = (stated.get("review") or {}).get("n_removed")
+        others = diagnostics.model_copy(update={"groups": None, "near_copies": None})
+        alone = answer.effective is None and not removed and not others.failures()
+        dependent = audited.breaks_bounds or known.breaks_bounds
+        checks: dict[str, Any] = {"groups": group_diagnostic(selection, answer, role, audited, known, alone)}
+        if near is not None:
+            records = near.audit, near.calibration
+            checks["near_copies"] = near_duplicates_diagnostic(selection, answer, role, *records, alone)
+            dependent |= breaks_bounds(records[0], *(records[1:] if selection.calibrate == "all" else ()))
+        diagnostics = diagnostics.model_copy(update=checks)
+        return diagnostics if self.manifest.config.corpus.has_text else without_texts(diagnostics, role), dependent
+
+    def _calibrating(self, role: Role) -> np.ndarray:
+        """Places of the scored documents of a role that may calibrate, int64."""
+        places = self.roles[role]
+        return places[self.documents["calibrates"].to_numpy()[places]]
 
     def _slot(self, stated: dict[str, Any]) -> Slot | None:
         """The place of a scan in its schedule; only the ledger determines how much was selected before it."""

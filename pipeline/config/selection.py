@@ -57,6 +57,12 @@ class SelectionConfig(Section):
         description="Rank among all known documents, those of the group, conditional on the known documents, or "
         "weighted by words.",
     )
+    calibrate: Literal["all", "one_per_block"] = Field(
+        "all",
+        exclude_if=lambda kind: kind == "all",  # so that questions of earlier versions stay the same
+        description="Calibrate on all known documents, or on one of each group or family of near-duplicates, which "
+        "depend on one another.",
+    )
     delta: Share = Field(0.1, description="Share of calibration sets for which the guarantee of conditional may fail.")
     lambda_: Share | None = Field(
         None,

@@ -15,6 +15,8 @@ SAMPLE_SIZE = 20_000
 # A split and a sample need different hashes: with the same ones the half of the larger hashes would hardly be in the
 # sample while audit documents would, and the sample would depend on the roles (simulated: FDR .116 for .100).
 _SPLIT, _SAMPLE = 1, 2
+BLOCKS = 3
+"""Purpose of the hash that orders the documents of a block."""
 
 
 def calibrate(scores: np.ndarray) -> np.ndarray:
@@ -248,6 +250,24 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """The audit documents that Storey's estimate counts where documents depend on one another, by rank.
+
+    At most `part` of each block of dependent documents are kept (`blocks.Sizes.part`).
+    """
+
+    part: int
+    counts: np.ndarray  # int64, (ranks,)
+    compared: int  # audit documents whose blocks are known, all or a sample
+    scored: int  # all audit documents with scores
+
+    def __add__(self, other: Kept) -> Kept:
+        """The sum of both, of the same `part`."""
+        compared, scored = self.compared + other.compared, self.scored + other.scored
+        return Kept(self.part, self.counts + other.counts, compared, scored)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RankCounts:
     """Number of audit documents at each rank.
 
@@ -263,6 +283,7 @@ class RankCounts:
 
     counts: np.ndarray
     spacing: Grid | None = None  # None: uniform
+    kept: Kept | None = None  # None: no audit documents depend on one another
 
     def __post_init__(self) -> None:
         counts = np.asarray(self.counts)
@@ -284,8 +305,16 @@ class RankCounts:
         return cls(np.zeros(against + 1, dtype=np.int64))
 
     @classmethod
-    def of(cls, ranks: np.ndarray, against: int | Grid) -> RankCounts:
+    def of(
+        cls, ranks: np.ndarray, against: int | Grid, place: np.ndarray | None = None, part: int | None = None
+    ) -> RankCounts:
         """Count ranks in any order, against n calibration documents (1..n + 1) or over a grid (1..size).
+
+        Args:
+            ranks: int, (documents,).
+            against: number of calibration documents, or the grid of the ranks.
+            place: int, (documents,), position of each in its block of dependent documents, from 0; -1: not known.
+            part: documents of a block to keep, those at the first positions; None: documents are independent.
 
         Raises:
             ValueError: a rank outside its limits.
@@ -294,7 +323,11 @@ class RankCounts:
         ranks = np.asarray(ranks, dtype=np.int64)
         if ranks.size and (ranks.min() < 1 or ranks.max() > size):
             raise ValueError(f"ranks must be in 1..{size}, got {ranks.min()}..{ranks.max()}")
-        return cls(np.bincount(ranks - 1, minlength=size), against if isinstance(against, Grid) else None)
+        kept = None
+        if place is not None and part is not None:
+            counts = np.bincount(ranks[(place >= 0) & (place < part)] - 1, minlength=size)
+            kept = Kept(part, counts, int(np.count_nonzero(place >= 0)), ranks.size)
+        return cls(np.bincount(ranks - 1, minlength=size), against if isinstance(against, Grid) else None, kept)
 
     @property
     def grid(self) -> Grid:
@@ -327,7 +360,8 @@ class RankCounts:
             raise ValueError(f"cannot merge counts against {self.n} and {other.n} calibration documents")
         if self.spacing is not other.spacing and not self.grid.same_as(other.grid):
             raise ValueError("cannot merge counts over two different sets of p-values")
-        return RankCounts(self.counts + other.counts, self.spacing)
+        kept = self.kept + other.kept if self.kept is not None and other.kept is not None else None
+        return RankCounts(self.counts + other.counts, self.spacing, kept)
 
     def with_quarantined(self, q: int) -> RankCounts:
         """The counts with q additional audit documents at p = 1: they have no scores, but are hypotheses.
@@ -339,8 +373,8 @@ class RankCounts:
             raise ValueError(f"the number of quarantined documents must not be negative, got {q}")
         counts = self.counts.copy()
         counts[-1] += q
-        return RankCounts(counts, self.spacing)
+        return RankCounts(counts, self.spacing, self.kept)
 
     def over(self, grid: Grid) -> RankCounts:
         """The same counts with the p-values of another grid of the same size, such as a `simes_grid`."""
-        return RankCounts(self.counts, grid)
+        return RankCounts(self.counts, grid, self.kept)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, Rule, SelectionConfig
 from pipeline.errors import UserError
+from pipeline.selection.blocks import NONE, Blocks, Related
 from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import RankCounts
@@ -31,26 +32,18 @@ from pipeline.selection.step_up import dependence_factor
 from pipeline.selection.weighted import calibrate_weighted, least_ranks, ranks_by_weight, weighted_resolution
 
 
-def answer(
-    selection: SelectionConfig, seed: int, known: Batch, others: Batch, quarantined: int, slot: Slot | None = None
-) -> Asking[Answer]:
+def answer(question: SelectionInput) -> Asking[Answer]:
     """Decide a selection: a generator that yields the required passes and returns the answer.
 
     The answer carries its guarantee and the assumption of that guarantee.
 
     Args:
-        selection: configuration of the selection.
-        seed: seed of the run, for random ties, splits and random weights.
-        known: documents of the null role.
-        others: documents that are known not to be nulls; may be empty.
-        quarantined: number of audit documents without scores; hypotheses at p = 1.
-        slot: slot in a schedule of scans, whose level replaces the selection's alpha; None: no schedule.
+        question: the selection and its inputs; the level is that of its slot in a schedule of scans, if it has one.
 
     Raises:
         UserError: missing calibration documents, groups without any, or no audit documents.
     """
-    level = Level.of(selection, slot)
-    question = SelectionInput(selection, level, seed, known, others, quarantined)
+    selection, level, quarantined = question.selection, question.level, question.quarantined
     plain = _weighted if calibration_of(selection.calibration).weighted else ranked
     decided = yield from (procedure_of(selection.procedure).answer or plain)(question)
     counts, rank = decided.counts, decided.rank
@@ -81,7 +74,7 @@ def _weighted(question: SelectionInput) -> Asking[Answer]:
     counts, least = (RankCounts(row, grid).with_quarantined(question.quarantined) for row in rows)
     decision = decide(selection.procedure, counts, question.level.alpha)
     return replace(
-        of_decision(decision, counts, partial(judge_ranks, rank, grid, decision.rank)),
+        of_decision(decision, counts, partial(judge_ranks, rank, grid, decision.rank), question),
         resolution=lambda _: weighted_resolution(least, decision.alpha, decision.factor),
         strict=NOTHING_PROVED,
         effective=calibration.effective,
@@ -187,6 +180,9 @@ class Scores:
     columns: Mapping[str, np.ndarray]  # detector column -> float64, (documents,), finite
     keys: np.ndarray  # int64 hashes of the ids, (documents,)
     groups: pa.Array | None = None
+    family: np.ndarray | None = None
+    """int64, (documents,): equal for near-duplicates of one role; NONE for a document that was not compared with the
+    others. None: no documents are near-duplicates."""
     weights: Mapping[Role, np.ndarray] | None = None
     """For calibration weighted: null role -> int64, (documents,), from `weighted.weight_levels`."""
 
@@ -209,6 +205,11 @@ class Scores:
             weights = self.weights[NULL_ROLE[selection.direction]][positions]
         return Batch(matrix, groups, self.keys[positions], weights)
 
+    def related(self, positions: np.ndarray, groups: np.ndarray) -> Related:
+        """What makes the documents at some positions depend on one another; `groups` are `group_numbers`."""
+        family = None if self.family is None else np.unique(self.family[positions], return_inverse=True)[1]
+        return Related.of(self.keys[positions], family, groups[positions])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
@@ -217,6 +218,7 @@ class Verdict:
     answer: Answer
     p: np.ndarray  # float64, (documents,)
     selected: np.ndarray  # bool, (documents,)
+    calibrating: np.ndarray  # bool, over the documents of the null role: whether they calibrate
 
 
 def answer_all(
@@ -236,26 +238,41 @@ def answer_all(
         scores: documents with scores.
         roles: role -> int64 positions.
         quarantined: number of additional audit documents without scores; hypotheses at p = 1.
-        seed: seed of random ties, splits and random weights.
+        seed: seed of random ties, splits, random weights, and the order of dependent documents.
         slot: slot of the selections in a schedule of scans; None: no schedule.
 
     Raises:
         UserError: as `engine.answer`.
     """
 
-    def batch(role: Role, selection: SelectionConfig) -> Batch:
-        return scores.batch(roles[role], selection) if role in roles else EMPTY
+    def batch(role: Role, selection: SelectionConfig, kept: np.ndarray | slice = slice(None)) -> Batch:
+        return scores.batch(roles[role][kept], selection) if role in roles else EMPTY
 
-    batches = [batch("audit", selection) for selection in selections]
-    asking = []
+    groups, none = scores.group_numbers, np.empty(0, dtype=np.int64)
+    compared = np.ones(roles["audit"].size, dtype=bool)
+    if scores.family is not None:
+        compared = scores.family[roles["audit"]] != NONE
+    audited = scores.related(roles["audit"][compared], groups)
+    batches, asking, calibrating = [], [], []
     for selection in selections:
-        sought = procedure_of(selection.procedure).reads_sought
+        role, sought = NULL_ROLE[selection.direction], procedure_of(selection.procedure).reads_sought
+        known = scores.related(roles.get(role, none), groups)
+        blocks = Blocks.of(audited, known, calibration_of(selection.calibration).grouped)
+        kept, blocks = blocks.calibrating_in(selection, known, seed)
+        dependence = blocks.dependence(bool(compared.all() or (audited.group == NONE).all()))
+        place = None
+        if dependence is not None and dependence.in_audit:
+            place = np.full(compared.size, NONE, dtype=np.int64)
+            place[compared] = audited.places(blocks.audited, seed)
+        batches.append(replace(batch("audit", selection), place=place))
         others = batch(SOUGHT_ROLE[selection.direction], selection) if sought else EMPTY
-        known = batch(NULL_ROLE[selection.direction], selection)
-        asking.append(answer(selection, seed, known, others, quarantined, slot))
+        inputs = seed, batch(role, selection, kept), others, quarantined, dependence
+        asking.append(answer(SelectionInput(selection, Level.of(selection, slot), *inputs)))
+        calibrating.append(kept)
 
     def run_pass(asks: Sequence[tuple[int, Ask]]) -> dict[int, Any]:
         return {index: ask.of_shard(batches[index]) for index, ask in asks}
 
     answers = together(asking, run_pass)
-    return [Verdict(outcome, *outcome.judge(audit)) for outcome, audit in zip(answers, batches, strict=True)]
+    made = zip(answers, batches, calibrating, strict=True)
+    return [Verdict(outcome, *outcome.judge(audit), kept) for outcome, audit, kept in made]

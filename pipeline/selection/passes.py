@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection import knockoff
+from pipeline.selection.blocks import Dependence
 from pipeline.selection.bounds import Bound
 from pipeline.selection.conformal import RankCounts, tie_draws
 from pipeline.selection.guarantees import GuaranteeKind, StrictAnswer
@@ -32,6 +34,7 @@ class Batch:
     keys: np.ndarray  # int64 hashes of the ids, (documents,)
     weights: np.ndarray | None = None  # int64, (documents,), from `weight_levels`; for calibration weighted
     versions: VersionPart | None = None  # of documents with versions
+    place: np.ndarray | None = None  # int, (documents,), as in `RankCounts.of`; None: documents are independent
 
     @property
     def first(self) -> np.ndarray:
@@ -53,6 +56,7 @@ class SelectionInput:
     known: Batch  # documents of the null role
     others: Batch  # documents that are known not to be nulls; may be empty
     quarantined: int  # audit documents without scores; hypotheses at p = 1
+    dependence: Dependence | None = None  # of documents on one another; None: they are independent
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,10 @@ class Answer:
     counts: RankCounts | None = None  # of the audit documents, if ranks decide
     rank: int = 0  # last selected rank, if ranks decide
     n_bh: int | None = None  # number selected by bh, which is robust to clusters; None if nothing was estimated
+    dependence: Dependence | None = None  # of documents on one another; None: they are independent
+    nulls: tuple[Fraction, Fraction] | None = None
+    """Cut and estimate, by Storey, of the number of nulls among the compared documents; None where documents are
+    independent, or the procedure does not estimate their share or allows for dependent documents."""
     bound: Bound | None = None  # of the selected documents with scores
     effective: float | None = None  # effective number of calibration documents; for calibration weighted
     fused: FusedScore | None = None  # if several detectors are combined

@@ -15,7 +15,7 @@ from pipeline.selection.conformal import Grid, RankCounts, p_values
 from pipeline.selection.guarantees import StrictAnswer
 from pipeline.selection.passes import Answer, Ask, Asking, Basis, Batch, Judge, SelectionInput
 from pipeline.selection.procedures.bh import bh
-from pipeline.selection.procedures.estimating import strict
+from pipeline.selection.procedures.estimating import storey, storey_cut, strict
 from pipeline.selection.procedures.record import Decision, Rule, decide, decision, procedure_of
 from pipeline.selection.schedule import Slot, level_of_prds
 from pipeline.selection.step_up import largest_e_rank, minimum_selectable
@@ -35,19 +35,20 @@ def ranked(
     selection, level, others = question.selection, question.level, question.others
     calibration = calibration_of(selection.calibration)
     rank, against = calibration.ranking(selection, question.seed, question.known)
-    counts = yield from count_ranks(rank, against, question.quarantined)
-    known = RankCounts.of(rank(others), against) if len(others.matrix) else None
-    if (grid := calibration.regridded(selection, counts.n)) is not None:
-        against = grid
-        counts, known = counts.over(grid), known.over(grid) if known is not None else None
+    regridded = calibration.regridded(selection, against.n if isinstance(against, Grid) else against)
     lambda_ = selection.exact_lambda
+    counts = yield from count_ranks(rank, against, question, regridded)
+    known = RankCounts.of(rank(others), against) if len(others.matrix) else None
+    if regridded is not None:
+        against = regridded
+        counts, known = counts.over(regridded), known.over(regridded) if known is not None else None
     if deciding is not None:
         decided = yield from deciding(counts)
     elif level.slot is not None and level.slot.rule != "spend":
         decided = decide_in_slot(counts, level.slot)
     else:
         decided = decide(selection.procedure, counts, level.alpha, known, lambda_)
-    return of_decision(decided, counts, partial(judge_ranks, rank, against, decided.rank), lambda_=lambda_)
+    return of_decision(decided, counts, partial(judge_ranks, rank, against, decided.rank), question)
 
 
 def decide_in_slot(counts: RankCounts, slot: Slot) -> Decision:
@@ -67,14 +68,31 @@ def decide_in_slot(counts: RankCounts, slot: Slot) -> Decision:
     return decision("ebh", counts, slot.level, rank, details={"dependence_factor": float(factor)}, factor=factor)
 
 
-def count_ranks(rank: Callable[[Batch], np.ndarray], against: int | Grid, quarantined: int) -> Asking[RankCounts]:
+def count_ranks(
+    rank: Callable[[Batch], np.ndarray], against: int | Grid, question: SelectionInput, regridded: Grid | None = None
+) -> Asking[RankCounts]:
     """Count the ranks of the audit documents, with quarantined ones at the last rank.
+
+    Args:
+        rank: returns the ranks of the documents of a shard.
+        against: number of calibration documents, or the grid of the ranks.
+        question: the selection.
+        regridded: the grid of the p-values, if it is another.
 
     Raises:
         UserError: no audit documents.
     """
-    counts = yield Ask(lambda batch: RankCounts.of(rank(batch), against))
-    counts = (counts if counts is not None else RankCounts.empty(against)).with_quarantined(quarantined)
+    part = None
+    if question.dependence is not None:
+        grid = regridded or (against if isinstance(against, Grid) else Grid.uniform(against))
+        part = question.dependence.part(storey_cut(grid, question.selection.exact_lambda)[0])
+
+    def count(batch: Batch) -> RankCounts:
+        assert part is None or batch.place is not None
+        return RankCounts.of(rank(batch), against, batch.place, part)
+
+    counts = yield Ask(count)
+    counts = (counts if counts is not None else RankCounts.empty(against)).with_quarantined(question.quarantined)
     if counts.m == 0:
         raise UserError("no audit documents")
     return counts
@@ -92,11 +110,12 @@ def of_decision(
     decided: Decision,
     counts: RankCounts,
     judge: Judge,
+    question: SelectionInput,
     strict_name: str | None = None,
-    lambda_: Fraction | None = None,
     halved: bool = False,
 ) -> Answer:
     """The answer of a decision from rank counts; `strict_name`: name of its strict answer, if not the procedure."""
+    lambda_ = question.selection.exact_lambda
     safe, grid, procedure = strict(decided, counts, lambda_), counts.grid, procedure_of(decided.procedure)
     rule = Rule(procedure, decided.alpha, grid.delta, halved)
     estimated = procedure.estimates or decided.null_proportion != 1  # the only indication for procedures of plugins
@@ -118,7 +137,15 @@ def of_decision(
         counts=counts,
         rank=decided.rank,
         n_bh=bh(counts, decided.alpha).n_selected if estimated else None,
+        dependence=question.dependence,
+        nulls=_nulls(counts, lambda_) if estimated and not (procedure.by_blocks and counts.kept is not None) else None,
     )
+
+
+def _nulls(counts: RankCounts, lambda_: Fraction | None) -> tuple[Fraction, Fraction]:
+    """The cut and the estimate of `storey`, as a number of nulls among the documents that were compared."""
+    compared = Fraction(1) if counts.kept is None else Fraction(counts.kept.compared, counts.kept.scored)
+    return storey_cut(counts.grid, lambda_)[0], storey(counts, lambda_) * counts.m * compared
 
 
 def resolution_at(grid: Grid, rule: Rule, factor: Fraction, m: int) -> tuple[int, int]:

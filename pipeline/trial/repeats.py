@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from pipeline.audit.blind import blind_of, picture_features, picture_model, word_counts, word_model
 from pipeline.audit.density_weights import blind_after, fit_ratio, weighted_diagnostic
+from pipeline.audit.dependence import is_dependent
 from pipeline.audit.detection import CONFIDENCE, LEAST_MODELS, UNDEFINED, Estimate
 from pipeline.audit.halvings import Compared, blocks_among, held_out
 from pipeline.config.corpus import Role
@@ -60,8 +61,10 @@ class WordChecks:
     weighted: Mapping[Role, bool | None]  # the same with weights; None where it could not be tested
 
     def supported(self, selection: SelectionConfig, verdict: Verdict) -> bool | None:
-        """Whether these checks support the guarantee of a verdict; None where they were not made."""
+        """Whether these checks, and that of dependent documents, support a guarantee; None where they were not made."""
         role, effective = NULL_ROLE[selection.direction], verdict.answer.effective
+        if is_dependent(verdict.answer):
+            return False
         if effective is None:
             return self.plain.get(role)
         return False if effective < FEWEST_EFFECTIVE else self.weighted[role]
@@ -246,7 +249,7 @@ def pool_of(table: pa.Table, ids: list[str], family: np.ndarray, trained: np.nda
     order = np.zeros(len(ids), dtype=np.int64)
     order[at] = np.arange(at.size)
     groups = table["group"].combine_chunks().take(pa.array(order, mask=~scored))
-    return Pool(ids, family, trained, scored, Scores(values, keys, groups))
+    return Pool(ids, family, trained, scored, Scores(values, keys, groups, family))
 
 
 def mean_interval(values: np.ndarray) -> tuple[float, float]:

@@ -52,14 +52,20 @@ def asked(*names: str) -> list[dict[str, Any]]:
 
 
 def scored_run(folder: Path, model: Path, selections: list[dict[str, Any]], **settings: Any) -> Store:
-    """A finished run of 81 audited documents, of which half score higher and one is empty, with its verdict."""
+    """A finished run of 81 audited documents, of which half score higher and one is empty, with its verdict.
+
+    `each` of the settings changes the row of a role and place, and gives the run its groups.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    grouped = any(one.get("calibration") == "by_group" for one in selections)
+    each = settings.pop("each", None)
+    grouped = each is not None or any(one.get("calibration") == "by_group" for one in selections)
     column = {"group": "kind"} if grouped else {}
     rows: dict[str, list[Any]] = {
         role: [{"text": sentence(1000 * first + i), "kind": "ab"[i % 2]} for i in range(number)]
         for first, (role, number) in enumerate((("audit", 80), ("unseen", 60), ("seen", 40)))
     }
+    if each is not None:
+        rows = {role: [{**row, **each(role, i)} for i, row in enumerate(some)] for role, some in rows.items()}
     rows["audit"].append({"id": "empty", "text": "", "kind": "a"})
     settings = {"detectors": ["loss", "min_k"], "error_budget": 0.5, **settings}
     corpus = write_corpus(folder, rows, **column)

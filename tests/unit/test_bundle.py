@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from bundle_runs import ASKED, asked, forged, in_first, scored_run
 from commands import ended, refusal, user_error
 from finished import with_column
+from made_up import sentence
 from marked_runs import write_audit, write_texts
 
 from pipeline.bundle.container import INDEX, RefutedError, pack_members, unpack
@@ -60,6 +62,86 @@ def test_every_procedure_and_calibration_is_verified(tmp_path: Path, tiny_model_
     held = [finding.about for finding in verification.findings if finding.outcome == "holds"]
     assert all(held.count(f"selection {name}") == 3 for name in ASKED)
     assert "verdict" in held
+
+
+def with_key(*path: str, value: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def change(record: dict[str, Any]) -> dict[str, Any]:
+        inner = record
+        for key in path[:-1]:
+            inner = inner[int(key)] if isinstance(inner, list) else inner[key]
+        assert inner[path[-1]] != value
+        inner[path[-1]] = value
+        return record
+
+    return change
+
+
+def author(role: str, i: int) -> dict[str, Any]:
+    """Groups of one role, three of both, and a family of 12 audited editions of one text."""
+    name = f"both {i}" if i < 3 else f"{role} {i // (5 if role == 'audit' else 3)}"
+    edition = {"text": f"{sentence(9_999, 40)} edition {i}"} if role == "audit" and 50 <= i < 62 else {}
+    return {"kind": None if i % 7 == 6 else name, **edition}
+
+
+DEPENDENT: dict[str, dict[str, Any]] = {
+    "storey": {"procedure": "storey"},
+    "each": {"procedure": "storey", "calibrate": "one_per_block"},
+    "ptdi": {"procedure": "ptdi"},
+    "bounded": {"procedure": "bound"},
+    "plain": {"procedure": "bh", "calibrate": "one_per_block"},
+    "learnt": {"procedure": "adadetect", "detectors": ["loss", "min_k"], "step_up": "storey"},
+    "fused": {"procedure": "td4eval", "detectors": ["loss", "min_k"], "reconformal": True, "step_up": "storey"},
+    "clean": {"direction": "clean", "procedure": "storey", "alpha": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def dependent(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """The bundle of a run whose documents have groups and near-duplicates."""
+    folder = tmp_path_factory.mktemp("dependent")
+    questions = [{"name": name, "detectors": ["loss"], "alpha": 0.3, **one} for name, one in DEPENDENT.items()]
+    store = scored_run(folder, tiny_model_folder, questions, each=author)
+    assert ended("pack", store.url, folder / "bundle") == 0
+    return folder
+
+
+def test_answers_that_rest_on_groups_and_near_duplicates_follow_from_the_bundle(dependent: Path) -> None:
+    verification = verify_bundle((dependent / "bundle").read_bytes(), "a")
+    assert verification.holds
+    with zipfile.ZipFile(dependent / "bundle") as file:
+        documents = pq.read_table(io.BytesIO(file.read("documents.parquet"))).to_pylist()
+        summaries = {name: json.loads(file.read(f"answers/{name}.json")) for name in DEPENDENT}
+    families = Counter((row["role"], row["family"]) for row in documents if row["family"] is not None)
+    assert list(families.values()) == [12]
+    assert sum(row["group"] is None for row in documents if row["role"] == "audit") == 80 // 7 + 1
+    checks = {name: summary["diagnostics"] for name, summary in summaries.items()}
+    assert checks["storey"]["groups"]["ok"] is False, "unseen documents in threes"
+    assert checks["each"]["groups"]["ok"] is None
+    assert summaries["each"]["n_calibration"] < summaries["storey"]["n_calibration"] == 60
+    assert summaries["plain"]["details"] == {}
+    for name in ("storey", "each", "learnt", "fused", "clean"):
+        assert summaries[name]["details"]["kept"] < 80, name
+        assert (
+            "of each block (a group, a family of near-duplicates, or what both join)"
+            in checks[name]["groups"]["sentence"]
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"documents.parquet": lambda t: with_column(t, "family", pa.nulls(len(t), pa.int64()))},
+        {"documents.parquet": lambda t: with_column(t, "group", pa.nulls(len(t), pa.string()))},
+        {"answers/storey.json": with_key("diagnostics", "groups", "ok", value=None)},
+        {"answers/storey.json": with_key("diagnostics", "groups", value=None)},
+        {"answers/each.json": with_key("details", "kept_of_a_block", value=1.0)},
+        {"answers/ptdi.json": with_key("diagnostics", "groups", "n_selected_by_storey", value=79)},
+        {INDEX: with_key("selections", "1", "calibrate", value="all")},
+    ],
+)
+def test_a_bundle_that_states_other_blocks_is_refuted(dependent: Path, changes: dict[str, Any]) -> None:
+    data = forged((dependent / "bundle").read_bytes(), changes)
+    assert not verify_bundle(data, "a").holds
 
 
 def test_a_scan_of_a_schedule_is_verified(tmp_path: Path, tiny_model_folder: Path) -> None:
@@ -124,18 +206,6 @@ def test_every_flipped_bit_is_noticed_and_the_damaged_member_is_named(bundle: Pa
     for other in (data[:-1], data[:3000], data + b"0"):
         with pytest.raises(RefutedError, match="is damaged"):
             verify_bundle(other, "b")
-
-
-def with_key(*path: str, value: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    def change(record: dict[str, Any]) -> dict[str, Any]:
-        inner = record
-        for key in path[:-1]:
-            inner = inner[int(key)] if isinstance(inner, list) else inner[key]
-        assert inner[path[-1]] != value
-        inner[path[-1]] = value
-        return record
-
-    return change
 
 
 MEMBERS, LISTED, VERDICT = "answers/members.json", "answers/members.parquet", "verdict.json"
@@ -204,11 +274,11 @@ def test_what_is_no_bundle_is_refused_in_one_line(
     assert "text is not a bundle" in refusal(capsys, "verify", tmp_path / "text")
     assert "is not a file" in refusal(capsys, "verify", tmp_path / "nothing")
     data, (index, members) = bundle.read_bytes(), unpack(bundle.read_bytes(), "b")
-    later = sealed({**{k: v for k, v in json.loads(members[INDEX]).items() if k != "digest"}, "schema": 2})
+    later = sealed({**{k: v for k, v in json.loads(members[INDEX]).items() if k != "digest"}, "schema": 3})
     text = (json.dumps(later, indent=2, ensure_ascii=False) + "\n").encode()
     assert len(text) == len(members[INDEX])
     (tmp_path / "later").write_bytes(data[:41] + text + data[41 + len(text) :])
-    assert "is a bundle of version 2, written by seenset" in refusal(capsys, "verify", tmp_path / "later")
+    assert "is a bundle of version 3, written by seenset" in refusal(capsys, "verify", tmp_path / "later")
     keys = index.model_dump(mode="json", by_alias=True, exclude={"members"})
     assert "format" in user_error(pack_members, {**keys, "format": "other"}, {})
 

@@ -160,8 +160,8 @@ def test_near_duplicates_within_a_role_are_counted_and_listed(tmp_path: Path) ->
     assert near.sentence not in summary.reasons
 
 
-@pytest.mark.parametrize("procedure", ["storey", "ptdi"])
-def test_few_families_take_an_adaptive_guarantee_and_not_that_of_bh(tmp_path: Path, procedure: str) -> None:
+@pytest.mark.parametrize("procedure", ["ptdi", "bky", "quantile", "right_boundary", "kernel"])
+def test_few_families_take_an_adaptive_guarantee_and_not_that_of_bh_and_storey(tmp_path: Path, procedure: str) -> None:
     audit, known = editions(0, 8, 10), list(map(article, range(100, 200)))
     adaptive = select(tmp_path, audit, known, raised=40, procedure=procedure)
     assert adaptive.supported is False
@@ -169,20 +169,20 @@ def test_few_families_take_an_adaptive_guarantee_and_not_that_of_bh(tmp_path: Pa
     assert (near.ok, near.bh_stands) == (False, True)
     (reason,) = (reason for reason in adaptive.reasons if reason == near.sentence)
     assert f"count as about 8 independent documents, too few for {procedure}" in reason
-    plain = select(tmp_path, audit, known, raised=40, procedure="bh")
+    plain, storey = (select(tmp_path, audit, known, raised=40, procedure=name) for name in ("bh", "storey"))
     assert plain.n_selected >= 40
-    assert near.n_selected_by_bh == plain.n_selected
+    assert (near.n_selected_by_bh, near.n_selected_by_storey) == (plain.n_selected, storey.n_selected)
     assert (
-        f"The guarantee of bh holds with near-duplicates among the audited documents; bh selects {plain.n_selected}."
-        in reason
+        "The guarantees of bh and storey hold with near-duplicates among the audited documents; bh selects "
+        f"{plain.n_selected}, storey {storey.n_selected}." in reason
     )
-    for others, asked in (([], "bh"), (list(map(article, range(500, 850))), procedure)):
+    for others, asked in (([], "bh"), ([], "storey"), (list(map(article, range(500, 1500))), procedure)):
         near = select(tmp_path, [*audit, *others], known, procedure=asked).diagnostics.near_copies
         assert (near.ok, near.audit.n_families) == (None, 8)
     assert adaptive.diagnostics.families.ok is not False
     void = select(tmp_path, editions(0, 4, 20), known, raised=40, procedure=procedure).diagnostics
     assert (void.near_copies.ok, void.families.ok) == (False, False)
-    assert "The guarantee of bh holds" not in void.near_copies.sentence, "another check contradicts bh too"
+    assert " hold with " not in void.near_copies.sentence, "another check contradicts bh too"
 
 
 @pytest.mark.parametrize("calibrating", [False, True])
@@ -231,9 +231,9 @@ def test_of_too_many_documents_a_sample_is_compared_that_keeps_families_together
     corpus = {role: {"path": str(tmp_path / f"{role}.jsonl")} for role in ("audit", "unseen")}
     described = {"run": store.url, "model": {"path": "m"}, "corpus": corpus, "resources": {"shard_bytes": 30_000}}
     scored = read_scored(store, make_plan(build_config(described)).shards)
-    some = read_sketches(scored, "audit", each, most=150).find_near_duplicates(0.8)
+    some = read_sketches(scored, "audit", each, most=150).find_near_duplicates(0.8).record
     assert not some.whole
     assert 90 < some.n_documents < 210, "half of 300: families of five, so within 4 standard errors"
     assert some.largest == 5
     assert some.n_copies == 5 * some.n_families, "no family is torn"
-    assert read_sketches(scored, "audit", each).find_near_duplicates(0.8).n_copies == 200
+    assert read_sketches(scored, "audit", each).find_near_duplicates(0.8).record.n_copies == 200

@@ -5,6 +5,7 @@ import io
 import json
 import random
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ from pipeline.audit.preflight import (
 from pipeline.audit.scored import find_overlaps, read_scored
 from pipeline.errors import UserError
 from pipeline.report.wording import blind as blind_wording
+from pipeline.selection.procedures.bh import BH
+from pipeline.selection.procedures.record import Rule
+from pipeline.selection.ranked import fewest_selectable
 from pipeline.store.files import Store
 from pipeline.store.receipts import sealed
 from ray_jobs.progress import Reporter
@@ -44,14 +48,17 @@ def text(seed: int) -> str:
 
 
 def planned(tmp_path: Path, audit: Sequence[str], unseen: Sequence[str], **settings: Any) -> Plan:
-    rows = {}
+    rows: dict[str, list[dict[str, Any]]] = {}
+    group_of = settings.pop("group_of", None)
     for role, texts in (("audit", audit), ("unseen", unseen)):
         ids = settings.pop(f"{role}_ids", [f"{role[0]}{i}" for i in range(len(texts))])
         rows[role] = [{"id": doc_id, "text": each} for doc_id, each in zip(ids, texts, strict=True)]
+        if group_of is not None:
+            rows[role] = [{**row, "author": group_of(role, i)} for i, row in enumerate(rows[role])]
     described = {
         "run": str(tmp_path / "run"),
         "model": {"path": "m"},
-        "corpus": write_corpus(tmp_path, rows),
+        "corpus": write_corpus(tmp_path, rows, **({} if group_of is None else {"group": "author"})),
         "detectors": ["loss"],
         "selections": [{"name": "members", "detectors": ["loss"], "alpha": 0.2}],
         "resources": {"shard_bytes": 1000},
@@ -128,6 +135,63 @@ def test_near_duplicates_within_a_role_are_a_note(tmp_path: Path) -> None:
     note = "4 of 32 audited documents are near-duplicates of others among them (2 families, the largest of 2)."
     assert f"note: {note}" in said(plan)
     assert "None of the unseen documents is a near-duplicate of another." in plan_checks(plan)["lines"]
+
+
+def questions(*procedures: str, **settings: Any) -> list[dict[str, Any]]:
+    return [{"name": name, "detectors": ["loss"], "procedure": name, "alpha": 0.2, **settings} for name in procedures]
+
+
+def about(plan: Plan, name: str) -> list[str]:
+    return [line for line in said(plan) if f"selection {name}: the" in line or f"selection {name}: one" in line]
+
+
+def test_grouped_unseen_documents_are_a_warning_that_states_the_remedy_and_the_shortest_list_with_it(
+    tmp_path: Path,
+) -> None:
+    texts = list(map(text, range(60))), list(map(text, range(100, 160)))
+
+    def author(role: str, i: int) -> str | None:
+        return f"author {i // 3}" if role == "unseen" else None
+
+    plan = planned(tmp_path, *texts, group_of=author, selections=questions("bh", "storey"))
+    assert about(plan, "bh") == [
+        "warning: selection bh: the 60 unseen documents rank as 20 independent ones, so p-values can be too small by a "
+        "factor of up to 2.90, and the answer would not be supported; with calibrate: one_per_block 20 calibrate, and "
+        "the shortest possible list has 15 documents."
+    ]
+    assert len(about(plan, "storey")) == 1
+    one = planned(tmp_path, *texts, group_of=author, selections=questions("bh", calibrate="one_per_block"))
+    assert about(one, "bh") == [
+        "note: selection bh: one unseen document of each block calibrates, 20 of 60, and the shortest possible list "
+        "has 15 documents."
+    ]
+    assert fewest_selectable(Rule(BH, Fraction(1, 5)), 20, 60) == 15
+    few = planned(tmp_path, *texts, group_of=lambda role, i: f"{role} {i}", selections=questions("bh"))
+    assert not about(few, "bh"), "groups of one document each"
+
+
+def test_a_few_large_groups_of_both_roles_turn_storey_into_bh_and_the_plan_says_what_keeps_it(tmp_path: Path) -> None:
+    texts = list(map(text, range(60))), list(map(text, range(100, 160)))
+
+    def language(role: str, i: int) -> str:
+        return ("en", "de", "fr")[i % 3]
+
+    plan = planned(tmp_path, *texts, group_of=language, selections=questions("storey", "bh", "ptdi"))
+    assert about(plan, "storey") == [
+        "note: selection storey: the audited documents form 3 blocks of groups and near-duplicates, with which storey "
+        "takes a share of nulls of at least 0.68 (bh takes 1), so it selects little more than bh; calibration: "
+        "by_group ranks within the groups of both roles, which then are no blocks, and keeps it."
+    ]
+    assert float(Fraction(20 * 61, 30) / 60) == pytest.approx(0.678, abs=0.001)
+    assert not about(plan, "bh"), "strata that calibrate are independent"
+    assert about(plan, "ptdi") == [
+        "warning: selection ptdi: the audited documents form 3 blocks of groups and near-duplicates, the largest of 20 "
+        "documents, too few for the estimate of procedure ptdi: the answer would not be supported; take bh or storey."
+    ]
+    by_group = questions("storey", "ptdi", calibration="by_group")
+    assert not any(
+        about(planned(tmp_path, *texts, group_of=language, selections=by_group), n) for n in ("storey", "ptdi")
+    )
 
 
 def test_what_is_checked_before_is_what_selection_checks_after(tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -31,12 +31,14 @@ from pipeline.audit.preflight import RUN, Effort, check_documents
 from pipeline.audit.summary import NearDuplicates, Summary
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount
 from pipeline.config.models import ModelConfig
+from pipeline.config.selection import SelectionConfig
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
 from pipeline.report.wording import verdict as wording
 from pipeline.report.wording.bounds import bound_text, sureness
 from pipeline.report.wording.selection import answer_text
 from pipeline.selection.calibrations import simes_grid
 from pipeline.selection.conformal import Grid, RankCounts, halves
+from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.guarantees import at_most, beside, decimal, percentage
 from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures import PROCEDURES
@@ -275,7 +277,13 @@ def copies(sizes: list[int]) -> NearDuplicates:
 def test_copies_that_calibrate_shrink_p_values_by_the_factor_of_the_sentence_and_no_more(sizes: list[int]) -> None:
     """Every order of the families and one null document, by enumeration."""
     n, families = sum(sizes), len(sizes)
-    sentence = near_duplicates_diagnostic("bh", None, "unseen", copies([1] * 9), copies(sizes)).sentence
+    family = np.concatenate([np.repeat(np.arange(families), sizes), np.arange(families, families + 9)])
+    roles = {"unseen": np.arange(n), "audit": np.arange(n, n + 9)}
+    selection = SelectionConfig(name="a", detectors=["x"])
+    scores = Scores({"x": np.arange(n + 9.0)}, np.arange(n + 9), family=family)
+    (verdict,) = answer_all([selection], scores, roles, 0, 0)  # type: ignore[arg-type]
+    near = near_duplicates_diagnostic(selection, verdict.answer, "unseen", copies([1] * 9), copies(sizes))
+    sentence = near.sentence
     (distinct, factor) = re.findall(
         r"rank as (\d+) distinct documents, so .* by a factor of up to ([\d.]+);", sentence
     )[0]

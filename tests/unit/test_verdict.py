@@ -17,7 +17,7 @@ from made_up import write_audit
 from signed import file_blind_test, sign
 
 import seenset
-from pipeline.audit.dependence import GroupSizes
+from pipeline.audit.dependence import GroupSizes, group_numbers
 from pipeline.audit.records import VERDICT_FILE
 from pipeline.audit.summary import BlindDiagnostic, read_summary, unsettled
 from pipeline.audit.verdict import CollectionVerdict, read_verdict
@@ -78,8 +78,9 @@ def set_scores(store: Store, shift: float, groups: Callable[[str, int], str | No
 
 def answered(store: Store, shift: float, blocks: str | None = None, **given: Any) -> CollectionVerdict:
     """The verdict on scores that are set, with the selections answered anew."""
+    overrides = given.pop("overrides", [])
     set_scores(store, shift, **given)
-    select_again(store.url, [], texts=False)
+    select_again(store.url, overrides, texts=False)
     return give_verdict(store.url, blocks)
 
 
@@ -249,12 +250,19 @@ def test_a_run_without_unseen_documents_or_with_too_few_says_what_to_add(store: 
 
 
 def test_with_groups_in_both_roles_the_verdict_counts_groups(store: Store) -> None:
-    verdict = answered(store, 1.5, groups=lambda role, row: "shared" if row < 2 else f"{role} {row // 2}")
+    groups = {"groups": lambda role, row: "shared" if row < 2 else f"{role} {row // 2}"}
+    every = answered(store, 1.5, **groups)
+    summary = read_summary(store, "members")
+    assert (summary.conclusion, summary.bound_withheld) == ("contradicted", CONTRADICTED), "pairs that calibrate"
+    verdict = answered(store, 1.5, overrides=["selections.0.calibrate=one_per_block"], **groups)
+    assert (verdict.counts, verdict.test) == (every.counts, every.test), "the verdict counts groups by itself"
     (counted,) = verdict.counts
     assert (counted.unit, counted.n_units, counted.documents_of_each, counted.n_mixed) == ("group", 29, 2, 4)
     assert 0 < counted.at_least <= 29
     summary = read_summary(store, "members")
     assert (summary.bound, summary.bound_withheld) == (None, GROUPED), "documents of one group are not independent"
+    assert summary.conclusion == "supported"
+    assert summary.n_calibration == len({"shared", *(f"unseen {row // 2}" for row in range(2, 60))}) + 1
     assert "seenset verdict counts groups" in summary.diagnostics.groups.sentence
     assert not re.search(r"at least \d+ of the 60", store.read("report/report.html").decode())
     assert verdict.sentences[1].startswith(
@@ -276,7 +284,8 @@ def test_with_groups_in_both_roles_the_verdict_counts_groups(store: Store) -> No
 )
 def test_groups_break_bounds_where_they_hold_several_documents(groups: list[str | None], breaks: bool) -> None:
     def sizes(some: list[str | None]) -> GroupSizes:
-        return GroupSizes.of(Keys.of([Document(row, f"{row}", "a text", group) for row, group in enumerate(some)]))
+        keys = Keys.of([Document(row, f"{row}", "a text", group) for row, group in enumerate(some)])
+        return GroupSizes.of(group_numbers(keys))
 
     first, second = sizes(groups[::2]), sizes(groups[1::2])
     assert (first + second).breaks_bounds == breaks
@@ -299,6 +308,10 @@ def test_where_one_role_alone_is_grouped_the_page_leaves_the_count_to_the_verdic
     assert (count.unit, count.n_units) == ("document", 60)
     assert count.at_least > 0
     assert verdict.sentences[2] == CALIBRATING
+    brief = Report.model_validate(store.read_json("report/report.json")).selections[0].brief
+    assert brief.collection == "Nothing is stated of the 60 audited documents."
+    groups = {"groups": lambda role, row: f"{role} {row // 2}" if role == "audit" else None}
+    assert answered(store, 2.5, **groups).counts[0].at_least > 0
     brief = Report.model_validate(store.read_json("report/report.json")).selections[0].brief
     assert brief.collection == (
         "How many of all 60 were trained on is not bounded by this selection; seenset verdict counts blocks."

@@ -148,50 +148,6 @@ def fine_tuned(count: int, role: str, n_near: int) -> str:
     return text
 
 
-def grouped(roles: Sequence[str], instead: bool) -> str:
-    """States the effect of groups on the bounds of a selection.
-
-    Args:
-        roles: the roles with grouped documents.
-        instead: whether the verdict on the collection counts groups; otherwise it states nothing about them.
-    """
-    other = "seenset verdict counts groups" if instead else "the list and its error rate stay"
-    return (
-        f"The {' and '.join(roles)} documents are grouped, and documents of one group may depend on each other. A "
-        f"bound on numbers of documents requires independent documents, so none is stated; {other}."
-    )
-
-
-NO_BOUND = "A bound assumes independent documents, so none is stated."
-"""The effect of near-duplicates on an answer for independent documents."""
-
-
-def too_few_independent(effective: float, procedure: str) -> str:
-    """States that near-duplicates make a procedure that estimates the share of nulls unsafe."""
-    return (
-        f"They count as about {effective:,.0f} independent documents, too few for {procedure}: it estimates the share "
-        "of nulls from them, and its share of wrong documents can be larger than alpha."
-    )
-
-
-def bh_holds(n_selected: int) -> str:
-    """States the selection of bh where its guarantee holds with near-duplicates."""
-    return f"The guarantee of bh holds with near-duplicates among the audited documents; bh selects {n_selected:,}."
-
-
-def that_calibrate(role: str) -> str:
-    """A phrase for the calibration documents of a role."""
-    return f"{role} documents that calibrate"
-
-
-def small_p_values(n_distinct: int, factor: str) -> str:
-    """States the effect of near-duplicates in calibration on p-values; `factor` is the maximum, as text."""
-    return (
-        f"They rank as {n_distinct:,} distinct documents, so the p-values of every procedure can be too small by a "
-        f"factor of up to {factor}; to fix it, keep one document of each family."
-    )
-
-
 NAMED = 10
 """Maximum number of documents that a sentence names."""
 

@@ -116,20 +116,36 @@ def _void_guarantee(summary: Summary, share: str) -> str:
         f"Nothing is guaranteed for this selection: {share} can be anything. The procedure ({summary.procedure}) aims "
         f"at {percent(summary.alpha)} under this assumption, which a check contradicts: {summary.assumption}"
     )
-    alone = sum(check.verdict == "failed" for check in checks(summary)) == 1
-    near, symmetry = summary.diagnostics.near_copies, summary.diagnostics.sign_symmetry
-    weighted = calibration_of(summary.calibration).weighted
-    by_bh = None if near is None or not near.bh_stands or weighted else near.n_selected_by_bh
-    if alone and near is not None and near.ok is False and by_bh is not None:
-        return (
-            f"{text} The finite-sample guarantee of bh holds with these near-duplicates: bh selects {by_bh:,} of "
-            f"{summary.n_audit:,}."
-        )
-    if alone and symmetry is not None and symmetry.ok is False:  # which the strict answer does not assume
+    failed, symmetry = sum(check.verdict == "failed" for check in checks(summary)), summary.diagnostics.sign_symmetry
+    if (others := _with_dependent_documents(summary, failed)) is not None:
+        return f"{text} {others}"
+    if failed == 1 and symmetry is not None and symmetry.ok is False:  # which the strict answer does not assume
         return f"{text} {_strict_sentence(summary)}"
     if summary.strict == NOTHING_PROVED or summary.guarantee == summary.strict.guarantee:
         return text  # there is no strict answer, or the answer itself is the strict one
     return f"{text} Nothing is guaranteed for the strict answer beside it ({summary.strict.procedure}) either."
+
+
+def _with_dependent_documents(summary: Summary, failed: int) -> str | None:
+    """What bh and storey select, where nothing but dependent audited documents contradicts the answer; else None.
+
+    Args:
+        summary: the answer.
+        failed: number of its failed checks.
+    """
+    near, groups = summary.diagnostics.near_copies, summary.diagnostics.groups
+    failures = [check for check in (near, groups) if check is not None and check.ok is False]
+    stands = all(check.bh_stands for check in failures) and not calibration_of(summary.calibration).weighted
+    by_bh = next((check.n_selected_by_bh for check in failures), None)
+    if by_bh is None or failed != len(failures) or not stands:
+        return None
+    by_storey = next((check.n_selected_by_storey for check in failures), None)
+    storey = "" if by_storey is None else f", storey {by_storey:,}"
+    names = "bh" if by_storey is None else "bh and of storey"
+    return (
+        f"The finite-sample guarantee of {names} holds with these dependent documents: bh selects {by_bh:,}{storey} of "
+        f"{summary.n_audit:,}."
+    )
 
 
 def _strict_sentence(summary: Summary) -> str:

@@ -191,7 +191,7 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
     def rank(batch: Batch) -> np.ndarray:
         return ranks(learnt.score(batch.matrix), calibration, "members", batch.draws(selection, seed))
 
-    counts = yield from count_ranks(rank, calibration.size, question.quarantined)
+    counts = yield from count_ranks(rank, calibration.size, question)
     inner, _ = applied_to(selection)
     stated = _guarantee(not halved, inner.estimates)
     decided = decide(inner.name, counts, question.level.alpha, lambda_=selection.exact_lambda)
@@ -199,7 +199,7 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
     decided = replace(decided, assumption=stated.assumption, promise=stated.promise, details=details)
     judge = partial(judge_ranks, rank, calibration.size, decided.rank)
     fused = FusedScore(lambda batch: learnt.score(batch.matrix), ~first)
-    return replace(of_decision(decided, counts, judge, "adadetect", halved=halved), fused=fused)
+    return replace(of_decision(decided, counts, judge, question, "adadetect", halved=halved), fused=fused)
 
 
 def _guarantee(known_members: bool, estimated: bool) -> Guarantee:

@@ -37,10 +37,10 @@ def guarantee_of_bound(confidence: Fraction) -> Guarantee:
 def _answer(question: SelectionInput) -> Asking[Answer]:
     selection, level = question.selection, question.level
     rank, against = calibration_of(selection.calibration).ranking(selection, question.seed, question.known)
-    counts = yield from count_ranks(rank, against, question.quarantined)
+    counts = yield from count_ranks(rank, against, question)
     alpha, confidence = level.alpha, level.confidence
     decided = decide_by_bound(counts, alpha, confidence)
-    answer = of_decision(decided, counts, partial(judge_ranks, rank, against, decided.rank))
+    answer = of_decision(decided, counts, partial(judge_ranks, rank, against, decided.rank), question)
     return replace(answer, factor=None, resolution=lambda m: (fewest_in_list(counts.n, m, alpha, confidence), None))
 
 

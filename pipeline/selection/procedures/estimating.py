@@ -52,6 +52,17 @@ def storey(counts: RankCounts, lambda_: Fraction | None = None) -> Fraction:
     size, and E Q = 1 - t_g >= 1 - t. So (1 - t) E[1 / (1 + #)] <= E[Q_g / (1 + #_{-i})] with Q in every
     group, and these terms sum to P(# > 0) <= 1 over the nulls, # being a sum of independent indicators.
 
+    Documents that depend on one another (`counts.kept`): of each block at most c are kept, by a hash of their ids, and
+
+        pi0 = ((c + #{kept, p >= t}) / (1 - t) + #{not kept}) / m,
+
+    which is the estimate above for single documents. c follows from the sizes of the blocks alone. A null document's
+    own block contributes at most c to the sum; that of the others, S kept nulls in blocks of at most c, has its largest
+    E[1 / (c + #)] where whole blocks agree, and it is then at most 1 / ((1 - t) (S + c)), by the binomial identity.
+    Documents that are not kept count in full, by Jensen's inequality. Within a block the scores of nulls are assumed
+    to depend positively on one another (PRDS), as for bh. Of a sample of the documents the estimate is that of the
+    sample.
+
     Args:
         counts: counts of m >= 1 audit documents.
         lambda_: in (0, 1), exact; None: `default_lambda`.
@@ -61,7 +72,12 @@ def storey(counts: RankCounts, lambda_: Fraction | None = None) -> Fraction:
     """
     m = counts.m
     t, below = storey_cut(counts.grid, lambda_)
-    return (1 + m - counts.at_most(below)) / (m * (1 - t))
+    if counts.kept is None:
+        return (1 + m - counts.at_most(below)) / (m * (1 - t))
+    kept = counts.kept
+    left_out = kept.compared - int(kept.counts.sum())
+    nulls = (kept.part + int(kept.counts[below:].sum())) / (1 - t) + left_out
+    return (nulls * Fraction(kept.scored, kept.compared) + (m - kept.scored) / (1 - t)) / m
 
 
 def least_storey(grid: Grid, m: int, lambda_: Fraction | None = None) -> Fraction:
@@ -95,8 +111,12 @@ def storey_cut(grid: Grid, lambda_: Fraction | None) -> tuple[Fraction, int]:
 
 def _storey(given: Given) -> Decision:
     """Storey, Taylor & Siegmund 2004, pi0 uncapped: FDR <= alpha under exchangeability, lambda fixed beforehand."""
-    cut = default_lambda(given.counts.grid) if given.lambda_ is None else given.lambda_
-    return adaptive("storey", given, storey(given.counts, cut), {"lambda": float(cut)})
+    counts = given.counts
+    cut = default_lambda(counts.grid) if given.lambda_ is None else given.lambda_
+    details = {"lambda": float(cut)}
+    if counts.kept is not None:
+        details |= {"kept_of_a_block": counts.kept.part, "kept": int(counts.kept.counts.sum())}
+    return adaptive("storey", given, storey(counts, cut), details)
 
 
 def strict(decision: Decision, counts: RankCounts, lambda_: Fraction | None = None) -> Decision:
@@ -120,6 +140,7 @@ STOREY = Procedure(
     _storey,
     factor=Factor(least=lambda rule, n, m: least_storey(rule.grid(n), m, rule.lambda_), uncapped=True),
     curve=exact_curve,
+    by_blocks=True,
 )
 MIN_BANDWIDTH = 1e-3
 MAX_BANDWIDTH = 1.0

@@ -48,6 +48,7 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
         strict=conformal.strict if conformal is not None else StrictAnswer("bh", 0, None, "finite-sample"),
         symmetry=knockoff.sign_symmetry(_w_of(scale, known), draws),
         basis=Basis(sentence=sentence),
+        dependence=question.dependence,
     )
 
 

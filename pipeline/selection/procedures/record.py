@@ -168,6 +168,7 @@ class Procedure:
     (detectors, alpha, m) -> minimum number of documents that it can select, and a sentence."""
     beside: Callable[[str], str | None] | None = None
     """Detector column -> optional second column that scales it; None: none."""
+    by_blocks: bool = False  # its estimate of the share of nulls allows for documents that depend on one another
     per_list: bool = False  # its guarantee is for this list at the selection's confidence, not on average
     refuses: Mapping[str, str] = field(default_factory=dict)  # calibration -> reason, as a phrase after its name
     schedule: ScheduleRule | None = None  # the rule of a schedule that is proved only for it

@@ -60,6 +60,7 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
         factor=1.0,
         weights=weights.tolist(),
         fused=FusedScore(lambda batch: statistic(rank(batch), n, weights), np.ones(n, dtype=bool)),
+        dependence=question.dependence,
     )
 
 
@@ -112,10 +113,10 @@ def _symmetric(question: SelectionInput) -> Asking[Answer]:
     def place(batch: Batch) -> np.ndarray:
         return ranks(statistic(rank(batch), n, weights), statistics, "members", batch.draws(selection, seed))
 
-    counts = yield from count_ranks(place, statistics.size, question.quarantined)
+    counts = yield from count_ranks(place, statistics.size, question)
     decided = decide(selection.step_up, counts, alpha, lambda_=selection.exact_lambda)
     judge = partial(judge_ranks, place, statistics.size, decided.rank)
-    answer = of_decision(decided, counts, judge, "td4eval, reconformal", halved=True)
+    answer = of_decision(decided, counts, judge, question, "td4eval, reconformal", halved=True)
     fused = FusedScore(lambda batch: statistic(rank(batch), n, weights), ~reference)
     return replace(answer, weights=weights.tolist(), fused=fused)
 
