@@ -9,7 +9,10 @@ from test_blind_validity import Means
 
 from pipeline.audit.blind import TAIL_LEVEL as LEVEL
 from pipeline.audit.blind import blind_of, blind_tail, cauchy, word_counts, word_model
+from pipeline.audit.dependence import LARGE
 from pipeline.audit.halvings import Compared, HeldOut, held_out
+from pipeline.audit.minority import one_role_p
+from pipeline.corpus.near_duplicates import near_families, sketches_of_texts
 
 RUNS = 200
 FEATURES = 20
@@ -44,11 +47,11 @@ def texts(rng: np.random.Generator, count: int, words: int = 80) -> list[str]:
     return [" ".join(rng.choice(VOCABULARY, words, p=SHARES)) for _ in range(count)]
 
 
-def halved(n: int, unlike: list[str], seed: int) -> HeldOut:
+def halved(n: int, unlike: list[str], seed: int, block: np.ndarray | None = None) -> HeldOut:
     """Held-out scores of n documents of each role, of which some audited ones are of a kind of their own."""
     rng = np.random.default_rng([seed, n])
     documents = [*texts(rng, 2 * n - len(unlike)), *unlike]
-    held = held_out(word_counts(documents), Compared.of(np.arange(2 * n) >= n), seed, word_model())
+    held = held_out(word_counts(documents), Compared.of(np.arange(2 * n) >= n, block), seed, word_model())
     assert held is not None
     return held
 
@@ -73,6 +76,23 @@ def test_two_percent_of_another_genre_is_found_where_the_blind_test_sees_nothing
         assert tail[-n // 50 :].mean() > 0.8
         assert tail.mean() < 0.06
         assert tail[:n].mean() < 0.05
+
+
+@pytest.mark.parametrize(("kinds", "copies"), [(10, 3), (1, 30)])
+def test_repeated_texts_are_blocks_which_words_do_not_find_and_families_only_from_five_documents(
+    kinds: int, copies: int
+) -> None:
+    """2% boilerplate. Near-duplicates stand in one half together, so that no classifier has read the one it scores."""
+    n = 1_500
+    found = 0
+    for seed in range(4):
+        unlike = [text for text in texts(np.random.default_rng([seed, 5]), kinds) for _ in range(copies)]
+        families = near_families(np.array([np.frombuffer(one, np.uint8) for one in sketches_of_texts(unlike)]))
+        assert np.bincount(families).tolist() == [copies] * kinds
+        block = np.concatenate([np.arange(2 * n - len(unlike)), 2 * n + families])
+        found += blind_tail(halved(n, unlike, seed, block))[0] <= LEVEL
+    assert found <= 1
+    assert (copies >= LARGE and one_role_p(copies, n, n, kinds) <= LEVEL) is (copies == 30)
 
 
 def test_one_large_p_value_does_not_cancel_a_small_one_and_equal_ones_combine_to_themselves() -> None:
