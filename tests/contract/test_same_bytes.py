@@ -29,8 +29,8 @@ def test_answers_by_group_are_the_recorded_ones(world: Path, audit: Audit, tmp_p
     for source in corpus.values():
         source["group"] = "kind"
     grouped = {**questions("storey")[0], "name": "grouped", "calibration": "by_group"}
-    done(here("run", audit(corpus=corpus, selections=[grouped, *questions("bh")])))
-    for name in ("grouped", "bh"):
+    done(here("run", audit(corpus=corpus, selections=[grouped, *questions("bh", "storey")])))
+    for name in ("grouped", "bh", "storey"):
         check_recorded(f"answers/of-groups-{name}", answer(tmp_path / "run", name))
 
 
