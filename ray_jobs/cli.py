@@ -95,7 +95,7 @@ def plan(
         model["chosen"] = chosen.reason
     if audit.reference_model is not None:
         describe_model(audit.reference_model)
-    check_stages(audit)
+    checks["lines"] += check_stages(audit)
     check_adapters(audit, planned.shards)
     facts = {**forecast(planned, model), "checks": checks, "cluster": cluster_warning(audit.resources)}
     facts["series"], facts["against"] = series, planned_already_audited(audit)

@@ -51,7 +51,11 @@ class Fault(Exception):
 
 
 class Refusal(Exception):
-    """The endpoint rejects this request permanently."""
+    """The endpoint rejects this request permanently, or no answer to it will be usable."""
+
+    def __init__(self, message: str, reason: str = "model_error") -> None:
+        super().__init__(message)
+        self.reason = reason  # of the document in quarantine
 
 
 @dataclass(slots=True)

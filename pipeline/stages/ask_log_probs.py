@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
@@ -17,6 +17,17 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Pass
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, prompt_tokens
+from pipeline.endpoint.log_probs import (
+    PROBES,
+    WAYS,
+    AnswerForm,
+    FormError,
+    PromptAnswer,
+    Way,
+    answer_in,
+    form_of_answers,
+    log_probs_of,
+)
 from pipeline.errors import ExitCode, StopError
 from pipeline.models.tokens import count_words
 from pipeline.passes.statistics import text_read
@@ -35,11 +46,11 @@ from pipeline.stages.base import (
 from pipeline.stages.sample import ENDPOINT_WINDOW
 from pipeline.store.files import Store
 
-PROBE = "The quick brown fox jumps over the lazy dog."
+CHECKS = 1
+"""Version of the checks of answers; answers that passed those of another version are not used."""
+
 SCHEMA = rows_schema(("log_probs", pa.list_(pa.float64())))
 """Natural log-probabilities, <= 0; the first token has none."""
-Way = Literal["prompt_logprobs", "echo"]
-WAYS: tuple[Way, ...] = ("prompt_logprobs", "echo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,7 @@ class LogProbSettings:
     model: EndpointConfig
     forward: Pass
     max_tokens: int
+    checks: int = CHECKS
 
     @property
     def folder(self) -> str:
@@ -67,16 +79,16 @@ class EndpointReader:
         self.window = ENDPOINT_WINDOW
         self.batch_size: BatchSize | None = None
 
-    async def _chosen_way(self, shared: SharedEndpoint, answers: Answers) -> Way:
-        """How the endpoint returns log-probabilities, determined once for all workers."""
+    async def _known_form(self, shared: SharedEndpoint, answers: Answers) -> tuple[AnswerForm, int]:
+        """The form of the endpoint's answers and the tokens to generate, determined once for all workers."""
         async with shared.choosing:
-            if shared.way is None:
+            if shared.form is None:
                 question = answers.ask()
                 try:
-                    shared.way = await find_way(self.stage, shared.client, question.spent, question.book)
+                    shared.form = await find_form(self.stage, shared.client, question.spent, question.book)
                 finally:
                     question.finish()
-            return cast(Way, shared.way)
+            return cast("tuple[AnswerForm, int]", shared.form)
 
     def open(self, shard: Shard, store: Store, output: Output) -> dict[tuple[int, str], list[float]]:
         """The answers of earlier attempts, by row number and digest of the text."""
@@ -107,13 +119,16 @@ class EndpointReader:
     async def _ask(self, document: Document, output: Output, shared: SharedEndpoint, answers: Answers) -> None:
         text = document.text[: count_words([document.text], self.settings.max_tokens)[0].kept]
         text = text_read(text, self.settings.forward.text, self.stage.seed)
-        way = await self._chosen_way(shared, answers)
+        form, generated = await self._known_form(shared, answers)
         question, values = answers.ask(), list[float]()
         try:
-            values = await ask_log_probs(shared.client, self.settings.model, way, text, question.spent, question.book)
+            request = PromptRequest(text, form.way, generated)
+            values = await ask_prompt(
+                shared.client, request, lambda answer: log_probs_of(answer, text, form), question.spent, question.book
+            )
             self._keep(document, values, output)
         except (Fault, Refusal) as error:
-            output.refuse(document, "model_error", f"endpoint: {error}")
+            output.refuse(document, getattr(error, "reason", "model_error"), f"endpoint: {error}")
         finally:
             answer = {"row": document.row, "text": text_digest(document.text), "log_probs": values}
             question.finish(**(answer if values else {}))
@@ -123,106 +138,128 @@ class EndpointReader:
         output.tokens += len(values)
 
 
-async def ask_log_probs(
+@dataclass(frozen=True, slots=True)
+class PromptRequest:
+    """A request for the log-probabilities of the tokens of a text."""
+
+    text: str
+    way: Way
+    generated: int = 0  # tokens behind an echo; some servers generate at least one, or without 1 as many as fit
+
+    def body(self, model: EndpointConfig) -> dict[str, Any]:
+        """The body of the request, as JSON values."""
+        body: dict[str, Any] = {"model": model.name, "prompt": self.text, "temperature": 0}
+        if self.way == "prompt_logprobs":
+            return body | {"max_tokens": 1, "prompt_logprobs": 0}
+        return body | {"max_tokens": self.generated, "echo": True, "logprobs": 1}
+
+
+Parsed = TypeVar("Parsed")
+
+
+async def ask_prompt(
     endpoint: Endpoint,
-    model: EndpointConfig,
-    way: Way,
-    text: str,
+    request: PromptRequest,
+    read: Callable[[PromptAnswer], Parsed],
     spent: Usage,
     book: Callable[[Usage], None] = lambda most: None,
-) -> list[float]:
-    """Natural log-probabilities of a text's tokens except the first, in order.
+) -> Parsed:
+    """Request the log-probabilities of the tokens of a text.
+
+    Args:
+        endpoint: client of the endpoint.
+        request: the text, and how it is requested.
+        read: reads the answer; may raise `Refusal`.
+        spent: each attempt adds its cost.
+        book: called before each attempt with its maximum cost.
 
     Raises:
         Fault, Refusal, StopError: as `Endpoint.ask`.
     """
-    body: dict[str, Any] = {"model": model.name, "prompt": text, "temperature": 0}
-    if way == "prompt_logprobs":
-        body |= {"max_tokens": 1, "prompt_logprobs": 0}
-    else:
-        body |= {"max_tokens": 0, "echo": True, "logprobs": 1}
-    read = _of_prompt if way == "prompt_logprobs" else _of_echo
-    most = prompt_tokens(text) + 1
-    return await endpoint.ask("/completions", body, most, lambda value: read(value, text), spent, book)
+    text, way = request.text, request.way
+    return await endpoint.ask(
+        "/completions",
+        request.body(endpoint.config),
+        prompt_tokens(text) + 1,
+        lambda value: read(answer_in(value, way, text)),
+        spent,
+        book,
+    )
 
 
-def _of_prompt(value: dict[str, Any], text: str) -> list[float]:
-    """vLLM: for each token of the prompt a mapping from token ids to their values, with the token's id first."""
-    entries = _choice(value).get("prompt_logprobs") or value.get("prompt_logprobs")
-    if not isinstance(entries, list):
-        raise Refusal("no prompt_logprobs in the answer")
-    try:
-        return _checked([None if not entry else next(iter(entry.values()))["logprob"] for entry in entries])
-    except (AttributeError, KeyError, TypeError):
-        raise Fault("prompt_logprobs are not what they should be") from None
-
-
-def _of_echo(value: dict[str, Any], text: str) -> list[float]:
-    """OpenAI's echo: the prompt's tokens, followed by generated tokens."""
-    choice = _choice(value)
-    log_probs = choice.get("logprobs")
-    values = log_probs.get("token_logprobs") if isinstance(log_probs, dict) else None
-    if not isinstance(values, list) or not str(choice.get("text", "")).startswith(text[:16]):
-        raise Refusal("no log-probabilities of the prompt in the answer")
-    usage = value.get("usage")
-    prompt = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    return _checked(values[:prompt] if isinstance(prompt, int) and prompt > 0 else values)
-
-
-def _choice(value: dict[str, Any]) -> dict[str, Any]:
-    choices = value.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise Fault("answer has no choices")
-    return choices[0]
-
-
-def _checked(values: list[Any]) -> list[float]:
-    rest = values[1:] if values[:1] == [None] else values
-    if any(isinstance(entry, bool) or not isinstance(entry, (int, float)) for entry in rest):
-        raise Fault("a token has no log-probability")
-    return [float(entry) for entry in rest]
-
-
-async def find_way(
+async def find_form(
     stage: Stage, endpoint: Endpoint, spent: Usage, book: Callable[[Usage], None] = lambda most: None
-) -> Way:
-    """How the endpoint of a stage returns log-probabilities of a prompt: as configured, or determined by requests.
+) -> tuple[AnswerForm, int]:
+    """The form of an endpoint's answers with log-probabilities of a prompt, and the tokens to generate behind an echo.
+
+    Each way is tried with two texts, as configured or one after the other.
 
     Raises:
-        StopError: the endpoint does not return them, or does not answer.
+        StopError: the endpoint does not return log-probabilities that pass the checks, or does not answer.
     """
     model: EndpointConfig = stage.settings.model
     problems, answered = [], False
-    for way in WAYS if model.log_probs == "auto" else (model.log_probs,):
-        assert way in WAYS
+    usable: tuple[AnswerForm, int] | None = None
+    for way, generated in _requests(model):
         try:
-            if len(await ask_log_probs(endpoint, model, way, PROBE, spent, book)) >= 2:
-                return way
-            problem, answered = "too few values", True
-        except (Fault, Refusal) as error:  # some servers fail on unknown parameters
-            problem, answered = str(error), answered or isinstance(error, Refusal)
-        problems.append(f"{way}: {problem}")
+            answers = [
+                await ask_prompt(endpoint, PromptRequest(probe, way, generated), lambda one: one, spent, book)
+                for probe in PROBES
+            ]
+            usable = form_of_answers(way, answers), generated
+            if usable[0].behind <= 1:
+                return usable  # else the server may generate fewer tokens where the number is limited
+        except (Fault, Refusal, FormError) as error:  # some servers fail on unknown parameters
+            problem, answered = f"{way}: {error}", answered or not isinstance(error, Fault)
+            problems += [] if problem in problems else [problem]
+        endpoint.refused = 0  # a refused parameter is no refused document
+    if usable is not None:
+        return usable
     if not answered:
         raise StopError(f"endpoint {model.endpoint} does not answer: {'; '.join(problems)}", ExitCode.INCOMPLETE)
     raise StopError(
         f"detectors {', '.join(stage.wanted_by)} need prompt log-probabilities, which endpoint {model.endpoint} does "
-        f"not tell ({'; '.join(problems)}); without them there are samia and samia_zlib"
+        f"not return ({'; '.join(problems)}); without them there are samia and samia_zlib"
     )
 
 
-def _check(config: AuditConfig) -> None:
-    """Check with one or two requests that endpoints return the log-probabilities that detectors read.
+def _requests(model: EndpointConfig) -> Iterator[tuple[Way, int]]:
+    """The ways of a request for log-probabilities, with the tokens to generate behind an echo."""
+    for way in WAYS:
+        if model.log_probs in ("auto", way):
+            yield way, 0
+            if way == "echo":
+                yield way, 1
+
+
+def _check(config: AuditConfig) -> list[str]:
+    """Check with requests of two lengths that endpoints return the log-probabilities that detectors read.
+
+    Returns:
+        A line for each endpoint.
 
     Raises:
         StopError: an endpoint does not return them.
     """
 
-    async def check(stage: Stage) -> None:
+    async def check(stage: Stage) -> str:
         async with Endpoint(stage.settings.model) as endpoint:
-            await find_way(stage, endpoint, Usage())
+            form, _ = await find_form(stage, endpoint, Usage())
+        return _sentence(stage.settings.model, form)
 
-    for stage in {stage.settings.model: stage for stage in _stages(Wanted(config), ())}.values():
-        asyncio.run(check(stage))
+    stages = {stage.settings.model: stage for stage in _stages(Wanted(config), ())}
+    return [asyncio.run(check(stage)) for stage in stages.values()]
+
+
+def _sentence(model: EndpointConfig, form: AnswerForm) -> str:
+    """What the probes of an endpoint have shown."""
+    compared = ["tokens that give the text"] if form.texts else []
+    compared += [] if form.unlisted is None else ["as many as the endpoint counts"]
+    head = f"endpoint {model.endpoint} returns log-probabilities of a prompt ({form.way})"
+    if form.texts:
+        return f"{head}: {', '.join(compared)}"
+    rest = "only their number was compared" if compared else "neither they nor their number could be compared"
+    return f"note: {head} whose tokens have no texts to compare with the prompt: {rest}"
 
 
 def _model_of(needed: Pass, config: AuditConfig) -> AnyModel | None:

@@ -259,7 +259,7 @@ class SharedEndpoint:
     def __init__(self, config: EndpointConfig, spent: Usage) -> None:
         """Start the thread; `spent` is the usage of earlier calls of the run."""
         self.client = Endpoint(config, spent)
-        self.way: str | None = None  # how the endpoint returns log-probabilities, once known
+        self.form: Any = None  # how the endpoint returns log-probabilities, once known
         self.choosing = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="seenset-endpoint", daemon=True)
@@ -390,7 +390,9 @@ class StageKind:
     folder: str  # folder of their files, or its prefix
     serves: Callable[[Pass, AuditConfig], bool]  # whether its rows contain a pass, or its input
     stages: Callable[[Wanted, Sequence[Stage]], Sequence[Stage]]  # required stages; they may read earlier ones
-    check: Callable[[AuditConfig], None] = lambda config: None  # called before weights are read; raises UserError
+    check: Callable[[AuditConfig], Sequence[str]] = (
+        lambda config: ()
+    )  # called before weights are read; returns lines for the user; raises UserError
     questions: Callable[[AuditConfig, float], Sequence[Questions]] = (
         lambda config, text_bytes: ()
     )  # for texts of `text_bytes`

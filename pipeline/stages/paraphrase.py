@@ -50,7 +50,7 @@ def drawing(paraphraser: ParaphraserConfig) -> ParaphraseSettings:
     )
 
 
-def _check(config: AuditConfig) -> None:
+def _check(config: AuditConfig) -> tuple[()]:
     """Check without reading weights that the paraphraser can be opened and is not at the path of the audited model.
 
     Raises:
@@ -58,10 +58,11 @@ def _check(config: AuditConfig) -> None:
     """
     paraphraser = config.paraphraser
     if paraphraser is None:
-        return
+        return ()
     check_model(paraphraser, "rewriter")
     if _place(paraphraser) == _place(weights_of(config.model)):
         raise UserError(f"paraphraser {paraphraser.shown} {AUDITED_ITSELF}")
+    return ()
 
 
 def _place(model: ModelConfig) -> tuple[str | None, ...]:

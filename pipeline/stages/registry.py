@@ -57,15 +57,17 @@ def endpoint_of(stage: Stage, store: Store) -> SharedEndpoint:
     return SharedEndpoint(stage.endpoint, spent_before(store, stage.name, ANSWER_FOLDERS))
 
 
-def check_stages(config: AuditConfig) -> None:
-    """Check the stages of an audit without reading weights; an endpoint receives a test request.
+def check_stages(config: AuditConfig) -> list[str]:
+    """Check the stages of an audit without reading weights; an endpoint receives test requests.
+
+    Returns:
+        Lines for the user.
 
     Raises:
         UserError: one line that states what is missing or refused.
         StopError: an endpoint does not return what the detectors need.
     """
-    for kind in STAGES:
-        kind.check(config)
+    return [line for kind in STAGES for line in kind.check(config)]
 
 
 def served_before_scoring(needed: Pass, config: AuditConfig) -> bool:

@@ -112,7 +112,7 @@ def _gradient(entry: Mapping[str, Any]) -> float:
     return _GRADIENT_COST * (1 + entry["paraphrases"])
 
 
-def _check(config: AuditConfig) -> None:
+def _check(config: AuditConfig) -> tuple[()]:
     """Check that the tokenizers of two models agree if a detector gives them the same tokens. Raises UserError."""
     pair = pair_of(parse_detectors(config.detectors), config.corpus.has_ids)
     if pair is not None:
@@ -121,6 +121,7 @@ def _check(config: AuditConfig) -> None:
         models = (config.model, config.reference_model)
         first, second = map(open_tokenizer, models)
         check_same_tokens(first, second, (models[0].shown, models[1].shown), pair, config.corpus.has_ids)
+    return ()
 
 
 KIND = StageKind(SCORING, SCORE_FOLDER, _serves, _stages, _check, costs={"forward": _forward, "gradient": _gradient})

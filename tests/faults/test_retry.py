@@ -135,7 +135,7 @@ def test_log_probabilities_that_failed_are_asked_again(
         retry(Path("run"))
         assert json.loads((folder / "manifest.json").read_text())["config"]["run"] == str(folder)
         assert len(rows(folder)) == 34
-        assert len(server.bodies) == before + len(FAILING) + 1, "and the way in which it tells them is tried"
+        assert len(server.bodies) == before + len(FAILING) + 2, "and the way in which it tells them is tried"
         run(path, f"run={tmp_path / 'never failed'}")
     assert content(folder) == content(tmp_path / "never failed")
 

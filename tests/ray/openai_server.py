@@ -43,8 +43,12 @@ def openai_server(
     most_choices: int = 100,
     seconds: float = 0.0,
     hang: float = 2.0,
+    respond: Callable[[dict[str, Any]], Any] | None = None,
 ) -> Iterator[Said]:
-    """Serve until the block ends. `models` None answers 500 for the list, as some servers do."""
+    """Serve until the block ends. `models` None answers 500 for the list, as some servers do.
+
+    `respond` gives the whole answer to a body: a JSON value, bytes, or a pair of a status and one of these.
+    """
     said, lock = Said(), threading.Lock()
     over = threading.Event()
 
@@ -122,6 +126,9 @@ def openai_server(
                 self.reply(200, fate.encode())
             elif fate.isdigit():
                 self.reply(int(fate), {"error": {"message": f"because of {fate}"}})
+            elif respond is not None:
+                value = respond(body)
+                self.reply(*value if isinstance(value, tuple) else (200, value))
             else:
                 self.reply(200, self.answer(prompt, body))
 
@@ -129,6 +136,7 @@ def openai_server(
             usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": 0}
             if body.get("prompt_logprobs") is not None and way == "prompt_logprobs" and log_probs is not None:
                 told = [None, *({str(i): {"logprob": p}} for i, p in enumerate(log_probs(prompt)))]
+                usage["prompt_tokens"] = len(told)
                 return {"choices": [{"text": " x", "prompt_logprobs": told}], "usage": usage}
             if body.get("echo") and way == "echo" and log_probs is not None:
                 told_of = {"token_logprobs": [None, *log_probs(prompt)]}

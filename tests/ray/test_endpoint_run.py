@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,23 @@ from openai_server import openai_server
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
 from pipeline.config.models import EndpointConfig, ModelConfig
+from pipeline.corpus.documents import read_shard, text_digest
 from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence
 from pipeline.detectors.registry import parse_detectors
 from pipeline.detectors.samia import prefix_and_reference
-from pipeline.endpoint.answers import spent_before
+from pipeline.endpoint.answers import Answers, spent_before
+from pipeline.endpoint.client import Usage
 from pipeline.errors import ExitCode, StopError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.stages import local
-from pipeline.stages.base import Placement
+from pipeline.stages.base import Placement, without
 from pipeline.stages.events import Advance
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import ANSWER_FOLDERS, endpoint_of, stages_of
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, read_receipts
+from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 
 KEY = "sk-sesame-1f2e3d"
 STAGE = "sample/ratio0.5_t1_k50_p1_reference/4"
@@ -187,6 +190,59 @@ def test_an_endpoint_that_tells_log_probabilities_gives_the_scores_of_its_weight
         assert {column: row[column] for column in detectors} == pytest.approx(expected, rel=1e-4, abs=1e-6)
         assert 0 <= row["samia(draws=1)"] <= 1
         assert row["n_tokens"] == 1 + read(text).log_prob.shape[1]
+
+
+def words(prompt: str) -> list[float]:
+    return [-0.1 * (1 + sum(map(ord, word)) % 50) for word in prompt.split()[1:]]
+
+
+def test_documents_whose_log_probabilities_cannot_be_believed_are_in_quarantine_and_asked_once(
+    make_audit: MakeAudit, tmp_path: Path
+) -> None:
+    """-9999 for -inf in the reference made members of documents that only it had never seen."""
+    spoilt = {AUDIT[1]: -9999.0, AUDIT[2]: float("nan"), AUDIT[5]: 0.5, UNSEEN[0]: -float("inf"), UNSEEN[4]: -1e400}
+
+    def log_probs(prompt: str) -> list[float]:
+        return [*words(prompt)[:-1], spoilt[prompt]] if prompt in spoilt else words(prompt)
+
+    with openai_server(log_probs=log_probs) as server:
+        settings = {**SETTINGS, "detectors": ["loss"], "selections": []}
+        run(make_audit(AUDIT, UNSEEN, model=model(server.url), **settings))
+        assert {server.attempts[text] for text in spoilt} == {1}
+    bad = {row["doc_id"]: row for row in pq.read_table(tmp_path / "run/quarantine").to_pylist()}
+    assert bad.keys() == {"audit-1", "audit-2", "audit-5", "unseen-0", "unseen-4"}
+    assert {row["reason"] for row in bad.values()} == {"non_finite_score"}
+    assert "log-probability 14 of 14 is -9999, outside (-1000, 0]" in bad["audit-1"]["message"]
+    assert rows(tmp_path / "run").keys() == rows(tmp_path / "run", "log_probs/target-plain").keys() - bad.keys()
+
+
+def test_answers_that_a_version_without_these_checks_recorded_are_asked_again(
+    make_audit: MakeAudit, tmp_path: Path
+) -> None:
+    with openai_server(log_probs=words) as server:
+        settings = {**SETTINGS, "detectors": ["loss"], "selections": []}
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url), **settings)
+        config = load_config(str(path))
+        store, (stage, _), shards = Store(config.run), stages_of(config), make_plan(config).shards
+        for shard in shards:
+            earlier = without(stage.identity(shard), "checks")
+            answers = Answers(store, stage.folder, stage.name, shard.id, earlier)
+            for document in read_shard(shard):
+                digest = text_digest(document.text)
+                answers.add(Usage(1, 7), row=document.row, text=digest, log_probs=[-9999.0] * 3)
+        run(path)
+        assert {server.attempts[text] for text in [*AUDIT, *UNSEEN]} == {1}
+        spent = spent_before(store, stage.name, ANSWER_FOLDERS)
+        assert spent.requests == len(server.bodies) + 40, "what was paid stays in the budget"
+        found = rows(tmp_path / "run", "log_probs/target-plain")
+        assert all(min(row["log_probs"]) > -6 for row in found.values())
+        # and a finished shard of such a version is not continued
+        receipt = next(iter(read_receipts(store, stage.name)))
+        withdraw_receipt(store, stage.name, receipt.shard)
+        write_receipt(store, stage.name, replace(receipt, fingerprint=without(receipt.fingerprint, "checks")))
+        (tmp_path / "run/finished.json").unlink()
+        line = user_error(run, path)
+        assert "holds the work of stage log_probs/target-plain with other settings: checks" in line
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import asyncio
 import email.utils
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,10 +13,11 @@ from pipeline.audit.description import build_config
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint import client
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, check_endpoint
+from pipeline.endpoint.log_probs import PromptAnswer, Way
 from pipeline.errors import ExitCode, StopError, UserError
-from pipeline.stages.ask_log_probs import Way, ask_log_probs
+from pipeline.stages.ask_log_probs import PromptRequest, ask_prompt
 from pipeline.stages.base import Questions
-from pipeline.stages.registry import check_stages, questions_of
+from pipeline.stages.registry import questions_of
 
 KEY = "sk-sesame-1f2e3d"
 
@@ -150,32 +150,22 @@ def test_the_list_of_models_is_asked_with_a_key_of_one_line(monkeypatch: pytest.
 )
 def test_log_probabilities_are_requested_of_the_tokens_of_the_prompt_alone(wanted: dict[str, Any]) -> None:
     way: Way = "echo" if "echo" in wanted else "prompt_logprobs"
-    prompt, audit = "one two three four", {"corpus": {"audit": {"path": "a"}}, "detectors": ["loss"], "run": "run"}
+    prompt = "one two three four"
 
-    async def main(url: str, **budget: int) -> list[float]:
+    async def main(url: str, **budget: int) -> PromptAnswer:
         async with Endpoint(config(url, budget=budget), None) as endpoint:
-            return await ask_log_probs(endpoint, config(url), way, prompt, Usage())
+            return await ask_prompt(endpoint, PromptRequest(prompt, way), lambda answer: answer, Usage())
 
     with openai_server(log_probs=lambda text: [-0.5, -2.0], way=way) as server:
-        check_stages(build_config({**audit, "model": config(server.url).model_dump()}))
-        assert asyncio.run(main(server.url)) == [-0.5, -2.0]
+        assert asyncio.run(main(server.url)).values == (None, -0.5, -2.0)
         assert server.bodies[-1] == {"model": "stub", "prompt": prompt, "temperature": 0, **wanted}
         with pytest.raises(StopError, match=f"has 9 left, and the next request may cost {18 + 64 + 1};"):
             asyncio.run(main(server.url, tokens=9))
-    with openai_server(log_probs=lambda text: [-0.5], way=way) as server, pytest.raises(StopError, match="too few"):
-        check_stages(build_config({**audit, "model": config(server.url).model_dump()}))
-    for tokens, expected in ((0, [-0.5, -2.0]), (1, []), (2, [-0.5])) if way == "echo" else ():  # of the prompt
-        choice = {"text": prompt[:16], "logprobs": {"token_logprobs": [None, -0.5, -2.0]}}
-        answer = json.dumps({"choices": [choice], "usage": {"prompt_tokens": tokens}})
-        with openai_server(behave=lambda *_, answer=answer: answer) as server:
-            assert asyncio.run(main(server.url)) == expected
     refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (Refusal, "in the answer", {"continue_text": lambda prompt, seed: f"{prompt} and no log-probabilities"})
     ]
     for answer in ('{"choices": []}', '{"choices": {}}', '{"choices": ["x"]}', "{}"):
         refused.append((Fault, "answer has no choices", {"behave": lambda *_, answer=answer: answer}))
-    for wrong in (None, True, "-1"):
-        refused.append((Fault, "no log-probability", {"log_probs": lambda _, wrong=wrong: [-0.5, wrong], "way": way}))
     for kind, message, behaviour in refused:
         with openai_server(**behaviour) as server, pytest.raises(kind, match=message):
             asyncio.run(main(server.url))

@@ -1,0 +1,514 @@
+"""Log-probabilities of a prompt's tokens in the answers of endpoints, and the checks that they have to pass.
+
+Servers differ in what they list: with or without a BOS, with a value or null for the first token, with generated tokens
+behind the prompt, with several candidates for a token, with tokens as text, as marks of a vocabulary or as numbers. Two
+probes of different length show the form of an endpoint's answers (`form_of_answers`); every other answer is then read
+by this form and refused where it does not fit (`log_probs_of`).
+"""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+import math
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.endpoint.client import Fault, Refusal
+
+Way = Literal["prompt_logprobs", "echo"]
+WAYS: tuple[Way, ...] = ("prompt_logprobs", "echo")
+
+HIGHEST = 1e-3
+"""Largest log-probability that rounding explains; values above 0 are read as 0."""
+
+LOWEST = -1000.0
+"""Lowest believed log-probability: servers write -9999 or the lowest number of a type in the place of -inf."""
+
+NOT_FINITE = "non_finite_score"
+"""Reason of a document with a value that is no log-probability."""
+
+MOST_COUNTED = 1 << 31
+"""Numbers of tokens from here on are no counts."""
+
+COVERED, COVERED_OTHERS = 0.9, 0.5
+"""Smallest share of a text's ASCII characters in the tokens of an answer, and of all characters where most are others,
+which some servers leave out where a token holds a part of one. The rest allows for normalisation."""
+
+FIRST = 24
+"""Most characters of a first token whose text an answer does not have."""
+
+LEAST_TOKENS = 20
+"""Smallest number of tokens of the shorter probe."""
+
+MOST_SPECIAL = 2
+"""Most special tokens before a prompt without a chat template, such as [gMASK] and <sop>; one may stand behind it."""
+
+_START = "A clerk in the harbour office of Vellmark wrote 17 short notes about ropes, tar, salted fish and late boats"
+_REST = (
+    "the third note was lost behind a cupboard for years",
+    "nobody asked why the lamps on the pier burned blue in spring",
+    "a boy named Orrin counted 264 barrels and forgot the last nine",
+    "her answer came by mule, wrapped in brown paper and string",
+    "two masons argued whether the wall leaned east or merely looked tired",
+    "rain filled the copper bowl before anyone thought of closing the hatch",
+    "he sold the map for eleven coins and a promise of plums",
+    "the ferry bell rang twice, then the fog took every sound away",
+)
+PROBES = (f"{_START}.", f"{_START}; {'; '.join(_REST)}.")
+"""Texts of two lengths that no model knows by heart, in ASCII, which every tokenizer can give back."""
+
+_SPECIAL = re.compile(r"<[^<>\s]{1,40}>|\[[A-Za-z_]{1,20}\]")
+_OF_CHAT = re.compile(r"user|assistant|system|human|inst\b|role|turn|header|message|channel", re.IGNORECASE)
+_NUMBERED = re.compile(r"(token_id:)?\d+")
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_ESCAPED = re.compile(r"(?:\\x[0-9A-Fa-f]{2})+")
+_REPLACED = "\N{REPLACEMENT CHARACTER}"
+_MARKS = frozenset(f"{_REPLACED}▁ġċ")
+"""Marks of blanks and line ends in vocabularies, in lower case, and of parts of characters."""
+
+
+def _byte_marks() -> dict[str, int]:
+    """Characters of a byte-level vocabulary -> bytes; those that do not print stand behind U+0100, as in GPT-2."""
+    printing = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in printing)
+    return {chr(byte): byte for byte in printing} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_MARKS = _byte_marks()
+_BLANK_MARKS = {mark for mark, byte in _BYTE_MARKS.items() if byte in b" \n\t\r"}
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAnswer:
+    """What an answer lists: tokens of the prompt, and behind an echo generated ones."""
+
+    texts: tuple[Any, ...]  # of each token: a text, its bytes, or None where the answer has none
+    values: tuple[Any, ...]  # of each token: a number, or null
+    counted: int | None  # tokens of the prompt by the endpoint's own count
+    generated: int | None  # generated tokens by its own count
+    whole: str | None  # text of an echo
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """How the answers of an endpoint are read, from its answers to `PROBES`."""
+
+    way: Way
+    unlisted: int | None  # tokens of its count that it does not list, 0 or 1 (a BOS); None: it has no count
+    behind: int  # most tokens behind those of the prompt
+    texts: bool  # whether the tokens gave the text of the probes; otherwise only their number was compared
+
+
+# --- the tokens of an answer
+
+
+def answer_in(value: Mapping[str, Any], way: Way, prompt: str) -> PromptAnswer:
+    """The tokens of a JSON answer.
+
+    Args:
+        value: the answer.
+        way: how it was requested.
+        prompt: the text that was sent.
+
+    Raises:
+        Fault: the answer has no choices.
+        Refusal: it has no log-probabilities of a prompt, or lists of different lengths.
+    """
+    choice = _choice(value)
+    usage = value.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    texts, values, whole = (_of_prompt if way == "prompt_logprobs" else _of_echo)(value, choice, prompt)
+    counted, generated = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    return PromptAnswer(tuple(texts), tuple(values), counted, generated, whole)
+
+
+def _choice(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    choices = value.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise Fault("answer has no choices")
+    return choices[0]
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens; None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < MOST_COUNTED:
+        return None
+    return int(value) if value == int(value) else None
+
+
+_Listed = tuple[Sequence[Any], Sequence[Any], str | None]
+
+
+def _of_prompt(value: Mapping[str, Any], choice: Mapping[str, Any], prompt: str) -> _Listed:
+    """The form of vLLM: for each token null, a number, or a mapping from token ids to values, of which one is its own.
+
+    Entries have `logprob`, and perhaps `decoded_token` and `rank`.
+    """
+    entries = choice.get("prompt_logprobs") or value.get("prompt_logprobs")
+    if not isinstance(entries, list):
+        raise Refusal("no prompt_logprobs in the answer")
+    candidates = [_candidates(entry) for entry in entries]
+    tokens = _tokens_among(candidates, prompt)
+    return [token.text for token in tokens], [token.value for token in tokens], None
+
+
+def _of_echo(value: Mapping[str, Any], choice: Mapping[str, Any], prompt: str) -> _Listed:
+    """OpenAI's echo: the tokens of the prompt, followed by generated ones; or the prompt beside the choices."""
+    beside = value.get("prompt")
+    if isinstance(beside, list) and beside and isinstance(beside[0], dict) and beside[0].get("logprobs"):
+        choice = beside[0]
+    log_probs, whole = choice.get("logprobs"), choice.get("text")
+    listed = log_probs if isinstance(log_probs, dict) else {}
+    if isinstance(listed.get("token_logprobs"), list):
+        values, texts = listed["token_logprobs"], listed.get("tokens")
+    elif isinstance(listed.get("content"), list):
+        tokens = [_token(entry) for entry in listed["content"]]
+        values, texts = [token.value for token in tokens], [token.text for token in tokens]
+    else:
+        raise Refusal("no log-probabilities of the prompt in the answer")
+    if not isinstance(texts, list):
+        texts = [None] * len(values)
+    if len(texts) != len(values):
+        raise Refusal(f"the answer has {len(texts)} tokens and {len(values)} log-probabilities")
+    return texts, values, whole if isinstance(whole, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    text: Any  # a text, bytes, or None
+    value: Any
+    rank: int | None = None
+
+
+def _token(entry: Any) -> _Token:
+    """An entry with a log-probability, or a number alone."""
+    if not isinstance(entry, dict):
+        return _Token(None, entry)
+    text, rank = entry.get("decoded_token", entry.get("token")), entry.get("rank")
+    data = entry.get("bytes")
+    if isinstance(data, list) and data and all(type(byte) is int and 0 <= byte < 256 for byte in data):
+        text = bytes(data)
+    rank = rank if type(rank) is int and 0 < rank < MOST_COUNTED else None
+    return _Token(text if isinstance(text, (str, bytes)) else None, entry.get("logprob"), rank)
+
+
+def _candidates(entry: Any) -> list[_Token]:
+    """The candidates for one token of a prompt, of which one is the token."""
+    if not isinstance(entry, dict) or "logprob" in entry:
+        return [_token(entry)]
+    return [_token(candidate) for candidate in entry.values()] or [_Token(None, None)]
+
+
+def _tokens_among(candidates: Sequence[Sequence[_Token]], prompt: str) -> list[_Token]:
+    """The tokens of a prompt among their candidates: by rank, and else those whose texts give the prompt.
+
+    A server that lists k candidates and the token has k + 1 entries where the token is none of the k likeliest; it then
+    has the highest rank.
+
+    Raises:
+        Refusal: neither names them.
+    """
+    most = max(map(len, candidates), default=0)
+    if most <= 1:
+        return [some[0] for some in candidates]
+    listed = [some for some in candidates if len(some) > 1 or some[0].value is not None]
+    fewest = min(map(len, listed))
+    ranks = [token.rank or 0 for some in listed for token in some]
+    if fewest == most and max(ranks) > most:
+        fewest = most - 1
+    left = [_highest_rank(some) if len(some) > max(1, fewest) else some for some in candidates]
+    if all(len(some) == 1 for some in left):
+        return [some[0] for some in left]
+    path = _path_through(left, fold(prompt))
+    if path is None:
+        raise Refusal(f"the answer has up to {most} candidates for a token and does not name the prompt's own")
+    return path
+
+
+def _highest_rank(candidates: Sequence[_Token]) -> Sequence[_Token]:
+    if any(token.rank is None for token in candidates):
+        return candidates
+    return [max(candidates, key=lambda token: token.rank or 0)]
+
+
+def _path_through(candidates: Sequence[Sequence[_Token]], target: str) -> list[_Token] | None:
+    """One candidate of each place such that their texts give the target; None where there are none."""
+    reached: list[dict[int, tuple[int, _Token]]] = []  # by place: end in the target -> start and token
+    ends = {*range(FIRST + 1)} if candidates[0][0].text is None else {0}
+    for some in candidates:
+        steps: dict[int, tuple[int, _Token]] = {}
+        for start in sorted(ends):
+            for token in some:
+                for end in _ends_of(token, target, start):
+                    steps.setdefault(end, (start, token))
+        reached.append(steps)
+        ends = set(steps)
+    if len(target) not in ends:
+        return None
+    path, end = list[_Token](), len(target)
+    for steps in reversed(reached):
+        end, token = steps[end]
+        path.append(token)
+    return path[::-1]
+
+
+def _ends_of(token: _Token, target: str, start: int) -> Iterator[int]:
+    """The places in a folded text at which a token that starts at a place can end."""
+    piece = _piece(token.text)
+    if piece is None or piece.special:
+        yield start
+        return
+    text = piece.data.decode("utf-8", "replace")
+    folded = fold("".join(chr(byte) for byte in _from_marks(text)) if _BLANK_MARKS & set(text) else text)
+    if target.startswith(folded, start):
+        yield start + len(folded)
+    if _REPLACED in text:  # part of a character
+        yield from (start, start + 1)
+
+
+# --- texts of tokens
+
+
+def fold(text: str) -> str:
+    """A text without blanks, control characters and differences that tokenizers make, such as of case."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    return "".join(sign for sign in plain if sign.isprintable() and not sign.isspace() and sign not in _MARKS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The text of a token."""
+
+    data: bytes
+    special: str = ""  # the name of a special token
+    partial: bool = False  # whether its text is not known: part of a character, or an unknown one
+    missing: bool = False  # whether the answer has no text of it, which is so of a first token without a value
+
+
+def _piece(text: Any) -> _Piece | None:
+    """The text of a token without the marks of its vocabulary; None where the answer has only its number."""
+    if isinstance(text, bytes):
+        return _Piece(text, partial=text == _REPLACED.encode())
+    if not isinstance(text, str) or (text.startswith("token_id:") and _NUMBERED.fullmatch(text)):
+        return None
+    if byte := _BYTE.fullmatch(text):
+        return _Piece(bytes.fromhex(byte[1]))
+    if text.startswith("bytes:") or _ESCAPED.fullmatch(text):
+        return _Piece(_unescaped(text.removeprefix("bytes:")))
+    if _SPECIAL.fullmatch(text):
+        return _Piece(b"", special=text, partial="unk" in text.lower())
+    if len(text) > 2:
+        text = text.removeprefix("##").removesuffix("</w>").removesuffix("@@")
+    return _Piece(text.replace("▁", " ").encode("utf-8", "replace"), partial=_REPLACED in text or not text)
+
+
+def _unescaped(text: str) -> bytes:
+    r"""The bytes of a text with escapes such as \xe2."""
+    parts = re.split(r"\\x([0-9A-Fa-f]{2})", text)
+    return b"".join(
+        bytes.fromhex(part) if place % 2 else part.encode("utf-8", "replace") for place, part in enumerate(parts)
+    )
+
+
+def _from_marks(text: str) -> bytes:
+    """The bytes of a text in the characters of a byte-level vocabulary."""
+    return b"".join(
+        bytes([_BYTE_MARKS[sign]]) if sign in _BYTE_MARKS else sign.encode("utf-8", "replace") for sign in text
+    )
+
+
+def _pieces(texts: Sequence[Any]) -> list[_Piece] | None:
+    """The texts of tokens; None where they have none. The first one's may be missing.
+
+    Tokens are in the characters of a byte-level vocabulary where all are and one of them has a blank.
+    """
+    known = [piece for text in texts[1:] if (piece := _piece(text)) is not None]
+    if len(known) + 1 < len(texts) or not any(piece.data for piece in known):
+        return None
+    if all(isinstance(text, str) and _NUMBERED.fullmatch(text) for text in texts):
+        return None
+    pieces = [_piece(texts[0]) or _Piece(b"", missing=True), *known]
+    plain = [text for text, piece in zip(texts, pieces, strict=True) if isinstance(text, str) and not piece.special]
+    signs = set[str]().union(*plain)
+    if signs & _BLANK_MARKS and signs <= _BYTE_MARKS.keys():
+        return [
+            piece if piece.special or not isinstance(text, str) else _Piece(_from_marks(text))
+            for text, piece in zip(texts, pieces, strict=True)
+        ]
+    return pieces
+
+
+def _folded(pieces: Sequence[_Piece]) -> list[str]:
+    """The folded text that each token adds; a character belongs to the token of its last byte."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return [fold(decoder.decode(piece.data)) for piece in pieces]
+
+
+# --- the form of the answers of an endpoint
+
+
+class FormError(Exception):
+    """The answers of an endpoint to the probes are no log-probabilities of their tokens."""
+
+
+def form_of_answers(way: Way, answers: Sequence[PromptAnswer]) -> AnswerForm:
+    """The form of the answers of an endpoint.
+
+    Args:
+        way: how they were requested.
+        answers: one to each of `PROBES`.
+
+    Raises:
+        FormError: they are no log-probabilities of the tokens of the probes.
+    """
+    forms = [_form_of(way, answer, probe) for answer, probe in zip(answers, PROBES, strict=True)]
+    short, long = forms
+    if short.unlisted != long.unlisted:
+        raise FormError(f"{_counts(answers[0])}, and in another answer {_counts(answers[1])}")
+    form = AnswerForm(way, short.unlisted, max(short.behind, long.behind), short.texts and long.texts)
+    lengths = []
+    for answer, probe in zip(answers, PROBES, strict=True):
+        try:
+            values = log_probs_of(answer, probe, form)
+        except Refusal as error:
+            raise FormError(str(error)) from None
+        if len(set(values)) < 2:
+            raise FormError(f"all log-probabilities of a probe are {values[0]:g}" if values else "no values")
+        lengths.append(len(values))
+    if lengths[0] < LEAST_TOKENS - 1:
+        raise FormError(f"{lengths[0]} values for a text of {len(PROBES[0].split())} words")
+    if lengths[1] < lengths[0] * len(PROBES[1]) / len(PROBES[0]) / 2:
+        raise FormError(
+            f"{lengths[0]} values for a text of {len(PROBES[0].split())} words, and {lengths[1]} for one of "
+            f"{len(PROBES[1].split())}: the endpoint cuts prompts"
+        )
+    return form
+
+
+def _counts(answer: PromptAnswer) -> str:
+    """What an endpoint counts and what its answer has, in words."""
+    count = "no tokens" if answer.counted is None else f"{answer.counted} tokens"
+    return f"the endpoint counts {count} in the prompt, and its answer lists {len(answer.values)}"
+
+
+def _form_of(way: Way, answer: PromptAnswer, probe: str) -> AnswerForm:
+    """The form of the answer to one probe. Raises FormError."""
+    listed, counted = len(answer.values), answer.counted
+    pieces = _pieces(answer.texts)
+    if pieces is not None:
+        most = counted if counted is not None else listed if way == "prompt_logprobs" else 0
+        number = _tokens_of_probe(pieces, probe, min(most, listed))
+    elif counted is None and way == "echo" and fold(answer.whole or "") != fold(probe):
+        raise FormError("the answer has neither texts nor a number of the prompt's tokens, and more than the prompt")
+    else:
+        number = listed if counted is None else min(counted, listed)
+    unlisted, behind = None if counted is None else counted - number, listed - number
+    if unlisted not in (None, 0, 1):
+        raise FormError(_counts(answer))
+    explained = answer.generated is None or pieces is not None or behind <= max(1, answer.generated)
+    if behind and (way == "prompt_logprobs" or not explained):
+        raise FormError(_counts(answer))
+    return AnswerForm(way, unlisted, behind, pieces is not None)
+
+
+def _tokens_of_probe(pieces: Sequence[_Piece], probe: str, most: int) -> int:
+    """The number of tokens whose texts give a probe, with a special one behind it up to `most`. Raises FormError."""
+    target, joined = fold(probe), list(itertools.accumulate(_folded(pieces)))
+    starts = range(FIRST + 1 if pieces[0].missing else 1)
+    number = next((joined.index(target[start:]) + 1 for start in starts if target[start:] in joined), 0)
+    if not number:
+        start = b"".join(piece.data for piece in pieces)[:60].decode("utf-8", "replace")
+        raise FormError(f"the tokens of the answer do not give the text that was sent, but {start!r}")
+    first = next(place for place, piece in enumerate(pieces) if piece.data.strip())
+    added = [piece.special for piece in pieces[:number] if piece.special]
+    inside = any(piece.special for piece in pieces[first:number])
+    behind = [piece.special for piece in pieces[number:most] if piece.special]
+    if len(added) > MOST_SPECIAL or inside or any(map(_OF_CHAT.search, [*added, *behind])):
+        raise FormError(f"the endpoint adds {', '.join([*added, *behind])} to a prompt, as a chat template does")
+    return min(most, number + 1) if behind else number
+
+
+# --- the values of a document
+
+
+def log_probs_of(answer: PromptAnswer, text: str, form: AnswerForm) -> list[float]:
+    """Natural log-probabilities of the tokens of a text except the first, in order, <= 0.
+
+    Args:
+        answer: answer to the text.
+        text: the text that was sent.
+        form: form of the endpoint's answers.
+
+    Raises:
+        Refusal: the number of values is not that of the prompt's tokens (`model_error`), or a value is no
+            log-probability (`non_finite_score`).
+    """
+    number = _number_of_tokens(answer, text, form)
+    values = answer.values[:number]
+    if values and (values[0] is None or not form.unlisted):
+        values = values[1:]
+    return [_checked(value, place, len(values)) for place, value in enumerate(values, 1)]
+
+
+def _number_of_tokens(answer: PromptAnswer, text: str, form: AnswerForm) -> int:
+    """The number of listed tokens that belong to the prompt. Raises Refusal."""
+    listed, pieces = len(answer.values), _pieces(answer.texts) if form.texts else None
+    folded = None if pieces is None else _folded(pieces)
+    if form.unlisted is not None and answer.counted is not None:
+        number = answer.counted - form.unlisted
+    elif not form.behind:
+        number = listed
+    else:
+        number = _covering(folded or [], text)
+    if not 0 <= listed - number <= form.behind:
+        raise Refusal(_counts(answer))
+    if pieces is not None and folded is not None:
+        _check_covered(pieces[:number], folded[:number], text)
+    elif answer.whole is not None and not fold(answer.whole).startswith(fold(text)):
+        raise Refusal("the echo of the endpoint is not the text that was sent")
+    return number
+
+
+def _covering(folded: Sequence[str], text: str) -> int:
+    """The number of tokens whose texts give a text. Raises Refusal."""
+    target, joined = fold(text), ""
+    for number, part in enumerate(folded, 1):
+        joined += part
+        if joined == target:
+            return number
+    raise Refusal("the answer does not count the tokens of the prompt, and generated ones stand behind them")
+
+
+def _check_covered(pieces: Sequence[_Piece], folded: Sequence[str], text: str) -> None:
+    """Check that tokens hold a text, unless some stand for unknown characters. Raises Refusal."""
+    if any(piece.partial for piece in pieces[1:-1]):
+        return
+    target, joined = fold(text), "".join([*folded, *(piece.special for piece in pieces)])
+    least, plain = COVERED_OTHERS, [sign for sign in target if sign.isascii()]
+    size, whole = len(joined), len(target)
+    if 2 * len(plain) >= whole:
+        least, size, whole = COVERED, sum(map(str.isascii, joined)), len(plain)
+    if size + (FIRST if pieces[0].missing else 0) < least * whole:
+        raise Refusal(
+            f"the {len(pieces)} tokens of the answer hold {size:,} of {whole:,} characters of the text: the endpoint "
+            "cuts prompts"
+        )
+
+
+def _checked(value: Any, place: int, number: int) -> float:
+    where = f"log-probability {place} of {number}"
+    if value is None:
+        raise Refusal(f"{where} is missing", NOT_FINITE)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Refusal(f"{where} is no number: {str(value)[:40]!r}", NOT_FINITE)
+    try:
+        number_read = float(value)
+    except OverflowError:
+        number_read = math.inf if value > 0 else -math.inf
+    if not LOWEST < number_read <= HIGHEST:
+        raise Refusal(f"{where} is {number_read:g}, outside ({LOWEST:g}, 0]", NOT_FINITE)
+    return min(0.0, number_read)

@@ -1,0 +1,325 @@
+"""Log-probabilities of an endpoint are read as each kind of server writes them, and believed only if they can be."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import endpoint_dialects as dialects
+import pytest
+from endpoint_dialects import GOOD, Respond, echo, refused, tokens_of
+from openai_server import openai_server
+
+from pipeline.audit.description import build_config
+from pipeline.config.models import EndpointConfig
+from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage
+from pipeline.endpoint.log_probs import PROBES, fold, log_probs_of
+from pipeline.errors import StopError
+from pipeline.stages.ask_log_probs import PromptRequest, ask_prompt, find_form
+from pipeline.stages.base import Wanted
+from pipeline.stages.registry import check_stages, stages_of
+
+TEXTS = (
+    "The harbour office wrote letters about ropes and tar.",
+    "An old café \N{EN DASH} «naïve» \N{EN DASH} sells 天地玄黃 🙂 tea; it was 12,50 €.\n\n\tTwo lines\nfollow  it.",
+    "天地玄黃宇宙洪荒日月盈昃辰宿列張寒來暑往秋收冬藏",
+    "def f(x):\n    return x[1:] # a comment with <b>tags</b> and [brackets] and <unk> in it",
+    " ".join(f"word{number} and more" for number in range(150)),
+)
+
+
+def audit(url: str, **settings: Any) -> dict[str, Any]:
+    endpoint = {"endpoint": url, "name": "stub", "backoff": 0.01, "attempts": 6, "concurrency": 4, **settings}
+    return {"corpus": {"audit": {"path": "a"}}, "detectors": ["loss"], "run": "run", "model": endpoint}
+
+
+def read(url: str, *texts: str, **settings: Any) -> dict[str, Any]:
+    """Values of texts as a run reads them, or the error of each."""
+    config = build_config(audit(url, **settings))
+    assert isinstance(config.model, EndpointConfig)
+    found: dict[str, Any] = {}
+
+    async def main() -> None:
+        async with Endpoint(config.model) as endpoint:  # type: ignore[arg-type]
+            form, generated = await find_form(stages_of(Wanted(config))[0], endpoint, Usage())
+            for text in texts:
+                request = PromptRequest(text, form.way, generated)
+                try:
+                    found[text] = await ask_prompt(
+                        endpoint, request, lambda one, text=text: log_probs_of(one, text, form), Usage()
+                    )
+                except (Fault, Refusal) as error:
+                    found[text] = error
+
+    asyncio.run(main())
+    return found
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_each_kind_of_server_is_read_with_the_values_of_its_tokens(name: str) -> None:
+    respond, expected = GOOD[name]
+    with openai_server(respond=respond) as server:
+        found = read(server.url, *TEXTS)
+        lines = check_stages(build_config(audit(server.url)))
+    assert found == {text: expected(text) for text in TEXTS}
+    uncompared = name in ("vLLM, ids for tokens", "numbers alone")
+    assert ["no texts to compare" in line for line in lines] == [uncompared]
+    assert server.bodies[0]["prompt"] in PROBES
+
+
+def changed(respond: Respond, change: Callable[[dict[str, Any], list[Any]], Any]) -> Respond:
+    """A server of echoes whose logprobs and values a function changes in place, or replaces the answer."""
+
+    def act(body: dict[str, Any]) -> Any:
+        answer = respond(body)
+        if isinstance(answer, tuple):
+            return answer
+        listed = answer["choices"][0]["logprobs"]
+        return change(answer, listed["token_logprobs"]) or answer
+
+    return act
+
+
+def templated(body: dict[str, Any], before: str, behind: str) -> Any:
+    """A server that puts a prompt into a chat template, and counts and lists the whole."""
+    if not dialects.echoing(body):
+        return refused(body, "echo")
+    tokens = tokens_of(before + body["prompt"] + behind)
+    return echo(tokens.decoded, [None, *tokens.expected], body["prompt"])
+
+
+def special_tokens(body: dict[str, Any]) -> Any:
+    if not dialects.echoing(body):
+        return refused(body, "echo")
+    tokens = tokens_of(body["prompt"])
+    values = [None, -0.1, *tokens.values, -0.2, -0.1, -0.3]
+    return echo(["<|user|>", "\n", *tokens.decoded, "<|end|>", "\n", "<|assistant|>"], values, body["prompt"])
+
+
+def cut_to(limit: int, counted: bool = True, texts: bool = True, left: bool = False) -> Respond:
+    """A server that cuts prompts."""
+
+    def act(body: dict[str, Any]) -> Any:
+        if not dialects.echoing(body):
+            return refused(body, "echo")
+        tokens = tokens_of(body["prompt"])
+        part = slice(-limit, None) if left else slice(limit)
+        kept, values = tokens.decoded[part], tokens.values[part]
+        answer = echo(kept, [None, *values[1:]], body["prompt"], counted=len(tokens.ids) if counted else None)
+        if not texts:
+            del answer["choices"][0]["logprobs"]["tokens"]
+        return answer
+
+    return act
+
+
+def only_generated(body: dict[str, Any]) -> Any:
+    """llama.cpp: `echo` is ignored, and the log-probabilities are of generated tokens."""
+    if not dialects.echoing(body):
+        return {"choices": [{"text": " x"}], "usage": {"prompt_tokens": 60, "completion_tokens": 1}}
+    content = [{"token": f" w{n}", "logprob": -0.1 * n} for n in range(1, 40)]
+    counted = len(tokens_of(body["prompt"]).ids)
+    choice = {"text": "".join(one["token"] for one in content), "logprobs": {"content": content}}
+    return {"choices": [choice], "usage": dialects.usage(counted, 39)}
+
+
+def likeliest_alone(body: dict[str, Any]) -> Any:
+    """Lists the likeliest token of each place, and its value, in the place of the prompt's."""
+    if dialects.echoing(body):
+        return refused(body, "prompt_logprobs")
+    answer = dialects.vllm(body)
+    entries = answer["choices"][0]["prompt_logprobs"]
+    for place, entry in enumerate(entries):
+        if entry is not None and place % 2:
+            entries[place] = {"99999": {"logprob": -0.01 - place / 1000, "rank": 1, "decoded_token": " likely"}}
+    return answer
+
+
+def unnamed_candidates(body: dict[str, Any]) -> Any:
+    if dialects.echoing(body):
+        return refused(body, "prompt_logprobs")
+    answer = dialects.likeliest_first(body)
+    for entry in answer["choices"][0]["prompt_logprobs"]:
+        for candidate in (entry or {}).values():
+            del candidate["rank"], candidate["decoded_token"]
+    return answer
+
+
+def of_openai(change: Callable[[dict[str, Any], list[Any]], Any]) -> Respond:
+    return changed(dialects.openai_legacy, change)
+
+
+def fill(value: Any) -> Callable[[dict[str, Any], list[Any]], None]:
+    def change(answer: dict[str, Any], values: list[Any]) -> None:
+        values[1:] = [value] * (len(values) - 1)
+
+    return change
+
+
+def put(place: int, value: Any) -> Callable[[dict[str, Any], list[Any]], None]:
+    def change(answer: dict[str, Any], values: list[Any]) -> None:
+        values[place] = value
+
+    return change
+
+
+def count(value: Any) -> Callable[[dict[str, Any], list[Any]], None]:
+    def change(answer: dict[str, Any], values: list[Any]) -> None:
+        answer["usage"]["prompt_tokens"] = value
+
+    return change
+
+
+def shifted(answer: dict[str, Any], values: list[Any]) -> None:
+    answer["choices"][0]["logprobs"]["tokens"].reverse()
+
+
+def shorter(answer: dict[str, Any], values: list[Any]) -> None:
+    del values[-3:]
+
+
+def no_texts(answer: dict[str, Any], values: list[Any]) -> None:
+    del answer["choices"][0]["logprobs"]["tokens"]
+
+
+def three_without_texts(answer: dict[str, Any], values: list[Any]) -> None:
+    no_texts(answer, values)
+    answer["usage"]["prompt_tokens"] = 3
+
+
+def no_count_and_more(answer: dict[str, Any], values: list[Any]) -> None:
+    no_texts(answer, values)
+    del answer["usage"]
+    answer["choices"][0]["text"] += " and more"
+
+
+BAD: dict[str, tuple[Respond, str]] = {
+    "zeros": (of_openai(fill(0.0)), "all log-probabilities of a probe are 0"),
+    "one value": (of_openai(fill(-1.25)), "all log-probabilities of a probe are -1.25"),
+    "stand-in for -inf": (of_openai(put(7, -9999.0)), "log-probability 7 of 59 is -9999, outside"),
+    "lowest float": (of_openai(put(7, -3.4e38)), "is -3.4e+38, outside"),
+    "positive": (of_openai(put(3, 0.5)), "log-probability 3 of 59 is 0.5, outside (-1000, 0]"),
+    "probabilities": (of_openai(lambda answer, values: fill(0.25)(answer, values)), "is 0.25, outside"),
+    "not a number": (of_openai(put(2, float("nan"))), "log-probability 2 of 59 is nan"),
+    "400 digits": (of_openai(put(2, -(10**400))), "log-probability 2 of 59 is -inf"),
+    "null within": (of_openai(put(9, None)), "log-probability 9 of 59 is missing"),
+    "text": (of_openai(put(9, "-1.5")), "is no number: '-1.5'"),
+    "true": (of_openai(put(9, True)), "is no number: 'True'"),
+    "cut": (cut_to(70), "do not give the text that was sent"),
+    "cut on the left": (cut_to(70, left=True), "do not give the text that was sent"),
+    "cut, no texts": (cut_to(70, texts=False), "counts 326 tokens in the prompt, and its answer lists 70"),
+    "cut, counted after it": (cut_to(70, False), "do not give the text that was sent"),
+    "cut, counted after it, no texts": (cut_to(70, False, False), "the endpoint cuts prompts"),
+    "cut at 32": (cut_to(32, texts=False), "counts 60 tokens in the prompt, and its answer lists 32"),
+    "count of 3": (of_openai(count(3)), "counts 3 tokens in the prompt, and its answer lists 60"),
+    "count of 3, no texts": (of_openai(three_without_texts), "counts 3 tokens in the prompt, and its answer lists 60"),
+    "count of words": (of_openai(count(20)), "counts 20 tokens in the prompt, and its answer lists 60"),
+    "template": (
+        lambda body: templated(body, "USER: ", "\nASSISTANT:"),
+        "do not give the text that was sent, but 'USER",
+    ),
+    "template of special tokens": (special_tokens, "adds <|user|>, <|end|>, <|assistant|> to a prompt"),
+    "generated alone": (only_generated, "do not give the text that was sent, but ' w1 w2"),
+    "likeliest alone": (likeliest_alone, "do not give the text that was sent"),
+    "candidates without names": (unnamed_candidates, "up to 2 candidates for a token and does not name"),
+    "order": (of_openai(shifted), "do not give the text that was sent"),
+    "lists of two lengths": (of_openai(shorter), "the answer has 60 tokens and 57 log-probabilities"),
+    "no count, no texts, more text": (of_openai(no_count_and_more), "neither texts nor a number"),
+    "none": (lambda body: {"choices": [{"text": " x"}]}, "no log-probabilities of the prompt in the answer"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_log_probability_of_the_prompt_stops_before_the_first_document(name: str) -> None:
+    respond, reason = BAD[name]
+    with openai_server(respond=respond) as server:
+        with pytest.raises(StopError) as caught:
+            check_stages(build_config(audit(server.url)))
+        assert len(server.bodies) <= 6, "nothing is asked six times"
+    message = str(caught.value)
+    assert reason in message
+    assert "\n" not in message
+    assert len(message) < 1000
+
+
+def at_last(respond: Respond, spoilt: Respond) -> Respond:
+    """A server whose answers to documents, and not to probes, are spoilt."""
+    return lambda body: (respond if body["prompt"] in PROBES else spoilt)(body)
+
+
+TEXT = TEXTS[4]
+NUMBER = len(tokens_of(TEXT).ids)
+
+SPOILT: dict[str, tuple[Respond, str, str]] = {
+    "stand-in": (of_openai(put(7, -9999.0)), "non_finite_score", f"log-probability 7 of {NUMBER - 1} is -9999"),
+    "-inf": (of_openai(put(7, -float("inf"))), "non_finite_score", "is -inf"),
+    "overflow": (lambda body: json.dumps(dialects.openai_legacy(body)).replace("-0.", "-1e999").encode(), *("",) * 2),
+    "NaN": (of_openai(put(7, float("nan"))), "non_finite_score", "is nan"),
+    "null": (of_openai(put(-1, None)), "non_finite_score", f"log-probability {NUMBER - 1} of {NUMBER - 1} is missing"),
+    "positive": (of_openai(put(7, 0.002)), "non_finite_score", "is 0.002, outside"),
+    "-1000": (of_openai(put(7, -1000)), "non_finite_score", "is -1000, outside"),
+    "400 digits": (of_openai(put(7, 10**400)), "non_finite_score", "is inf"),
+    "text": (of_openai(put(7, "a")), "non_finite_score", "is no number"),
+    "cut": (cut_to(32), "model_error", f"counts {NUMBER} tokens in the prompt, and its answer lists 32"),
+    "cut, counted after it": (cut_to(32, False), "model_error", "the 32 tokens of the answer hold"),
+    "cut on the left": (cut_to(99, False, left=True), "model_error", "the 99 tokens of the answer hold"),
+    "count of 3": (of_openai(count(3)), "model_error", f"counts 3 tokens in the prompt, and its answer lists {NUMBER}"),
+    "lists of two lengths": (of_openai(shorter), "model_error", "tokens and"),
+    "no list": (lambda body: {"choices": [{"text": "x"}]}, "model_error", "no log-probabilities"),
+}
+SPOILT["overflow"] = (SPOILT["overflow"][0], "non_finite_score", "is -inf")
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_an_answer_that_is_not_believed_costs_one_request_and_one_document(name: str) -> None:
+    spoilt, reason, message = SPOILT[name]
+    with openai_server(respond=at_last(dialects.openai_legacy, spoilt)) as server:
+        found = read(server.url, TEXT)[TEXT]
+        assert server.attempts[TEXT] == 1
+    assert isinstance(found, Refusal)
+    assert message in str(found)
+    assert found.reason == reason
+
+
+def test_runs_of_zeros_and_rounding_above_zero_are_read() -> None:
+    def known_by_heart(answer: dict[str, Any], values: list[Any]) -> None:
+        values[1:] = [0, 0.0, 1e-3, -0.0, *[0] * (len(values) - 5)]
+
+    with openai_server(respond=at_last(dialects.openai_legacy, of_openai(known_by_heart))) as server:
+        assert read(server.url, TEXT)[TEXT] == [0.0] * (NUMBER - 1)
+
+
+@pytest.mark.parametrize("value", [10**400, -1, "31", None, True, float("inf"), 1e300, 31.5, [], {}])
+def test_a_count_that_is_none_is_no_count(value: Any) -> None:
+    """The texts of tokens tell where the prompt ends."""
+    with openai_server(respond=of_openai(count(value))) as server:
+        assert read(server.url, *TEXTS[:2]) == {text: tokens_of(text).expected for text in TEXTS[:2]}
+
+
+def test_a_document_of_one_token_has_no_values() -> None:
+    with openai_server(respond=dialects.openai_legacy) as server:
+        assert read(server.url, "a") == {"a": []}
+
+
+def test_both_ways_are_tried_and_a_configured_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def both(body: dict[str, Any]) -> Any:
+        return dialects.openai_legacy(body) if dialects.echoing(body) else dialects.vllm(body)
+
+    ways: list[set[bool]] = []
+    for way in ("auto", "echo", "prompt_logprobs"):
+        with openai_server(respond=both) as server:
+            read(server.url, TEXT, log_probs=way)
+            ways.append({dialects.echoing(body) for body in server.bodies})
+    assert ways == [{False}, {True}, {False}]
+
+
+def test_llama_cpp_python_is_asked_for_one_token_behind_an_echo_and_not_for_all_that_fit() -> None:
+    with openai_server(respond=dialects.llama_cpp_python) as server:
+        read(server.url, TEXT)
+    assert server.bodies[-1] == {
+        "model": "stub", "prompt": TEXT, "temperature": 0, "max_tokens": 1, "echo": True, "logprobs": 1
+    }  # fmt: skip
+
+
+def test_texts_are_compared_without_blanks_case_and_compatibility_forms() -> None:
+    assert fold("▁Hello Ġworld\n\tﬁn") == fold("hello worldfin") == "helloworldfin"
