@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
 from pipeline.config.paths import fields_of, irregular_kind, placed, placed_value, sections_in
 from pipeline.errors import UserError, nearest
@@ -32,6 +32,16 @@ MOST_REPEATS = 4
 """Maximum number of values per written value in a longer configuration."""
 
 
+MOST_DIGITS = 100
+"""Maximum number of characters of an integer, which are counted before it is constructed."""
+
+MOST_BITS = 64
+"""Maximum size of an integer; `seed` may use all bits, and other settings one less."""
+
+SHOWN = 200
+"""Maximum number of characters of a value in a message."""
+
+
 class NotYamlError(ValueError):
     """A text is not YAML; the message is one line with the reason."""
 
@@ -39,17 +49,17 @@ class NotYamlError(ValueError):
 class Section(BaseModel):
     """A group of settings: unknown keys are refused, values do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def _one_size(value: Any) -> Any:
     """Refuse a text that is not a size as a whole: pydantic reads 1,000 as 1."""
-    if isinstance(value, str) and not re.fullmatch(r"\s*\d*\.?\d+\s*[A-Za-z]*\s*", value):
+    if isinstance(value, str) and not re.fullmatch(r"\s*\d{0,19}\.?\d{1,19}\s*[A-Za-z]*\s*", value):
         raise ValueError("input should be a number of bytes, such as 67108864 or 64 MiB")
     return value
 
 
-Size = Annotated[ByteSize, BeforeValidator(_one_size)]
+Size = Annotated[ByteSize, BeforeValidator(_one_size), Field(lt=1 << (MOST_BITS - 1))]
 """Bytes: a number, or a text with a unit."""
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -142,6 +152,7 @@ def _values(node: yaml.Node, counts: dict[int, int | None]) -> int:
         yaml.YAMLError: an alias refers to itself.
     """
     if isinstance(node, yaml.ScalarNode):
+        _check_integer(node)
         counts[id(node)] = 1
         return 1
     if id(node) in counts:
@@ -154,6 +165,23 @@ def _values(node: yaml.Node, counts: dict[int, int | None]) -> int:
     inner = [part for pair in node.value for part in pair] if pairs else node.value
     count = counts[id(node)] = 1 + sum(_values(part, counts) for part in inner)
     return count
+
+
+def _check_integer(node: yaml.ScalarNode) -> None:
+    """Check that an integer has at most `MOST_BITS`; hexadecimal, octal and sexagesimal ones may have any length.
+
+    Raises:
+        NotYamlError: it has more.
+    """
+    if node.tag != "tag:yaml.org,2002:int":
+        return
+    long = len(node.value) > MOST_DIGITS
+    if long or yaml.constructor.SafeConstructor().construct_yaml_int(node).bit_length() > MOST_BITS:
+        start = f"{node.value[:20]}..." if len(node.value) > 20 else node.value
+        raise NotYamlError(
+            f"line {node.start_mark.line + 1}: the number {start} has more than {MOST_BITS} bits; a text that looks "
+            "like a number needs quotes"
+        )
 
 
 def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
@@ -199,10 +227,30 @@ def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()
         except NotYamlError as error:
             raise UserError(f"--set {path}: {raw!r:.200} is not a YAML value: {error}") from None
         set_at(data, path, placed_value(kind, path, value, os.path.realpath(os.getcwd())), "--set")
+    _check_sizes(data, ())
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         raise UserError(_one_line(error, kind, data)) from None
+
+
+def _check_sizes(value: Any, keys: tuple[str, ...]) -> None:
+    """Check that integers have 64 bits, which is also so of those that no YAML text contained.
+
+    Raises:
+        UserError: one has more; the key names it.
+    """
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            _check_sizes(entry, (*keys, str(key) if isinstance(key, str) else "..."))
+    elif isinstance(value, list):
+        for place, entry in enumerate(value):
+            _check_sizes(entry, (*keys, str(place)))
+    elif isinstance(value, int) and value.bit_length() >= MOST_BITS + (keys[-1:] == ("seed",)):
+        raise UserError(
+            f"{'.'.join(keys) or 'config'}: input should be an integer of less than {MOST_BITS} bits, got one of "
+            f"{value.bit_length():,}"
+        )
 
 
 def set_at(data: dict[str, Any], path: str, value: Any, source: str) -> None:
@@ -260,11 +308,23 @@ def _one_line(error: ValidationError, kind: type[BaseModel], data: Mapping[str, 
         return f"missing key {where!r}{_what_to_add(kind, problem['loc'])}"
     branches = dict.fromkeys(_message(other) for other in problems if _location(other) == location)
     message = " or ".join([next(iter(branches)), *(b.removeprefix("input should be ") for b in list(branches)[1:])])
-    got = "" if "got " in message or isinstance(problem["input"], dict) else f", got {problem['input']!r}"
-    guess = f"; did you mean [{problem['input']}]?" if problem["type"] == "list_type" and got else ""
-    if problem["type"] == "string_type" and isinstance(problem["input"], (bool, int, float, date)):
-        guess = "; put it in quotes"  # YAML reads no, 12 and 2026-01-01 as other values than texts
+    got = "" if "got " in message or isinstance(problem["input"], dict) else f", got {_shown(problem['input'])}"
+    guess = f"; did you mean [{_shown(problem['input'], str)}]?" if problem["type"] == "list_type" and got else ""
+    if problem["type"] == "string_type" and (read_as := _read_as(problem["input"])):
+        guess = f"; YAML reads it as {read_as}; put it in quotes"
     return f"{where}: {message}{got}{guess}"
+
+
+def _shown(value: Any, text: Callable[[Any], str] = repr) -> str:
+    """A value in a message."""
+    shown = str(value) if isinstance(value, datetime.date) else text(value)
+    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+
+
+def _read_as(value: Any) -> str:
+    """What YAML has made of a text without quotes; empty where it is none of these."""
+    kinds = {bool: "true or false", int: "a number", float: "a number", datetime.date: "a date"}
+    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "")
 
 
 def _paths_to(kind: Any, value: Any, key: str, depth: int) -> Iterator[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import math
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -25,13 +26,14 @@ from tenacity.wait import wait_random_exponential
 
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.keys import key_of, masked, without_key
-from pipeline.errors import ExitCode, StopError, UserError, nearest
+from pipeline.errors import ExitCode, StopError, UserError, nearest, one_line
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 LONGEST_WAIT = 600.0  # seconds; a longer Retry-After ends the run
 FIRST_REFUSALS = 3  # refusals before the first answer after which the run ends
 CHECK_SECONDS = 30.0
 MESSAGE = 200  # characters of an endpoint's error message that are shown
+MOST_COUNTED = 1 << 31  # numbers of tokens from here on are no counts
 Parsed = TypeVar("Parsed")
 
 PLAIN_BYTES, TOKEN_BYTES, MOST_BYTES = 1 << 20, 1 << 12, 1 << 26
@@ -184,18 +186,17 @@ class Endpoint:
             raise Fault(f"no connection: {without_key(str(error), self.config)}", paid=False) from None
         except httpx2.HTTPError as error:
             reason = without_key(str(error), self.config) or type(error).__name__  # may quote the answer
-            raise Fault(f"connection broken: {reason}") from None
+            raise Fault(f"connection broken: {one_line(reason[:MESSAGE])}") from None
         except TooLongError as error:
             raise Fault(str(error)) from None
         self._raise_for_status(response)
         try:
-            value = response.json()
-        except (ValueError, RecursionError):
+            value = masked(response.json(), self.config)
+        except (ValueError, RecursionError):  # also a number of too many digits, or deep nesting
             raise Fault("answer is not JSON") from None
         if not isinstance(value, dict):
             raise Fault("answer is no JSON object")
-        answer: dict[str, Any] = masked(value, self.config)
-        return answer
+        return value
 
     def _raise_for_status(self, response: Received) -> None:
         """Raise the error that corresponds to the status; nothing for 200."""
@@ -225,13 +226,13 @@ class Endpoint:
         """The endpoint's error message in one line, with the key removed if it occurs in it."""
         try:
             value = response.json()
+            for key in ("error", "message", "detail"):
+                value = value.get(key, value) if isinstance(value, dict) else value
+            text = value if isinstance(value, str) else json.dumps(value)
         except (ValueError, RecursionError):
-            value = response.text
-        for key in ("error", "message", "detail"):
-            value = value.get(key, value) if isinstance(value, dict) else value
-        text = value if isinstance(value, str) else json.dumps(value)
+            text = response.text
         text = f"insufficient_quota: {text}" if "insufficient_quota" in response.text else text
-        return without_key(" ".join(text.split()), self.config)[:MESSAGE]
+        return one_line(without_key(" ".join(text.split()), self.config)[:MESSAGE])
 
     def _wait(self, state: RetryCallState) -> float:
         """Seconds before the next attempt: increasing with every failure, at least the Retry-After."""
@@ -318,22 +319,32 @@ def retry_after(value: str | None) -> float:
     if value is None:
         return 0.0
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
     except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError):
-        return 0.0
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (TypeError, ValueError, OverflowError, OSError):  # also an offset or a year that no date has
+            return 0.0
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
 
 
 def _billed(value: Mapping[str, Any], max_cost: int) -> int:
     """Tokens that an answer reports as used, or `max_cost` if it reports none."""
+    prompt, completion = reported_usage(value)
+    return max_cost if prompt is None or completion is None else prompt + completion
+
+
+def reported_usage(value: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """The numbers of tokens of the prompt and the completion in an answer; None where it has no such number."""
     usage = value.get("usage")
-    if not isinstance(usage, dict):
-        return max_cost
-    counts = [part for part in map(usage.get, ("prompt_tokens", "completion_tokens")) if isinstance(part, int)]
-    return sum(counts) if len(counts) == 2 and min(counts) >= 0 else max_cost
+    usage = usage if isinstance(usage, dict) else {}
+    return _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < MOST_COUNTED:
+        return None
+    return int(value) if value == int(value) else None
 
 
 def prompt_tokens(text: str) -> int:
@@ -355,7 +366,7 @@ def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
     try:
         response = get_answer(config.endpoint + "/models", headers(config), min(CHECK_SECONDS, config.timeout))
     except (httpx2.HTTPError, TooLongError, TimeoutError) as error:
-        reason = without_key(" ".join(str(error).split()), config) or type(error).__name__
+        reason = one_line(without_key(str(error), config)[:MESSAGE]) or type(error).__name__
         raise UserError(f"endpoint {config.endpoint} does not answer: {reason}") from None
     if response.status_code in (401, 403):
         raise UserError(

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.endpoint.client import Fault, Refusal
+from pipeline.endpoint.client import MOST_COUNTED, Fault, Refusal, reported_usage
 
 Way = Literal["prompt_logprobs", "echo"]
 WAYS: tuple[Way, ...] = ("prompt_logprobs", "echo")
@@ -30,9 +30,6 @@ LOWEST = -1000.0
 
 NOT_FINITE = "non_finite_score"
 """Reason of a document with a value that is no log-probability."""
-
-MOST_COUNTED = 1 << 31
-"""Numbers of tokens from here on are no counts."""
 
 COVERED, COVERED_OTHERS = 0.9, 0.5
 """Smallest share of a text's ASCII characters in the tokens of an answer, and of all characters where most are others,
@@ -119,11 +116,8 @@ def answer_in(value: Mapping[str, Any], way: Way, prompt: str) -> PromptAnswer:
         Refusal: it has no log-probabilities of a prompt, or lists of different lengths.
     """
     choice = _choice(value)
-    usage = value.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
     texts, values, whole = (_of_prompt if way == "prompt_logprobs" else _of_echo)(value, choice, prompt)
-    counted, generated = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-    return PromptAnswer(tuple(texts), tuple(values), counted, generated, whole)
+    return PromptAnswer(tuple(texts), tuple(values), *reported_usage(value), whole)
 
 
 def _choice(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -131,13 +125,6 @@ def _choice(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise Fault("answer has no choices")
     return choices[0]
-
-
-def _count(value: Any) -> int | None:
-    """A number of tokens; None where it is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < MOST_COUNTED:
-        return None
-    return int(value) if value == int(value) else None
 
 
 _Listed = tuple[Sequence[Any], Sequence[Any], str | None]

@@ -15,7 +15,15 @@ import zstandard
 from bounded_memory import run_within
 
 from pipeline.config.models import EndpointConfig
-from pipeline.endpoint.client import MOST_BYTES, Endpoint, Fault, Usage, check_endpoint, longest_answer
+from pipeline.endpoint.client import (
+    MOST_BYTES,
+    Endpoint,
+    Fault,
+    Refusal,
+    Usage,
+    check_endpoint,
+    longest_answer,
+)
 from pipeline.errors import UserError
 
 
@@ -153,3 +161,98 @@ def test_log_probs_of_the_longest_prompt_fit_an_answer() -> None:
     chat = {**alternative, "top_logprobs": [alternative] * 20}
     assert len(json.dumps(chat)) < longest_answer(1_000) - longest_answer(999)
     assert longest_answer(10**9) == MOST_BYTES
+
+
+def plain(body: bytes, status: str = "200 OK", **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    """An answer as it stands, with headers that http.server would not write."""
+    lines = {"Content-Length": str(len(body)), "Connection": "close", **headers}
+    head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(f"HTTP/1.1 {status}\r\n{head}\r\n".encode() + body)
+
+    return answer
+
+
+DIGITS = "9" * 400
+TEXT = b'{"choices": [{"text": "x"}]}'
+
+
+@pytest.mark.parametrize(
+    "count", [DIGITS, "1e999", "Infinity", "NaN", "-5", "true", '"7"', "2147483648", "1.5", "null", "[]"]
+)
+def test_a_number_of_tokens_that_is_none_costs_the_most_that_a_request_can(count: str) -> None:
+    spent = Usage()
+
+    async def main(url: str) -> Any:
+        async with Endpoint(config(url)) as endpoint:
+            return await endpoint.ask("/completions", {}, 10, lambda value: value["choices"], spent)
+
+    usage = f', "usage": {{"prompt_tokens": {count}, "completion_tokens": 1}}}}'.encode()
+    with server(plain(TEXT[:-1] + usage)) as url:
+        assert asyncio.run(main(url)) == [{"text": "x"}]
+    assert spent == Usage(1, 10)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        DIGITS,
+        "9" * 5000,
+        "inf",
+        "nan",
+        "1e999",
+        "-1e308",
+        "Wed, 21 Oct 2015 07:28:00 GMT",
+        "Wed, 21 Oct 2015 07:28:00 -99999999999999999999",
+        "Wed, 21 Oct 2015 07:28:00 +9999999999",
+        f"Wed, {DIGITS} Oct 2015 07:28:00 GMT",
+        "Mon, 01 Jan 0001 00:00:00 +2359",
+        "Fri, 31 Dec 10000 23:59:59 GMT",
+    ],
+)
+def test_a_retry_after_that_names_no_time_to_come_is_none(value: str) -> None:
+    with server(plain(b'{"error": "slow"}', "429 Slow", Retry_After=value)) as url:
+        began = time.monotonic()
+        with pytest.raises(Fault, match=r"^429 slow$"):
+            ask(config(url, attempts=2))
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (plain(TEXT, Content_Length=DIGITS), "connection broken: bad Content-Length"),
+        (plain(TEXT, Content_Length="-5"), "connection broken: bad Content-Length"),
+        (plain(TEXT, f"{DIGITS} OK"), "connection broken: illegal status line"),
+        (plain(b"f" * 400 + b"\r\n{}", Content_Length="2", Transfer_Encoding="chunked"), "connection broken: "),
+        (plain(b'{"usage": ' + b"9" * 5000 + b"}"), "answer is not JSON"),
+        (plain(b'{"a": ' + b"[" * 960 + b"]" * 960 + b', "choices": []}'), "answer is not JSON"),
+        (plain(b'{"a": ' + b'{"b":' * 960 + b"1" + b"}" * 960 + b"}"), "answer is not JSON"),
+        (plain(b"1e999"), "answer is no JSON object"),
+    ],
+    ids=["length", "negative length", "status", "chunk", "5,000 digits", "lists", "mappings", "a number"],
+)
+def test_absurd_numbers_and_nesting_cost_their_document(
+    answer: Callable[[BaseHTTPRequestHandler], None], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEENSET_API_KEY", "sk-that-is-masked")  # in all texts of an answer
+    with server(answer) as url:
+        with pytest.raises(Fault, match=message) as caught:
+            ask(config(url))
+        assert len(str(caught.value)) < 300
+        if "connection broken" in message:
+            with pytest.raises(UserError, match="does not answer"):
+                check_endpoint(config(url))
+        else:
+            assert check_endpoint(config(url))["architecture"] == "endpoint"
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"error": {"message": "\\ud800 and \\u0000\\u202e"}}', b'{"error": ' + b"[" * 960 + b"]" * 960 + b"}"]
+)
+def test_an_error_message_is_one_short_line_that_files_can_hold(body: bytes) -> None:
+    with server(plain(body, "400 Bad Request")) as url, pytest.raises(Refusal) as caught:
+        ask(config(url))
+    assert str(caught.value).encode().decode().isprintable()
+    assert len(str(caught.value)) < 300

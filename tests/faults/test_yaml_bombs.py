@@ -53,7 +53,15 @@ def test_ten_thousand_selections_are_read() -> None:
         ("[" * 3_000, "more than 100 brackets within one another"),
         ("{a: " * 20_000, "more than 100 brackets within one another"),
         ("".join(" " * n + "a:\n" for n in range(2000)), "its brackets or indents are nested too deeply"),
-        ("run: " + "9" * 5000, "a value cannot be read: Exceeds the limit"),
+        ("run: " + "9" * 5000, "line 1: the number 99999999999999999999... has more than 64 bits"),
+        ("a: 1\nrun: 0x" + "f" * 5000, "line 2: the number 0xffffffffffffffffff... has more than 64 bits"),
+        ("run: -0x" + "f" * 17, "line 1: the number -0xfffffffffffffffff has more than 64 bits"),
+        ("run: 0" + "7" * 6000, "has more than 64 bits; a text that looks like a number needs quotes"),
+        ("run: 0b" + "1" * 20_000, "has more than 64 bits"),
+        ("run: 1" + ":59" * 100_000, "has more than 64 bits"),
+        ("run: 0xffffffffffffffffff", "has more than 64 bits"),
+        ("run: !!int 0x" + "f" * 5000, "has more than 64 bits"),
+        ("? 0x" + "f" * 5000 + "\n: 1", "has more than 64 bits"),
         ("run: 2024-99-99", "a value cannot be read: month must be in"),
         ("# " + "x" * MOST_BYTES, "it has more than 4,194,304 bytes"),
         ("run: !!python/object:os.system {}", "could not determine a constructor"),
@@ -65,14 +73,53 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, text: str, reason: str 
     assert reason is None or reason in line
 
 
-@pytest.mark.parametrize("value", ["[" * 3_000, "9" * 5000, LAUGHS, "2024-99-99"])
+NUMBERS = {
+    "run: 0xff": "run: input should be a valid string, got 255; YAML reads it as a number; put it in quotes",
+    "run: 1:30:45": "1:30:45 on line 1 is a number of base 60 in YAML: put it in quotes",
+    "run: 2024-01-01": "got 2024-01-01; YAML reads it as a date; put it in quotes",
+    "run: yes": "got True; YAML reads it as true or false; put it in quotes",
+    "run: .inf": "got inf; YAML reads it as a number; put it in quotes",
+    "run: [1]": "run: input should be a valid string, got [1]",
+    "corpus: {audit: {path: a, id: 0xff}}": "corpus.audit.id: input should be a valid string, got 255; YAML reads",
+    "corpus: {audit: {path: 010}}": "010 on line 3 is a number of base 8 in YAML: put it in quotes",
+    "model: {path: 10}": "model.path: input should be a valid string, got 10; YAML reads it as a number; put it in",
+    "max_tokens: 0x8000000000000000": "max_tokens: input should be an integer of less than 64 bits, got one of 64",
+    "detectors: [{min_k: {k: 0xffffffffffffffff}}]": "detectors.0.min_k.k: input should be an integer of less than 64",
+    "error_budget: .nan": "error_budget: input should be a finite number, got nan",
+    "error_budget: 1.0e+999": "error_budget: input should be a finite number, got inf",
+    "model: {endpoint: 'http://h/v1', name: a, timeout: .inf}": "model.timeout: input should be a finite number",
+    "model: {endpoint: 'http://h/v1', name: a, budget: {tokens: 0xffffffffffffffff}}": "model.budget.tokens: input",
+    f"resources: {{shard_bytes: '{'9' * 400}'}}": "resources.shard_bytes: input should be 'auto' or a number of bytes",
+    "resources: {shard_bytes: 9000000 TiB}": "resources.shard_bytes: input should be ",
+}
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_a_number_that_a_setting_cannot_be_is_one_line_that_names_it(tmp_path: Path, text: str) -> None:
+    settings = {"run": "run: r", "model": "model: {path: a}", "corpus": "corpus: {audit: {path: a}}"}
+    settings[text.partition(":")[0]] = text
+    (tmp_path / "audit.yaml").write_text("\n".join(settings.values()))
+    line = user_error(load_config, str(tmp_path / "audit.yaml"))
+    assert NUMBERS[text] in line
+    assert len(line) < 500
+
+
+def test_a_seed_may_have_64_bits_and_a_number_that_no_text_contained_no_more() -> None:
+    model, corpus = {"path": "a"}, {"audit": {"path": "a"}}
+    assert build(AuditConfig, {"run": "r", "model": model, "corpus": corpus}, [f"seed={2**64 - 1}"]).seed == 2**64 - 1
+    for value in (2**64, 16**5000):
+        line = user_error(build, AuditConfig, {"run": "r", "model": model, "corpus": corpus, "seed": value})
+        assert line.startswith("seed: input should be an integer of less than 64 bits, got one of ")
+
+
+@pytest.mark.parametrize("value", ["[" * 3_000, "9" * 5000, LAUGHS, "2024-99-99", "0x" + "f" * 5000])
 def test_overrides_have_the_same_bounds(value: str) -> None:
     with pytest.raises(UserError, match=r"^--set run: .* is not a YAML value: .*$"):
         build(AuditConfig, {}, [f"run={value}"])
 
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
+    st.none() | st.booleans() | st.integers(-(2**64) + 1, 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=20,
 )
