@@ -45,8 +45,9 @@ from pipeline.stages.base import model_shape
 from pipeline.store.files import Store
 from ray_jobs import terminal
 from ray_jobs.actors import task_environment
-from ray_jobs.cluster import alive_nodes, ask_nodes, cluster_nodes, cluster_warning, connect, reason_of, versions_here
+from ray_jobs.cluster import alive_nodes, ask_nodes, cluster_warning, connect, reason_of, versions_here
 from ray_jobs.commands import AsJson, ConfigPath, Overrides
+from ray_jobs.nodes import cluster_nodes
 
 CLUSTER = "cluster"
 """Replaces a node in checks of all nodes."""

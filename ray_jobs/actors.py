@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from pipeline.audit.arithmetic import read_arithmetic
-from pipeline.audit.machine import ActorShape, Node, actor_shape, places
+from pipeline.audit.machine import ActorShape, Node, places
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, LostDeviceError, UserError, instead_of_exit, one_line
@@ -32,7 +32,8 @@ from pipeline.stages.worker import OvertakenError, ShardStream
 from pipeline.store.attempts import shows_death
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipt, receipt_name
-from ray_jobs.cluster import check_versions, cluster_nodes, connect, is_private, versions_here
+from ray_jobs.cluster import NODES_BACK, check_versions, connect, is_private, versions_here
+from ray_jobs.nodes import Room, cluster_nodes, cluster_shape
 
 NO_PROGRESS_SECONDS = 6 * 3600
 TICK_SECONDS = 1.0
@@ -296,7 +297,7 @@ def actors(
     Raises:
         UserError: an actor is larger than any node.
     """
-    shape = actor_shape(resources, nodes)
+    shape = cluster_shape(resources, nodes)
     capacity = places(nodes, shape)
     grown = capacity if is_private() else max(capacity, GROWTH * places(first or nodes, shape))
     least, most = resources.actors_between(capacity, grown)
@@ -347,6 +348,17 @@ def map_shards(
             store.remove(f"attempts/{stage.name}/{name}")
 
 
+def _as_loss(error: BaseException) -> BaseException:
+    """An IncompleteError for actors and nodes that Ray has lost for good; any other error, such as of code, itself."""
+    from ray import exceptions
+
+    lost = (exceptions.RayActorError, exceptions.NodeDiedError, exceptions.WorkerCrashedError)
+    unplaced = (exceptions.ActorUnschedulableError, exceptions.TaskUnschedulableError, exceptions.ObjectLostError)
+    if isinstance(error, (*lost, *unplaced)) and "creation task" not in str(error):
+        return IncompleteError(f"Ray has lost actors for good ({one_line(str(error))[:200]}): {NODES_BACK}")
+    return error
+
+
 @dataclass(slots=True)
 class _Wave:
     """One dataset: bundles of shards and tail rows for a pool of actors."""
@@ -365,6 +377,7 @@ class _Wave:
         missing = {shard.id for bundle in made for shard in bundle}
         remarked: set[str] = set()
         last = time.monotonic()
+        room = Room(self.shape)
         with self._running(self._dataset(made, driver), set(missing)):
             while missing:
                 try:
@@ -376,10 +389,11 @@ class _Wave:
                         ) from None
                     event = Tick()
                 if isinstance(event, BaseException):
-                    raise event
+                    raise _as_loss(event)
                 if event is None:
                     yield from self._filed(missing)
                     return
+                room.check(isinstance(event, Ready))
                 if isinstance(event, Remark):
                     if event.text in remarked:  # from several actors of a node
                         continue

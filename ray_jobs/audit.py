@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,9 @@ from pathlib import Path
 from pipeline.audit.allocation import allocation_record, write_document_keys
 from pipeline.audit.already_audited import recorded_audited_texts
 from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_types
+from pipeline.audit.common_failure import CommonFailure, CommonFailureError
 from pipeline.audit.evaluation import Evaluation, evaluate_scores
-from pipeline.audit.machine import LocalMachine, actor_shape
+from pipeline.audit.machine import LocalMachine
 from pipeline.audit.manifest import read_run
 from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.reconcile import (
@@ -58,8 +59,9 @@ from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, compact_receipts, read_receipts
 from ray_jobs import supervisor
 from ray_jobs.actors import map_shards
-from ray_jobs.cluster import cluster_nodes, cluster_warning
+from ray_jobs.cluster import cluster_warning
 from ray_jobs.finetune import AdapterJob, adapter_jobs, train_adapters, trainings_beside
+from ray_jobs.nodes import cluster_shape, sized_by_cluster
 from ray_jobs.progress import Reporter
 from ray_jobs.select import fold_of
 from ray_jobs.start import Checks, begin_model, device_of_run, machine_of, start_checks, types_of_run
@@ -440,8 +442,8 @@ def _prepare(driver: _Driver, jobs: Sequence[AdapterJob], stages: Sequence[Stage
     waiting = any(pending(plan, stage.name, driver.store) for stage in stages)
     room = None
     if jobs and waiting and driver.machine is None:
-        nodes = cluster_nodes()
-        room = trainings_beside(jobs, actor_shape(plan.config.resources, nodes), nodes)
+        shape = cluster_shape(plan.config.resources)
+        room = sized_by_cluster(lambda nodes: trainings_beside(jobs, shape, nodes))
     if jobs and room is None:
         driver.status.counts = Counts(len(plan.shards), FINETUNE_STAGE)
         driver.status.write("running", None)
@@ -469,42 +471,29 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
 
     Raises:
         IncompleteError: a shard could not be finished.
+        CommonFailureError: every document failed with one message; its shards have no receipts then.
     """
     store, status, reporter = driver.store, driver.status, driver.reporter
     todo, sizes = pending(plan, stage.name, store), plan.estimated_tokens()
     compact_receipts(store, stage.name)
     counts = status.counts = Counts(len(plan.shards), stage.name, sizes)
+    failure = CommonFailure.of(stage, store, plan.config)
     waiting = {shard.id for shard in todo}
     for receipt in read_receipts(store, stage.name):
         if receipt.shard not in waiting:
             counts.add(receipt, fresh=False)
+            failure.add(receipt)
     status.write("running", None)
     if not todo:
         return
-    ready = False
-    with reporter, supervisor.cluster_named():
-        for event in _events(driver, stage, plan, todo, sizes):
-            driver.check()
-            ready = ready or not isinstance(event, Tick)
-            if isinstance(event, Receipt):
-                counts.add(event, fresh=True)
-            elif isinstance(event, Failure):
-                counts.fail(event)
-            elif isinstance(event, Advance):
-                counts.advance(event)
-            elif isinstance(event, Answered):
-                counts.answers = event.requests
-            elif isinstance(event, Ready):
-                counts.began = time.monotonic()
-                heartbeat.phase(stage.name)
-            elif isinstance(event, Remark):
-                reporter.say(event.text)
-            status.tick()
-            if ready:
-                reporter.update(counts)
-            else:
-                reporter.pace(f"{stage.name}: still loading")
-        reporter.update(counts, last=True)
+    try:
+        with reporter, supervisor.cluster_named(), closing(_events(driver, stage, plan, todo, sizes)) as events:
+            _follow(driver, stage, events, failure)
+            reporter.update(counts, last=True)
+        failure.check(ended=not counts.failures)
+    except CommonFailureError:
+        failure.withdraw({shard.id: shard for shard in plan.shards})
+        raise
     supervisor.check()
     driver.check()
     compact_receipts(store, stage.name)
@@ -515,9 +504,43 @@ def _finish(driver: _Driver, stage: Stage, plan: Plan) -> None:
         )
 
 
+def _follow(driver: _Driver, stage: Stage, events: Iterator[Event], failure: CommonFailure) -> None:
+    """Count the events of the shards of a stage, and show its progress.
+
+    Raises:
+        CommonFailureError: every document so far failed with one message.
+    """
+    counts, reporter, ready = driver.status.counts, driver.reporter, False
+    for event in events:
+        driver.check()
+        ready = ready or not isinstance(event, Tick)
+        if isinstance(event, Receipt):
+            counts.add(event, fresh=True)
+            failure.add(event)
+            failure.check()
+        elif isinstance(event, Failure):
+            counts.fail(event)
+        elif isinstance(event, Advance):
+            counts.advance(event)
+            failure.advance(event)
+            failure.check()
+        elif isinstance(event, Answered):
+            counts.answers = event.requests
+        elif isinstance(event, Ready):
+            counts.began = time.monotonic()
+            heartbeat.phase(stage.name)
+        elif isinstance(event, Remark):
+            reporter.say(event.text)
+        driver.status.tick()
+        if ready:
+            reporter.update(counts)
+        else:
+            reporter.pace(f"{stage.name}: still loading")
+
+
 def _events(
     driver: _Driver, stage: Stage, plan: Plan, shards: Sequence[Shard], sizes: Mapping[str, float]
-) -> Iterator[Event]:
+) -> Generator[Event]:
     """Finish the shards of a stage: by requests to an endpoint, in threads of this process, or with actors."""
     store, reporter, machine = driver.store, driver.reporter, driver.machine
     if stage.endpoint is not None:

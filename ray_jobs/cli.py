@@ -76,6 +76,7 @@ def plan(
     from pipeline.audit.forecast import forecast
     from pipeline.audit.matching import write_matched
     from pipeline.audit.plan import describe_model, other_bases
+    from pipeline.audit.plugin_checks import check_plugins
     from pipeline.audit.preflight import plan_checks
     from pipeline.series.claims import planned_scan
     from pipeline.series.scans import planned_already_audited
@@ -95,7 +96,7 @@ def plan(
         model["chosen"] = chosen.reason
     if audit.reference_model is not None:
         describe_model(audit.reference_model)
-    checks["lines"] += check_stages(audit)
+    checks["lines"] += [*check_plugins(audit), *check_stages(audit)]
     check_adapters(audit, planned.shards)
     facts = {**forecast(planned, model), "checks": checks, "cluster": cluster_warning(audit.resources)}
     facts["series"], facts["against"] = series, planned_already_audited(audit)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
-from pipeline.audit.machine import ActorShape, Node, usable_cores
+from pipeline.audit.machine import ActorShape, Node, places, usable_cores
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import IncompleteError, UserError, one_line
 from pipeline.models.arithmetic import Processor, processor_here
@@ -77,12 +77,17 @@ VERSIONS_SECONDS = 30.0
 PROCESSOR_SECONDS = 120.0
 """Time limit for the GPUs or the processor of a node, where a worker process has to start and import torch."""
 
+NODES_BACK = (
+    "what is finished is kept: run the same command again when the cluster has its nodes, or on another cluster"
+)
+
 NAMED_NODES = 3
 NO_ANSWER = "no answer"
 """Start of the line of a node or a check that exceeded its time limit."""
 
 
 _folder = ""  # folder of the cluster that this process has started
+_connections = 0  # clusters that this process has joined or started so far
 
 
 def shared_address() -> str:
@@ -101,6 +106,11 @@ def cluster_is_named() -> bool:
     return bool(shared_address()) or is_connected()
 
 
+def connection() -> int:
+    """The number of the cluster to which this process is connected, another one after each connection."""
+    return _connections
+
+
 def is_private() -> bool:
     """Whether this process is connected to a cluster that it started itself, which gets no further nodes."""
     return _folder != ""
@@ -113,6 +123,7 @@ def connect() -> None:
         UserError: no cluster answers at RAY_ADDRESS.
         IncompleteError: Ray did not start, several times.
     """
+    global _connections
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import ray
@@ -125,6 +136,7 @@ def connect() -> None:
     if is_connected():
         _note_cluster()
         return
+    _connections += 1
     _end_private_cluster()  # from an earlier connection
     check_ray_address()
     address, reason = shared_address(), ""
@@ -328,12 +340,6 @@ def alive_nodes() -> dict[str, Mapping[str, Any]]:
     }
 
 
-def cluster_nodes() -> list[Node]:
-    """The resources of the nodes of the connected cluster."""
-    resources = [node["Resources"] for node in alive_nodes().values()]
-    return [Node(entry.get("CPU", 0.0), entry.get("GPU", 0.0)) for entry in resources]
-
-
 def ask_nodes(
     question: Callable[[], Any],
     nodes: Mapping[str, Mapping[str, Any]],
@@ -475,12 +481,15 @@ def gpus_of_cluster(gpus: float, same: bool) -> tuple[int, str]:
 
     Raises:
         UserError: a node does not answer, sees no GPU, or has another model.
+        IncompleteError: a node is lost.
     """
     share = min(1.0, gpus)
     nodes = {name: node for name, node in alive_nodes().items() if node["Resources"].get("GPU", 0.0) >= share}
     cards = ask_nodes(gpus_in_sight, nodes, PROCESSOR_SECONDS, {"num_gpus": share})
     if problems := {name: card for name, card in cards.items() if isinstance(card, str)}:
         name, reason = next(iter(problems.items()))
+        if name not in alive_nodes():
+            raise IncompleteError(f"the node at {name} was lost before its GPUs were known ({reason}): {NODES_BACK}")
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         hint = "; set resources.gpu_memory to start without this query" if reason.startswith(NO_ANSWER) else ""
         raise UserError(f"GPUs of the node at {name}{more} cannot be used: {reason}{hint}")
@@ -501,6 +510,7 @@ def processor_of_cluster(shape: ActorShape) -> Processor:
 
     Raises:
         UserError: the task fails, or gets no resources in time.
+        IncompleteError: the nodes are lost.
     """
     import ray
 
@@ -509,6 +519,11 @@ def processor_of_cluster(shape: ActorShape) -> Processor:
     ray.wait([reference], timeout=PROCESSOR_SECONDS)
     answer = answer_of(reference, PROCESSOR_SECONDS)
     if isinstance(answer, str):
+        nodes = [
+            Node(node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0)) for node in alive_nodes().values()
+        ]
+        if not places(nodes, shape):
+            raise IncompleteError(f"the nodes were lost before their processor was known ({answer}): {NODES_BACK}")
         raise UserError(
             f"no node states its processor: {answer}; state the type with dtype, such as dtype: float32, to start "
             "without asking"

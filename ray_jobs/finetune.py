@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from pipeline.audit.machine import ActorShape, Node, actor_shape, places, places_beside
+from pipeline.audit.machine import ActorShape, Node, places, places_beside
 from pipeline.audit.work import Work
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, weights_of
@@ -29,7 +29,8 @@ from pipeline.models.unchanged import check_same_files
 from pipeline.store.files import Store
 from pipeline.training.steps import ProcessGroup, read_zero_settings, zero_stage
 from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep, train
-from ray_jobs.cluster import cluster_nodes, connect
+from ray_jobs.cluster import connect
+from ray_jobs.nodes import Room, cluster_shape, sized_by_cluster
 
 SCRATCH = ".scratch-"
 TEXT = "text"
@@ -130,7 +131,7 @@ def adapter_jobs(config: AuditConfig, work: Work, keys: Collection[str], gpus: f
     resources, model = config.resources, weights_of(config.model)
     if gpus is None:
         connect()
-        gpus = actor_shape(resources, cluster_nodes()).gpus
+        gpus = cluster_shape(resources).gpus
     jobs: dict[str, AdapterJob] = {}
     for name, part in work.parts.adapters.items():
         key = work.keys[name]
@@ -213,7 +214,7 @@ def train_adapters(
     Raises:
         UserError: a job that is larger than the cluster, or a loss that is not finite; the other trainings also stop,
             and the same call resumes them.
-        IncompleteError: the workers of one adapter were lost too often.
+        IncompleteError: the workers of one adapter were lost too often, or nodes that a job needs.
     """
     if not store.local:
         raise UserError(f"adapters are trained into local folders that all nodes see, got {store.url}")
@@ -221,8 +222,7 @@ def train_adapters(
     trainings = [AdapterTraining(job, f"{place}/{job.key}", f"{place}/.{job.key}{SCRATCH}{call}") for job in jobs]
     if not here:
         connect()
-        nodes = cluster_nodes()
-        held = min(_trainings_held(training.job, nodes) for training in trainings)
+        held = sized_by_cluster(lambda nodes: min(_trainings_held(training.job, nodes) for training in trainings))
         at_once = held if at_once is None else min(held, at_once)
     try:
         for training in trainings:
@@ -292,6 +292,8 @@ def _run(
 
     task: Any = ray.remote(num_cpus=0, max_retries=MAX_FAILURES)(_fit)
     waiting, running = list(trainings), dict[Any, AdapterTraining]()
+    job = trainings[0].job
+    room = Room(ActorShape(float(job.gpu), job.cpus), job.workers)
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
@@ -300,8 +302,10 @@ def _run(
                 running[task.remote(sent)] = training
             ended, _ = ray.wait(list(running), timeout=PROGRESS_SECONDS)
             check()
+            room.check()
             for training in running.values():
                 if (progress := training.new_progress()) is not None:
+                    room.check(ready=True)
                     on_progress(progress)
             for reference in ended:
                 training = running.pop(reference)

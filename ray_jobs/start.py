@@ -12,7 +12,6 @@ from pipeline.audit.arithmetic import Arithmetic, Deciding, decide_types, earlie
 from pipeline.audit.machine import (
     LocalMachine,
     Node,
-    actor_shape,
     copies_on_a_node,
     local_machine,
     machine_node,
@@ -34,13 +33,13 @@ from ray_jobs.cluster import (
     check_node_versions,
     check_ray_address,
     cluster_is_named,
-    cluster_nodes,
     connect,
     gpus_of_cluster,
     is_connected,
     is_private,
     processor_of_cluster,
 )
+from ray_jobs.nodes import cluster_nodes, cluster_shape
 from ray_jobs.progress import Reporter
 
 WAITING_TOKENS = 1 << 21
@@ -105,14 +104,14 @@ def start_checks(
         early: the model that is being opened, from `begin_model`.
 
     Raises:
-        UserError: the errors of `check_before_scoring`, `connect` and `check_node_versions`, or an actor is too large.
+        UserError: the errors of `check_before_scoring`, `connect`, `cluster_shape` and `check_node_versions`.
     """
     beside = bool(pending(plan, SCORING, store)) and (machine is None or early is not None)
     separate = beside and stored_preflight(store, plan.shards, plan.config.seed) is None
     checks = Checks(plan, store, reporter, begin_checks(plan, RUN) if separate else None)
     if beside and machine is None:
         connect()
-        actor_shape(plan.config.resources, cluster_nodes())
+        cluster_shape(plan.config.resources)
         check_node_versions()
     if not beside or sum(plan.estimated_tokens().values()) <= WAITING_TOKENS:
         checks.wait()
@@ -152,7 +151,7 @@ def types_of_run(
         if machine is not None:
             return Deciding(processor_here(machine.gpus), 1)
         nodes = _nodes_of_run()
-        shape = actor_shape(config.resources, nodes)
+        shape = cluster_shape(config.resources, nodes)
         # A cluster of CPUs that this process starts, or would start, has the processor of this machine.
         here = not is_connected() or (is_private() and not shape.gpus)
         processor = processor_here(shape.gpus) if here else processor_of_cluster(shape)
@@ -182,7 +181,7 @@ def planned_types(plan: Plan, say: Callable[[str], None]) -> Arithmetic:
     """
     config, machine = plan.config, machine_of(plan)
     if machine is None:
-        actor_shape(config.resources, _nodes_of_run())
+        cluster_shape(config.resources, _nodes_of_run())
     if machine is None and is_connected():
         check_node_versions()
     return types_of_run(config, Store(config.run), machine, say)
@@ -207,7 +206,7 @@ def device_of_run(resources: ResourcesConfig, store: Store, machine: LocalMachin
         return earlier
     if machine is None:
         connect()
-    gpus = actor_shape(resources, cluster_nodes()).gpus if machine is None else machine.gpus
+    gpus = cluster_shape(resources).gpus if machine is None else machine.gpus
     if not gpus:
         return CPU
     device = Device(gpus, deterministic=resources.deterministic)

@@ -18,9 +18,10 @@ from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording.files import read_again, unreadable
 from pipeline.stages import SCORING
 from pipeline.stages.base import Placement, Stage
+from pipeline.stages.events import FAULTS
 from pipeline.stages.process import changed_input, filed_rows
 from pipeline.store.files import Store
-from pipeline.store.receipts import Receipt, check_filed, made_again, read_receipts, withdraw_receipt
+from pipeline.store.receipts import Receipt, check_filed, made_again, read_receipt, read_receipts, withdraw_receipt
 
 _log = logging.getLogger(__name__)
 
@@ -135,9 +136,6 @@ def _content_of(shards: Mapping[str, Shard], receipt: Receipt) -> tuple[str, str
     return receipt.shard, content.hexdigest()
 
 
-REASONS = ("model_error", "out_of_memory", "non_finite_score")
-"""Reasons that may not recur in another attempt. All others depend on the document and would recur."""
-
 USUAL = ("model_error", "out_of_memory")
 """Default reasons of a retry."""
 
@@ -152,8 +150,8 @@ def check_reasons(reasons: Sequence[str]) -> tuple[str, ...]:
         UserError: a reason that would recur in another attempt.
     """
     for reason in reasons:
-        if reason not in REASONS:
-            raise UserError(f"reason must be one of {', '.join(REASONS)}, got {reason!r}: others would recur")
+        if reason not in FAULTS:
+            raise UserError(f"reason must be one of {', '.join(FAULTS)}, got {reason!r}: others would recur")
     return tuple(dict.fromkeys(reasons or USUAL))
 
 
@@ -191,10 +189,21 @@ def withdraw_refused(stages: Sequence[Stage], shards: Sequence[Shard], store: St
         withdraw_receipt(store, scoring.name, shard)
     for stage in before:
         for shard in sorted(again & refused[stage.name]):
-            if stage.endpoint is not None:
-                _keep_answers(stage, wanted[shard], filed[stage.name][shard], store)
-            withdraw_receipt(store, stage.name, shard)
+            withdraw_shard(stage, wanted[shard], store)
     return len(again)
+
+
+def withdraw_shard(stage: Stage, shard: Shard, store: Store) -> None:
+    """Withdraw the receipt of a shard, if any; an endpoint's answers and their costs are kept.
+
+    Raises:
+        UserError: the documents are not those of the requests.
+    """
+    receipt = read_receipt(store, stage.name, shard.id)
+    if receipt is not None:
+        if stage.endpoint is not None:
+            _keep_answers(stage, shard, receipt, store)
+        withdraw_receipt(store, stage.name, shard.id)
 
 
 def _refused(receipt: Receipt, reasons: Collection[str]) -> int:

@@ -25,17 +25,18 @@ from pipeline.corpus.notes import Notes
 from pipeline.corpus.options import LEFT_OUT as OPTIONS_LEFT_OUT
 from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
-from pipeline.errors import IncompleteError, UserError
+from pipeline.errors import IncompleteError, UserError, one_line
 from pipeline.report.wording.documents import LEFT_OUT
 from pipeline.report.wording.files import REPEATED_ID, answered_by
 from pipeline.selection.passes import Batch
 from pipeline.selection.procedures import procedure_of
 from pipeline.stages import SCORING
-from pipeline.stages.events import QUARANTINE_SCHEMA
+from pipeline.stages.events import QUARANTINE_SCHEMA, kind_of_message
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_filed, read_receipts
 
 HISTOGRAM_BINS = 60
+_SHOWN = 300  # characters of a document's message in an error
 
 
 def check_budget(config: AuditConfig, scored: Scored) -> None:
@@ -54,8 +55,24 @@ def check_budget(config: AuditConfig, scored: Scored) -> None:
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
         raise IncompleteError(
             f"{reasons.total()} of {total} documents were quarantined ({counts}), more than error_budget "
-            f"{config.error_budget:g} allows; see quarantine/ or raise it and run the command again"
+            f"{config.error_budget:g} allows{_commonest_message(scored)}; see quarantine/ or raise it and run the "
+            "command again"
         )
+
+
+def _commonest_message(scored: Scored) -> str:
+    """The message of most documents in quarantine, as the end of a sentence; empty where there is none."""
+    kinds, first = Counter[str](), dict[str, str]()
+    for receipt in scored.receipts:
+        if receipt.quarantine is not None:
+            messages = read_filed(scored.store, receipt, ["message"], receipt.quarantine)["message"].to_pylist()
+            for message in filter(None, messages):
+                kinds[kind := kind_of_message(message)] += 1
+                first.setdefault(kind, message)
+    if not kinds:
+        return ""
+    kind, count = kinds.most_common(1)[0]
+    return f"; {count} of them: {one_line(first[kind])[:_SHOWN]}"
 
 
 Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]

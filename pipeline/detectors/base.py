@@ -16,7 +16,7 @@ from pydantic.errors import PydanticUserError
 from pipeline.config.paths import written
 from pipeline.config.retired import retired
 from pipeline.corpus.scripts import units
-from pipeline.detectors.plugins import Registry, display_module
+from pipeline.detectors.plugins import BUILT_IN, Registry, display_module, place_of_error
 from pipeline.errors import UserError, nearest
 from pipeline.passes.statistics import GIVEN, STATISTICS
 
@@ -183,15 +183,38 @@ class Detector:
         """Scores of the batch, (documents,) float64, higher = more member-like; NaN if the model gave NaN.
 
         Raises:
-            ValueError: the function did not return one number per document.
+            ValueError: the function did not return one real number per document.
+            DetectorError: the function of a plugin raised an error.
         """
         from torch import Tensor
 
-        scores = self.function(evidence, **self.arguments)
+        try:
+            scores = self.function(evidence, **self.arguments)
+        except Exception as error:
+            if (named := _named_error(self, error)) is None:
+                raise
+            raise named from error
         if not isinstance(scores, Tensor) or scores.shape != (len(evidence.texts),):
             shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise ValueError(f"detector {self} must return ({len(evidence.texts)},), one score a document, got {shape}")
+        if scores.is_complex():
+            raise ValueError(f"detector {self} must return real numbers, got {scores.dtype}")
         return scores.double()
+
+
+class DetectorError(RuntimeError):
+    """An error in the function of a plugin's detector, with its place."""
+
+
+def _named_error(detector: Detector, error: Exception) -> DetectorError | None:
+    """An error of a plugin's function with its detector and place; None for others, and those of memory and devices."""
+    module = _registry.modules.get(detector.name, BUILT_IN)
+    of_torch = type(error).__module__.partition(".")[0] == "torch"
+    if module.split(".")[0] == BUILT_IN or of_torch or isinstance(error, (UserError, MemoryError, DetectorError)):
+        return None
+    text = " ".join(str(error).split())
+    where = place_of_error(module, error)
+    return DetectorError(f"detector {detector} ({where}) raised {type(error).__name__}{': ' * bool(text)}{text}")
 
 
 @dataclass(frozen=True, slots=True)

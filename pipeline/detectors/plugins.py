@@ -214,6 +214,13 @@ def _place(plugin: Plugin, error: BaseException) -> str:
     return f", line {line}" if file == plugin.name else f" ({Path(file).name}, line {line})"
 
 
+def place_of_error(module: str, error: BaseException) -> str:
+    """Where an error was raised by a function of a module: `my_detectors.py, line 7`, or the name of the module."""
+    plugin = _loaded.get(module)
+    place = "" if plugin is None or plugin.source is None else _place(plugin, error)
+    return f"{display_module(module)}{place if place.startswith(', ') else ''}"
+
+
 def fingerprint_of_plugins(plugins: Iterable[Plugin], modules: Iterable[str]) -> dict[str, str]:
     """External code that scores depend on: name -> SHA-256 of its text.
 

@@ -68,6 +68,7 @@ class RunFacts:
     shards: tuple[Shard, ...]
     n_receipts: int
     state: RunState | None
+    message: str | None  # why it is incomplete or failed
     selections: tuple[SelectionFacts, ...]
     verdict: CollectionVerdict | None  # verdict on the whole collection
     missing: tuple[str, ...]  # requested selections without an answer
@@ -100,6 +101,7 @@ def read_facts(store: Store) -> RunFacts:
         shards=tuple(shards),
         n_receipts=len(receipts),
         state=None if status is None else status.state,
+        message=None if status is None else status.message,
         selections=made,
         verdict=read_verdict(store),
         missing=tuple(name for name in names if name not in {selection.name for selection in made}),

@@ -116,7 +116,7 @@ def _report(run: RunFacts, texts: bool, figures: dict[str, list[FigureImage]]) -
         limit=run.manifest.limit,
         texts=texts,
         answered_at=run.history[-1].when if run.history else None,
-        notices=notices(run),
+        notices=notices(run, texts),
         model=_model(run),
         selections=[_selection(run, selection, texts, figures[selection.name]) for selection in run.selections],
         verdict=run.verdict,

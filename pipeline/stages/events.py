@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -27,6 +28,19 @@ QUARANTINE_SCHEMA = pa.schema(
         ("id_key", pa.int64()),
     ]
 )
+
+FAULTS = ("model_error", "out_of_memory", "non_finite_score")
+"""Reasons of code, models and devices, which may not recur in another attempt. All others depend on the document."""
+
+_RAISED = re.compile(r"(detector .+ raised \w+)")
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+
+def kind_of_message(message: str) -> str:
+    """A message without the numbers of its document; of an error in a detector only its place and its type."""
+    raised = _RAISED.match(message)
+    return _NUMBERS.sub("#", raised[1] if raised is not None else message)
+
 
 TOKEN_SCHEMA = pa.schema(
     [
@@ -90,6 +104,9 @@ class Advance:
     shard: str
     documents: int  # finished or refused
     tokens: int
+    scored: bool = False  # whether a document of it has a result
+    failed: Mapping[str, int] = field(default_factory=dict)
+    """While none has: documents that failed by the first message of their kind, for at most two kinds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,9 +130,14 @@ class _Pool:
                 self.ready.set()
                 self.events.put(Ready())
             kept = self.endpoint is None  # requests to an endpoint kill no process
-            stream = ShardStream(
-                self.stage, worker, self.store, LOCAL_DRIVER, self.advance, alone=self.alone, kept=kept
-            )
+
+            def advance(shard: Shard, documents: int, tokens: int) -> None:
+                """Report the progress of a shard; stop the worker if the driver has stopped."""
+                if self.stop.is_set():
+                    raise _Stopped
+                self.events.put(Advance(shard.id, documents, tokens, *stream.failures(shard)))
+
+            stream = ShardStream(self.stage, worker, self.store, LOCAL_DRIVER, advance, alone=self.alone, kept=kept)
             for shard, result in stream.finish(self.take):
                 if isinstance(result, (FullError, StopError)):  # affects all other shards
                     raise result
@@ -149,12 +154,6 @@ class _Pool:
             if self.stop.is_set() or not self.waiting or (early and (self.alone or len(self.waiting) < self.workers)):
                 return None
             return self.waiting.popleft()
-
-    def advance(self, shard: Shard, documents: int, tokens: int) -> None:
-        """Record the progress of a shard; stop the worker if the driver has stopped."""
-        if self.stop.is_set():
-            raise _Stopped
-        self.events.put(Advance(shard.id, documents, tokens))
 
 
 class _Stopped(BaseException):

@@ -17,6 +17,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import LostDeviceError, UserError, panics_as_errors
 from pipeline.models.devices import check_lost, out_of_memory
 from pipeline.stages.base import BatchSize, BatchWorker, Entry, Output, Stage, Window, Worker
+from pipeline.stages.events import FAULTS, kind_of_message
 from pipeline.stages.process import file_rows, readable_documents
 from pipeline.store.attempts import BATCH, WORK, AttemptLog, forget_attempts
 from pipeline.store.files import Store
@@ -71,6 +72,7 @@ class ShardStream:
         waited: seconds without documents to compute.
         worked: seconds of computation.
         filed: whether this worker, and not another one, wrote the receipt of the last shard.
+        scored: whether a document has had a result in a call of `failures`.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class ShardStream:
         self.kept = kept
         self.waited = self.worked = 0.0
         self.filed = False
+        self.scored = False
         self._open: list[_Attempt] = []
 
     def finish(self, take: Take) -> Iterator[Ended]:
@@ -155,6 +158,22 @@ class ShardStream:
         if item is not None and item.attempt is not None:
             item.attempt.seconds += seconds
         return item
+
+    def failures(self, shard: Shard) -> tuple[bool, dict[str, int]]:
+        """Whether a document of a shard in progress has a result; while none has, the failed ones by kind of message.
+
+        A key is the first message of its kind; there are at most two.
+        """
+        output = next((attempt.output for attempt in self._open if attempt.shard is shard), None)
+        if output is None or self.scored or output.rows.keys() - output.refused.keys():
+            self.scored = self.scored or output is not None
+            return self.scored, {}
+        counts: dict[str, tuple[str, int]] = {}
+        for _, reason, message in output.refused.values():
+            if reason in FAULTS and (len(counts) < 2 or kind_of_message(message) in counts):
+                first, count = counts.get(kind := kind_of_message(message), (message, 0))
+                counts[kind] = first, count + 1
+        return False, dict(counts.values())
 
     # --- the reader: each item is prepared in a separate thread, one at a time
 

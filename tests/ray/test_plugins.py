@@ -18,7 +18,7 @@ from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.config.models import ModelConfig
-from pipeline.errors import ExitCode, IncompleteError, UserError
+from pipeline.errors import ExitCode, IncompleteError, StopError, UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
@@ -96,12 +96,18 @@ def leaving(evidence):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_a_detector_that_exits_on_an_actor_ends_with_an_incomplete_run(tmp_path: Path, make_audit: MakeAudit) -> None:
+def test_a_detector_that_exits_on_an_actor_ends_the_run_with_its_first_documents(
+    tmp_path: Path, make_audit: MakeAudit
+) -> None:
     (tmp_path / "mine.py").write_text(LEAVING)
     settings = {"detectors": ["leaving"], "selections": [], "import": [str(tmp_path / "mine.py")]}
     path = make_audit(**settings, resources={"cluster": "ray"})
-    with pytest.raises(IncompleteError, match="100 of 100 documents were quarantined"):
+    with pytest.raises(StopError, match=r"failed with one message: sys\.exit\(0\) was called; correct") as caught:
         run(path)
+    assert caught.value.exit_code == ExitCode.USER_ERROR
+    assert json.loads((tmp_path / "run/status.json").read_text())["message"] == str(caught.value)
+    (tmp_path / "mine.py").write_text(LEAVING.replace("sys.exit(0)", "return evidence[FORWARD].log_prob.sum(1)"))
+    assert run(path).status.scored == 100, "in the same directory"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Code of a plugin that calls sys.exit ends no run as done: what it cannot score is quarantined, or the code is 3."""
+"""Code of a plugin that calls sys.exit ends no run as done: it costs one document, or stops the run."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def scored_by_leaving(**resources: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_a_detector_that_always_exits_leaves_the_run_incomplete(
+def test_a_detector_that_always_exits_ends_the_run_with_its_first_documents(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: bool
 ) -> None:
     if processes:
@@ -71,10 +71,10 @@ def test_a_detector_that_always_exits_leaves_the_run_incomplete(
         monkeypatch.setattr(machine, "usable_cores", lambda: 2)
     placed = {"cluster": "auto", "actors": "auto"} if processes else {}
     code, errors = run(LEAVING.replace("WORD", "''"), **scored_by_leaving(**placed))
-    assert code == ExitCode.INCOMPLETE
-    assert "quarantine" in errors
+    assert code == ExitCode.USER_ERROR
+    assert "failed with one message: sys.exit(0) was called; correct the cause" in errors
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert (status["state"], status["exit_code"]) == ("incomplete", ExitCode.INCOMPLETE)
+    assert (status["state"], status["exit_code"]) == ("failed", ExitCode.USER_ERROR)
 
 
 def test_a_detector_that_exits_on_one_document_quarantines_that_document(run: Run, tmp_path: Path) -> None:
@@ -113,7 +113,9 @@ def command(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str
 
 def test_a_detector_that_ends_its_process_ends_no_local_run_as_done(run: Run, tmp_path: Path) -> None:
     code = LEAVING.replace("WORD", "''").replace("sys.exit(0)", "__import__('os')._exit(0)")
-    assert run(code, "plan", **scored_by_leaving())[0] == ExitCode.DONE
+    tried, errors = run(code, "plan", **scored_by_leaving())
+    assert tried == ExitCode.INCOMPLETE
+    assert errors.endswith("detector leaving (mine.py) ends its process on made-up input (exit status 0)")
     done = command("run", str(tmp_path / "audit.yaml"), timeout=300)
     assert done.returncode == ExitCode.INCOMPLETE, done.stderr
     assert done.stderr.strip().endswith("ended this process, so the command is not complete; finished shards are kept")

@@ -304,8 +304,13 @@ def _other_settings(settings: Mapping[str, JsonValue]) -> str:
     return ", ".join(f"{key} {value}" for key, value in differing.items())
 
 
-def notices(run: RunFacts) -> list[str]:
-    """Cautions that precede the first answer."""
+def notices(run: RunFacts, texts: bool = True) -> list[str]:
+    """Cautions that precede the first answer.
+
+    Args:
+        run: facts of the run.
+        texts: whether texts may be shown; an error message may quote one.
+    """
     lines: list[str] = []
     manifest = run.manifest
     if manifest.limit is not None:
@@ -323,7 +328,8 @@ def notices(run: RunFacts) -> list[str]:
         lines.append(f"{done}, before any use. This page shows the changed texts.")
     lines += [f"{doubt}." for doubt in run.doubts]
     if run.state in ("failed", "incomplete"):
-        lines.append(f"The run ended in the state “{run.state}”: this page may be incomplete.")
+        reason = f" The reason: {run.message}." if texts and run.message else ""
+        lines.append(f"The run ended in the state “{run.state}”: this page may be incomplete.{reason}")
     unread = len(run.shards) - run.n_receipts
     if unread > 0:
         lines.append(f"{unread:,} of {len(run.shards):,} parts of the corpus are not scored: this run is not complete.")
