@@ -1,7 +1,7 @@
 """Stop a stage of which every document so far failed with one message, before it has read the whole corpus.
 
-The cause is then code, settings or a model, and not a document: a plugin's detector that raises an error, weights that
-give no number. Documents that are refused for their content (empty, too short) are neither.
+The cause is then code, settings, a model or an endpoint, and not a document: a plugin's detector that raises an error,
+weights that give no number. Documents that are refused for their content (empty, too short) count neither way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pipeline.audit.repair import withdraw_shard
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
-from pipeline.errors import StopError, one_line
+from pipeline.errors import ExitCode, StopError, one_line
 from pipeline.stages.base import Stage
 from pipeline.stages.events import FAULTS, Advance, kind_of_message
 from pipeline.stages.process import filed_rows
@@ -77,13 +77,16 @@ class CommonFailure:
             CommonFailureError: they did; the message is the first of them.
         """
         count = self.failed + sum(self.under_way.values())
-        if self.allowed or self.over or count < (1 if ended else LEAST):
+        least = 1 if ended and self.stage.quarantines else LEAST  # scoring follows the other stages, and states it too
+        if self.allowed or self.over or count < least:
             return
         so_far = "" if ended else " so far"
         documents = "the only document" if count == 1 else f"all {count:,} documents"
+        elsewhere = any(one.endpoint is not None for one in (self.stage, *self.stage.reads))
         raise CommonFailureError(
             f"{documents} of stage {self.stage.name}{so_far} failed with one message: {self.message}; correct the "
-            "cause and run the command again (error_budget: 1 lets a run go on)"
+            "cause and run the command again (error_budget: 1 lets a run go on)",
+            ExitCode.INCOMPLETE if elsewhere else ExitCode.USER_ERROR,
         )
 
     def withdraw(self, shards: Mapping[str, Shard]) -> None:
@@ -94,9 +97,10 @@ class CommonFailure:
         Args:
             shards: shards of the run by id.
         """
-        for receipt in list(read_receipts(self.store, self.stage.name)):
-            if not receipt.n_scored and _has_faults(receipt):
-                withdraw_shard(self.stage, shards[receipt.shard], self.store)
+        for stage in (self.stage, *self.stage.reads):  # a document fails in scoring if it has failed before
+            for receipt in list(read_receipts(self.store, stage.name)):
+                if not receipt.n_scored and _has_faults(receipt):
+                    withdraw_shard(stage, shards[receipt.shard], self.store)
 
     def _note(self, message: str) -> None:
         kind = kind_of_message(message)

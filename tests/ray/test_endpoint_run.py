@@ -216,6 +216,32 @@ def test_documents_whose_log_probabilities_cannot_be_believed_are_in_quarantine_
     assert rows(tmp_path / "run").keys() == rows(tmp_path / "run", "log_probs/target-plain").keys() - bad.keys()
 
 
+@pytest.mark.parametrize("count", [60, 10])
+def test_an_endpoint_that_no_document_gets_values_of_stops_the_run_which_goes_on_when_it_is_mended(
+    make_audit: MakeAudit, tmp_path: Path, count: int
+) -> None:
+    spoilt = True
+
+    def log_probs(prompt: str) -> list[float]:
+        return [*words(prompt)[:-1], -9999.0] if spoilt and prompt.startswith("Text") else words(prompt)
+
+    texts = [sentence(i) for i in range(count)]
+    with openai_server(log_probs=log_probs) as server:
+        settings = {**SETTINGS, "detectors": ["loss"], "selections": []}
+        path = make_audit(texts, UNSEEN[:3], model=model(server.url), **settings)
+        with pytest.raises(StopError) as caught:
+            run(path)
+        assert caught.value.exit_code == ExitCode.INCOMPLETE
+        stage = "log_probs/target-plain so far" if count == 60 else "score"
+        assert f"documents of stage {stage} failed with one message: endpoint: log-probability " in str(caught.value)
+        asked = len(server.bodies)
+        assert asked < 60
+        spoilt = False
+        assert run(path).status.scored == count + 3
+        spent = spent_before(Store(str(tmp_path / "run")), "log_probs/target-plain", ANSWER_FOLDERS)
+        assert spent.requests == len(server.bodies), "the first requests are paid"
+
+
 def test_answers_that_a_version_without_these_checks_recorded_are_asked_again(
     make_audit: MakeAudit, tmp_path: Path
 ) -> None:
