@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from pipeline.endpoint.client import MOST_COUNTED, Fault, Refusal, reported_usage
@@ -34,6 +35,9 @@ NOT_FINITE = "non_finite_score"
 COVERED, COVERED_OTHERS = 0.9, 0.5
 """Smallest share of a text's ASCII characters in the tokens of an answer, and of all characters where most are others,
 which some servers leave out where a token holds a part of one. The rest allows for normalisation."""
+
+BEGINNING = 40
+"""Characters of a text that its echo has to begin with."""
 
 FIRST = 24
 """Most characters of a first token whose text an answer does not have."""
@@ -64,8 +68,8 @@ _NUMBERED = re.compile(r"(token_id:)?\d+")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ESCAPED = re.compile(r"(?:\\x[0-9A-Fa-f]{2})+")
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
-_MARKS = frozenset(f"{_REPLACED}▁ġċ")
-"""Marks of blanks and line ends in vocabularies, in lower case, and of parts of characters."""
+_DROPPED = re.compile(rf"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060\ufeff{_REPLACED}▁ġċ]+")
+"""Blanks, controls, parts of characters, and marks of blanks and line ends in vocabularies, in lower case."""
 
 
 def _byte_marks() -> dict[str, int]:
@@ -83,7 +87,7 @@ _BLANK_MARKS = {mark for mark, byte in _BYTE_MARKS.items() if byte in b" \n\t\r"
 class PromptAnswer:
     """What an answer lists: tokens of the prompt, and behind an echo generated ones."""
 
-    texts: tuple[Any, ...]  # of each token: a text, its bytes, or None where the answer has none
+    texts: tuple[str | bytes | None, ...]  # of each token; None where the answer has none
     values: tuple[Any, ...]  # of each token: a number, or null
     counted: int | None  # tokens of the prompt by the endpoint's own count
     generated: int | None  # generated tokens by its own count
@@ -161,6 +165,7 @@ def _of_echo(value: Mapping[str, Any], choice: Mapping[str, Any], prompt: str) -
         texts = [None] * len(values)
     if len(texts) != len(values):
         raise Refusal(f"the answer has {len(texts)} tokens and {len(values)} log-probabilities")
+    texts = [text if isinstance(text, (str, bytes)) else None for text in texts]
     return texts, values, whole if isinstance(whole, str) else None
 
 
@@ -248,6 +253,8 @@ def _ends_of(token: _Token, target: str, start: int) -> Iterator[int]:
     piece = _piece(token.text)
     if piece is None or piece.special:
         yield start
+        if piece is not None and target.startswith(marked := fold(piece.special), start):  # such as <b> in a text
+            yield start + len(marked)
         return
     text = piece.data.decode("utf-8", "replace")
     folded = fold("".join(chr(byte) for byte in _from_marks(text)) if _BLANK_MARKS & set(text) else text)
@@ -262,8 +269,7 @@ def _ends_of(token: _Token, target: str, start: int) -> Iterator[int]:
 
 def fold(text: str) -> str:
     """A text without blanks, control characters and differences that tokenizers make, such as of case."""
-    plain = unicodedata.normalize("NFKC", text).casefold()
-    return "".join(sign for sign in plain if sign.isprintable() and not sign.isspace() and sign not in _MARKS)
+    return _DROPPED.sub("", unicodedata.normalize("NFKC", text).casefold())
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,11 +282,12 @@ class _Piece:
     missing: bool = False  # whether the answer has no text of it, which is so of a first token without a value
 
 
-def _piece(text: Any) -> _Piece | None:
+@lru_cache(maxsize=1 << 14)
+def _piece(text: str | bytes | None) -> _Piece | None:
     """The text of a token without the marks of its vocabulary; None where the answer has only its number."""
     if isinstance(text, bytes):
         return _Piece(text, partial=text == _REPLACED.encode())
-    if not isinstance(text, str) or (text.startswith("token_id:") and _NUMBERED.fullmatch(text)):
+    if text is None or (text.startswith("token_id:") and _NUMBERED.fullmatch(text)):
         return None
     if byte := _BYTE.fullmatch(text):
         return _Piece(bytes.fromhex(byte[1]))
@@ -455,9 +462,15 @@ def _number_of_tokens(answer: PromptAnswer, text: str, form: AnswerForm) -> int:
         raise Refusal(_counts(answer))
     if pieces is not None and folded is not None:
         _check_covered(pieces[:number], folded[:number], text)
-    elif answer.whole is not None and not fold(answer.whole).startswith(fold(text)):
+    elif answer.whole is not None and not _repeats(answer.whole, text):
         raise Refusal("the echo of the endpoint is not the text that was sent")
     return number
+
+
+def _repeats(whole: str, text: str) -> bool:
+    """Whether an echo holds the beginning of a text, and most of its length."""
+    echoed, target = fold(whole), fold(text)
+    return target[:BEGINNING] in echoed and len(echoed) >= COVERED_OTHERS * len(target)
 
 
 def _covering(folded: Sequence[str], text: str) -> int:

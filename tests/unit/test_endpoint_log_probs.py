@@ -193,27 +193,33 @@ def no_count_and_more(answer: dict[str, Any], values: list[Any]) -> None:
     answer["choices"][0]["text"] += " and more"
 
 
+SHORT = len(tokens_of(PROBES[0]).ids)
+"""Tokens of the shorter probe, which differ by one between trainings: ties of the tokenizer are broken at random."""
+
 BAD: dict[str, tuple[Respond, str]] = {
     "zeros": (of_openai(fill(0.0)), "all log-probabilities of a probe are 0"),
     "one value": (of_openai(fill(-1.25)), "all log-probabilities of a probe are -1.25"),
-    "stand-in for -inf": (of_openai(put(7, -9999.0)), "log-probability 7 of 59 is -9999, outside"),
+    "stand-in for -inf": (of_openai(put(7, -9999.0)), f"log-probability 7 of {SHORT - 1} is -9999, outside"),
     "lowest float": (of_openai(put(7, -3.4e38)), "is -3.4e+38, outside"),
-    "positive": (of_openai(put(3, 0.5)), "log-probability 3 of 59 is 0.5, outside (-1000, 0]"),
+    "positive": (of_openai(put(3, 0.5)), f"log-probability 3 of {SHORT - 1} is 0.5, outside (-1000, 0]"),
     "probabilities": (of_openai(lambda answer, values: fill(0.25)(answer, values)), "is 0.25, outside"),
-    "not a number": (of_openai(put(2, float("nan"))), "log-probability 2 of 59 is nan"),
-    "400 digits": (of_openai(put(2, -(10**400))), "log-probability 2 of 59 is -inf"),
-    "null within": (of_openai(put(9, None)), "log-probability 9 of 59 is missing"),
+    "not a number": (of_openai(put(2, float("nan"))), f"log-probability 2 of {SHORT - 1} is nan"),
+    "400 digits": (of_openai(put(2, -(10**400))), f"log-probability 2 of {SHORT - 1} is -inf"),
+    "null within": (of_openai(put(9, None)), f"log-probability 9 of {SHORT - 1} is missing"),
     "text": (of_openai(put(9, "-1.5")), "is no number: '-1.5'"),
     "true": (of_openai(put(9, True)), "is no number: 'True'"),
     "cut": (cut_to(70), "do not give the text that was sent"),
     "cut on the left": (cut_to(70, left=True), "do not give the text that was sent"),
-    "cut, no texts": (cut_to(70, texts=False), "counts 326 tokens in the prompt, and its answer lists 70"),
+    "cut, no texts": (cut_to(70, texts=False), "tokens in the prompt, and its answer lists 70"),
     "cut, counted after it": (cut_to(70, False), "do not give the text that was sent"),
     "cut, counted after it, no texts": (cut_to(70, False, False), "the endpoint cuts prompts"),
-    "cut at 32": (cut_to(32, texts=False), "counts 60 tokens in the prompt, and its answer lists 32"),
-    "count of 3": (of_openai(count(3)), "counts 3 tokens in the prompt, and its answer lists 60"),
-    "count of 3, no texts": (of_openai(three_without_texts), "counts 3 tokens in the prompt, and its answer lists 60"),
-    "count of words": (of_openai(count(20)), "counts 20 tokens in the prompt, and its answer lists 60"),
+    "cut at 32": (cut_to(32, texts=False), f"counts {SHORT} tokens in the prompt, and its answer lists 32"),
+    "count of 3": (of_openai(count(3)), f"counts 3 tokens in the prompt, and its answer lists {SHORT}"),
+    "count of 3, no texts": (
+        of_openai(three_without_texts),
+        f"counts 3 tokens in the prompt, and its answer lists {SHORT}",
+    ),
+    "count of words": (of_openai(count(20)), f"counts 20 tokens in the prompt, and its answer lists {SHORT}"),
     "template": (
         lambda body: templated(body, "USER: ", "\nASSISTANT:"),
         "do not give the text that was sent, but 'USER",
@@ -223,7 +229,7 @@ BAD: dict[str, tuple[Respond, str]] = {
     "likeliest alone": (likeliest_alone, "do not give the text that was sent"),
     "candidates without names": (unnamed_candidates, "up to 2 candidates for a token and does not name"),
     "order": (of_openai(shifted), "do not give the text that was sent"),
-    "lists of two lengths": (of_openai(shorter), "the answer has 60 tokens and 57 log-probabilities"),
+    "lists of two lengths": (of_openai(shorter), f"the answer has {SHORT} tokens and {SHORT - 3} log-probabilities"),
     "no count, no texts, more text": (of_openai(no_count_and_more), "neither texts nor a number"),
     "none": (lambda body: {"choices": [{"text": " x"}]}, "no log-probabilities of the prompt in the answer"),
 }
@@ -291,7 +297,7 @@ def test_runs_of_zeros_and_rounding_above_zero_are_read() -> None:
 
 @pytest.mark.parametrize("value", [10**400, -1, "31", None, True, float("inf"), 1e300, 31.5, [], {}])
 def test_a_count_that_is_none_is_no_count(value: Any) -> None:
-    """The texts of tokens tell where the prompt ends."""
+    """The texts of tokens show where the prompt ends."""
     with openai_server(respond=of_openai(count(value))) as server:
         assert read(server.url, *TEXTS[:2]) == {text: tokens_of(text).expected for text in TEXTS[:2]}
 
