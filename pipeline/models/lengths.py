@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 Item = TypeVar("Item")
 Measured = TypeVar("Measured", bound=Sized)
@@ -33,6 +33,7 @@ _SETTINGS = ("rope_parameters", "rope_scaling")
 _TWO_SETS = ("longrope", "su")  # su: its name in the first Phi-3 checkpoints
 _ROTARY = re.compile(r"rotary|rope", re.IGNORECASE)
 _UNKNOWN = 2048  # positions of a model whose configuration does not state them
+_CACHED, _FIRST_CACHED = "max_seq_len_cached", "original_max_seq_len"  # of dynamic scaling in transformers
 _COPIED = 1 << 18  # maximum elements of a tensor that is copied, for code that overwrites it
 
 
@@ -112,21 +113,50 @@ class _State:
 
     @classmethod
     def of(cls, module: Any) -> _State:
-        """The present state of a module."""
+        """The first state of a module; its forward passes may have changed the present one already."""
         held = {name: value for name, value in module._buffers.items() if value is not None}
-        buffers = {name: (value, value.clone() if value.numel() <= _COPIED else None) for name, value in held.items()}
+        buffers = {name: (value, _copy_of(_first_frequencies(module, name, value))) for name, value in held.items()}
         plain = {name: value for name, value in vars(module).items() if isinstance(value, (bool, int, float, str))}
+        if _CACHED in vars(module):
+            plain[_CACHED] = getattr(module, _FIRST_CACHED, getattr(module, _CACHED))
         return cls(module, buffers, plain)
 
     def restore(self) -> None:
         """Give the module its first buffers and attributes."""
         module: Any = self.module
         for name, (value, copy) in self.buffers.items():
-            module._buffers[name] = value
-            if copy is not None:
+            present = module._buffers.get(name)
+            if copy is None:
+                module._buffers[name] = value
+            elif value.is_inference() or (present is not None and present.device != value.device):  # or was moved
+                module._buffers[name] = copy.clone() if present is None else copy.to(present.device, copy=True)
+            else:
+                module._buffers[name] = value
                 value.copy_(copy)
+        for name in [name for name, value in vars(module).items() if name not in self.attributes and _is_number(value)]:
+            delattr(module, name)  # the largest length so far of one type of layer
         for name, value in self.attributes.items():
             setattr(module, name, value)
+
+
+def _first_frequencies(module: Any, name: str, value: Tensor) -> Tensor:
+    """The frequencies that transformers keeps beside those of the last pass; `value` for another buffer."""
+    if not name.endswith("inv_freq") or name.endswith("original_inv_freq"):
+        return value
+    first = getattr(module, f"{name.removesuffix('inv_freq')}original_inv_freq", None)
+    return value if first is None or first.shape != value.shape else first.to(value.device)
+
+
+def _copy_of(value: Tensor) -> Tensor | None:
+    """A copy that is no inference tensor; None for a large one."""
+    import torch
+
+    with torch.inference_mode(False):
+        return value.clone() if value.numel() <= _COPIED else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float)) or (hasattr(value, "ndim") and value.ndim == 0)
 
 
 _rules: weakref.WeakKeyDictionary[nn.Module, LengthRule] = weakref.WeakKeyDictionary()

@@ -16,11 +16,13 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UserError, one_line, panics_as_errors
 from pipeline.models.copies import VOCABULARY, few_layers, has_experts
 from pipeline.models.devices import check_lost, out_of_memory
+from pipeline.models.lengths import length_rule
 from pipeline.models.opened import LanguageModel, embedding_rows
 from pipeline.models.pictures import padded_prompts, picture_prompt, picture_token
 
@@ -55,6 +57,9 @@ _TELLING: dict[str, Any] = {"is_decoder": False, "is_causal": False, "causal": F
 _log = logging.getLogger(__name__)
 _proven: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
+Read = Callable[[Sequence[Sequence[int]]], "Tensor"]
+"""Token ids of texts -> their logits, (texts, longest, vocabulary) float32 on the CPU."""
+
 Texts = tuple[list[int], list[int], list[int]]
 """Token ids of a text, of the same with another last token, and of a longer text."""
 
@@ -63,7 +68,7 @@ Texts = tuple[list[int], list[int], list[int]]
 class Reader:
     """How the probe reads texts with a model."""
 
-    read: Callable[[Sequence[Sequence[int]]], Tensor]  # logits, (texts, longest, vocabulary) float32 on the CPU
+    read: Read
     attempts: tuple[Texts, ...]
     before: int = 0  # positions of a picture and its instruction
 
@@ -147,7 +152,7 @@ def reader_of(lm: LanguageModel) -> Reader:
     """The reader of a model: of texts alone, or behind a picture for a model with a processor."""
     rows = embedding_rows(lm.model)
     if lm.processor is None:
-        return Reader(lambda ids: text_logits(lm, ids), tuple(_attempts(lm, rows, None)))
+        return Reader(_by_frequencies(lm, partial(text_logits, lm)), tuple(_attempts(lm, rows, None)))
     from PIL import Image
 
     prompt = picture_prompt(lm, Image.new("RGB", (64, 64), (90, 140, 60)))
@@ -156,7 +161,25 @@ def reader_of(lm: LanguageModel) -> Reader:
         inputs, mask = padded_prompts(lm, [prompt] * len(ids), ids)
         return _logits(lm.model, {**inputs, "attention_mask": mask})
 
-    return Reader(read, tuple(_attempts(lm, rows, picture_token(lm.model.config))), len(prompt.ids))
+    before = len(prompt.ids)
+    attempts = tuple(_attempts(lm, rows, picture_token(lm.model.config)))
+    return Reader(_by_frequencies(lm, read, before), attempts, before)
+
+
+def _by_frequencies(lm: LanguageModel, read: Read, before: int = 0) -> Read:
+    """`read` by texts that may share a batch (`pipeline.models.lengths`); `before` is what stands before each."""
+    import torch
+
+    rule = length_rule(lm.model)
+
+    def read_groups(ids: Sequence[Sequence[int]]) -> Tensor:
+        if rule.are_alike([before + len(row) for row in ids]):
+            return read(ids)
+        longest = max(map(len, ids))
+        rows = [torch.nn.functional.pad(read([row])[0], (0, 0, 0, longest - len(row))) for row in ids]
+        return torch.stack(rows)
+
+    return read_groups
 
 
 def _attempts(lm: LanguageModel, rows: int, picture: int | None) -> Iterator[Texts]:
@@ -203,7 +226,7 @@ def text_logits(lm: LanguageModel, ids: Sequence[Sequence[int]]) -> Tensor:
 def _logits(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     import torch
 
-    with torch.inference_mode():
+    with length_rule(model).alone(), torch.inference_mode():
         logits: Tensor = model(**inputs, use_cache=False).logits
     shape = tuple(inputs["input_ids"].shape)
     if tuple(logits.shape[:2]) != shape:

@@ -56,13 +56,13 @@ def describe(lm: LanguageModel, prompts: Sequence[PicturePrompt], tokens: int = 
     groups: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
         groups[len(prompt.ids), *(tuple(value.shape) for value in prompt.numbers.values())].append(index)
-    with torch.inference_mode(), length_rule(model).alone(), _generating(model, likeliest):
-        for group in groups.values():
+    for group in groups.values():
+        with torch.inference_mode(), length_rule(model).alone(), _generating(model, likeliest):
             inputs, mask = padded_prompts(lm, [prompts[index] for index in group], [[]] * len(group))
             written = model.generate(**inputs, attention_mask=mask)
-            for index, row in zip(group, written[:, mask.shape[1] :].tolist(), strict=True):
-                stop = next((place for place, token in enumerate(row) if token in ends), len(row))
-                results[index] = row[:stop]
+        for index, row in zip(group, written[:, mask.shape[1] :].tolist(), strict=True):
+            stop = next((place for place, token in enumerate(row) if token in ends), len(row))
+            results[index] = row[:stop]
     return results
 
 

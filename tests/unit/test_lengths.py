@@ -1,6 +1,8 @@
 """Models whose position embeddings depend on the length of a batch: each text has those of its own length."""
 
 import copy
+import dataclasses
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,20 +13,27 @@ import pytest
 import torch
 import transformers
 from architectures import LLAMA, VOCABULARY
+from causal_models import PlainTokenizer
+from picture_models import random_pictures, save_llava
 from torch import Tensor
 from transformers import AutoTokenizer
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import make_plan
+from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.models.lengths import length_rule
+from pipeline.models.load import open_picture_model
 from pipeline.models.opened import LanguageModel
+from pipeline.models.pictures import picture_prompt
+from pipeline.models.probe import check_causal
 from pipeline.models.sharing import own_layers
 from pipeline.passes.forward import forward
 from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.gradient import gradient_norms
 from pipeline.passes.parts import PassSizes, versions_in_parts
+from pipeline.passes.pictures import describe, forward_pictures
 from pipeline.passes.shared import HeldPrefixes, forward_behind
 from pipeline.stages.events import Failure
 from pipeline.stages.local import finish_shards
@@ -57,6 +66,15 @@ KINDS: dict[str, Callable[[], Any]] = {
         rope_parameters={
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
             "full_attention": {**LONGROPE, "rope_theta": 100.0, "original_max_position_embeddings": FEW, "factor": 4.0},
+        },
+    ),
+    "Gemma 3 with dynamic scaling": lambda: transformers.Gemma3TextConfig(
+        **{**SIZES, "max_position_embeddings": FEW},
+        head_dim=8,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "dynamic", "factor": 8.0, "rope_theta": 100.0},
         },
     ),
 }
@@ -100,7 +118,30 @@ def test_a_text_has_its_log_probabilities_beside_and_after_any_other(kind: str) 
             torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
     padded = torch.tensor([one + [0] * (40 - len(one)) for one in ids])
     mixed = lm.model(input_ids=padded).logits.log_softmax(2)
-    assert (mixed[0, :9] - plain[0].log_softmax(1)).abs().max() > 0.1, "frequencies make a difference"
+    assert (mixed[0, :9] - plain[0].log_softmax(1)).abs().max() > 0.05, "frequencies make a difference"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inference", [True, False])
+def test_what_a_model_has_read_before_does_not_matter(kind: str, inference: bool) -> None:
+    """As one that was opened and used by other software."""
+    ids, fresh, used = texts((30, 9, 20)), made(kind), made(kind)
+    with torch.inference_mode(inference):
+        used.model(input_ids=torch.tensor(texts((40,))))
+    for found, expected in zip(log_probs(used, ids), log_probs(fresh, ids), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("few", [4, 11, 13, 15])
+def test_the_probe_reads_each_text_with_its_own_frequencies(kind: str, few: int, monkeypatch: Any) -> None:
+    monkeypatch.setitem(globals(), "FEW", few)
+    lm = LanguageModel(made(kind).model, PlainTokenizer(), torch.device("cpu"), None)
+    check_causal(lm, kind)
+    ids = texts((9, 30, 10, 3))
+    for found, one in zip(log_probs(lm, ids), ids, strict=True):
+        expected = alone(made(kind), lambda fresh, one=one: log_probs(fresh, [one])[0])
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -188,6 +229,43 @@ def test_one_batch_at_a_time_is_read_with_the_weights_of_such_a_model() -> None:
         list(pool.map(lambda one: [log_probs(one, [text]) for text in texts((9, 30) * 20)], models))
     assert most == [1]
     assert length_rule(models[0].model).turn is length_rule(models[1].model).turn
+
+
+def picture_model(folder: Path, scaling: dict[str, Any], most: int) -> LanguageModel:
+    """LLaVA on a Llama whose position embeddings depend on the length."""
+    save_llava(folder)
+    settings = json.loads((folder / "config.json").read_text())
+    text = transformers.LlamaConfig(**{**settings["text_config"], "max_position_embeddings": most})
+    text.rope_parameters = {**scaling, "rope_theta": 100.0}
+    torch.manual_seed(0)
+    config = transformers.LlavaConfig(**{**settings, "text_config": text.to_dict()})
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(folder)
+    return open_picture_model(ModelConfig(path=str(folder), dtype="float32"))
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_a_picture_and_its_description_do_not_depend_on_other_pictures(kind: str, tmp_path: Path) -> None:
+    few = 36
+    scalings: dict[str, tuple[dict[str, Any], int]] = {
+        "longrope": ({**LONGROPE, "short_factor": [1.0] * 8, "long_factor": [4.0, 8.0] * 4,
+                      "original_max_position_embeddings": few, "factor": 8.0}, 512),
+        "dynamic": ({"rope_type": "dynamic", "factor": 8.0}, few),
+    }  # fmt: skip
+    lm = picture_model(tmp_path, *scalings[kind])
+    (picture,) = random_pictures([(32, 32)])
+    prompt, generator = picture_prompt(lm, picture), torch.Generator().manual_seed(0)
+    more = torch.randint(5, 250, (40,), generator=generator).tolist()
+    prompts = [dataclasses.replace(prompt, ids=[*prompt.ids, *more[:extra]]) for extra in (30, 20, 0, 12)]
+    assert len(prompt.ids) < few < len(prompts[-1].ids), "on both sides"
+    alone_each = [describe(lm, [one], 12)[0] for one in prompts]
+    assert describe(lm, prompts, 12) == alone_each
+    assert describe(lm, prompts[::-1], 12) == alone_each[::-1]
+    wanted = {"instruction_description": frozenset({"log_prob"})}
+    (together,) = forward_pictures(lm, prompts, alone_each, wanted).values()
+    for row, (one, written) in enumerate(zip(prompts, alone_each, strict=True)):
+        (found,) = forward_pictures(lm, [one], [written], wanted).values()
+        length = found.log_prob.shape[1]
+        torch.testing.assert_close(together.log_prob[row, :length], found.log_prob[0], atol=1e-4, rtol=0)
 
 
 def test_a_training_gives_each_text_its_frequencies(tiny_model_folder: Path, tmp_path: Path) -> None:
