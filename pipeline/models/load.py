@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import io
 import json
@@ -391,6 +392,7 @@ def _load_with_adapter(config: ModelConfig, load: Callable[[], Opened], kind: Ki
             reason, changed = str(error), error.changed
         if changed:
             del model, adapted
+            gc.collect()  # their modules refer to each other, and the weights are read again
             adapted = load_adapter(load()[0], folder, config.shown).eval()
         model = keep_beside(adapted, read, config.adapter_shown or "")
     _log.warning("adapter %s %s: it is computed beside the weights, which takes longer", config.adapter_shown, reason)

@@ -197,6 +197,24 @@ def test_every_way_to_open_a_model_refuses_one_that_is_not_causal(tiny_model_fol
     assert seenset.score(config, ["a text of some words"], ["loss"])["problem"].to_pylist() == [None]
 
 
+def test_smollm2_is_within_the_tolerance_alone_again_and_padded(smollm2: LanguageModel) -> None:
+    reader = reader_of(smollm2)
+    for texts in reader.attempts:
+        moved = probe._differences(reader, texts, repeated=True)
+        assert max(moved.changed, moved.again, moved.beside) < moved.limit / 4
+    assert len(reader.attempts[0][0]) == probe.LENGTH
+    assert float32_fault(reader) is None
+
+
+def test_smollm2_in_bfloat16_opens_without_a_warning(smollm2_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        lm = open_model(ModelConfig(path=str(smollm2_folder), dtype="bfloat16"))
+    assert not [record for record in caplog.records if record.name == probe.__name__]
+    small = few_layers(lm.model)
+    assert small is not None
+    assert small.config.num_hidden_layers == 2
+
+
 def test_a_model_that_was_opened_elsewhere_is_tried_by_score(tiny_model_folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_folder)
     model = tiny_model("bert", vocab_size=len(tokenizer))
