@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 
 from pipeline.corpus.draw_features import OUT_OF_PLACE, UNKNOWN, UNMARKED
 from pipeline.corpus.near_duplicates import NEAR_SHARE, SKETCH, near_families
@@ -240,6 +238,9 @@ def _with_common_options(family: np.ndarray, words: np.ndarray) -> np.ndarray:
         family: int64, (documents,), families of near-duplicates.
         words: uint8, (documents, 64), sketches of the words of the options.
     """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
     split, following = family.copy(), int(family.max(initial=0)) + 1
     for members in _groups(family, np.arange(family.size)):
         if members.size > MOST_COMPARED:

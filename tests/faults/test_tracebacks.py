@@ -76,9 +76,11 @@ def test_a_line_of_json_that_its_parser_fails_on_costs_one_document(
 def test_a_first_line_of_json_that_its_parser_fails_on(
     value: str, make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(make_audit(TEXTS, TEXTS))
+    path = str(make_audit(TEXTS, [sentence(i) for i in range(20, 28)]))
     (tmp_path / "audit.jsonl").write_text(f'{{"id": "a", "text": {value}}}\n' + lines_of(TEXTS))
-    assert "audit.jsonl is not a readable JSONL file" in refusal(capsys, "plan", path)
+    code, output, _ = printed(capsys, "plan", path)
+    assert code == 0
+    assert f"1 of 9 sampled documents of {tmp_path}/audit.jsonl cannot be read: 1 undecodable" in output
 
 
 def write_twice(path: Path, column: str) -> None:
@@ -101,7 +103,10 @@ def test_a_column_that_stands_twice(
     write_twice(tmp_path / f"twice{suffix}", column)
     command = ["plan", make_audit(TEXTS, TEXTS), "--set", f"corpus.audit.path={tmp_path}/twice{suffix}"]
     error = refusal(capsys, *command)
-    assert f"column '{column}' occurs 2 times in" in error
+    if suffix == ".jsonl":
+        assert f"9 undecodable (first: field '{column}' stands twice in it)" in error
+    else:
+        assert f"column '{column}' occurs 2 times in" in error
     if column == "id":
         assert printed(capsys, *command, "--set", "corpus.audit.id=null")[0] == 0, "a column that nobody reads"
 
