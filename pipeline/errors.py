@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -115,6 +116,34 @@ def nearest(value: str, known: Iterable[str], what: str = "known") -> str:
     near = difflib.get_close_matches(value.casefold(), folded, n=1, cutoff=0.5)
     guess = f"did you mean {folded[near[0]]!r}? " if near else ""
     return f"{guess}{what}: {', '.join(names)}"
+
+
+_PERCENT = re.compile(r"\s*(\d*[.,]?\d+)\s*%\s*")
+_RATIO = re.compile(r"\s*(\d+)\s*/\s*([1-9]\d*)\s*")
+_THOUSANDS = re.compile(r"\s*\d{1,3}(?:[,_' ]\d{3})+\s*")
+_COMMA = re.compile(r"\s*(\d*),(\d+)\s*")
+_MOST_DIGITS = 40
+
+
+def number_meant(value: object, whole: bool = False) -> str:
+    """The end of an error message: the number that a value may mean, such as 0.05 for 5%; empty if there is none.
+
+    Args:
+        value: the refused value.
+        whole: whether a whole number is needed.
+    """
+    if not isinstance(value, str) or len(value) > _MOST_DIGITS:
+        return ""
+    number = None
+    if percent := _PERCENT.fullmatch(value):
+        number = float(percent[1].replace(",", ".")) / 100
+    elif ratio := _RATIO.fullmatch(value):
+        number = int(ratio[1]) / int(ratio[2])
+    elif whole and _THOUSANDS.fullmatch(value):
+        number = float(re.sub(r"\D", "", value))
+    elif not whole and (comma := _COMMA.fullmatch(value)):
+        number = float(f"{comma[1] or 0}.{comma[2]}")
+    return "" if number is None or (whole and number != int(number)) else f"; did you mean {number:.15g}?"
 
 
 def visible(text: str) -> str:

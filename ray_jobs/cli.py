@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,15 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from pipeline.config.retired import retired
-from pipeline.errors import ExitCode, UserError, instead_of_exit, is_full, is_of_storage, message_of_storage
+from pipeline.errors import (
+    ExitCode,
+    UserError,
+    instead_of_exit,
+    is_full,
+    is_of_storage,
+    message_of_storage,
+    number_meant,
+)
 from pipeline.models.devices import collect_rarely
 from ray_jobs import supervisor, terminal
 from ray_jobs.commands import (
@@ -255,6 +264,76 @@ def retired_option(error: TyperException) -> str | None:
     return None if option is None or context is None else retired("option", f"{context.info_name} {option}")
 
 
+_MEANT = {"audit": "run", "score": "run", "start": "run", "resume": "run", "check": "plan", "help": "--help"}
+"""Commands of other programs -> that of this one."""
+
+
+def usage_message(error: TyperException, given: Sequence[str]) -> str:
+    """What is wrong with a command line, and what to write in its place."""
+    if (retired_one := retired_option(error)) is not None:
+        return retired_one
+    message = str(getattr(error, "format_message", error.__str__)())
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if message.startswith("No such command"):
+        name = next((argument for argument in given if not argument.startswith("-")), "")
+        names = sorted(one.name or one.callback.__name__ for one in app.registered_commands if one.callback)
+        if name in _MEANT:
+            return f"{message} Did you mean 'seenset {_MEANT[name]}'?"
+        return message if "Did you mean" in message else f"{message} Known: {', '.join(names)}."
+    if context is not None and (setting := _setting_meant(error, context.command, given)) is not None:
+        return setting
+    if parameter is not None and message.startswith("Missing argument"):
+        return f"{message}{_MISSING.get(str(getattr(parameter, 'metavar', '')), '')}"
+    if parameter is not None and message.startswith("Invalid value"):
+        value = _value_after(given, parameter.opts)
+        return f"{message}{number_meant(value, whole='integer' in message)}"
+    return message
+
+
+_MISSING = {
+    "AUDIT.YAML": " 'seenset init FOLDER' writes one for the documents in a folder.",
+    "TRIAL.YAML": " 'seenset init FOLDER --trial' writes one for the documents in a folder.",
+    "RUN": " It is the folder that the setting run of a configuration names.",
+}
+"""Name of an argument -> where it comes from."""
+
+
+def _setting_meant(error: TyperException, command: object, given: Sequence[str]) -> str | None:
+    """What to write where a setting of the configuration stands in place of an option or an argument."""
+    if not any(parameter.name == "set_" for parameter in getattr(command, "params", ())):
+        return None
+    message = str(getattr(error, "format_message", error.__str__)())
+    option = getattr(error, "option_name", None)
+    extra = re.search(r"extra argument\(s\) \(([\w.*-]+)=(\S+?)\)?$", message)
+    if option is not None and message.startswith("No such option"):
+        name, value = option.lstrip("-"), _value_after(given, [option])
+    elif extra is not None:
+        name, value = extra[1].lstrip("-"), extra[2]
+    else:
+        several = "extra argument" in message and "=" in message
+        return f"{message}; a setting is changed by --set A.B=C" if several else None
+    from pipeline.config.audit import AuditConfig
+    from pipeline.config.yaml import settings_named
+    from pipeline.trial.config import TrialConfig
+
+    kind = TrialConfig if getattr(command, "name", None) == "trial" else AuditConfig
+    named = [name] if "." in name else settings_named(kind, name.replace("-", "_"))[:3]
+    if not named:
+        return None if option is not None else f"{message}; a setting is changed by --set A.B=C"
+    meant = " or ".join(f"--set {setting}={value or 'VALUE'}" for setting in named)
+    return f"{message.partition(' (Possible')[0]}; a setting is changed by {meant}"
+
+
+def _value_after(given: Sequence[str], options: Sequence[str]) -> str:
+    """The value of the first of some options on a command line; empty where there is none."""
+    for place, argument in enumerate(given):
+        name, equals, value = argument.partition("=")
+        if name in options:
+            following = given[place + 1] if place + 1 < len(given) else ""
+            return value if equals else following
+    return ""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; every user error is one line and an exit code."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -278,10 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         supervisor.fail(str(error), int(error.exit_code))
     except TyperException as error:
         supervisor.give_as_zero(None)  # a misspelt command never ends with 0
-        message = str(getattr(error, "format_message", error.__str__)())
-        if "extra argument" in message and "=" in message:
-            message += "; a setting is changed by --set A.B=C"
-        supervisor.fail(retired_option(error) or message, int(ExitCode.USER_ERROR))
+        supervisor.fail(usage_message(error, given), int(ExitCode.USER_ERROR))
     except SystemExit as error:  # no command of this package raises it
         if isinstance(error.__context__, BrokenPipeError):  # the reader of the output is gone, as with `| head -1`
             supervisor.finish(1)

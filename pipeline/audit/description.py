@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from shlex import quote
 from typing import Any
 
 from pipeline.config.audit import AuditConfig
@@ -47,6 +48,8 @@ def load_config(path: str, overrides: Sequence[str] = (), labelled: bool = False
         UserError: no such file, not YAML, or a value outside its limits (one line, with the near miss).
     """
     data = read_mapping(path, AuditConfig)
+    if "documents" in data and "corpus" not in data:
+        raise UserError(f"{path} describes a trial (documents): seenset trial {quote(path)}")
     config = build_evaluation(data, overrides) if labelled else _built(data, overrides, written=True)
     check_run_folder(config.run, {os.path.dirname(path): path})
     return config

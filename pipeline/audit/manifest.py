@@ -18,6 +18,7 @@ from pipeline.audit.digests import changed_file
 from pipeline.audit.records import MANIFEST_FILE, SHARDS_FILE, Record, VersionedRecord, read_record, write_record
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
+from pipeline.config.misplaced import instead_of_run
 from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.formats import by_bytes
 from pipeline.corpus.shard import Shard
@@ -140,7 +141,9 @@ def read_run(store: Store) -> tuple[Manifest, list[Shard]]:
     if manifest is None or shards is None:
         if store.exists("receipts"):
             raise changed_file(store, MANIFEST_FILE if manifest is None else SHARDS_FILE, missing=True)
-        raise UserError(f"{store.url} is not a run directory: it has no {MANIFEST_FILE} and {SHARDS_FILE}")
+        instead = instead_of_run(store.url)
+        missing = f"it has no {MANIFEST_FILE} and {SHARDS_FILE}"
+        raise UserError(f"{store.url} is not a run directory: {missing}{f'; {instead}' if instead else ''}")
     return manifest, shards
 
 

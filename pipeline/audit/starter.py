@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role, SourceConfig
+from pipeline.config.misplaced import what_folder
 from pipeline.config.selection import NULL_ROLE, Direction, SelectionConfig
 from pipeline.config.yaml import Written, comment, commented, config_schema
 from pipeline.corpus.discovery import (
@@ -130,6 +131,8 @@ def data_of(folder: str) -> FolderData:
     if not data.files:
         unread = f"; not taken: {wording.some_of(data.unread)}" if data.unread else ""
         others = "" if data.unread else _others(folder)
+        if (what := what_folder(folder)) is not None:
+            unread, others = "", f"; {what}"
         raise UserError(
             f"no documents in {os.path.abspath(folder)}: init looks {DEPTH} folders deep for files that end in "
             f"{suffixes_of(pictures=False)} (.jsonl and .csv also with .gz or .zst), for pictures and for saved "

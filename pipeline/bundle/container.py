@@ -104,7 +104,7 @@ def unpack(data: bytes, name: str) -> tuple[BundleIndex, dict[str, bytes]]:
     """
     head = _LOCAL.size + len(INDEX)
     if data[_LOCAL.size : head] != INDEX.encode() and not data.endswith(COMMENT):
-        raise UserError(f"{name} is not a bundle of seenset pack")
+        raise UserError(f"{name} is not a bundle: seenset pack RUN writes one")
     sizes = _LOCAL.unpack_from(data.ljust(_LOCAL.size))[7:9] if len(data) >= head else (0,)
     opening = next((text for size in sizes if (text := _opened(data[head : head + size])) is not None), None)
     if opening is None:

@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from pipeline.config.misplaced import of_other_system
 from pipeline.errors import UserError
 
 MARK = "/./"
@@ -128,6 +129,8 @@ class _Origin:
         if not path or "://" in path or os.path.isabs(path) or path.startswith("~"):
             return path
         beside = os.path.join(self.folder, path)
+        if not _exists(place, beside) and (instead := of_other_system(path, self.folder)) is not None:
+            raise UserError(f"{where}: no {path}; {instead}")
         if not _is_path(place, path) and not (place is Place.MODEL and os.path.exists(beside)):
             if place is Place.MODEL:
                 self._refuse_elsewhere(place, path, where)

@@ -10,13 +10,14 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
+from pipeline.config.misplaced import instead_of_config
 from pipeline.config.paths import fields_of, irregular_kind, placed, placed_value, sections_in
-from pipeline.errors import UserError, nearest
+from pipeline.errors import UserError, nearest, number_meant
 
 _MOST_GUESSES = 3  # in a message about an unknown setting
 MOST_DEPTH = 100
@@ -94,7 +95,7 @@ def load_yaml(text: str) -> Any:
     except RecursionError:
         raise NotYamlError("its brackets or indents are nested too deeply") from None
     except (NotYamlError, yaml.YAMLError) as error:
-        raise NotYamlError(" ".join(str(error).split())) from None
+        raise NotYamlError(" ".join(str(error).replace('in "<unicode string>", ', "on ").split())) from None
     except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:  # number, date, tag
         reason = str(error).partition("; use sys.")[0]
         raise NotYamlError(f"a value cannot be read: {' '.join(reason.split())}") from None
@@ -192,22 +193,46 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
     """
     try:
         if (irregular := irregular_kind(path) or ("a folder" if os.path.isdir(path) else None)) is not None:
-            raise UserError(f"config {path} is {irregular}, not a file")
+            raise UserError(f"config {path} is {irregular}, not a file{_instead(path)}")
         with open(path, "rb") as file:
             text = file.read(MOST_BYTES + 1).decode("utf-8")
     except OSError as error:
-        raise UserError(f"cannot read config {path}: {error.strerror}") from None
+        raise UserError(f"cannot read config {path}: {error.strerror}{_instead(path)}") from None
     except UnicodeDecodeError:
-        raise UserError(f"config {path} is not UTF-8 text") from None
+        raise UserError(f"config {path} is not UTF-8 text{_instead(path)}") from None
     except ValueError as error:  # raised for the path
         raise UserError(f"cannot read config {path}: {error}") from None
     try:
         data = load_yaml(text)
     except NotYamlError as error:
-        raise UserError(f"config {path} is not YAML: {error}") from None
+        reason = _instead(path) or f": {error}{_remedy(error)}"
+        raise UserError(f"config {path} is not YAML{reason}") from None
     if not isinstance(data, dict):
-        raise UserError(f"config {path} must be a mapping with keys {', '.join(_keys_of(kind))}")
+        instead = _instead(path) or f" with keys {', '.join(_keys_of(kind))}"
+        raise UserError(f"config {path} must be a mapping{instead}")
+    if not {"run", "corpus", "documents"} & set(map(str, data)) and (instead := _instead(path)):
+        raise UserError(f"config {path} holds no settings{instead}")
     return placed(kind, data, os.path.realpath(Path(path).parent), path)
+
+
+def _instead(path: str) -> str:
+    """The end of a message about a file that is no configuration."""
+    instead = instead_of_config(path)
+    return f"; {instead}" if instead else ""
+
+
+_REMEDIES = {
+    r"unknown escape character|escape sequence of": "a backslash in double quotes begins an escape: write paths with /",
+    r"character '\\t' that cannot start": "indent with spaces, not with tabs",
+    r"cannot start any token": "put the value in quotes",
+    r"scanning an? (alias|anchor)|undefined alias": "put a value that begins with * or & in quotes",
+    r"mapping values are not allowed": "put a value that holds a colon and a space in quotes",
+}
+"""Part of an error of the parser -> what to write."""
+
+
+def _remedy(error: NotYamlError) -> str:
+    return next((f"; {remedy}" for part, remedy in _REMEDIES.items() if re.search(part, str(error))), "")
 
 
 def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()) -> Model:
@@ -312,6 +337,7 @@ def _one_line(error: ValidationError, kind: type[BaseModel], data: Mapping[str, 
     guess = f"; did you mean [{_shown(problem['input'], str)}]?" if problem["type"] == "list_type" and got else ""
     if problem["type"] == "string_type" and (read_as := _read_as(problem["input"])):
         guess = f"; YAML reads it as {read_as}; put it in quotes"
+    guess = guess or _number_meant(problem, message, data)
     return f"{where}: {message}{got}{guess}"
 
 
@@ -327,6 +353,28 @@ def _read_as(value: Any) -> str:
     return next((name for kind, name in kinds.items() if isinstance(value, kind)), "")
 
 
+def _number_meant(problem: Any, message: str, data: Mapping[str, Any]) -> str:
+    """The number that a refused value may mean: a percentage, a fraction, or one with a decimal comma."""
+    value = problem["input"]
+    if isinstance(value, str):
+        numeric = "number" in message or "integer" in message
+        return number_meant(value, whole=problem["type"].startswith("int")) if numeric else ""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return ""
+    section: Any = data
+    for part in problem["loc"][:-1]:
+        if isinstance(section, Mapping):
+            section = section.get(part, section)
+        elif isinstance(section, list) and isinstance(part, int):
+            section = section[part]
+    beside = section.items() if isinstance(section, Mapping) else ()
+    digits = [key for key, empty in beside if isinstance(key, int) and empty is None]
+    if digits:  # {alpha: 0,1} is alpha: 0 and a key 1
+        return f"; did you mean {value}.{digits[0]}? A comma ends a value"
+    share = "(0, 1)" in message or any((problem.get("ctx") or {}).get(limit) == 1 for limit in ("lt", "le"))
+    return f"; did you mean {value / 100:g} ({value:g}%)?" if share and 1 < value < 100 else ""
+
+
 def _paths_to(kind: Any, value: Any, key: str, depth: int) -> Iterator[str]:
     """Paths, as `--set` takes them, at which a key is valid in the sections of a configuration."""
     if not isinstance(value, Mapping):
@@ -340,6 +388,27 @@ def _paths_to(kind: Any, value: Any, key: str, depth: int) -> Iterator[str]:
                     yield f"{path}.{key}"
                 if depth > 1:
                     yield from (f"{path}.{rest}" for rest in _paths_to(section, entry, key, depth - 1))
+
+
+def settings_named(kind: type[BaseModel], key: str, depth: int = 3) -> list[str]:
+    """The settings of a configuration with a name, as `--set` takes them, those of fewer keys first.
+
+    Args:
+        kind: model of the configuration.
+        key: name of a setting at any depth; a section with a path stands for its path.
+        depth: most keys of a setting.
+    """
+    paths: list[str] = []
+    for name, field in fields_of(kind).items():
+        annotation = getattr(field, "annotation", None)
+        named, sections = getattr(field, "alias", None) or name, list(sections_in(annotation))
+        inner = f"{named}.0" if get_origin(annotation) is list else named
+        if named == key:
+            paths.append(f"{inner}.path" if any("path" in fields_of(section) for section in sections) else named)
+        if depth > 1:
+            paths += [f"{inner}.{rest}" for section in sections for rest in settings_named(section, key, depth - 1)]
+    paths = [path for path in paths if not path.startswith("series.")] or paths  # of few configurations
+    return sorted(dict.fromkeys(paths), key=lambda path: path.count("."))
 
 
 def _what_to_add(kind: type[BaseModel], location: Sequence[int | str]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config.corpus import PLAIN, Dialect, Role, SourceConfig
+from pipeline.config.misplaced import instead_of_documents
 from pipeline.corpus.files import detected, single_column_note
 from pipeline.corpus.formats import content_format, first_rows, format_of
 from pipeline.corpus.formats.base import Format
@@ -109,8 +110,11 @@ def discover_data(folder: str) -> FolderData:
     Raises:
         UserError: the folder does not exist.
     """
+    instead = instead_of_documents(folder)
     if not os.path.isdir(folder):
-        raise UserError(f"no folder {folder}")
+        raise UserError(f"no folder {folder}{f'; {instead}' if instead else ''}")
+    if instead is not None:
+        raise UserError(f"{folder} is no folder of documents: {instead}")
     entries = list(itertools.islice(_entries(folder, "", DEPTH), MOST_ENTRIES + 1))
     files: list[DataFiles] = []
     unread: list[str] = []

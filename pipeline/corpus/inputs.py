@@ -222,12 +222,16 @@ def _opened(base: str | None, pattern: str) -> str:
 def _neighbours(fs: Any, full: str) -> str:
     folder, base = full.rstrip("/").rsplit("/", 1) if "/" in full else ("", full)
     try:
-        names = sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(folder, detail=False))[:20]
+        names = sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(folder, detail=False))
+        hidden = [name for name in names if name.startswith(".") and not base.startswith(".")]
+        names = [name for name in names if name not in hidden][:20]
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return f"; no folder {folder} either"
     except OSError as error:  # network error
         return f": {' '.join(str(error).split())}"
-    return f"; {nearest(base, names, 'the folder holds')}" if names else "; the folder is empty"
+    if not names:
+        return "; the folder holds hidden files alone" if hidden else "; the folder is empty"
+    return f"; {nearest(base, names, 'the folder holds')}"
 
 
 def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], InputFile]]:

@@ -17,7 +17,7 @@ from pipeline.config.paths import written
 from pipeline.config.retired import retired
 from pipeline.corpus.scripts import units
 from pipeline.detectors.plugins import BUILT_IN, Registry, display_module, place_of_error
-from pipeline.errors import UserError, nearest
+from pipeline.errors import UserError, nearest, number_meant
 from pipeline.passes.statistics import GIVEN, STATISTICS
 
 if TYPE_CHECKING:
@@ -412,7 +412,7 @@ def _checked(name: str, argument: str, known: _Entry, value: Any) -> Any:
         return known.arguments[argument].check(value)
     except (TypeError, ValueError) as error:
         got = written(value) if isinstance(value, str) else value
-        raise UserError(f"detector {name}: {argument} {error}, got {got!r}") from None
+        raise UserError(f"detector {name}: {argument} {error}, got {got!r}{number_meant(got)}") from None
     except (Exception, SystemExit) as error:  # a plugin's check may raise anything
         raise _broken(name, f"the check of {argument}", error, f", got {value!r}") from None
 

@@ -21,6 +21,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.config.misplaced import instead_of_run
 from pipeline.errors import DamagedError, FullError, UserError, is_full, not_opened, write_error
 
 SIDE_BY_SIDE = 16
@@ -494,8 +495,8 @@ def _check_local_folder(path: str) -> None:
     if not os.path.exists(place):
         raise UserError(f"run directory {path}: {place} is a link to nothing")
     if not os.path.isdir(place):
-        named = "; give the folder that its setting run names" if place.endswith((".yaml", ".yml")) else ""
-        raise UserError(f"run directory {path}: {place} is a file, not a folder{named}")
+        instead = instead_of_run(place) if place == path else None
+        raise UserError(f"run directory {path}: {place} is a file, not a folder{f'; {instead}' if instead else ''}")
 
 
 @contextlib.contextmanager

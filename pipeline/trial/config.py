@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -166,7 +167,12 @@ def load_trial(path: str, overrides: Sequence[str] = ()) -> tuple[TrialConfig, l
     Raises:
         UserError: no such file, not YAML, an unknown key or sweep setting, a value outside its limits.
     """
-    config, points = build_trial(read_mapping(path, TrialConfig), overrides)
+    data = read_mapping(path, TrialConfig)
+    if "corpus" in data and "documents" not in data:
+        raise UserError(
+            f"{path} describes an audit (corpus): seenset run {quote(path)}; seenset init --trial writes a trial"
+        )
+    config, points = build_trial(data, overrides)
     check_run_folder(config.run, {os.path.dirname(path): path})
     return config, points
 

@@ -89,7 +89,7 @@ def test_overrides_reach_lists_and_new_keys() -> None:
 
 def test_a_config_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     assert "cannot read config" in user_error(load_config, str(tmp_path / "none.yaml"))
-    assert user_error(load_config, str(tmp_path)) == f"config {tmp_path} is a folder, not a file"
+    assert user_error(load_config, str(tmp_path)) == f"config {tmp_path} is a folder, not a file; it is empty"
     bad = tmp_path / "bad.yaml"
     for content, part in ((b"run: [", "not YAML"), (b"just words", "must be a mapping"), (b"\xff\xfe\x00", "UTF-8")):
         bad.write_bytes(content)

@@ -47,7 +47,7 @@ COMMANDS = {
     **{f"trial: {case}": (["trial", "trial.yaml", *more], message) for case, (more, message) in TRIALS.items()},
     **{f"{name}: no file": ([name, "none.yaml"], "cannot read config none.yaml") for name in WITH_FILE},
     **{f"{name}: no run": ([name, "nowhere"], "is not a run directory") for name in WITH_RUN},
-    "a setting without --set": (["plan", "audit.yaml", "seed=2"], "(seed=2); a setting is changed by --set A.B=C"),
+    "a setting without --set": (["plan", "audit.yaml", "seed=2"], "(seed=2); a setting is changed by --set seed=2"),
     "a run for a bundle": (["verify", "whole"], "whole is a folder; seenset verify reads the file that seenset pack"),
     "a configuration for a run": (["report", "audit.yaml"], "not a folder; give the folder that its setting run names"),
     "evaluate: one kind of documents": (["evaluate", "audit.yaml"], "add corpus.seen: {path: ...}"),

@@ -70,9 +70,11 @@ def test_a_command_keeps_standard_output_for_json_and_standard_error_for_errors(
     output, errors = run("plan", "none.yaml")
     assert output
     assert all(re.fullmatch(r"plan: \d+ s", line) for line in output)
-    assert errors == ["seenset: cannot read config none.yaml: No such file or directory"]
+    refused = "seenset: cannot read config none.yaml: No such file or directory; "
+    assert len(errors) == 1
+    assert errors[0].startswith(refused)
     output, errors = run("plan", "none.yaml", "--json")
     assert output == []
     assert errors[0].startswith("plan: ")
-    assert errors[-1] == "seenset: cannot read config none.yaml: No such file or directory"
+    assert errors[-1].startswith(refused)
     assert run("status", "none")[0] == []
