@@ -19,7 +19,7 @@ from pipeline.selection.procedures.bh import BH
 from pipeline.selection.procedures.record import ONLY_POOLED, Options, Procedure, Rule, applied_to, decide, procedure_of
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision, resolution_at
 from pipeline.selection.step_up import ONE, step_up
-from pipeline.selection.thresholds import NO_VALUE, Holds, Threshold, bits_of, find_place, value_of
+from pipeline.selection.thresholds import NO_VALUE, Holds, Threshold, find_place, value_of
 
 Weights = Literal["rejections", "equal", "random", "max"]
 
@@ -218,7 +218,7 @@ def _tables(n: int, weights: np.ndarray) -> tuple[dict[int, np.ndarray], float]:
 def _sum_terms(ranks: np.ndarray, tables: Mapping[int, np.ndarray], unit: float) -> np.ndarray:
     total = np.zeros(len(ranks), dtype=np.int64)
     for column, table in tables.items():
-        total += table[ranks[:, column]]
+        total += np.take(table, ranks[:, column])
     return total * unit
 
 
@@ -294,14 +294,15 @@ def rounded_up(p: np.ndarray, n: int) -> np.ndarray:
 def places_of(p: np.ndarray, n: int) -> np.ndarray:
     """The places of p-values, float64 in [0, 1], `rounded_up`: uint32, (documents,)."""
     grid = 2 * (n + 1)
-    nearest = p.astype(np.float32)
-    up = np.where(nearest < p, np.nextafter(nearest, np.float32(np.inf)), nearest)
-    places = bits_of(up) * np.uint32(2)
+    up = p.astype(np.float32)
+    bits = up.view(np.uint32)
+    bits += up < p  # the bits of the next float32 value
+    places, exact = bits * np.uint32(2), p * grid
     last = np.ceil(up * np.float64(grid))
     last -= 1  # the largest multiple below each
-    near = np.flatnonzero(last >= p * grid - min(0.25, ROUNDING * grid * (grid + 1)))
-    place = p[near] * grid
-    places[near[last[near] >= place - np.minimum(0.25, ROUNDING * place * (place + 1))]] -= np.uint32(1)
+    near = np.flatnonzero(last >= exact - min(0.25, ROUNDING * grid * (grid + 1)))
+    exact = exact[near]
+    places[near[last[near] >= exact - np.minimum(0.25, ROUNDING * exact * (exact + 1))]] -= np.uint32(1)
     return places
 
 
