@@ -341,7 +341,7 @@ def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, proce
         UserError: an unknown column, or several to choose from.
     """
     floats = [field.name for field in tables["audit"].schema if pa.types.is_floating(field.type)]
-    known = [name for name in floats if name != "weight"]
+    known = [name for name in floats if name not in ("group", "weight")]
     columns = known if names is None else list(names)
     for role, table in tables.items():
         for column in columns or ["score"]:

@@ -379,3 +379,45 @@ def test_names_of_groups_are_counted_as_those_of_a_run() -> None:
     names = ["a", "b", None, "a", None, "a"]
     sizes = GroupSizes.of_names(pa.array(names, pa.string()))
     assert (sizes.n_documents, sizes.n_grouped, sorted(sizes.sizes.values())) == (6, 4, [1, 3])
+
+
+def test_numbers_may_name_groups_also_as_floats_which_are_no_scores() -> None:
+    """pandas turns whole numbers beside missing ones into floats."""
+    columns, roles = documents()
+    values, names = columns["d0"], GROUPS.to_pylist()[500:]
+    numbers = pa.array([None if name is None else float(name[1:]) for name in names], pa.float64())
+    unseen = table(values[roles["unseen"]])
+    numbered = table(values[roles["audit"]]).append_column("group", numbers)
+    made, named = (seenset.select(one, unseen=unseen) for one in (numbered, table(values[roles["audit"]], names)))
+    assert made.summary.detectors == ["score"]
+    assert np.array_equal(made.selected, named.selected)
+    assert made.summary.factor == named.summary.factor
+
+
+@pytest.mark.parametrize(
+    ("calibrating", "procedure", "step"),
+    [
+        (1, "ptdi", "Select by procedure bh or storey, "),
+        (1, "bound", "Select by procedure bh or storey, "),
+        (5, "bh", "Select with calibrate: one_per_block, which calibrates on one unseen document of each block."),
+        (5, "storey", "Select with calibrate: one_per_block, which calibrates on one unseen document of each block."),
+        (
+            5,
+            "ptdi",
+            "Select with calibrate: one_per_block, which calibrates on one unseen document of each block, and ",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::seenset.UnsupportedWarning")
+def test_the_next_step_is_one_that_is_supported(calibrating: int, procedure: str, step: str) -> None:
+    columns, roles = documents()
+    values = columns["d0"]
+    audited = table(values[roles["audit"]], GROUPS.to_pylist()[500:])
+    unseen = table(values[roles["unseen"]], [f"u{i // calibrating}" for i in range(400)])
+    made = seenset.select(audited, unseen=unseen, procedure=procedure)
+    assert made.summary.conclusion == "contradicted"
+    assert (made.summary.next or "").startswith(step)
+    taken = {"calibrate": "one_per_block"} if "one_per_block" in step else {}
+    for other in ("bh", "storey") if procedure in ("ptdi", "bound") else (procedure,):
+        repaired = seenset.select(audited, unseen=unseen, procedure=other, **taken)
+        assert repaired.summary.conclusion == "inconclusive", "words were not compared"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Protocol
 
 from pipeline.report.wording.conclusion import ONLY_SCORES
@@ -27,18 +27,23 @@ AS_DRAWN = (
 )
 """After a shuffle check that failed."""
 
+_ONE_PER_BLOCK = "Select with calibrate: one_per_block, which calibrates on one {role} document of each block"
+_BH_OR_STOREY = "procedure bh or storey, whose lists need no independent audited documents"
+
+_DEPENDENT = {
+    "near_copies": "family of near-duplicates, which diagnostics/near-copies-*.parquet list,",
+    "groups": "group",
+}
+"""What joins documents, by the check that fails where documents depend on one another."""
+
 _REMEDIES = {
-    "near_copies": "Keep one document of each family of near-duplicates, which diagnostics/near-copies-*.parquet list, "
-    "and make a new run",
-    "groups": "Select by procedure bh or storey, whose lists need no independent documents, or keep one document of "
-    "each group and make a new run",
     "tail": "Leave the named documents out of the audit, or add {role} documents of their kind, and make a new run",
     "families": "Leave the named family out of the audit, or add {role} documents like it, and make a new run",
     "sign_symmetry": "Rank the same statistic against unseen documents: select by procedure bh or storey",
     "shuffle": AS_DRAWN,
     "weighting": "Calibrate on {which}: with weights too few of the present ones count",
 }
-"""By check that failed; the blind test has `after_blind`. The first that failed names the step."""
+"""By other check that failed; the blind test has `after_blind`. The first that failed names the step."""
 
 
 class _Check(Protocol):
@@ -84,10 +89,28 @@ def next_step(checks: Mapping[str, _Check], blind: _BlindCheck, role: str) -> st
     if blind.ok is False:
         return after_blind(blind, role)
     failed = [name for name, check in checks.items() if check.ok is False and not check.about_power]
-    for name in [*(name for name in _REMEDIES if name in failed), *failed]:
+    dependent = [name for name in failed if name in _DEPENDENT]
+    others = [name for name in failed if name not in _DEPENDENT]
+    if dependent and (not others or not _bh_stands([checks[name] for name in dependent])):
+        return _after_dependence({name: checks[name] for name in dependent}, role)
+    for name in [*(name for name in _REMEDIES if name in others), *others]:
         remedy = _REMEDIES.get(name, "Correct what the failed check names, and make a new run")
         return remedy.format(role=role, which=WHICH[role]) + "."
     return after_blind(blind, role) if blind.ok is None else None
+
+
+def _bh_stands(checks: Iterable[_Check]) -> bool:
+    """Whether no calibration documents depend on one another by more than the checks allow."""
+    return all(getattr(check, "bh_stands", True) for check in checks)
+
+
+def _after_dependence(checks: Mapping[str, _Check], role: str) -> str:
+    """The step where dependent documents contradict a selection; `checks` are those of `_DEPENDENT` that failed."""
+    if _bh_stands(checks.values()):
+        kept = _DEPENDENT[next(iter(checks))]
+        return f"Select by {_BH_OR_STOREY}, or keep one document of each {kept} and make a new run."
+    unsafe = any(getattr(check, "n_selected_by_bh", None) is not None for check in checks.values())
+    return f"{_ONE_PER_BLOCK.format(role=role)}{f', and by {_BH_OR_STOREY}' if unsafe else ''}."
 
 
 def after_blind(blind: _BlindCheck, role: str) -> str | None:
