@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,6 +42,7 @@ from pipeline.report.wording import documents as wording
 from pipeline.report.wording.blind import how_decided, to_be_weighted
 from pipeline.report.wording.documents import checked_before
 from pipeline.report.wording.files import checked_after, made_again_note, other_encoding
+from pipeline.report.wording.next_step import after_blind
 from pipeline.selection.blocks import Related
 from pipeline.selection.calibrations import calibration_of
 from pipeline.store.files import Store
@@ -378,6 +379,13 @@ def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
             )
 
 
+def _steps(tests: Mapping[Role, BlindDiagnostic], config: AuditConfig) -> list[str]:
+    """What to do after failed blind tests; none where weights account for the difference."""
+    weighted = {NULL_ROLE[one.direction] for one in config.selections if calibration_of(one.calibration).weighted}
+    failed = {role: tests[role] for role in calibrating(config) if role in tests and tests[role].ok is False}
+    return [step for role, test in failed.items() if role not in weighted and (step := after_blind(test, role))]
+
+
 def _lines(checked: PreflightChecks, plan: Plan) -> list[str]:
     """A line for each check, with a prefix for those that did not pass."""
     config, draws = plan.config, checked.draws
@@ -393,6 +401,7 @@ def _lines(checked: PreflightChecks, plan: Plan) -> list[str]:
     if undecided:
         blocks = any(one.n_audit_blocks is not None for one in undecided)
         lines.append(f"{NOTE}{how_decided(undecided[0].by, blocks)}")
+    lines += [f"next: {step}" for step in _steps(checked.blind, config)]
     for role, duplicates in checked.copies.items():
         if role == "audit" or role in calibrating(config):
             line = wording.counted(duplicates, "audited documents" if role == "audit" else f"{role} documents")

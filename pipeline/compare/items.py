@@ -13,7 +13,7 @@ from pydantic import Field
 from pipeline.audit.conclusion import Concluded
 from pipeline.audit.summary import Summary
 from pipeline.compare.finished_runs import FinishedRun, RunRecord, chosen_selection, documents_of, run_record
-from pipeline.compare.joint import decide_jointly, joint_documents, untested_runs
+from pipeline.compare.joint import decide_jointly, doubtful_runs, joint_documents
 from pipeline.compare.results import ItemResults
 from pipeline.corpus.documents import fetch_texts
 from pipeline.errors import UserError, nearest
@@ -88,7 +88,7 @@ def _alone(run: FinishedRun, name: str, alpha: float | None) -> tuple[CleanItems
         runs=[run_record(run)],
         selection=name,
         n_clean=n_clean,
-        warnings=[*untested_runs([run], [summary]), *limited, *([] if n_clean else [wording.NOTHING_CLEAN])],
+        warnings=[*doubtful_runs([run], [summary]), *limited, *([] if n_clean else [wording.NOTHING_CLEAN])],
         **summary.model_dump(include={"alpha", "n_audit", "guarantee", "promise", "supported", "reasons"}),
     )
     return record, items

@@ -290,7 +290,7 @@ def _warnings(
     runs: Sequence[FinishedRun], summaries: Sequence[Summary], shared: Shared, small: JointResolution
 ) -> list[str]:
     warnings = same_models(runs)
-    warnings += untested_runs(runs, summaries)
+    warnings += doubtful_runs(runs, summaries)
     if not shared.alike:
         warnings.append(f"{shared.sentence()}; {wording.SHARED_ONLY}")
     limits = [(run.store.url, run.manifest.limit) for run in runs]
@@ -300,14 +300,14 @@ def _warnings(
     return warnings
 
 
-def untested_runs(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> list[str]:
-    """Why runs are inconclusive, and what to do next."""
-    return [
-        f"{run.store.url}: {line}"
-        for run, one in zip(runs, summaries, strict=True)
-        if one.conclusion == "inconclusive"
-        for line in [*one.remarks, *([f"next: {one.next}"] if one.next else [])]
-    ]
+def doubtful_runs(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> list[str]:
+    """Why runs are inconclusive, and what to do next; what contradicts others is a reason of its own."""
+    lines: list[str] = []
+    for run, one in zip(runs, summaries, strict=True):
+        if one.conclusion != "supported":
+            remarks = one.remarks if one.conclusion == "inconclusive" else []
+            lines += [f"{run.store.url}: {line}" for line in [*remarks, *([f"next: {one.next}"] if one.next else [])]]
+    return lines
 
 
 def write_joint(store: Store, answer: JointAnswer, rows: JoinedRuns) -> None:

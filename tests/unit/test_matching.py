@@ -42,6 +42,20 @@ def test_the_words_that_tell_them_apart_are_named_the_strongest_first() -> None:
     assert telling_words([f"a{i}" for i in range(20)], [f"b{i}" for i in range(20)]) == ([], [])
 
 
+def test_a_plan_names_the_next_step_after_a_failed_blind_test_and_no_other(tmp_path: Path) -> None:
+    known, audit = texts(1, 300, 0.1), dated(texts(2, 300, 0.1), "gone", 0.9, 1)
+    (step,) = [line for line in plan_checks(plan_of(tmp_path, known, audit))["lines"] if line.startswith("next: ")]
+    assert step.startswith(
+        "next: Calibrate on documents like the audited ones that the model cannot have seen, such as"
+    )
+    assert "seenset plan AUDIT.YAML --matched FOLDER" in step
+    for name in ("weighted", "alike"):
+        (tmp_path / name).mkdir()
+    weighted = plan_of(tmp_path / "weighted", known, audit, calibration="weighted")
+    for plan in (weighted, plan_of(tmp_path / "alike", known, texts(3, 300, 0.1))):
+        assert not any(line.startswith("next: ") for line in plan_checks(plan)["lines"])
+
+
 def test_a_plan_says_what_weights_would_leave_and_repair(tmp_path: Path) -> None:
     known, audit = texts(1, 300, 0.1), dated(texts(2, 300, 0.1), "gone", 0.9, 1)
     lines = plan_checks(plan_of(tmp_path, known, audit, calibration="weighted"))["lines"]

@@ -199,6 +199,8 @@ def test_where_nothing_is_clean_or_a_check_contradicts_it_that_is_told(
     assert "there is no accuracy on clean items. Nothing can be selected at alpha 0.001" in " ".join(out.split())
     void = tmp_path / "void"
     shutil.copytree(runs[0], void)
-    amend(void, "selection/clean/summary.json", {"supported": False, "reasons": ["The words tell them apart."]})
+    contradicted = {"supported": False, "reasons": ["The words tell them apart."], "next": "Calibrate on others."}
+    amend(void, "selection/clean/summary.json", contradicted)
     out, _ = here(capsys, "rank", results, "--run", void, "--output", tmp_path / "x")
     assert out.startswith("CONTRADICTED, do not act on it: The words tell them apart.")
+    assert "void: next: Calibrate on others." in " ".join(out.split())

@@ -137,7 +137,11 @@ def _undecided(blind: _BlindCheck, role: str) -> str:
     blocks = blind.n_audit_blocks, blind.n_calibration_blocks
     once = ", where documents of one group and near-duplicates count once," if blocks != (None, None) else ""
     counts = [of if of is not None else n for of, n in zip(blocks, (audited, known), strict=True)]
-    given = f"With {audited:,} audited and {known:,} {role} documents" if audited and known else "With so few documents"
+    given = (
+        f"With {audited:,} audited and {known:,} {role} documents compared,"
+        if audited and known
+        else "With so few documents"
+    )
     stated = "or state the answer with its condition"
     if needed and min((n for n in counts if n is not None), default=0) >= needed:
         return (
