@@ -12,7 +12,7 @@ import io
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -32,11 +32,13 @@ from pipeline.audit.halvings import (
 )
 from pipeline.audit.records import Record
 from pipeline.audit.summary import BlindDiagnostic
+from pipeline.audit.words import CHARACTERS, Words, read_words, tokens, without_zeros
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.keys import Keys, keyed
 from pipeline.corpus.near_duplicates import near_families
 from pipeline.corpus.pictures import FORMATS, open_picture
+from pipeline.corpus.scripts import count_units
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.report.wording.blind import OF_CAPTIONED, OF_PICTURES, TOKENS, WORDS, blind_sentence
@@ -44,10 +46,7 @@ from pipeline.report.wording.conclusion import ONLY_SCORES
 
 SAMPLED_TEXTS = 5_000
 SAMPLED_SHARDS = 25
-CHARACTERS = 20_000
 FOLDS = 5
-FEATURES = 1 << 16
-
 
 CAPTION_FEATURES = 256
 """Number of hashed word counts of a caption."""
@@ -83,9 +82,9 @@ def caption_features(captions: Sequence[str]) -> np.ndarray:
     """
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    vectorizer = HashingVectorizer(n_features=CAPTION_FEATURES, alternate_sign=False, norm=None)
+    vectorizer = HashingVectorizer(n_features=CAPTION_FEATURES, alternate_sign=False, norm=None, analyzer=tokens)
     counts = vectorizer.transform(captions).toarray()
-    shapes = [[len(c), len(c.split()), sum(map(str.isupper, c)), c.count("."), c[:1].isupper()] for c in captions]
+    shapes = [[len(c), count_units(c), sum(map(str.isupper, c)), c.count("."), c[:1].isupper()] for c in captions]
     return np.hstack([counts, np.array(shapes, dtype=np.float64)])
 
 
@@ -154,10 +153,10 @@ def blind(
 ) -> Blind | None:
     """Test whether a classifier that never saw the model distinguishes calibration from audited documents.
 
-    Logistic regression on a hashed bag of words; AUC of documents that the classifier was not trained on, with its 99%
-    interval, from random halvings (`halvings.held_out`). The AUC is 0.5 where members and non-members differ in words
-    only by chance, whatever the share of members. Pictures take boosted trees on `picture_features`, and on
-    `caption_features` where all have captions.
+    Logistic regression on words and characters (`words.read_words`); AUC of documents that the classifier was not
+    trained on, with its 99% interval, from random halvings (`halvings.held_out`). The AUC is 0.5 where members and
+    non-members differ in words only by chance, whatever the share of members. Pictures take boosted trees on
+    `picture_features`, and on `caption_features` where all have captions.
 
     Args:
         calibration: texts, or `PictureLooks`, of the null role.
@@ -183,8 +182,14 @@ def hold_out(documents: Sequence[Shown], compared: Compared, seed: int) -> HeldO
     """
     if not compared.enough:
         return None
-    features, model = _known(documents)
-    return held_out(features, compared, seed, model)
+    return hold_out_known(read_known(documents), compared, seed)
+
+
+def hold_out_known(known: Known, compared: Compared, seed: int) -> HeldOut | None:
+    """`hold_out` of documents by the classifier's input, from `read_known`."""
+    features, model = _prepared(known)
+    held = held_out(features, compared, seed, model)
+    return replace(held, shared=known.shared) if held is not None and isinstance(known, Words) else held
 
 
 def blind_of(held: HeldOut) -> Blind:
@@ -193,7 +198,8 @@ def blind_of(held: HeldOut) -> Blind:
     audited, block = held.compared.audited, held.compared.block
     counts = int((~audited).sum()), int(audited.sum())
     blocks = np.unique(block[~audited]).size, np.unique(block[audited]).size
-    return Blind(auc, *interval_of(auc, error), *counts, *(blocks if blocks != counts else (None, None)))
+    shown: tuple[int | None, int | None] = (None, None) if blocks == counts else blocks
+    return Blind(auc, *interval_of(auc, error), *counts, *shown, held.shared)
 
 
 def blind_scores(first: Sequence[Shown], second: Sequence[Shown], seed: int) -> np.ndarray | None:
@@ -214,30 +220,31 @@ def blind_scores(first: Sequence[Shown], second: Sequence[Shown], seed: int) -> 
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
     labels = np.r_[np.zeros(len(first), dtype=int), np.ones(len(second), dtype=int)]
-    known, model = _known([*first, *second])
+    features, model = _prepared(read_known([*first, *second]))
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
-    guesses = cross_val_predict(model, known, labels, cv=folds, method="decision_function")
+    guesses = cross_val_predict(model, features, labels, cv=folds, method="decision_function")
     return np.asarray(guesses)
 
 
-def _known(documents: Sequence[Shown]) -> tuple[Any, Any]:
-    """The features of documents, and the classifier, not fitted."""
+Known = Words | np.ndarray
+"""The classifier's input for documents: of pictures float64, (documents, features)."""
+
+
+def read_known(documents: Sequence[Shown]) -> Known:
+    """The classifier's input for texts, or for pictures."""
     pictures = [document for document in documents if isinstance(document, PictureLooks)]
-    if pictures:
-        features = np.stack([picture.features for picture in pictures])
-        captions = [picture.caption for picture in pictures if picture.caption]
-        if len(captions) == len(pictures):  # scores of captions differ where their words do
-            features = np.hstack([features, caption_features(captions)])
-        return features, picture_model()
-    return word_counts([document for document in documents if isinstance(document, str)]), word_model()
+    if not pictures:
+        return read_words([document for document in documents if isinstance(document, str)])
+    features = np.stack([picture.features for picture in pictures])
+    captions = [picture.caption for picture in pictures if picture.caption]
+    if len(captions) == len(pictures):  # scores of captions differ where their words do
+        features = np.hstack([features, caption_features(captions)])
+    return features
 
 
-def word_counts(texts: Sequence[str]) -> Any:
-    """Hashed counts of the words of each text's beginning: sparse, (documents, FEATURES), rows of length 1."""
-    from sklearn.feature_extraction.text import HashingVectorizer
-
-    vectorizer = HashingVectorizer(n_features=FEATURES, alternate_sign=False, norm="l2")
-    return vectorizer.transform(text[:CHARACTERS] for text in texts)
+def _prepared(known: Known) -> tuple[Any, Any]:
+    """The features of documents, and the classifier, not fitted."""
+    return (without_zeros(known.features), word_model()) if isinstance(known, Words) else (known, picture_model())
 
 
 def word_model(strength: float = 10.0) -> Any:
@@ -379,7 +386,7 @@ def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDia
         by=by,
         outcome=outcome,
         sentence=blind_sentence(test, role, by),
-        n_to_settle=documents_to_decide() if outcome == "inconclusive" else None,
+        n_to_settle=documents_to_decide() if outcome == "inconclusive" and (test is None or test.looked) else None,
         **({} if test is None else asdict(test)),
     )
 

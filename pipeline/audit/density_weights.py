@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipeline.audit.blind import blocks_of_documents, sample_documents, word_counts, word_model
+from pipeline.audit.blind import blocks_of_documents, sample_documents, word_model
 from pipeline.audit.halvings import LEAST, Blind, Compared, held_out, interval_of
 from pipeline.audit.records import Record, read_part, write_part
 from pipeline.audit.scored import Each, Scored
 from pipeline.audit.summary import BlindDiagnostic, WeightingDiagnostic
+from pipeline.audit.words import used_columns, without_zeros, word_counts
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, id_key, read_shard, text_key
@@ -65,7 +66,7 @@ class DensityRatio:
         """The odds of each document before clipping.
 
         Args:
-            words: sparse, (documents, features), from `blind.word_counts`.
+            words: sparse, (documents, features), from `words.word_counts`.
             keys: int64, (documents,), hashes of their ids.
 
         Returns:
@@ -97,7 +98,7 @@ def fit_ratio(words: Any, audited: np.ndarray, keys: np.ndarray, seed: int) -> D
     kinds.
 
     Args:
-        words: sparse, (documents, features), from `blind.word_counts`.
+        words: sparse, (documents, features), from `words.word_counts`.
         audited: bool, (documents,); the others calibrate.
         keys: int64, (documents,), hashes of their ids.
         seed: seed of the parts.
@@ -111,9 +112,11 @@ def fit_ratio(words: Any, audited: np.ndarray, keys: np.ndarray, seed: int) -> D
             f"calibration weighted needs at least {LEAST} calibration and {LEAST} audited documents to learn how their "
             f"words differ, got {counts[0]} and {counts[1]}"
         )
-    part = _part_of(keys, seed)
-    fitted = [_fit(words[part != index], audited[part != index], seed) for index in range(PARTS)]
-    ratio = DensityRatio(np.stack([each[0] for each in fitted]), np.array([each[1] for each in fitted]), math.inf, seed)
+    part, used, some = _part_of(keys, seed), used_columns(words), without_zeros(words)
+    fitted = [_fit(some[part != index], audited[part != index], seed) for index in range(PARTS)]
+    coefficients = np.zeros((PARTS, words.shape[1]))
+    coefficients[:, used] = [each[0] for each in fitted]
+    ratio = DensityRatio(coefficients, np.array([each[1] for each in fitted]), math.inf, seed)
     return replace(ratio, largest=float(np.quantile(ratio.odds(words, keys), CLIP)))
 
 
@@ -159,7 +162,8 @@ def blind_weighted(words: Any, compared: Compared, weights: np.ndarray, seed: in
     audited = compared.audited
     counted = np.ones(audited.size)
     counted[~audited] = weights[~audited] * ((~audited).sum() / weights[~audited].sum())
-    held = held_out(words, Compared.of(audited, compared.block, counted), seed, word_model(), weighted=True)
+    weighed = Compared.of(audited, compared.block, counted)
+    held = held_out(without_zeros(words), weighed, seed, word_model(), weighted=True)
     return None if held is None else (*held.auc(), max(2, math.floor(effective_number(counted[~audited]))))
 
 

@@ -22,7 +22,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import documents as wording
-from pipeline.report.wording.blind import untested
+from pipeline.report.wording.blind import TOKENS, WORDS, untested
 from pipeline.report.wording.conclusion import ONLY_SCORES
 from pipeline.report.wording.files import made_again_note
 from pipeline.selection.knockoff import SignSymmetry
@@ -91,21 +91,25 @@ def blind_file(role: str) -> str:
 def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest:
     """The blind test of a role, made once per run because the texts may be gone later.
 
+    One of version 0.10, which saw words of scripts with blanks alone, is made again while the texts can be read.
+
     Raises:
         UserError: the file of an earlier test was written by another version.
     """
     name = blind_file(role)
+    earlier = None
     try:
-        if (earlier := read_part(scored.store, name, BlindTest)) is not None:
-            return earlier
+        earlier = read_part(scored.store, name, BlindTest)
     except DamagedError as error:
         _log.warning(made_again_note(error, "the test is"))
+    if earlier is not None and ("shared" in earlier.model_fields_set or earlier.by not in (WORDS, TOKENS)):
+        return earlier
     shards = list(scored.shards.values())
     before = stored_preflight(scored.store, shards, config.seed)
     try:
         test = before.blind[role] if before and role in before.blind else blind_test(shards, role, config)
     except UserError as error:
-        return BlindTest(ok=None, sentence=untested(role, str(error), config.corpus.units))
+        return earlier or BlindTest(ok=None, sentence=untested(role, str(error), config.corpus.units))
     write_part(scored.store, name, test)
     return test
 

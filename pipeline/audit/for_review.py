@@ -56,7 +56,7 @@ def list_for_review(config: AuditConfig, scored: Scored, each: Each, texts: bool
     kept = find_overlaps(scored, ["unseen"], config.model_copy(update={"overlap": "drop"}), each)["unseen"].keep
     parts = [
         scored.table(receipt, ["doc_id", "row", "id_key", "text_key", detector]).append_column(
-            _SHARD, pa.array([receipt.shard] * scored.count(receipt))
+            _SHARD, pa.array([receipt.shard] * scored.count(receipt), pa.string())
         )
         for receipt in scored.of("unseen")
     ]

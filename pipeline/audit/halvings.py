@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.audit.summary import BlindOutcome
+from pipeline.audit.words import LEAST_SHARED
 from pipeline.selection.collection import joined_blocks
 
 HALVINGS = 5
@@ -41,13 +42,22 @@ class Blind:
     n_audit: int
     n_calibration_blocks: int | None = None  # blocks of dependent documents among these; None: all are independent
     n_audit_blocks: int | None = None
+    shared: float | None = None  # median number of words that another document has (`Words.shared`); None: pictures
+
+    @property
+    def looked(self) -> bool:
+        """Whether documents have enough words in common for a difference to show."""
+        return self.shared is None or self.shared >= LEAST_SHARED
 
     @property
     def outcome(self) -> BlindOutcome:
-        """Failed if the whole interval is above 0.53, passed if no part is above 0.55; below 0.5 is chance."""
+        """Failed if the whole interval is above 0.53, passed if no part is above 0.55; below 0.5 is chance.
+
+        A test that could not look does not pass.
+        """
         if self.low > 0.5 + TOLERANCE:
             return "failed"
-        return "passed" if self.high <= 0.5 + PASSING else "inconclusive"
+        return "passed" if self.high <= 0.5 + PASSING and self.looked else "inconclusive"
 
     @property
     def ok(self) -> bool | None:
@@ -109,6 +119,7 @@ class HeldOut:
     compared: Compared
     scores: np.ndarray  # float64, (HALVINGS, documents), larger for audited ones
     second: np.ndarray  # bool, (HALVINGS, documents): whether the document is in the second half
+    shared: float | None = None  # as in `Blind`
 
     def halves(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Positions and scores of the documents of each half, two for each halving."""

@@ -16,12 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.audit.blind import (
-    CHARACTERS,
     blind,
     blind_diagnostic,
     blocks_of_documents,
     sample_documents,
-    word_counts,
     word_model,
 )
 from pipeline.audit.density_weights import (
@@ -35,13 +33,14 @@ from pipeline.audit.density_weights import (
 from pipeline.audit.halvings import LEAST, TOLERANCE, Blind
 from pipeline.audit.plan import Plan
 from pipeline.audit.summary import BlindDiagnostic
+from pipeline.audit.words import SHARES, shares_of, tokens, word_counts
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE
 from pipeline.corpus.documents import Document, id_key, read_shard
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
+from pipeline.errors import UserError, visible
 from pipeline.report.wording import blind as wording
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import halves, mix, shuffled
@@ -87,22 +86,26 @@ def telling_words(known: Sequence[str], audit: Sequence[str]) -> tuple[list[str]
         Words that are more frequent among the audited documents, and among the known ones, in descending order of
         weight; at most SHOWN_WORDS of each.
     """
+    from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.preprocessing import normalize
 
-    vectorizer = CountVectorizer(min_df=RARE)
-    labels = np.r_[np.zeros(len(known), dtype=int), np.ones(len(audit), dtype=int)]
+    texts = [*known, *audit]
+    vectorizer = CountVectorizer(min_df=RARE, analyzer=tokens)
+    names: list[str] = [*SHARES]
+    features: Any = csr_matrix(shares_of(texts))
     try:
-        words = normalize(vectorizer.fit_transform(text[:CHARACTERS] for text in (*known, *audit)))
+        features = hstack([features, normalize(vectorizer.fit_transform(texts))], "csr")
+        names += map(visible, vectorizer.get_feature_names_out())
     except ValueError:  # no word is in enough documents
-        return [], []
-    coefficients = word_model().fit(words, labels).coef_[0]
-    more = np.asarray(words[labels == 1].mean(axis=0) - words[labels == 0].mean(axis=0)).ravel()
+        pass
+    labels = np.r_[np.zeros(len(known), dtype=int), np.ones(len(audit), dtype=int)]
+    coefficients = word_model().fit(features, labels).coef_[0]
+    more = np.asarray(features[labels == 1].mean(axis=0) - features[labels == 0].mean(axis=0)).ravel()
     weight = np.where(coefficients * more > 0, np.abs(coefficients * more), 0.0)
-    names = vectorizer.get_feature_names_out()
     order = [int(place) for place in np.argsort(-weight, kind="stable") if weight[place] > 0]
-    audited = [str(names[place]) for place in order if more[place] > 0]
-    return audited[:SHOWN_WORDS], [str(names[place]) for place in order if more[place] < 0][:SHOWN_WORDS]
+    audited = [names[place] for place in order if more[place] > 0]
+    return audited[:SHOWN_WORDS], [names[place] for place in order if more[place] < 0][:SHOWN_WORDS]
 
 
 def calibrating(config: AuditConfig) -> list[Role]:

@@ -58,6 +58,8 @@ def tail_diagnostic(test: BlindTest, listed: Listed) -> TailDiagnostic | None:
     tail = test.tail
     if tail is None:
         return None
+    if not test.looked and not tail.significant:
+        return TailDiagnostic(ok=None, sentence=wording.unseen_tail(listed.role, test.by), p_value=tail.p_value)
     if not tail.significant or tail.share is None:
         sentence = wording.no_tail(listed.role, test.by, tail.p_value)
         return TailDiagnostic(ok=True, sentence=sentence, p_value=tail.p_value)

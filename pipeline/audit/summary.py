@@ -12,6 +12,7 @@ from pipeline.audit.conclusion import Bounded, Conclusion, bound_condition, conc
 from pipeline.audit.digests import check_answer, no_digests
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.audit.review import Review
+from pipeline.audit.words import LEAST_SHARED
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, Direction, Rule, SelectionConfig, SeriesConfig
 from pipeline.errors import ExitCode
@@ -49,7 +50,7 @@ class BlindDiagnostic(Diagnostic):
     outcome: BlindOutcome = Field(
         "not tested",
         description="passed: hardly, at 99% confidence; failed: they do, at 99% confidence; inconclusive: too few "
-        "documents to say either.",
+        "documents, or too few words in common, to say either.",
     )
     by: str = Field(
         "words",
@@ -70,6 +71,16 @@ class BlindDiagnostic(Diagnostic):
         "near-duplicates, single documents; null where all documents are independent.",
     )
     n_audit_blocks: int | None = Field(None, description="The same for the audited documents.")
+    shared: float | None = Field(
+        None,
+        description="Median number of distinct words, or pairs and triples of characters, that another document has: "
+        "below 10 the test could not look, and does not pass. Null for pictures.",
+    )
+
+    @property
+    def looked(self) -> bool:
+        """Whether documents have enough words in common for a difference to show."""
+        return self.shared is None or self.shared >= LEAST_SHARED
 
     @model_validator(mode="before")
     @classmethod

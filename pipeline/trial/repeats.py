@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.blind import blind_of, picture_features, picture_model, word_counts, word_model
+from pipeline.audit.blind import Known, blind_of, hold_out_known, picture_features, read_known
 from pipeline.audit.density_weights import blind_after, fit_ratio, weighted_diagnostic
 from pipeline.audit.dependence import is_dependent
 from pipeline.audit.detection import CONFIDENCE, LEAST_MODELS, UNDEFINED, Estimate
-from pipeline.audit.halvings import Compared, blocks_among, held_out
+from pipeline.audit.halvings import Compared, blocks_among
+from pipeline.audit.words import Words
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.selection.calibrations import calibration_of
@@ -73,24 +73,19 @@ class WordChecks:
 NO_CHECKS = WordChecks({}, {})
 
 
-def known_of_documents(texts: Sequence[str], pictures: Sequence[bytes] | None = None) -> Any:
-    """The features of a trial's documents for the classifier of the blind test: (documents, features).
-
-    For texts `blind.word_counts`, without columns that are zero for all documents.
+def known_of_documents(texts: Sequence[str], pictures: Sequence[bytes] | None = None) -> Known:
+    """The input of a trial's documents for the classifier of the blind test.
 
     Args:
         texts: texts of the documents, as read by an audit.
         pictures: their files; None where the documents are texts.
     """
-    if pictures is not None:
-        return picture_features(pictures)
-    counts = word_counts(texts)
-    return counts[:, np.unique(counts.indices)]
+    return read_known(texts) if pictures is None else picture_features(pictures)
 
 
 def weigh_repeat(
     scores: Scores,
-    words: Any,
+    words: Known,
     family: np.ndarray,
     roles: Mapping[Role, np.ndarray],
     selections: Sequence[SelectionConfig],
@@ -120,18 +115,19 @@ def weigh_repeat(
             continue
         places = np.concatenate([roles[role], roles["audit"]])
         audited = np.arange(places.size) >= roles[role].size
-        some, keys = words[places], scores.keys[places]
+        some = words.part(places) if isinstance(words, Words) else words[places]
+        keys = scores.keys[places]
         compared = Compared.of(audited, blocks_among(family[places], scores.group_numbers[places], audited))
-        model = picture_model() if isinstance(some, np.ndarray) else word_model()
-        held = held_out(some, compared, seed, model)
+        held = hold_out_known(some, compared, seed)
         if held is not None:
             plain[role] = blind_of(held).ok
         if role in weighted:
-            ratio = fit_ratio(some, audited, keys, seed)
-            levels = weight_levels(ratio.odds(some, keys), ratio.largest)
+            features = some.features if isinstance(some, Words) else some
+            ratio = fit_ratio(features, audited, keys, seed)
+            levels = weight_levels(ratio.odds(features, keys), ratio.largest)
             weights[role] = np.ones(scores.keys.size, dtype=np.int64)
             weights[role][places] = levels
-            repaired[role] = weighted_diagnostic(blind_after(some, compared, keys, seed), role).ok
+            repaired[role] = weighted_diagnostic(blind_after(features, compared, keys, seed), role).ok
     return replace(scores, weights=weights or None), WordChecks(plain, repaired)
 
 
@@ -149,7 +145,7 @@ class Pool:
     scores: Scores  # scores of all documents; NaN where not scored
     finetuned: Mapping[Role, np.ndarray] = field(default_factory=dict)  # bool, (documents,): trained adapters; unscored
     places: Mapping[str, np.ndarray] = field(default_factory=dict)  # `by` of a shift -> result of `splits.positions`
-    words: Any = None  # result of `known_of_documents`; None without weights and shifts
+    words: Known | None = None  # result of `known_of_documents`; None without weights and shifts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ import numpy as np
 
 from pipeline.audit.blind import PictureLooks, Shown, blind_scores, picture_features
 from pipeline.audit.halvings import LEAST
+from pipeline.audit.words import tokens
 from pipeline.config.corpus import CorpusConfig, Role
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.near_duplicates import draw_families
@@ -257,7 +258,10 @@ def _by_words(texts: Sequence[str], seed: int) -> np.ndarray:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     _check_enough(len(texts))
-    counts: Any = TfidfVectorizer(min_df=2, sublinear_tf=True, stop_words=None).fit_transform(texts)
+    try:
+        counts: Any = TfidfVectorizer(min_df=2, sublinear_tf=True, analyzer=tokens).fit_transform(texts)
+    except ValueError:
+        raise UserError(f"split.shift.by {BY_WORDS}: no two documents have a word in common") from None
     along = TruncatedSVD(n_components=2, random_state=seed % 2**32).fit_transform(counts)[:, 1]
     return _like_a_half(texts, along, seed)
 

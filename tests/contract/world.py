@@ -28,6 +28,7 @@ PLUGIN = '''
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -39,6 +40,10 @@ import torch
 from seenset import FORWARD, detector
 
 sick = False
+
+
+def numbered(text):
+    return re.sub(r"^Text (\\d{5}) ", lambda found: f"Text {int(found[1]) * pow(7919, -1, 99991) % 99991} ", text)
 
 
 def follow_orders(texts):
@@ -67,7 +72,7 @@ def follow_orders(texts):
 def exact(evidence, step: int = 1):
     """The checksum of a text modulo 97, in steps."""
     follow_orders(evidence.texts)
-    sums = [zlib.crc32(text.encode("utf-8", "surrogatepass")) % 97 // step for text in evidence.texts]
+    sums = [zlib.crc32(numbered(text).encode("utf-8", "surrogatepass")) % 97 // step for text in evidence.texts]
     return torch.tensor(sums, dtype=torch.float64)
 '''
 
@@ -109,15 +114,20 @@ ODD = [
 """Texts that are odd, with the reason for which they are quarantined, if they are."""
 
 
+def numbered_text(text: str) -> str:
+    """The text with the seed in place of its code, as in the plugin."""
+    return re.sub(r"^Text (\d{5}) ", lambda found: f"Text {int(found[1]) * pow(7_919, -1, 99_991) % 99_991} ", text)
+
+
 def score_of(text: str, step: int = 1) -> int:
     """What the detector of the plugin makes of a text."""
-    return zlib.crc32(text.encode("utf-8", "surrogatepass")) % 97 // step
+    return zlib.crc32(numbered_text(text).encode("utf-8", "surrogatepass")) % 97 // step
 
 
 def sentence(seed: int, length: int = 14) -> str:
-    """A made-up text; another seed gives another one."""
+    """A made-up text; another seed gives another one. A code of the seed does not tell the roles apart, as seeds do."""
     rng = random.Random(seed)
-    return f"Text {seed} " + " ".join(rng.choice(WORDS) for _ in range(length + seed % 9)) + "."
+    return f"Text {seed * 7_919 % 99_991:05d} " + " ".join(rng.choice(WORDS) for _ in range(length + seed % 9)) + "."
 
 
 def texts_from(first: int, number: int, least: int = 0) -> list[str]:

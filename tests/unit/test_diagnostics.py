@@ -97,13 +97,14 @@ def test_near_duplicates_and_groups_are_one_block_and_a_group_of_both_roles_is_n
 def test_a_run_compares_groups_and_not_their_documents(tmp_path: Path) -> None:
     """40 authors with words of their own, each wholly in one role: by document they differ, by author they do not."""
     rng = np.random.default_rng(0)
+    authors_of = np.split(rng.permutation(40), 2)
     rows = {
         role: [
             {"text": " ".join(f"w{author}x{word}" for word in line), "author": str(author)}
             for author in authors
-            for line in rng.integers(0, 5, (8, 12))
+            for line in rng.integers(0, 30, (8, 24))
         ]
-        for role, authors in (("unseen", range(20)), ("audit", range(20, 40)))
+        for role, authors in zip(("unseen", "audit"), authors_of, strict=True)
     }
 
     def tested(**columns: str) -> BlindDiagnostic:

@@ -47,7 +47,11 @@ BY_CHANCE = f"{TEST_ALONE[:-1]}, and at most one in 10 this or a count above 0."
 def finished(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
     """The run of 60 audited and 60 unseen documents, which no model was trained on."""
     root = tmp_path_factory.mktemp("verdict")
-    texts = {role: [f"{role[0]} {i} is number {i * i} of them." for i in range(60)] for role in ("audit", "unseen")}
+    numbers = np.random.default_rng(0).permutation(9_000).reshape(2, -1) + 1_000
+    texts = {
+        role: [f"{a} is the number that stands beside {b} in the first line of their list." for a, b in pairs]
+        for role, pairs in zip(("audit", "unseen"), numbers[:, :120].reshape(2, 60, 2), strict=True)
+    }
     settings = {"detectors": ["loss", "zlib"], "resources": {"shard_bytes": 1 << 20}}
     run(write_audit(root, tiny_model_folder, **texts, **settings))
     return root / "run"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from made_up import write_audit
 
 import seenset
-from pipeline.audit.blind import blind, blind_diagnostic, word_counts
+from pipeline.audit.blind import blind, blind_diagnostic
 from pipeline.audit.density_weights import (
     blind_after,
     blind_weighted,
@@ -32,6 +32,7 @@ from pipeline.audit.halvings import Compared
 from pipeline.audit.scored import each_in_turn, read_scored
 from pipeline.audit.select import select_all
 from pipeline.audit.summary import Summary, unsettled
+from pipeline.audit.words import word_counts
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
 from pipeline.selection.conformal import RankCounts, calibrate, ranks, tie_draws

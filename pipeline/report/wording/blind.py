@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.audit.halvings import LEAST, LEAST_BLOCKS, PASSING, TOLERANCE, Blind, documents_to_decide
+from pipeline.audit.words import LEAST_SHARED
 from pipeline.selection.guarantees import beside
 
 WORDS, TOKENS, OF_PICTURES = "words", "tokens", "thumbnails, colours and files"
 OF_CAPTIONED = "thumbnails, colours, files and captions"
 """The input of a classifier."""
 
+TO_LOOK = "Longer documents, or more of their kind, would let it."
+"""What lets a test that could not look decide."""
+
+_OR_CHARACTERS = {WORDS: "or pairs of characters "}
 _DIFFERENT, _ALIKE = 0.5 + TOLERANCE, 0.5 + PASSING
 _UNSUPPORTED = "the guaranteed error rate is not supported."
 
@@ -30,6 +35,12 @@ def blind_sentence(test: Blind | None, role: str, by: str) -> str:
         return (
             f"Inconclusive: fewer than {LEAST_BLOCKS} {role} or audited documents, where documents of one group and "
             f"near-duplicates count once: whether their {by} differ could not be tested."
+        )
+    if test.outcome == "inconclusive" and not test.looked:
+        return (
+            f"Inconclusive: the test could not look. Half of the documents have at most {test.shared:g} different {by} "
+            f"{_OR_CHARACTERS.get(by, '')}in common with another of them, and a difference shows only with "
+            f"{LEAST_SHARED} or more ({_interval(test)}). {TO_LOOK}"
         )
     if test.outcome == "inconclusive":
         return (

@@ -37,7 +37,10 @@ def shared_sentence(overlap: OverlapDiagnostic, role: str, consequence: str) -> 
     """
     count = overlap.n_calibration
     if not count:
-        return f"No {role} document is a near-duplicate of an audited one."
+        return (
+            f"No {role} document was found to be a near-duplicate of an audited one; single passages in common are not "
+            "looked for."
+        )
     verb = f"{role} document is a near-duplicate" if count == 1 else f"{role} documents are near-duplicates"
     rest = f", and {consequence}" if consequence else ""
     return (
@@ -157,6 +160,14 @@ def no_tail(role: str, by: str, p_value: float) -> str:
     return (
         f"No small part of the audited documents stands out from the {role} documents by their {by} "
         f"(p = {_p(p_value)}; the check looks for p of at most {TAIL_LEVEL:g})."
+    )
+
+
+def unseen_tail(role: str, by: str) -> str:
+    """States that the check could not look for a small part."""
+    return (
+        f"Whether a small part of the audited documents is unlike the {role} documents is not known: they have too few "
+        f"{by} in common to look."
     )
 
 

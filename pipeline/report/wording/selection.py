@@ -16,6 +16,7 @@ from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.contents import AnswerText, HistoryReport, PastQuestion, model_name
 from pipeline.report.facts import RunFacts, SelectionFacts
+from pipeline.report.wording.blind import TO_LOOK
 from pipeline.report.wording.bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.report.wording.brief import checks, n_versions
 from pipeline.report.wording.numbers import applied_in, documents, percent, sample_of, shortest, was
@@ -226,9 +227,12 @@ def untested(summary: Summary) -> str:
     differ = "audited and calibration documents differ in more than membership"
     if summary.diagnostics.blind.outcome == "not tested":
         return f"Whether {differ} was not checked."
+    blind = summary.diagnostics.blind
+    if not blind.looked:
+        return f"Whether {differ} is not known: they have too few {blind.by} in common to look. {TO_LOOK}"
     return (
-        f"Whether {differ} is not known: the test of their {summary.diagnostics.blind.by} was inconclusive. About "
-        f"{summary.diagnostics.blind.n_to_settle or documents_to_decide():,} documents of each kind would decide it."
+        f"Whether {differ} is not known: the test of their {blind.by} was inconclusive. About "
+        f"{blind.n_to_settle or documents_to_decide():,} documents of each kind would decide it."
     )
 
 
