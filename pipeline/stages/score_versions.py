@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import sha256
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.corpus.documents import Document, TextVersions
+from pipeline.corpus.scripts import has_unspaced, word_pattern
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.passes.shared import common_beginning, shares_beginnings
@@ -145,7 +147,12 @@ class VersionScorer:
         output.tokens += entry.tokens - published.tokens  # tokens of the other versions
 
 
-# --- differences between the versions of a text, aligned by words
+# --- differences between the versions of a text, aligned by words, and by characters in scripts without blanks
+
+
+@cache
+def _mixed_piece() -> re.Pattern[str]:
+    return re.compile(rf"{word_pattern(True).pattern}|\s+|[^\w\s]")
 
 
 def differing_spans(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
@@ -157,7 +164,8 @@ def differing_spans(texts: Sequence[str]) -> list[list[tuple[int, int]]]:
     Args:
         texts: at least two, distinct.
     """
-    pieces = [_PIECE.findall(text) for text in texts]
+    piece = _mixed_piece() if any(map(has_unspaced, texts)) else _PIECE
+    pieces = [piece.findall(text) for text in texts]
     base = min(range(len(texts)), key=lambda place: sha256(texts[place].encode("utf-8", "surrogatepass")).digest())
     matched = [_matched(pieces[base], other) for other in pieces]
     common = sorted(set.intersection(*(set(places) for places in matched)))

@@ -36,6 +36,18 @@ def test_spans_are_what_differs_and_where_nothing_stands_what_follows() -> None:
     assert list(map(parts_of, ("b a", "a"), differing_spans(["b a", "a"]))) == [["b "], ["a"]]
 
 
+def test_texts_without_blanks_are_aligned_by_characters() -> None:
+    texts = ("今天的天气很好、我们去公园。", "今天的天气真好、我们去公园。")
+    assert list(map(parts_of, texts, differing_spans(texts))) == [["很"], ["真"]], "not the whole clause"
+    texts = ("ภาษาไทยไม่มี", "ภาษาไทยก็ไม่มี")
+    assert [parts_of(text, spans)[0][:1] for text, spans in zip(texts, differing_spans(texts), strict=True)] == [
+        "ไ",
+        "ก",
+    ]
+    mixed = ("我有 iPhone 手机", "我有 Android 手机")
+    assert list(map(parts_of, mixed, differing_spans(mixed))) == [["iPhone"], ["Android"]]
+
+
 def test_spans_do_not_depend_on_the_order_of_the_versions() -> None:
     """Repeated words can be aligned in several ways: the one with the first version depended on the file."""
     rng = random.Random(5)
