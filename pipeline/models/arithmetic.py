@@ -166,7 +166,7 @@ def stored_bytes(config: ModelConfig) -> int:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # the loader reports the problem
+    except (OSError, ValueError, RecursionError):  # the loader reports the problem
         return {}
     return settings if isinstance(settings, dict) else {}
 

@@ -408,7 +408,7 @@ def other_base(config: ModelConfig) -> str | None:
     try:
         settings = json.loads((locate_adapter(config) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         base = settings.get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):  # reported at load
+    except (OSError, ValueError, AttributeError, RecursionError):  # reported at load
         return None
     if not isinstance(base, str) or not base.strip():
         return None
@@ -432,7 +432,7 @@ def _names_of(source: Checkpoint) -> Iterator[str]:
     if origin.parent.name == "snapshots":
         yield origin.parent.parent.name.removeprefix("models--").replace("--", "/")
     if source.gguf is None:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             name = json.loads((source.folder / CONFIG).read_text(encoding="utf-8")).get("_name_or_path")
             if isinstance(name, str) and name:
                 yield name

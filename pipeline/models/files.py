@@ -425,14 +425,15 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 def _strings(value: Any) -> Iterator[str]:
     """All texts in a value of JSON."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _strings(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _strings(part)
+    waiting = [value]
+    while waiting:  # not by recursion: a file may nest its objects deeply
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            waiting += reversed(value.values())
+        elif isinstance(value, list):
+            waiting += reversed(value)
 
 
 def _is_file(path: str) -> bool:

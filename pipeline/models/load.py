@@ -430,7 +430,7 @@ def check_adapter_digests(folder: Path) -> None:
         record = json.loads((folder / RECORD).read_bytes())
     except FileNotFoundError:
         return
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DamagedError(f"adapter {folder} is damaged: {RECORD} is not JSON") from None
     if not isinstance(record, dict) or not {"files", DIGEST} & record.keys():
         return
@@ -464,7 +464,7 @@ def check_base(folder: Path, base: str, model_path: str, earlier: str | None = N
     """
     try:
         base_record = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("base") or {}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return  # written by other software: a mismatch is detected at load
     trained_on = base_record.get("model", base)
     if trained_on not in (base, earlier):

@@ -15,13 +15,14 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UserError, one_line, panics_as_errors
 from pipeline.models.copies import VOCABULARY, few_layers, has_experts
-from pipeline.models.devices import check_lost, out_of_memory
+from pipeline.models.devices import check_lost, out_of_memory, quiet_panics
 from pipeline.models.lengths import length_rule
 from pipeline.models.opened import LanguageModel, embedding_rows
 from pipeline.models.pictures import padded_prompts, picture_prompt, picture_token
@@ -188,7 +189,9 @@ def _attempts(lm: LanguageModel, rows: int, picture: int | None) -> Iterator[Tex
     longer = LONGER if lm.max_tokens is None or picture is not None else max(2, min(LONGER, lm.max_tokens))
     length = max(2, longer - (LONGER - LENGTH))
     for number, text in enumerate(TEXTS):
-        read = lm.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        read: Sequence[int] = ()  # for a tokenizer that knows no English, as of proteins
+        with suppress(Exception), panics_as_errors(), quiet_panics():
+            read = lm.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         others = [(number + 7 * step) % rows for step in range(8 * LONGER)]
         ids = [one for one in dict.fromkeys([*read, *others]) if one < rows and one not in left_out]
         ids = (ids or [0]) * (LONGER + 1)  # of a tiny vocabulary

@@ -28,6 +28,8 @@ SHARED_LAYERS = 256
 MOST_POSITIONS = 1 << 31
 MOST_OF_ANY = 10_000_000
 """A number of a configuration that is neither a size nor free, such as an interval."""
+MOST_ENTRIES = 10_000
+"""Of a list in a configuration."""
 LEAST_BUFFERS = 1 << 30
 """Bytes of tables and masks that any model may have."""
 
@@ -38,6 +40,7 @@ _SIZES = re.compile(r"(\w+_)?(size|dim|dims|embd|embed|heads?|inner|rank|width|c
                     r"|d_state|feed_forward_length|embedding_length|key_length|value_length)"
                     r"|n_head\w*|head_count\w*|hidden_sizes")  # fmt: skip
 _COUNTS = re.compile(r"(\w+_)?experts|expert_count|(n|num)_\w+")
+_DIGITS = 40  # of a number in an error
 _NO_SIZES = re.compile(r"window|chunk|block|cache|image_size|crop|patch|batch|sample")
 _FREE = re.compile(
     r"theta|token|length|window|pixels|seed|param|flos|base|max_|version|freq"
@@ -104,13 +107,22 @@ def check_sizes(what: str, settings: Mapping[str, Any], stored: Stored) -> None:
         "other": MOST_OF_ANY,
     }
     for key, value in _entries(settings):
+        if isinstance(value, list):
+            raise UserError(f"{what} states {'.'.join(key)} with {len(value)} entries; it can have {MOST_ENTRIES}")
         kind = _kind(key[-1])
         if kind is None or isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if not value <= limits[kind] and not (kind == "other" and isinstance(value, float)):
-            raise UserError(f"{what} states {'.'.join(key)} {value}{_bound(kind, stored, largest, limits[kind])}")
+            bound = _bound(kind, stored, largest, limits[kind])
+            raise UserError(f"{what} states {'.'.join(key)} {_shown(value)}{bound}")
         if value < 0 and kind in ("layers", "size"):
-            raise UserError(f"{what} states {'.'.join(key)} {value}; it must be 0 or more")
+            raise UserError(f"{what} states {'.'.join(key)} {_shown(value)}; it must be 0 or more")
+
+
+def _shown(value: float) -> str:
+    """A number, cut to its first digits if it has many."""
+    text = str(value)
+    return text if len(text) <= _DIGITS else f"{text[:_DIGITS]}... ({len(text)} characters)"
 
 
 def _bound(kind: str, stored: Stored, largest: int, limit: float) -> str:
@@ -134,16 +146,18 @@ def _kind(name: str) -> str | None:
     return "count" if _COUNTS.fullmatch(name) else "other"
 
 
-def _entries(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """All values of a JSON object that are neither objects nor lists, with their keys."""
-    if isinstance(value, dict):
-        for name, part in value.items():
-            yield from _entries(part, (*key, str(name)))
-    elif isinstance(value, list):
-        for part in value[:10_000]:
-            yield from _entries(part, key)
-    elif key:
-        yield key, value
+def _entries(value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """All values of a JSON object that are neither objects nor lists, and lists that are too long, with their keys."""
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), value)]
+    while waiting:  # not by recursion: a file may nest its objects deeply
+        key, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [((*key, str(name)), part) for name, part in reversed(value.items())]
+            continue
+        if isinstance(value, list):
+            waiting += [(key, part) for part in reversed(value[:MOST_ENTRIES])]
+        if key and (not isinstance(value, list) or len(value) > MOST_ENTRIES):
+            yield key, value
 
 
 def check_built(what: str, empty: Any, stored: Stored, file_bytes: int, packed: bool) -> None:
@@ -210,9 +224,10 @@ def check_adapter_settings(what: str, settings: Any, stored: Stored) -> None:
         is_rank = key[-1] in ("r", "init_r", "target_r") or "rank_pattern" in key
         limit = max(_LARGER_RANK * ranks, _LEAST_RANK) if is_rank and by_rank else max(_LARGER * largest, _LEAST_SIZE)
         if not value <= limit:
-            raise UserError(f"{what}: adapter_config.json states {'.'.join(key)} {value}; its weights allow {limit}")
+            stated = f"{'.'.join(key)} {_shown(value)}"
+            raise UserError(f"{what}: adapter_config.json states {stated}; its weights allow {limit}")
         if is_rank and value < 0:
-            raise UserError(f"{what}: adapter_config.json states {'.'.join(key)} {value}; it must be 1 or more")
+            raise UserError(f"{what}: adapter_config.json states {'.'.join(key)} {_shown(value)}; it must be 1 or more")
     copies = settings.get("layer_replication") or ()
     total = sum(abs(pair[1] - pair[0]) for pair in copies if isinstance(pair, list) and len(pair) == 2)
     if total > max(len(stored), SHARED_LAYERS):

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from causal_models import OWN, PlainTokenizer, tiny_config, tiny_model
 from commands import user_error
 from picture_models import SAVE
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import seenset
 from pipeline.config.models import ModelConfig
 from pipeline.models import probe
 from pipeline.models.copies import few_layers
-from pipeline.models.load import open_model, open_paraphraser, open_picture_model
+from pipeline.models.load import check_model, open_model, open_paraphraser, open_picture_model
 from pipeline.models.opened import LanguageModel
 from pipeline.models.probe import check_causal, float32_fault, reader_of
 
@@ -195,6 +196,24 @@ def test_every_way_to_open_a_model_refuses_one_that_is_not_causal(tiny_model_fol
     settings = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps({**settings, "is_decoder": True}))
     assert seenset.score(config, ["a text of some words"], ["loss"])["problem"].to_pylist() == [None]
+
+
+@pytest.mark.parametrize("method", ["WordLevel", "Unigram"])
+def test_a_model_whose_tokenizer_reads_no_english_opens(method: str, tmp_path: Path) -> None:
+    """As of proteins: a text with other letters raises an error, or panics, and is quarantined."""
+    letters = "ACDEFGHIKLMNPQRSTVWY"
+    vocabulary: Any = {letter: number for number, letter in enumerate(letters)}
+    model: Any = tokenizers.models.WordLevel(vocabulary, unk_token="?") if method == "WordLevel" else (
+        tokenizers.models.Unigram([(letter, -3.0) for letter in letters], None, False)
+    )  # fmt: skip
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path)
+    tiny_model("llama", vocab_size=len(letters), pad_token_id=None).save_pretrained(tmp_path)
+    config = ModelConfig(path=str(tmp_path))
+    check_model(config)
+    table = seenset.score(config, ["MKTAYIAKQR", "a quiet river", "GSHMASMTGG"], ["loss"])
+    assert [problem is None for problem in table["problem"].to_pylist()] == [True, False, True]
 
 
 def test_smollm2_is_within_the_tolerance_alone_again_and_padded(smollm2: LanguageModel) -> None:

@@ -1,9 +1,15 @@
-"""Sizes that no weights can have are refused in one line, soon and in little memory, and real sizes never are."""
+"""Sizes that no weights can have are refused in one line, soon and in little memory, and real sizes never are.
 
+The memory of these tests is limited: a size that is not refused makes a test fail, and not the machine.
+"""
+
+import contextlib
 import json
+import re
 import resource
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +17,18 @@ import pytest
 from commands import user_error
 
 from pipeline.config.models import ModelConfig
-from pipeline.models.checkpoints import check_adapter
-from pipeline.models.load import check_model, open_model
+from pipeline.errors import UserError
+from pipeline.models.checkpoints import check_adapter, other_base
+from pipeline.models.load import check_model, fingerprint_model, open_model
 from pipeline.models.settings import check_kernels, check_sizes, gguf_header
+from pipeline.models.tokens import open_tokenizer
 
 HUGE = {
-    "num_hidden_layers": (10**9, 10**4, -1, "12"),
-    "hidden_size": (10**7, 10**12, -64, "64"),
-    "vocab_size": (10**12, 10**7, -1, "x"),
+    "num_hidden_layers": (10**9, 10**4, -1, "12", 1e9, float("inf"), {"text": 10**9}),
+    "hidden_size": (10**7, 10**12, -64, "64", [10**7], float("nan")),
+    "vocab_size": (10**12, 10**7, -1, "x", 10**400),
+    "layer_types": (["full_attention"] * 10**6,),
+    "rope_parameters": ({"rope_type": "longrope", "long_factor": [1.0] * 10**6},),
     "intermediate_size": (10**9, -8),
     "num_attention_heads": (10**9, -4),
     "num_key_value_heads": (10**9,),
@@ -30,6 +40,7 @@ HUGE = {
     "chunk_size": (10**9,),
     "num_codebooks": (10**9,),
 }
+MEMORY = 1 << 30  # bytes that a test may take beyond those of the libraries
 SECONDS = 5  # far more than a refusal takes, far less than 10,000 layers
 
 
@@ -38,10 +49,24 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@pytest.fixture(autouse=True)
+def bounded(folder: Path) -> Iterator[None]:
+    """Limit the data of this process, and restore the limit afterwards."""
+    with open("/proc/self/status", encoding="utf-8") as status:
+        used = next((1024 * int(line.split()[1]) for line in status if line.startswith("VmData:")), 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if used:
+        resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
 def soon(work: Any, *arguments: Any) -> str:
     """The error of a call, which takes little time and memory."""
     began, before = time.process_time(), peak()
     message = user_error(work, *arguments)
+    assert not re.search("allocat|out of memory|DefaultCPU", message), message
+    assert len(message) < 1000
     assert time.process_time() - began < SECONDS
     assert peak() - before < 300 << 20
     return message
@@ -63,6 +88,28 @@ def test_a_configuration_that_its_weights_cannot_have_is_refused_soon(folder: Pa
     config = ModelConfig(path=str(folder))
     for work in (check_model, open_model):
         assert str(folder) in soon(work, config)
+
+
+def test_the_limit_of_these_tests_holds() -> None:
+    import torch
+
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        torch.zeros(2 * MEMORY, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("depth", [400, 900, 970, 100_000])
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "added_tokens.json", "adapter_config.json"]
+)
+def test_a_file_of_nested_objects_is_one_line(folder: Path, adapter: Path, name: str, depth: int) -> None:
+    file = (adapter if name == "adapter_config.json" else folder) / name
+    nested = json.loads(file.read_text()) if file.exists() else {}
+    text = json.dumps(nested)[:-1]
+    for opening, closing in (('{"a":', "}"), ("[", "]")):
+        file.write_text(f'{text}{", " if nested else ""}"init_inputs": {opening * depth}1{closing * depth}}}')
+        for work in (fingerprint_model, check_model, open_tokenizer, open_model, other_base):
+            with contextlib.suppress(UserError):
+                work(ModelConfig(path=str(folder), adapter=str(adapter)))
 
 
 def test_a_hub_model_whose_weights_are_not_here_yet_is_checked_too() -> None:
