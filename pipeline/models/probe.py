@@ -261,10 +261,12 @@ class _Differences:
     beside: float  # alone and beside a longer text
     limit: float  # by rounding in float32
     deviation: float  # standard deviation of the logits, > 0
+    nan: bool  # whether a logit is NaN
 
 
 _CHANGED = "is no causal language model: another last token moves the logits of the tokens before it"
 _AGAIN = "gives the same text other logits the second time: they move"
+_NAN = "gives logits that are NaN"
 _BESIDE = "gives a text other logits beside a longer one: they move"
 
 
@@ -286,7 +288,8 @@ def _differences(reader: Reader, texts: Texts, repeated: bool) -> _Differences:
     if beside > limit and not repeated:
         changed = max(changed, largest_difference(reader.read([other])[0, : end - 1], alone[: end - 1]))
     deviation = float(finite.std()) if len(finite) > 1 else 0.0
-    return _Differences(changed, again, beside, limit, max(deviation, limit))
+    nan = bool(alone.isnan().any() or batch.isnan().any())
+    return _Differences(changed, again, beside, limit, max(deviation, limit), nan)
 
 
 def float32_fault(reader: Reader) -> str | None:
@@ -298,6 +301,8 @@ def float32_fault(reader: Reader) -> str | None:
         fault = next((kind for kind, value in kinds.items() if value > moved.limit), None)
         if fault is None:
             return None
+        if moved.nan:
+            return _NAN
         fault = f"{fault} by {kinds[fault]:.2g}, and rounding by at most {moved.limit:.1g}"
     return fault
 
@@ -316,6 +321,8 @@ def _half_fault(lm: LanguageModel, shown: str) -> str | None:
     for texts in reader.attempts:
         moved = _differences(reader, texts, repeated=True)
         kind, value = max(((_CHANGED, moved.changed), (_AGAIN, moved.again)), key=lambda pair: pair[1])
+        if moved.nan and value > moved.limit:
+            return _NAN
         if value / moved.deviation < share:
             fault, share = kind, value / moved.deviation
         if share <= ROUNDING:

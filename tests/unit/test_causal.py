@@ -160,6 +160,17 @@ def test_logits_that_change_from_time_to_time_or_with_neighbours_are_refused(dty
         assert fault in line
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_that_become_nan_are_named(dtype: torch.dtype) -> None:
+    """NaN where a longer text stands beside, as of padding that is divided by 0."""
+
+    def change(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return logits if len(ids) == 1 else logits * float("nan")
+
+    line = user_error(check_causal, opened(changed(change).to(dtype)), "x")
+    assert line.startswith("model x: ChangedForCausalLM gives logits that are NaN")
+
+
 def test_half_precision_is_held_to_shares_of_the_standard_deviation(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,6 +200,9 @@ def save(model: Any, folder: Path, tokenizer_folder: Path) -> ModelConfig:
 def test_every_way_to_open_a_model_refuses_one_that_is_not_causal(tiny_model_folder: Path, tmp_path: Path) -> None:
     vocabulary = len(AutoTokenizer.from_pretrained(tiny_model_folder))
     config = save(tiny_model("roberta", vocab_size=vocabulary), tmp_path / "model", tiny_model_folder)
+    line = user_error(check_model, config)  # before weights are read
+    assert "RobertaForCausalLM is no causal language model" in line
+    assert "(random weights); its config.json states is_decoder: false" in line
     for opener in (open_model, open_paraphraser):
         assert "RobertaForCausalLM is no causal language model" in user_error(opener, config)
     for model in (config, config.path):
