@@ -118,32 +118,38 @@ def nearest(value: str, known: Iterable[str], what: str = "known") -> str:
     return f"{guess}{what}: {', '.join(names)}"
 
 
-_PERCENT = re.compile(r"\s*(\d*[.,]?\d+)\s*%\s*")
-_RATIO = re.compile(r"\s*(\d+)\s*/\s*([1-9]\d*)\s*")
-_THOUSANDS = re.compile(r"\s*\d{1,3}(?:[,_' ]\d{3})+\s*")
-_COMMA = re.compile(r"\s*(\d*),(\d+)\s*")
+_PERCENT = re.compile(r"(\d*[.,]?\d+) ?(?:%|percent|per cent|pct)")
+_RATIO = re.compile(r"(\d+) ?(?:/|:| in ) ?([1-9]\d*)")
+_THOUSANDS = re.compile(r"\d{1,3}(?:[,_' ]\d{3})+")
+_POWER = re.compile(r"(\d+(?:\.\d+)?)(e\+?\d|k|m)")
+_COMMA = re.compile(r"(\d*)[,·](\d+)")
 _MOST_DIGITS = 40
 
 
-def number_meant(value: object, whole: bool = False) -> str:
+def number_meant(value: object, whole: bool = False, share: bool = False) -> str:
     """The end of an error message: the number that a value may mean, such as 0.05 for 5%; empty if there is none.
 
     Args:
         value: the refused value.
         whole: whether a whole number is needed.
+        share: whether a number in (0, 1] is needed.
     """
     if not isinstance(value, str) or len(value) > _MOST_DIGITS:
         return ""
-    number = None
-    if percent := _PERCENT.fullmatch(value):
+    text, number = unicodedata.normalize("NFKC", value).replace("\u2044", "/").strip().lower(), None
+    if percent := _PERCENT.fullmatch(text):
         number = float(percent[1].replace(",", ".")) / 100
-    elif ratio := _RATIO.fullmatch(value):
+    elif ratio := _RATIO.fullmatch(text):
         number = int(ratio[1]) / int(ratio[2])
-    elif whole and _THOUSANDS.fullmatch(value):
-        number = float(re.sub(r"\D", "", value))
-    elif not whole and (comma := _COMMA.fullmatch(value)):
+    elif whole and _THOUSANDS.fullmatch(text):
+        number = float(re.sub(r"\D", "", text))
+    elif whole and (power := _POWER.fullmatch(text)):
+        number = float(power[1] + {"k": "e3", "m": "e6"}.get(power[2], power[2]))
+    elif not whole and (comma := _COMMA.fullmatch(text)):
         number = float(f"{comma[1] or 0}.{comma[2]}")
-    return "" if number is None or (whole and number != int(number)) else f"; did you mean {number:.15g}?"
+    if number is None or (whole and number != int(number)) or (share and not 0 < number <= 1):
+        return ""
+    return f"; did you mean {number:.15g}?"
 
 
 def visible(text: str) -> str:

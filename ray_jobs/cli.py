@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -264,7 +265,12 @@ def retired_option(error: TyperException) -> str | None:
     return None if option is None or context is None else retired("option", f"{context.info_name} {option}")
 
 
-_MEANT = {"audit": "run", "score": "run", "start": "run", "resume": "run", "check": "plan", "help": "--help"}
+_MEANT = {
+    **dict.fromkeys(("audit", "score", "start", "resume"), "run"),
+    "check": "plan",
+    "help": "--help",
+    "version": "--version",
+}
 """Commands of other programs -> that of this one."""
 
 
@@ -277,11 +283,17 @@ def usage_message(error: TyperException, given: Sequence[str]) -> str:
     if message.startswith("No such command"):
         name = next((argument for argument in given if not argument.startswith("-")), "")
         names = sorted(one.name or one.callback.__name__ for one in app.registered_commands if one.callback)
-        if name in _MEANT:
-            return f"{message} Did you mean 'seenset {_MEANT[name]}'?"
+        meant = _MEANT.get(name, f"plan {name}" if name.endswith((".yaml", ".yml")) else None)
+        if meant is not None:
+            return f"No such command {name!r}. Did you mean 'seenset {meant}'?"
         return message if "Did you mean" in message else f"{message} Known: {', '.join(names)}."
     if context is not None and (setting := _setting_meant(error, context.command, given)) is not None:
         return setting
+    if (option := getattr(error, "option_name", None)) in _OF_ARGUMENTS and context is not None:
+        value = _value_after(given, [str(option)]) or "PATH"
+        return f"No such option: {option}; its value is given without it: seenset {context.info_name} {value}"
+    if "extra argument" in message and (bare := [one for one in _values_of(given, "--set") if "=" not in one]):
+        return f"--set takes key=value, got {bare[0]!r}"
     if parameter is not None and message.startswith("Missing argument"):
         return f"{message}{_MISSING.get(str(getattr(parameter, 'metavar', '')), '')}"
     if parameter is not None and message.startswith("Invalid value"):
@@ -289,6 +301,9 @@ def usage_message(error: TyperException, given: Sequence[str]) -> str:
         return f"{message}{number_meant(value, whole='integer' in message)}"
     return message
 
+
+_OF_ARGUMENTS = ("--config", "--file", "--path", "--run", "--folder", "--input", "-c", "-f")
+"""Options of other programs for what is an argument here."""
 
 _MISSING = {
     "AUDIT.YAML": " 'seenset init FOLDER' writes one for the documents in a folder.",
@@ -322,6 +337,10 @@ def _setting_meant(error: TyperException, command: object, given: Sequence[str])
         return None if option is not None else f"{message}; a setting is changed by --set A.B=C"
     meant = " or ".join(f"--set {setting}={value or 'VALUE'}" for setting in named)
     return f"{message.partition(' (Possible')[0]}; a setting is changed by {meant}"
+
+
+def _values_of(given: Sequence[str], option: str) -> list[str]:
+    return [value for name, value in pairwise(given) if name == option]
 
 
 def _value_after(given: Sequence[str], options: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from itertools import islice
 CONFIG_SUFFIXES = (".yaml", ".yml")
 DATA_SUFFIXES = (
     *(".parquet", ".pq", ".jsonl", ".ndjson", ".csv", ".tsv", ".arrow", ".arrows", ".feather", ".tar", ".txt", ".json"),
-    *(".gz", ".zst", ".bz2", ".xz", ".zip"),
+    *(".gz", ".zst"),
 )
 """Suffixes of files that hold documents, or may."""
 
@@ -23,14 +23,23 @@ OTHER_DOCUMENTS = (
 )
 """Suffixes of documents whose text Seenset does not read from their files."""
 
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 PAGES = (".html", ".htm")
+ARCHIVES = (".zip", ".bz2", ".xz", ".7z", ".rar")
+"""Suffixes of files that are not unpacked."""
+
+OTHER_SETTINGS = (".toml", ".ini", ".cfg", ".conf", ".env", ".py", ".sh", ".ipynb", ".r")
+"""Suffixes of settings and programs that are not YAML."""
+
 MODEL_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 RUN_FILES = ("manifest.json", "shards.json")
 """The files of every run directory."""
 
 _OF_MODELS = ("adapter_config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 _BUNDLE_END = b"seenset evidence bundle"
-_MAGIC = (b"PAR1", b"ARROW1", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # Parquet, Arrow, gzip, zstd, zip
+_MAGIC = (b"PAR1", b"ARROW1", b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # Parquet, Arrow, gzip, zstd
+_PACKED = (b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf", b"Rar!")
+_LINES = re.compile(rb"\s*\{[^\n]*\}\r?\n\s*\{")  # two lines of JSON
 _RUN_SETTING = re.compile(r"^run:\s*['\"]?([^'\"#\n]+?)['\"]?\s*(?:#.*)?$", re.MULTILINE)
 _DRIVE = re.compile(r"([A-Za-z]):[\\/]")
 _MOST, _DEEPEST, _BYTES = 200, 6, 1 << 16
@@ -42,6 +51,8 @@ def instead_of_config(path: str) -> str | None:
         local = path.removeprefix("file://")
         return f"give {_word(local)}" if local != path else "a configuration is a file of this machine: copy it here"
     if not _exists(path):
+        if (run := run_around(path)) is not None:
+            return f"its folder is in a run directory: seenset status {_word(run)} shows the run"
         return _instead_of_missing(path, CONFIG_SUFFIXES, _init(os.path.dirname(os.path.expanduser(path))))
     if os.path.isdir(path):
         return what_folder(path) or _configurations(path) or (_init(path) if _names(path) else "it is empty")
@@ -67,7 +78,7 @@ def instead_of_run(path: str) -> str | None:
 
 def _run_of(config: str) -> str:
     """What to do in place of naming a configuration: name its run directory, or make it."""
-    setting = _RUN_SETTING.search(_beginning(config).decode("utf-8", "replace"))
+    setting = _RUN_SETTING.search(_beginning(config).decode("utf-8-sig", "replace"))
     if setting is None:
         return f"give the folder that the setting run of {_word(config)} names"
     run = setting[1].strip()
@@ -78,6 +89,8 @@ def _run_of(config: str) -> str:
 
 def instead_of_documents(path: str) -> str | None:
     """What to do where `init` is given something other than a folder of documents; None for another folder."""
+    if "://" in path:
+        return "init looks through a folder of this machine: name documents elsewhere by their URL in a configuration"
     if not _exists(path):
         return _instead_of_missing(path, (), None)
     if (run := path if is_run(path) else run_around(path)) is not None:
@@ -129,13 +142,16 @@ def what_folder(path: str) -> str | None:
         return f"it is a run directory: seenset status {given} shows it, seenset report {given} writes its report again"
     if (run := run_around(path)) is not None:
         return f"it is in a run directory: seenset status {_word(run)} shows the run"
-    names = set(_names(path))
-    if names & set(_OF_MODELS) or any(name.endswith(MODEL_SUFFIXES) for name in names):
+    if _is_model(path):
         return f"it is a model: name it in a configuration, as model: {{path: {_shown(path)}}}"
-    runs = [name for name in sorted(names) if is_run(os.path.join(path, name))]
+    runs = [name for name in sorted(_names(path)) if is_run(os.path.join(path, name))]
     if runs:
         return f"it holds run directories: give {' or '.join(_word(os.path.join(path, run)) for run in runs[:3])}"
     return None
+
+
+def _is_model(folder: str) -> bool:
+    return any(name in _OF_MODELS or name.endswith(MODEL_SUFFIXES) for name in _names(folder))
 
 
 def _what_file(path: str) -> str | None:
@@ -143,16 +159,28 @@ def _what_file(path: str) -> str | None:
     start, folder = _beginning(path), os.path.dirname(path)
     lower = path.lower()
     if lower.endswith(MODEL_SUFFIXES):
-        return f"it is a model: name it in a configuration, as model: {{path: {_shown(path)}}}"
+        named = path if lower.endswith(".gguf") else folder or "."
+        return f"it is a model: name it in a configuration, as model: {{path: {_shown(named)}}}"
     if not start:
         return f"it is empty: {_init(folder)}" if _exists(path) and os.path.isfile(path) else None
     if _BUNDLE_END in _end(path):
         return f"it is a bundle: seenset verify {_word(path)}"
     if lower.endswith(PAGES) or re.match(rb"\s*(<!doctype html|<html)", start, re.IGNORECASE):
         return f"it is a page of HTML, not settings: {_init(folder)}"
+    if lower.endswith(".json") and _is_model(folder or "."):
+        return f"it belongs to a model: name it in a configuration, as model: {{path: {_shown(folder or '.')}}}"
+    if lower.endswith(OTHER_SETTINGS):
+        return f"a configuration is YAML: {_init(folder)}"
     if lower.endswith(OTHER_DOCUMENTS) or start.startswith(b"%PDF"):
         return f"write the texts of such documents to .txt, .jsonl or .parquet files; then {_init(folder)}"
-    if start.startswith(_MAGIC) or (lower.endswith(DATA_SUFFIXES) and not _has_settings(start)):
+    if lower.endswith(ARCHIVES) or start.startswith(_PACKED):
+        return f"it is an archive: unpack it; then {_init(folder)}"
+    if (
+        lower.endswith(PICTURES)
+        or start.startswith(_MAGIC)
+        or _LINES.match(start)
+        or (lower.endswith(DATA_SUFFIXES) and not _has_settings(start))
+    ):
         return f"it holds documents: {_init(folder)}"
     return "save it as UTF-8 text" if start.startswith((b"\xff\xfe", b"\xfe\xff")) else None
 
@@ -179,7 +207,8 @@ def _instead_of_missing(path: str, suffixes: tuple[str, ...], otherwise: str | N
         below = os.path.join(folder, "runs")
         known |= {one: os.path.join(below, one) for one in _names(below)}
         known = {one: place for one, place in known.items() if is_run(place)}
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or (list(known) if len(known) == 1 else [])
+    full = [one for one in known if name.lower() in (one.lower(), suffixes and os.path.splitext(one)[0].lower())]
+    near = full or difflib.get_close_matches(name, known, n=1, cutoff=0.5) or (list(known) if len(known) == 1 else [])
     return f"did you mean {_shown(known[near[0]])}?" if near else otherwise
 
 

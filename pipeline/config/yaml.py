@@ -356,9 +356,10 @@ def _read_as(value: Any) -> str:
 def _number_meant(problem: Any, message: str, data: Mapping[str, Any]) -> str:
     """The number that a refused value may mean: a percentage, a fraction, or one with a decimal comma."""
     value = problem["input"]
+    share = "(0, 1" in message or any((problem.get("ctx") or {}).get(limit) == 1 for limit in ("lt", "le"))
     if isinstance(value, str):
         numeric = "number" in message or "integer" in message
-        return number_meant(value, whole=problem["type"].startswith("int")) if numeric else ""
+        return number_meant(value, problem["type"].startswith("int"), share) if numeric else ""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return ""
     section: Any = data
@@ -371,7 +372,6 @@ def _number_meant(problem: Any, message: str, data: Mapping[str, Any]) -> str:
     digits = [key for key, empty in beside if isinstance(key, int) and empty is None]
     if digits:  # {alpha: 0,1} is alpha: 0 and a key 1
         return f"; did you mean {value}.{digits[0]}? A comma ends a value"
-    share = "(0, 1)" in message or any((problem.get("ctx") or {}).get(limit) == 1 for limit in ("lt", "le"))
     return f"; did you mean {value / 100:g} ({value:g}%)?" if share and 1 < value < 100 else ""
 
 

@@ -412,7 +412,9 @@ def _checked(name: str, argument: str, known: _Entry, value: Any) -> Any:
         return known.arguments[argument].check(value)
     except (TypeError, ValueError) as error:
         got = written(value) if isinstance(value, str) else value
-        raise UserError(f"detector {name}: {argument} {error}, got {got!r}{number_meant(got)}") from None
+        raise UserError(
+            f"detector {name}: {argument} {error}, got {got!r}{number_meant(got, share='(0, 1' in str(error))}"
+        ) from None
     except (Exception, SystemExit) as error:  # a plugin's check may raise anything
         raise _broken(name, f"the check of {argument}", error, f", got {value!r}") from None
 

@@ -47,6 +47,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copyfile(tmp_path / "own.parquet", tmp_path / "renamed.yaml")
     (tmp_path / "own.pdf").write_bytes(b"%PDF-1.4\n%\xe2\xe3\n")
     (tmp_path / "own.docx").write_bytes(b"PK\x03\x04\x14\x00")
+    (tmp_path / "settings.toml").write_text("[run]\nx = 1\n")
+    (tmp_path / "book.ipynb").write_text('{"cells": []}')
+    (tmp_path / "own.zip").write_bytes(b"PK\x03\x04\x14\x00")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "lines").write_text(lines)
     (tmp_path / "page.html").write_text(PAGE)
     (tmp_path / "page.yaml").write_text(PAGE)
     (tmp_path / "nothing.yaml").write_text("")
@@ -81,7 +86,16 @@ NOT_CONFIGS = {
     "project/mine.yml": "did you mean project/mine.yaml?",
     "nowhere/audit.yaml": "no folder nowhere either",
     "model": "as model: {path: model}",
-    "model/model.safetensors": "as model: {path: model/model.safetensors}",
+    "model/model.safetensors": "as model: {path: model}",
+    "model/config.json": "it belongs to a model: name it in a configuration, as model: {path: model}",
+    "settings.toml": f"a configuration is YAML: {HERE}",
+    "book.ipynb": f"a configuration is YAML: {HERE}",
+    "own.zip": f"it is an archive: unpack it; then {HERE}",
+    "picture.png": HERE,
+    "lines": f"it holds documents: {HERE}",
+    "zz": "did you mean zz.yaml?",
+    "ZZ.YAML": "did you mean zz.yaml?",
+    "runs/first/audit.yaml": "its folder is in a run directory: seenset status runs/first shows the run",
     "empty": "it is empty",
     "runs": "it holds run directories: give runs/first",
     "runs/first": "it is a run directory: seenset status runs/first shows it",
@@ -157,6 +171,7 @@ def test_a_configuration_beside_its_run_names_it_without_a_command(
         "own.jsonl": f"it is a file: {HERE}",
         "data/audit.jsonl": f"it is a file: {INIT.format('data', 'data/audit.yaml')}",
         "project/mine.yaml": "it is a configuration: seenset plan project/mine.yaml",
+        "s3://bucket/x": "name documents elsewhere by their URL in a configuration",
         "runs/first": "it is a run directory: seenset status runs/first shows the run",
         "runs/first/selection": "it is in a run directory: seenset status runs/first shows the run",
         "model": "it is a model: name it in a configuration, as model: {path: model}",
@@ -196,6 +211,10 @@ def with_line(line: str) -> str:
         ("selections: [{name: a, detectors: [loss], alpha: '0,1'}]", "got '0,1'; did you mean 0.1?"),
         ("selections: [{name: a, detectors: [loss], alpha: 0,1}]", "did you mean 0.1? A comma ends a value"),
         ("selections: [{name: a, detectors: [loss], alpha: 1/20}]", "did you mean 0.05?"),
+        ("selections: [{name: a, detectors: [loss], alpha: 5 percent}]", "did you mean 0.05?"),
+        ("selections: [{name: a, detectors: [loss], alpha: 5 \uff05}]", "did you mean 0.05?"),
+        ("selections: [{name: a, detectors: [loss], alpha: 1 in 20}]", "did you mean 0.05?"),
+        ("selections: [{name: a, detectors: [loss], alpha: ½}]", "did you mean 0.5?"),
         ("selections: [{name: a, detectors: [loss], alpha: 10}]", "got 10; did you mean 0.1 (10%)?"),
         ("selections: [{name: a, detectors: [loss], confidence: 95}]", "did you mean 0.95 (95%)?"),
         ("selections: [{name: a, detectors: [loss], confidence: 95%}]", "did you mean 0.95?"),
@@ -213,7 +232,7 @@ def test_a_percentage_a_fraction_or_a_decimal_comma_is_answered_by_the_number(
 
 
 def test_a_word_is_answered_by_no_number(place: Path) -> None:
-    for value in ("five", "0.1.2", "-5%", "10%%", "1/0", f"1/{'7' * 5000}", f"{'7' * 5000}%"):
+    for value in ("five", "0.1.2", "-5%", "10%%", "1/0", "150%", "20/1", f"1/{'7' * 5000}", f"{'7' * 5000}%"):
         (place / "audit.yaml").write_text(with_line(f"selections: [{{name: a, detectors: [loss], alpha: '{value}'}}]"))
         assert "did you mean" not in user_error(load_config, "audit.yaml")
 
@@ -288,6 +307,12 @@ def test_hidden_files_are_not_listed(place: Path, capsys: pytest.CaptureFixture[
         (["plan", "x", "selections.0.alpha=.1"], "a setting is changed by --set selections.0.alpha=.1"),
         (["plan", "x", "a=1", "b=2"], "a setting is changed by --set A.B=C"),
         (["trial", "x", "--repeats", "9"], "a setting is changed by --set repeats=9"),
+        (["run", "x", "--set", "seed", "5"], "--set takes key=value, got 'seed'"),
+        (["plan", "--config", "x"], "No such option: --config; its value is given without it: seenset plan x"),
+        (["verdict", "--run=x"], "No such option: --run; its value is given without it: seenset verdict x"),
+        (["zz.yaml"], "No such command 'zz.yaml'. Did you mean 'seenset plan zz.yaml'?"),
+        (["version"], "Did you mean 'seenset --version'?"),
+        (["plan", "x", "--limit", "1e3"], "did you mean 1000?"),
         (["audit", "x"], "No such command 'audit'. Did you mean 'seenset run'?"),
         (["help"], "Did you mean 'seenset --help'?"),
         (["pln", "x"], "Did you mean 'plan'?"),
