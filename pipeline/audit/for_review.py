@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
 import json
@@ -15,6 +14,8 @@ from pipeline.audit.records import write_record
 from pipeline.audit.review import COLUMNS, LISTED_FILE, ListedForReview, read_listed_for_review
 from pipeline.audit.scored import Each, Scored, find_overlaps, without_reviewed
 from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import PLAIN
+from pipeline.corpus.csv_records import escape_formula, record_of
 from pipeline.corpus.keys import excerpts_of
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
@@ -90,10 +91,11 @@ def _csv(table: pa.Table, scored: Scored, review: str, texts: bool) -> bytes:
         places = np.flatnonzero(shards == shard)
         rows, keys = (table[name].take(pa.array(places)).to_pylist() for name in ("row", "text_key"))
         excerpts |= zip(places.tolist(), excerpts_of(scored.shards[shard], rows, keys, EXCERPT), strict=True)
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    text.write(f"{record_of(COLUMNS, PLAIN)}\n")
     for place, (name, row) in enumerate(zip(table["doc_id"].to_pylist(), table["row"].to_pylist(), strict=True)):
         excerpt = excerpts.get(place)
-        quoted = "" if excerpt is None else f"“{excerpt}”"  # a spreadsheet does not read quoted text as a formula
-        writer.writerow([name, scored.shards[shards[place]].name, row, quoted, review, ""])
+        quoted = "" if excerpt is None else f"“{excerpt}”"
+        texts_of_row = [name, scored.shards[shards[place]].name, quoted]
+        doc_id, source, shown = map(escape_formula, texts_of_row)
+        text.write(f"{record_of([doc_id, source, str(row), shown, review, ''], PLAIN)}\n")
     return text.getvalue().encode("utf-8", "replace")

@@ -14,6 +14,7 @@ from pydantic import Field
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.config.audit import AuditConfig
 from pipeline.config.paths import written
+from pipeline.corpus.csv_records import unescape_formula
 from pipeline.errors import UserError, nearest
 from pipeline.report.wording.conclusion import AS_CSV, CHANGED, review_sentence
 from pipeline.report.wording.files import answered_by
@@ -168,7 +169,8 @@ def _rows(data: bytes, where: str) -> list[dict[str, str]]:
     for row in rows:
         if any(map(str.strip, row[len(names) :])):
             raise UserError(f"{where}: the row of {row[0]!r} has more values than columns; quote values with {mark!r}")
-    return [{name: dict(zip(names, row, strict=False)).get(name, "") for name in _READ} for row in rows]
+    read = [{name: dict(zip(names, row, strict=False)).get(name, "") for name in _READ} for row in rows]
+    return [{**row, "doc_id": unescape_formula(row["doc_id"])} for row in read]
 
 
 def _header(lines: Sequence[str], mark: str) -> list[str]:

@@ -23,6 +23,7 @@ _LEAST_ROWS = 3
 """Minimum number of lines of a field that look like records, from which the field is reported."""
 
 _MARK = "\ufeff"
+_RECORD_END = "\r\n"  # whose characters `csv.writer` puts into quotes
 _LINE_END = re.compile("\r\n|\r|\n")
 
 csv.field_size_limit(1 << 31)
@@ -160,12 +161,26 @@ def record_of(fields: Sequence[str], dialect: Dialect) -> str:
     """
     record = io.StringIO(newline="")
     try:
-        csv.writer(record, lineterminator="", **_format(dialect)).writerow(fields)
+        csv.writer(record, lineterminator=_RECORD_END, **_format(dialect)).writerow(fields)
     except csv.Error:
         raise UserError(
             "a text with a delimiter or a line end cannot be a field of a file without quoted fields (quoting: none)"
         ) from None
-    return record.getvalue()
+    return record.getvalue().removesuffix(_RECORD_END)
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
+"""First characters of a value that spreadsheet programs may run as a formula, and of a value that was escaped."""
+
+
+def escape_formula(text: str) -> str:
+    """A text as a value of a CSV file for people: a spreadsheet program takes none of these for a formula."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def unescape_formula(text: str) -> str:
+    """The text of a value from `escape_formula`."""
+    return text.removeprefix("'")
 
 
 def _format(dialect: Dialect, strict: bool = False) -> dict[str, Any]:

@@ -20,7 +20,15 @@ from pipeline.audit.preflight import plan_checks
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Dialect
 from pipeline.config.yaml import build
-from pipeline.corpus.csv_records import BadRecord, count_records, csv_pieces, csv_records
+from pipeline.corpus.csv_records import (
+    BadRecord,
+    count_records,
+    csv_pieces,
+    csv_records,
+    escape_formula,
+    record_of,
+    unescape_formula,
+)
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.files import Overlong
 from pipeline.corpus.formats import extent_of
@@ -419,3 +427,25 @@ def test_the_command_stops_at_a_quote_that_is_never_closed(
     assert not (path.parent / "run" / "receipts").exists()
     path = audited(ROWS[:4] + [row.replace(",", ',"') for row in ROWS[4:]], quoting="none")
     here(capsys, "run", path)
+
+
+@given(st.text(st.sampled_from("=+-@\t\r'a1 "), max_size=5))
+def test_a_value_for_people_is_no_formula_and_loses_exactly_one_quote_again(text: str) -> None:
+    escaped = escape_formula(text)
+    assert not escaped.startswith(tuple("=+-@\t\r"))
+    assert unescape_formula(escaped) == text
+    assert escaped in (text, f"'{text}")
+
+
+@given(st.lists(st.text(st.sampled_from("a,;\"\n\r\t ='"), max_size=5), min_size=2, max_size=3))
+def test_a_record_that_is_written_is_read_back(fields: list[str]) -> None:
+    for delimiter in ",;\t":
+        dialect = Dialect(delimiter=delimiter)
+        data = f"{record_of(['x'] * len(fields), dialect)}\n{record_of(fields, dialect)}\n".encode()
+        (record,) = [one for one in _rows_of(data, dialect) if one != ["x"] * len(fields)] or [["x"] * len(fields)]
+        assert record == fields
+
+
+def _rows_of(data: bytes, dialect: Dialect) -> list[list[str]]:
+    text = io.StringIO(data.decode(), newline="")
+    return list(csv.reader(text, delimiter=dialect.delimiter, strict=True))

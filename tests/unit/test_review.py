@@ -15,7 +15,7 @@ from bundle_runs import ALIKE, asked
 from commands import ended, refusal, user_error
 from finished import refile, run, with_column
 from finished import rows as scored
-from made_up import sentence, write_audit, write_corpus
+from made_up import sentence, write_audit, write_corpus, write_rows
 from signed import file_blind_test
 
 from pipeline.audit.description import load_config
@@ -280,3 +280,31 @@ def test_a_file_that_was_changed_after_an_answer_makes_the_run_answer_anew(base:
     write(path, confirmed(rows_of(path)))
     assert ended("run", config, "--set", f"corpus.unseen.review={path}") == 0
     assert answer(audit / "whole", "members")["review"]["n_removed"] == 3
+
+
+def test_ids_that_a_spreadsheet_would_run_are_escaped_and_read_back(tmp_path: Path, tiny_model_folder: Path) -> None:
+    ids = ["=1+1", "+1", "-2+3", "@SUM(A1)", "\ttab", "\rreturn", "'quoted", "''twice", "plain", "a=b"]
+    ids += [f"u{number}" for number in range(30)]
+    corpus = write_corpus(tmp_path, {"audit": [sentence(number) for number in range(60)]})
+    rows = [{"id": name, "text": sentence(1000 + number)} for number, name in enumerate(ids)]
+    unseen = write_rows(tmp_path / "=unseen.jsonl", rows)
+    corpus["unseen"] = {"path": unseen, "id": "id", "review_count": len(ids)}
+    audit = write_audit(tmp_path, tiny_model_folder, corpus=corpus)
+    assert ended("run", audit) == 0
+    assert ended("review", tmp_path / "run", tmp_path / "review.csv") == 0
+    with (tmp_path / "review.csv").open(encoding="utf-8", newline="") as file:
+        listed = list(csv.DictReader(file))
+    escaped = {name: f"'{name}" if name[0] in "=+-@\t\r'" else name for name in ids}
+    assert [row["doc_id"] for row in listed] == list(escaped.values())
+    assert {row["source"] for row in listed} == {unseen}
+    assert [row["row"] for row in listed] == [str(number) for number in range(len(ids))], "numbers stay numbers"
+    write(tmp_path / "review.csv", confirmed_as(listed, {"'=1+1", "'''twice", "plain"}))
+    setting = f"corpus.unseen.review={tmp_path}/review.csv"
+    assert ended("select", tmp_path / "run", "--set", setting) == 0
+    review = read_review(Store(str(tmp_path / "run")), load_config(str(audit), [setting]))
+    assert review is not None
+    assert review.documents == ["=1+1", "''twice", "plain"]
+
+
+def confirmed_as(rows: list[dict[str, str]], ids: set[str]) -> list[dict[str, str]]:
+    return [{**row, "trained_on": "yes" if row["doc_id"] in ids else "no"} for row in rows]
