@@ -10,8 +10,9 @@ import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
+from typing import Annotated
 
-from pydantic import Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue
 
 from pipeline import __version__
 from pipeline.audit.digests import changed_file
@@ -21,6 +22,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.misplaced import instead_of_run
 from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.formats import by_bytes
+from pipeline.corpus.formats.base import encodable
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording.files import OTHER_VERSION, REWRITTEN
@@ -34,7 +36,7 @@ class InputRecord(Record):
 
     role: Role = Field(description="Role of its documents: audit, unseen or seen.")
     name: str = Field(description="Its name in the configuration; ids of documents start with it.")
-    path: str = Field(description="Where it was opened.")
+    path: Annotated[str, AfterValidator(encodable)] = Field(description="Where it was opened.")
     format: str = Field(description="How it was read.")
     size: int = Field(description="Size in bytes; 0 where unknown.")
     rows: int | None = Field(description="Rows; null where only reading determines it.")

@@ -20,7 +20,7 @@ from pipeline.corpus.csv_records import UnclosedQuoteError
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures, item_features, rows_features, versions_features
 from pipeline.corpus.files import Overlong
 from pipeline.corpus.formats import format_named
-from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, overlong, unwatched
+from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, encodable, overlong, unwatched
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.options import orders_of, window_orders
 from pipeline.corpus.pictures import picture_bytes, picture_problem
@@ -299,8 +299,8 @@ def _caption(shard: Shard, caption: Any) -> str | Unreadable:
 
 
 def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, caption: Any) -> Document:
-    doc_id = _encodable(str(identity) if identity is not None else _default_id(shard, row))
-    label = None if group is None else _encodable(str(group))
+    doc_id = encodable(str(identity) if identity is not None else _default_id(shard, row))
+    label = None if group is None else encodable(str(group))
     picture: bytes | None = None
     if shard.pictures and isinstance(text, bytes):
         picture, text = text, _caption(shard, caption)
@@ -394,10 +394,6 @@ def problem_of(text: Any) -> Unreadable | None:
     except UnicodeEncodeError as error:
         return Unreadable("undecodable", f"character {error.start} is {text[error.start]!a}: not valid Unicode text")
     return None
-
-
-def _encodable(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def read_labels(shard: Shard) -> Iterator[Any]:

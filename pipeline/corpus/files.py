@@ -34,6 +34,11 @@ def is_local(fs: Any) -> bool:
     return isinstance(fs, fsspec.implementations.local.LocalFileSystem)
 
 
+def has_local_path(fs: Any, path: str) -> bool:
+    """Whether pyarrow opens a file by its path: a local one, in UTF-8."""
+    return is_local(fs) and path == path.encode("utf-8", "replace").decode()
+
+
 def digest_of(*parts: str) -> str:
     """16 hexadecimal digits of the SHA-256 of some lines."""
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]

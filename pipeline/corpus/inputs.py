@@ -40,7 +40,7 @@ from pipeline.corpus.formats import (
     format_of,
     suffixes_of,
 )
-from pipeline.corpus.formats.base import Format
+from pipeline.corpus.formats.base import Format, encodable
 from pipeline.corpus.formats.jsonl import lines
 from pipeline.corpus.formats.picture import beside_pictures
 from pipeline.corpus.formats.saved import HUB, SAVED, SAVED_MARKS
@@ -145,7 +145,7 @@ def _local_inputs(role: _Role) -> list[InputFile]:
     local = True
     for pattern in role.source.paths:
         for name, info, fs in _expand(role.key, pattern, role.source.follow_links):
-            path, local = _address(fs, info["name"]), local and is_local(fs)
+            name, path, local = encodable(name), _address(fs, info["name"]), local and is_local(fs)
             if path in seen:
                 continue
             seen.add(path)
@@ -263,7 +263,7 @@ def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], Inp
         looks.append(partial(replace, entry, stamp=stamp, dialect=dialect_of(form, role.source.dialect)))
     for inner, (_, info) in files.items():
         if inner not in documents:
-            looks.append(partial(_file, role, f"{prefix}/{inner}", info, fs))
+            looks.append(partial(_file, role, encodable(f"{prefix}/{inner}"), info, fs))
     return looks
 
 

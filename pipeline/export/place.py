@@ -22,7 +22,7 @@ from pipeline.audit.records import VersionedRecord, read_record
 from pipeline.config.paths import origin_of, written
 from pipeline.corpus.documents import ContentDigest, read_shard
 from pipeline.corpus.formats import format_named
-from pipeline.corpus.formats.base import ExportSource
+from pipeline.corpus.formats.base import ExportSource, encodable
 from pipeline.corpus.inputs import find_inputs, stamp_of
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, not_opened
@@ -86,7 +86,7 @@ def check_unchanged(plan: ExportPlan) -> list[InputFile]:
     config = plan.manifest.config
     corpus = config.corpus.model_copy(update={"unseen": None, "seen": None})
     try:
-        inputs = {entry.path: entry for entry in find_inputs(corpus, config.limits)}
+        inputs = {encodable(entry.path): entry for entry in find_inputs(corpus, config.limits)}
     except UserError as error:
         raise UserError(
             f"the documents of this run cannot be read any more ({error}): put them back, or export --list, which "

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.corpus.files import BLOCK_BYTES, Extent, is_local
+from pipeline.corpus.files import BLOCK_BYTES, Extent, has_local_path, is_local
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import bounded_parts, check_schema, gathered, table_rows, top_columns
 from pipeline.corpus.notes import Notes
@@ -50,7 +50,7 @@ class _Message:
 def _opened(path: str) -> Iterator[tuple[pa.NativeFile, bool]]:
     """A file at its first message, and whether it has the file format. A local file is mapped into memory."""
     fs, name = fsspec.core.url_to_fs(path)
-    raw = None if is_local(fs) else fs.open(name, "rb", block_size=BLOCK_BYTES)
+    raw = None if has_local_path(fs, name) else fs.open(name, "rb", block_size=BLOCK_BYTES)
     try:
         with pa.memory_map(name) if raw is None else pa.PythonFile(raw, "r") as file:
             mark = file.read(8)

@@ -55,6 +55,11 @@ def overlong(length: Overlong, unit: str, shard: Shard) -> Unreadable:
     return Unreadable("too_large", f"{'' if length.whole else 'at least '}{length.size:,} {unit}, more than {limit}")
 
 
+def encodable(text: str) -> str:
+    """A text that UTF-8 can encode: other characters, as in names of files in another encoding, become escapes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 Row = tuple[int, Any, Any, Any, Any, Any]
 """Number; text, picture or list of versions; id; group; label; and caption or the values of `Shard.beside`."""
 

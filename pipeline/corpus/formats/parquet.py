@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.corpus.files import is_local
+from pipeline.corpus.files import has_local_path, is_local
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import AT_ONCE, check_schema, edited_tables, table_rows, write_parquet
 from pipeline.corpus.notes import Notes
@@ -147,7 +147,8 @@ def _from(
     """
     local = is_local(fs)
     with contextlib.ExitStack() as stack:
-        file = None if local else stack.enter_context(fs.open(name, "rb", cache_type="none"))
+        direct = has_local_path(fs, name)
+        file = None if direct else stack.enter_context(fs.open(name, "rb", cache_type="none"))
         footer = _kept_footer(key)
         parquet = _opened(
             name if file is None else file,
@@ -158,7 +159,7 @@ def _from(
         stack.callback(parquet.close, force=True)
         footer = footer or _keep_footer(key, parquet.metadata)
         if not footer.checked.issuperset(columns):
-            check_chunks(footer.metadata, columns, os.path.getsize(name) if file is None else file.size)
+            check_chunks(footer.metadata, columns, os.path.getsize(name) if file is None or local else file.size)
             footer.checked.update(columns)
         end = 0
         for group in range(footer.metadata.num_row_groups):

@@ -89,7 +89,7 @@ def _records(source: base.ExportSource) -> base.Records:
     shard = source.first
     for number, inner in enumerate(source.files):
         text = _text(shard, inner)
-        row = {"file": inner or source.name, shard.text: text}
+        row = {"file": base.encodable(inner or source.name), shard.text: text}
         yield number, None if isinstance(text, base.Unreadable) else row
 
 

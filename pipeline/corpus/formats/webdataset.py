@@ -155,8 +155,8 @@ def _is_hidden(name: str) -> bool:
 
 def _key_and_suffix(name: str) -> tuple[str, str]:
     """The sample name of a member, and the suffix after the first dot."""
-    folder, slash, base = name.rpartition("/")
-    stem, _, suffix = base.partition(".")
+    folder, slash, last = base.encodable(name).rpartition("/")
+    stem, _, suffix = last.partition(".")
     return f"{folder}{slash}{stem}", suffix
 
 
