@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import entry_points
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
@@ -210,7 +210,10 @@ def init(
 
     starter = trial_starter(folder) if for_trial else audit_starter(folder)
     path, schema = write_starter(folder, starter)
-    facts = {"config": path, "schema": schema, "guesses": starter.guesses, "missing": starter.missing}
+    contents = [asdict(row) for row in starter.contents]
+    facts = {
+        "config": path, "schema": schema, "guesses": starter.guesses, "missing": starter.missing, "contents": contents
+    }  # fmt: skip
     terminal.show(json_, facts, terminal.print_starter, facts, "trial" if for_trial else "plan")
 
 

@@ -175,6 +175,11 @@ def print_starter(facts: dict[str, Any], command: str) -> None:
     from pipeline.config.yaml import printable
 
     path, missing = facts["config"], facts["missing"]
+    table = Table("found", Column("files", justify="right"), "taken as", "what is read, or why not")
+    for row in facts["contents"]:
+        count = f"{row['count']:,}" if row["count"] else ""
+        table.add_row(*(Text(printable(cell)) for cell in (row["files"], count, row["taken_as"] or "-", row["reason"])))
+    console().print(table)
     print_line(f"wrote {path}")
     for line in facts["guesses"]:
         print_line(f"  {printable(line)}")

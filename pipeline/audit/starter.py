@@ -18,6 +18,7 @@ from pipeline.config.selection import NULL_ROLE, Direction, SelectionConfig
 from pipeline.config.yaml import Written, comment, commented, config_schema
 from pipeline.corpus.discovery import (
     DEPTH,
+    HIDDEN,
     MOST_ENTRIES,
     DataFiles,
     FolderData,
@@ -55,6 +56,16 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class FolderEntry:
+    """A row of the table of everything in a folder."""
+
+    files: str  # paths, a folder or a glob
+    count: int
+    taken_as: str | None  # a role, or `documents` of a trial
+    reason: str  # what is read of them, or why they are not taken
+
+
+@dataclass(frozen=True, slots=True)
 class Starter:
     """A starter configuration and its notes for the user."""
 
@@ -63,6 +74,7 @@ class Starter:
     text: str
     guesses: tuple[str, ...]  # one line each
     missing: tuple[str, ...]  # settings to add before a run, one line each
+    contents: tuple[FolderEntry, ...]  # everything in the folder
 
 
 def audit_starter(folder: str) -> Starter:
@@ -98,7 +110,40 @@ def audit_starter(folder: str) -> Starter:
         whole_file(AuditConfig, "audit", wording.AUDIT_HEAD, ("plan", "run"), settings, data),
         (*guesses, model_guess),
         tuple(add_role(role) for role in needed if role not in sources),
+        folder_contents(
+            data,
+            sources,
+            [(files, wording.NO_ROLE) for files in unused] + [(files, wording.OTHER_KIND) for files in others],
+        ),
     )
+
+
+def folder_contents(
+    data: FolderData, sources: Mapping[Any, Source], unused: Sequence[tuple[DataFiles, str]]
+) -> tuple[FolderEntry, ...]:
+    """The table of everything in a folder: what was taken, what not, and why.
+
+    Args:
+        data: data of the folder.
+        sources: role, or `documents` -> its source.
+        unused: further data, with the reason why it is not taken.
+    """
+    rows = []
+    for name, source in sources.items():
+        rows += [FolderEntry(_named(files), files.count, name, _columns(files)) for files in source.files]
+    for source in sources.values():
+        for files in source.left_out:
+            reason = wording.differs_from(_named(source.files[0]), _columns(files))
+            rows.append(FolderEntry(_named(files), files.count, None, reason))
+    rows += [FolderEntry(_named(files), files.count, None, reason) for files, reason in unused]
+    rows += [FolderEntry(left.shown, left.count, None, left.reason) for left in data.left]
+    if not data.complete:
+        rows.append(FolderEntry("...", 0, None, wording.first_files(MOST_ENTRIES)))
+    return tuple(rows)
+
+
+def _named(files: DataFiles) -> str:
+    return wording.some_of(files.paths)
 
 
 def write_starter(folder: str, starter: Starter) -> tuple[str, str]:
@@ -129,14 +174,14 @@ def data_of(folder: str) -> FolderData:
     """
     data = discover_data(folder)
     if not data.files:
-        unread = f"; not taken: {wording.some_of(data.unread)}" if data.unread else ""
-        others = "" if data.unread else _others(folder)
+        left_out = [wording.counted(left.shown, left.count, left.reason) for left in data.left if left.reason != HIDDEN]
+        unread = f"; not taken: {wording.some_of(left_out)}" if left_out else wording.EMPTY
         if (what := what_folder(folder)) is not None:
-            unread, others = "", f"; {what}"
+            unread = f"; {what}"
         raise UserError(
             f"no documents in {os.path.abspath(folder)}: init looks {DEPTH} folders deep for files that end in "
             f"{suffixes_of(pictures=False)} (.jsonl and .csv also with .gz or .zst), for pictures and for saved "
-            f"datasets{unread}{others}"
+            f"datasets{unread}"
         )
     return data
 
@@ -269,8 +314,3 @@ def _columns(files: DataFiles) -> str:
         return f"{wording.ONE_A_FILE}{dialect}"
     warning = f"; warning: {files.warning}" if files.warning else ""
     return f"text: {files.text}, id: {files.id or 'file#row'}{dialect}{warning}"
-
-
-def _others(folder: str) -> str:
-    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    return f"; the folder holds {wording.some_of(names)}" if names else wording.EMPTY

@@ -54,6 +54,29 @@ _SKIPPED = {"node_modules", "__pycache__", "site-packages", "venv"}
 _INDEX = re.compile(r"(?<!\d)(?!(?:19|20)\d\d(?!\d))\d+")
 """A number in a file name that is not a year: the index of a part."""
 
+HIDDEN = "hidden"
+"""Reason of files and folders whose names begin with a dot."""
+
+_OF_PICTURES = "captions of the pictures beside them"
+_BESIDE_TABLES = (
+    "text files beside tables, which may describe them; to audit them, move them into a folder, or join them"
+)
+
+
+def _remedies() -> Iterator[tuple[str, str]]:
+    kinds = {
+        "save as .txt": "docx doc odt rtf pages epub pdf htm html xhtml pptx ppt odp eml msg tex wpd",
+        "save as .csv": "xlsx xls xlsm ods numbers",
+        "rename to .txt": "md markdown rst text log asc",
+        "export as .jsonl or .csv": "avro orc db sqlite sqlite3 duckdb sql xml mbox pkl pickle h5 hdf5 lmdb rds dta",
+        "unpack it": "zip 7z rar gz zst bz2 xz tgz tbz txz lz4 lzma",
+    }
+    yield from ((f".{suffix}", remedy) for remedy, suffixes in kinds.items() for suffix in suffixes.split())
+
+
+_REMEDIES = dict(_remedies())
+"""Suffix of files that may hold documents -> what makes Seenset read them."""
+
 ROLE_WORDS: dict[Role, str] = {
     "unseen": (
         "unseen unpublished draft drafts after aftercutoff postcutoff holdout heldout nonmember nonmembers notseen "
@@ -94,18 +117,28 @@ class DataFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftFiles:
+    """Files or folders of a folder that hold no documents for a configuration, or none that can be read."""
+
+    shown: str  # a path, or a glob for several files
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class FolderData:
-    """The data found in a folder."""
+    """The data found in a folder, and everything else in it."""
 
     files: tuple[DataFiles, ...]
     unread: tuple[str, ...]  # files of a known format without documents, each with the reason
+    left: tuple[LeftFiles, ...]  # everything that is not in `files`, with the reason
     complete: bool  # False if there were too many entries to examine all
 
 
 def discover_data(folder: str) -> FolderData:
     """Search a folder for documents. Only the first rows of each file are read.
 
-    Hidden folders, run directories, folders of trials, models and installed packages are skipped.
+    Hidden folders, run directories, folders of trials, models and installed packages are not searched.
 
     Raises:
         UserError: the folder does not exist.
@@ -115,7 +148,8 @@ def discover_data(folder: str) -> FolderData:
         raise UserError(f"no folder {folder}{f'; {instead}' if instead else ''}")
     if instead is not None:
         raise UserError(f"{folder} is no folder of documents: {instead}")
-    entries = list(itertools.islice(_entries(folder, "", DEPTH), MOST_ENTRIES + 1))
+    left: list[tuple[str, str]] = []
+    entries = list(itertools.islice(_entries(folder, "", DEPTH, left), MOST_ENTRIES + 1))
     files: list[DataFiles] = []
     unread: list[str] = []
     groups: dict[tuple[Any, ...], list[str]] = {}
@@ -125,6 +159,8 @@ def discover_data(folder: str) -> FolderData:
     captions = {f"{os.path.splitext(path)[0]}.{_CAPTIONS}" for path in pictures}
     for path, form in entries[:MOST_ENTRIES]:
         if form.only_pictures or path in captions:
+            if path in captions:
+                left.append((path, _OF_PICTURES))
             continue
         if form.columns is None:
             texts.setdefault(os.path.dirname(path), []).append(path)
@@ -145,10 +181,12 @@ def discover_data(folder: str) -> FolderData:
                 raise ValueError("no rows")
         except (UserError, ValueError, OSError, EOFError, LookupError, csv.Error, RecursionError, pa.ArrowException):
             unread.append(f"{path} (not readable as {form.name})")
+            left.append((path, f"not readable as {form.name}"))
             continue
         key = (*key, _image_column(columns, rows, os.path.join(folder, place)))
         if key[-1] is None and text_column(columns, rows) is None:
             unread.append(f"{path} (no column of text)")
+            left.append((path, "no column of text"))
             continue
         groups.setdefault(key, []).append(path)
         samples.setdefault(key[:-1], rows)
@@ -156,15 +194,33 @@ def discover_data(folder: str) -> FolderData:
         named = _as_named(folder, paths, key[1])
         described = _described(named, key[2], key[3], samples[key[:-1]], image=key[-1])
         note = single_column_note(key[3]) if key[2] == CSV.name else ""
-        files.append(replace(described, dialect=key[4], warning=note))
+        files.append(replace(described, dialect=key[4], warning=note, count=len(paths)))
     for names, paths in _picture_groups(entries[:MOST_ENTRIES], captions, groups, samples).items():
         role, word = role_of(names[0])
         beside = _captions_beside(folder, paths)
         files.append(DataFiles(names, PICTURE.name, None, "", None, (), role, word, IMAGE, beside, len(paths)))
     for place, paths in texts.items():
         dialect = detected(os.path.join(folder, paths[0]), TEXT.settings)
-        files += (replace(one, dialect=dialect) for one in _text_files(place, paths, alone=not groups))
-    return FolderData(tuple(files), tuple(unread), len(entries) <= MOST_ENTRIES)
+        taken = list(_text_files(place, paths, alone=not groups))
+        files += (replace(one, dialect=dialect) for one in taken)
+        if not any(one.paths == (place,) for one in taken):
+            left += ((path, _BESIDE_TABLES) for path in paths if (path,) not in {one.paths for one in taken})
+    return FolderData(tuple(files), tuple(unread), _as_left(left), len(entries) <= MOST_ENTRIES)
+
+
+def _as_left(left: Sequence[tuple[str, str]]) -> tuple[LeftFiles, ...]:
+    """The files that are left out, those of one folder, suffix and reason together, in order of their paths."""
+    together: dict[tuple[str, str, str], list[str]] = {}
+    for path, reason in left:
+        name = os.path.basename(path)
+        suffix = "" if path.endswith("/") else ".*" if name.startswith(".") else os.path.splitext(name)[1].lower()
+        together.setdefault((os.path.dirname(path.rstrip("/")), suffix, reason), []).append(path)
+    entries = []
+    for (place, suffix, reason), paths in together.items():
+        glob = suffix if suffix == ".*" else f"*{suffix or '/' * paths[0].endswith('/')}"
+        shown = paths[0] if len(paths) == 1 else os.path.join(place, glob)
+        entries.append(LeftFiles(shown, len(paths), reason))
+    return tuple(sorted(entries, key=lambda one: one.shown))
 
 
 def _picture_groups(
@@ -279,32 +335,55 @@ def _words(name: str) -> list[str]:
     return re.findall(r"[a-z]+|\d+", spaced.lower())
 
 
-def _entries(folder: str, place: str, depth: int) -> Iterator[tuple[str, Format]]:
-    """Relative paths of data files and saved datasets, in order."""
+def _entries(folder: str, place: str, depth: int, left: list[tuple[str, str]]) -> Iterator[tuple[str, Format]]:
+    """Relative paths of data files and saved datasets, in order; others are added to `left`, with the reason."""
     try:
         entries = sorted(os.scandir(os.path.join(folder, place)), key=lambda entry: entry.name)
-    except OSError:
+    except OSError as error:
+        left.append((f"{place}/", f"not readable: {error.strerror}"))
         return
     for entry in entries:
         path = os.path.join(place, entry.name)
         if entry.name.startswith("."):
-            continue
-        if entry.is_file():
+            left.append((path, HIDDEN))
+        elif entry.is_file():
             form = format_of(entry.name, pictures=True)
-            if form is not None and not _NOT_DATA.fullmatch(entry.name.lower()):
+            if form is None:
+                left.append((path, _why_not_read(entry.name)))
+            elif _NOT_DATA.fullmatch(entry.name.lower()):
+                left.append((path, "by its name no documents"))
+            else:
                 yield path, form
-        elif entry.is_dir() and entry.name not in _SKIPPED:
-            yield from _below(folder, path, depth)
+        elif not entry.is_dir():
+            left.append((path, "a link to nothing" if entry.is_symlink() else "not a regular file"))
+        elif entry.name in _SKIPPED:
+            left.append((f"{path}/", "installed packages"))
+        else:
+            yield from _below(folder, path, depth, left)
 
 
-def _below(folder: str, path: str, depth: int) -> Iterator[tuple[str, Format]]:
+def _why_not_read(name: str) -> str:
+    """The reason why a file of no known format is not read, with a remedy where there is one."""
+    suffix = os.path.splitext(name.lower())[1]
+    if suffix == ".gguf":
+        return "a model"
+    return f"not read; {_REMEDIES[suffix]}" if suffix in _REMEDIES else "not read: no format of documents"
+
+
+def _below(folder: str, path: str, depth: int, left: list[tuple[str, str]]) -> Iterator[tuple[str, Format]]:
     inside = Path(folder, path)
     if (inside / "dataset_dict.json").is_file():
         yield from ((f"{path}/{part.parent.name}", SAVED) for part in sorted(inside.glob("*/dataset_info.json")))
     elif (inside / "dataset_info.json").is_file():
         yield path, SAVED
-    elif depth > 0 and not (is_model_folder(inside) or any((inside / name).is_file() for name in OUTPUT_MARKS)):
-        yield from _entries(folder, path, depth - 1)
+    elif is_model_folder(inside):
+        left.append((f"{path}/", "a model"))
+    elif any((inside / name).is_file() for name in OUTPUT_MARKS):
+        left.append((f"{path}/", "a run, a trial, an adapter or an environment of Python"))
+    elif depth == 0:
+        left.append((f"{path}/", f"not searched: deeper than {DEPTH} folders"))
+    else:
+        yield from _entries(folder, path, depth - 1, left)
 
 
 def _as_named(folder: str, paths: Sequence[str], pattern: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pipeline.audit.starter import (
     Starter,
     data_of,
     detectors_setting,
+    folder_contents,
     joined,
     model_setting,
     one_kind,
@@ -20,6 +21,7 @@ from pipeline.audit.starter import (
 )
 from pipeline.config.yaml import Written
 from pipeline.corpus.discovery import DataFiles
+from pipeline.report.wording.starter import OTHER_KIND
 from pipeline.trial.config import ContaminationConfig, TrialConfig
 
 _PREFERRED = ("unseen", None, "audit")
@@ -63,7 +65,18 @@ def trial_starter(folder: str) -> Starter:
     guesses = () if source is None else (f"documents: {', '.join(source.paths)}",)
     missing = ("add documents: {path: ...}, documents that the model has not seen",) if source is None else ()
     text = whole_file(TrialConfig, "trial", head, ("trial",), settings, data)
-    return Starter("trial.yaml", TrialConfig, text, (*guesses, model_guess), missing)
+    taken = () if source is None else (*source.files, *source.left_out)
+    unused = [(one, _not_taken(one, pictured)) for one in data.files if one not in taken]
+    contents = folder_contents(data, {} if source is None else {"documents": source}, unused)
+    return Starter("trial.yaml", TrialConfig, text, (*guesses, model_guess), missing, contents)
+
+
+def _not_taken(files: DataFiles, pictured: bool) -> str:
+    if (files.image is not None) != pictured:
+        return OTHER_KIND
+    if pictured and not files.caption:
+        return "pictures without captions, which no training can use"
+    return f"by its name ({files.word}) of role {files.role}" if files.role else "other documents are taken"
 
 
 def _documents(files: Sequence[DataFiles]) -> Source | None:

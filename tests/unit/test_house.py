@@ -53,7 +53,6 @@ SHORT = {
     "pipeline.config.retired": "a table",
     "pipeline.mark.paraphrases": "loads a model, and the rest of the package none",
     "pipeline.passes.statistics": "what detectors name of a pass, without torch",
-    "pipeline.trial.starter": "sentences of a configuration, which trial.config must not hold",
 }
 """Other modules that are shorter, and why; a module that leaves this table never returns to it."""
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from commands import here, refusal, user_error
 from picture_models import encoded, random_pictures
 from test_webdataset import write_tar
 
+from docs.blocks import PAGES, blocks
 from pipeline.audit.description import load_config
 from pipeline.audit.plan import describe_model, make_plan
 from pipeline.audit.starter import HUB_MODEL, HUB_PICTURE_MODEL, audit_starter, write_starter
@@ -229,7 +231,7 @@ def test_names_of_files_and_columns_are_no_settings(
     assert settings["corpus"]["unseen"]["text"] == f"{evil} text"
     assert settings["corpus"]["audit"]["path"] == [f"{name} one.jsonl", f"{name} other.jsonl"]
     assert "\x1b" not in printed
-    assert len(printed.splitlines()) == 5
+    assert len(printed.splitlines()) == 4 + 3 + 5, "a table of three rows, and five lines"
 
 
 def test_every_setting_has_the_sentence_of_its_field_once(tmp_path: Path) -> None:
@@ -290,11 +292,13 @@ def test_a_folder_without_data_is_one_line(
     assert refusal(capsys, "init", tmp_path / "nowhere", *option) == f"seenset: no folder {tmp_path}/nowhere\n"
     assert refusal(capsys, "init", tmp_path, *option).endswith("; the folder is empty\n")
     (tmp_path / "table.xlsx").write_text("")
-    assert refusal(capsys, "init", tmp_path, *option).endswith("; the folder holds table.xlsx\n")
+    assert refusal(capsys, "init", tmp_path, *option).endswith("; not taken: table.xlsx (not read; save as .csv)\n")
     (tmp_path / "numbers.csv").write_text("a,b\n1,2\n")
     (tmp_path / "list.json").write_text("[\n1\n]\n")
     line = refusal(capsys, "init", tmp_path, *option)
-    assert line.endswith("not taken: list.json (not readable as json), numbers.csv (no column of text)\n")
+    assert line.endswith(
+        "list.json (not readable as json), numbers.csv (no column of text), table.xlsx (not read; save as .csv)\n"
+    )
     assert not (tmp_path / ".seenset").exists()
 
 
@@ -406,3 +410,139 @@ def test_a_trial_trains_on_pictures_with_captions_alone(tmp_path: Path) -> None:
     starter = trial_starter(str(tmp_path))
     assert "pictures with captions that the model has not seen" in starter.text
     assert audit_starter(str(tmp_path)).missing
+
+
+def mixed_folder(folder: Path) -> Path:
+    """50 text files, 50 documents of a word processor and a table, with other files beside them."""
+    folder.mkdir()
+    for number in range(50):
+        (folder / f"{number}.txt").write_text(f"Text file {number} of the archive holds these words.")
+        with zipfile.ZipFile(folder / f"{number}.docx", "w") as archive:
+            archive.writestr("word/document.xml", DOCX.format(number))
+    rows = "".join(f"{number};Café no. {number} has a row of a table\n" for number in range(9))
+    (folder / "table.csv").write_text("id;text\n" + rows, encoding="cp1252")
+    for name in (
+        "README.txt",
+        ".hidden",
+        "slides.pdf",
+        "sheet.xlsx",
+        "more.zip",
+        "x.7z",
+        "run.sh",
+        "[red]page.html",
+        "note",
+    ):
+        (folder / name).write_text("something else")
+    (folder / "broken.parquet").write_text("not a table")
+    (folder / "numbers.csv").write_text("a,b\n1,2\n")
+    (folder / "a/b/c/d/e").mkdir(parents=True)
+    (folder / "dangling.csv").symlink_to("nowhere")
+    return folder
+
+
+DOCX = (
+    '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body><w:p><w:pPr><w:jc/></w:pPr>'
+    "<w:r><w:t>First paragraph</w:t></w:r><w:del><w:r><w:delText>deleted</w:delText></w:r></w:del></w:p>"
+    '<w:p><w:r><w:t xml:space="preserve">and </w:t></w:r><w:r><w:t>number {}</w:t><w:br/><w:t>é</w:t></w:r></w:p>'
+    "</w:body></w:document>"
+)
+
+
+@pytest.mark.parametrize(("options", "taken_as"), [([], "audit"), (["--trial"], "documents")])
+def test_a_table_states_everything_found_and_why_it_is_not_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], taken_as: str
+) -> None:
+    folder = mixed_folder(tmp_path / "archive")
+    shown, _ = here(capsys, "init", folder, *options)
+    (folder / f"{'trial' if options else 'audit'}.yaml").unlink()
+    found = json.loads(here(capsys, "init", folder, *options, "--json")[0])["contents"]
+    rows = {row["files"]: (row["count"], row["taken_as"], row["reason"]) for row in found if row["files"] != ".*"}
+    assert rows == {
+        "table.csv": (1, taken_as, 'text: text, id: id, encoding: "cp1252", delimiter: ";"'),
+        "*.txt": (
+            50,
+            None,
+            "text files beside tables, which may describe them; to audit them, move them into a folder, or join them",
+        ),
+        "*.docx": (50, None, "not read; save as .txt"),
+        "slides.pdf": (1, None, "not read; save as .txt"),
+        "[red]page.html": (1, None, "not read; save as .txt"),
+        "sheet.xlsx": (1, None, "not read; save as .csv"),
+        "more.zip": (1, None, "not read; unpack it"),
+        "x.7z": (1, None, "not read; unpack it"),
+        "run.sh": (1, None, "not read: no format of documents"),
+        "note": (1, None, "not read: no format of documents"),
+        "README.txt": (1, None, "by its name no documents"),
+        "broken.parquet": (1, None, "not readable as parquet"),
+        "numbers.csv": (1, None, "no column of text"),
+        "dangling.csv": (1, None, "a link to nothing"),
+        "a/b/c/d/e/": (1, None, "not searched: deeper than 4 folders"),
+    }
+    for name, (_, _, reason) in rows.items():
+        assert name in shown
+        assert reason[:40] in shown
+
+
+def test_the_table_of_a_folder_of_folders_names_other_columns_models_runs_and_pictures(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    shutil.copytree(tiny_model_folder, tmp_path / "model")
+    write(tmp_path / "audit/a.jsonl", rows_of("a", 4))
+    write(tmp_path / "audit/b.jsonl", [{"text": "another kind of text", "id": 1}])
+    for part in range(3):
+        write(tmp_path / f"unseen/part-{part}.jsonl", rows_of(f"u{part}", 4))
+        write(tmp_path / f"notes/{part}.txt", rows_of(f"n{part}", 1))
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/shards.json").write_text("[]")
+    (tmp_path / "node_modules").mkdir()
+    write_pictures(tmp_path / "pictures", 2)
+    rows = {row.files: (row.count, row.taken_as, row.reason) for row in audit_starter(str(tmp_path)).contents}
+    assert rows == {
+        "audit/a.jsonl": (1, "audit", "text: body, id: key"),
+        "audit/b.jsonl": (
+            1, None, "text: text, id: id: columns or encoding differ from those of audit/a.jsonl; join them"
+        ),
+        "unseen/part-*.jsonl": (3, "unseen", "text: body, id: key"),
+        "notes": (3, None, "no name states their role"),
+        "pictures": (2, None, "texts and pictures are audited apart"),
+        "pictures/*.txt": (2, None, "captions of the pictures beside them"),
+        "model/": (1, None, "a model"),
+        "old/": (1, None, "a run, a trial, an adapter or an environment of Python"),
+        "node_modules/": (1, None, "installed packages"),
+    }  # fmt: skip
+
+
+def test_a_folder_without_documents_is_refused_with_what_it_holds(tmp_path: Path) -> None:
+    for number in range(50):
+        (tmp_path / f"{number}.docx").write_bytes(b"")
+    (tmp_path / "scan.pdf").write_bytes(b"")
+    message = user_error(audit_starter, str(tmp_path))
+    assert message.endswith("not taken: *.docx (50 files, not read; save as .txt), scan.pdf (not read; save as .txt)")
+
+
+def test_the_lines_of_the_page_join_kinds_of_files_into_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed_folder(tmp_path / "archive")
+    (tmp_path / "archive/numbers.csv").unlink()
+    (tmp_path / "archive/dangling.csv").unlink()
+    monkeypatch.chdir(tmp_path)
+    (block,) = [one for one in blocks(PAGES / "joining.md") if one.language == "python"]
+    exec(compile(block.text, str(block), "exec"), {})  # a page of this repository
+    rows = {row["id"]: row for row in map(json.loads, (tmp_path / "joined.jsonl").read_text().splitlines())}
+    assert len(rows) == 51 + 50 + 9
+    assert rows["archive/7.txt#0"]["text"] == "Text file 7 of the archive holds these words."
+    assert rows["archive/7.docx#0"]["text"] == "First paragraph\nand number 7\né"
+    assert rows["archive/table.csv#8"] == {
+        "id": "archive/table.csv#8", "text": "Café no. 8 has a row of a table", "kind": ".csv"
+    }  # fmt: skip
+    write(tmp_path / "unseen.jsonl", [{"id": f"u{n}", "text": f"Unseen words {n}", "kind": ".txt"} for n in range(9)])
+    corpus = {
+        "audit": {"path": "joined.jsonl", "id": "id", "group": "kind"},
+        "unseen": {"path": "unseen.jsonl", "id": "id"},
+    }
+    settings = {
+        "run": "run",
+        "model": {"path": "m"},
+        "corpus": {**corpus, "unseen": {**corpus["unseen"], "group": "kind"}},
+    }
+    (tmp_path / "audit.yaml").write_text(yaml.safe_dump(settings))
+    assert documents(tmp_path / "audit.yaml") == {"audit": 110, "unseen": 9}

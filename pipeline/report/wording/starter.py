@@ -36,6 +36,20 @@ def some_of(names: Sequence[str]) -> str:
     return ", ".join(names[:LISTED]) + more
 
 
+NO_ROLE = "no name states their role"
+OTHER_KIND = "texts and pictures are audited apart"
+
+
+def counted(files: str, count: int, reason: str) -> str:
+    """Files that are not taken, with their number and the reason."""
+    return f"{files} ({f'{count:,} files, ' if count > 1 else ''}{reason})"
+
+
+def differs_from(others: str, columns: str) -> str:
+    """The reason why files of a role are not taken: they differ from those that are."""
+    return f"{columns}: columns or encoding differ from those of {others}; join them"
+
+
 def without_role(files: str) -> str:
     """States the files that are left out because their names state no role."""
     return f"Left out: {files}. No name states their role."
