@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import json
 import logging
 import warnings
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from pipeline.config.training import FinetuneConfig
 from pipeline.models.devices import give_back
 from pipeline.models.load import fingerprint_model, open_model
 from pipeline.models.opened import LanguageModel
-from pipeline.models.probe import rounding_of
+from pipeline.models.probe import is_exact, rounding_of
 from pipeline.models.sharing import Adapters
 from pipeline.passes.gradient import gradient_norms
 from pipeline.training.train import train
@@ -196,6 +197,30 @@ def test_an_adapter_without_a_merged_form_stays_beside_the_weights(
     assert "computed beside the weights" in record.getMessage()
     ids = [[5, 9, 13, 17], [21, 3, 7]]
     assert bool(torch.isfinite(gradient_norms(lm, ids)).all())
+
+
+def test_an_adapter_of_a_quantized_base_stays_beside_the_weights(
+    saved: Callable[[str], ModelConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of BitNet, which needs no GPU and no package; the model is within the limits of the probe."""
+    import torch._dynamo
+
+    monkeypatch.setattr(torch._dynamo.config, "disable", True)  # it would compile a function for a minute
+    config = saved("LoRA")
+    file = Path(config.path) / "config.json"
+    method = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": method}))
+    with caplog.at_level(logging.WARNING):
+        lm = open_model(config)
+    assert "AutoBitLinear" in {type(module).__name__ for module in lm.model.modules()}
+    assert not is_exact(lm.model)
+    assert "is for weights in full precision, and these are quantized" in caplog.text
+    model = AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        plain = model(input_ids=IDS).logits
+        expected = peft.PeftModel.from_pretrained(model, config.adapter).eval()(input_ids=IDS).logits
+    assert moved(plain, expected) > 0.1
+    assert moved(logits(lm), expected) < EXACT
 
 
 def test_a_merge_that_moves_logits_is_undone(
