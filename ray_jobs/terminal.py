@@ -213,31 +213,48 @@ def progress_lines(status: Status | TrialStatus) -> list[str]:
     return lines + ([status.message] if status.message else [])
 
 
+_LEFT_OUT = ("strict", "threshold p", "procedure")
+"""Columns that a narrow terminal leaves out, the first one first; summary.json holds them."""
+
+
+def _table_of(summaries: Sequence[Summary], left_out: Sequence[str]) -> Table:
+    from pipeline.audit.conclusion import STYLES
+
+    rows: list[dict[str, str | Text]] = [
+        {
+            "selection": summary.name,
+            "procedure": summary.procedure,
+            "alpha": f"{summary.alpha:g}",
+            "audited": f"{summary.n_audit:,}",
+            "selected": f"{summary.n_selected:,}",
+            "checks": Text(summary.standing, style=STYLES[summary.conclusion]),
+            "threshold p": "-" if summary.threshold is None else f"{summary.threshold:.4g}",
+            "guarantee": summary.guarantee + ", but contradicted here" * (summary.conclusion == "contradicted"),
+            "strict": f"{summary.strict.n_selected:,} ({summary.strict.procedure})",
+        }
+        for summary in summaries
+    ]
+    least = {"checks": len("CONTRADICTED"), "alpha": 5, "audited": 7, "selected": 8}  # complete on any terminal
+    names = [name for name in rows[0] if name not in left_out]
+    table = Table(*(Column(name, min_width=least.get(name), overflow="fold") for name in names))
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
+    return table
+
+
 def print_summaries(summaries: Sequence[Summary]) -> None:
     """Print a table of the answers, the contradicted ones, and the guarantee of each list."""
     if not summaries:
         return
-    from pipeline.audit.conclusion import STYLES
     from pipeline.report.wording.bounds import bound_sentence
     from pipeline.report.wording.brief import next_steps
 
-    checks = Column("checks", min_width=len("CONTRADICTED"))  # always complete, even on a narrow terminal
-    table = Table(
-        "selection", "procedure", "alpha", "audited", "selected", checks, "threshold p", "guarantee", "strict"
-    )
-    for summary in summaries:
-        table.add_row(
-            summary.name,
-            summary.procedure,
-            f"{summary.alpha:g}",
-            f"{summary.n_audit:,}",
-            f"{summary.n_selected:,}",
-            Text(summary.standing, style=STYLES[summary.conclusion]),
-            "-" if summary.threshold is None else f"{summary.threshold:.4g}",
-            f"{summary.guarantee}{', but contradicted here' if summary.conclusion == 'contradicted' else ''}",
-            f"{summary.strict.n_selected:,} ({summary.strict.procedure})",
-        )
-    screen = console()
+    screen, left_out = console(), list[str]()
+    table = _table_of(summaries, left_out)
+    wide = screen.options.update_width(1000)  # a measure is at most the width that it is given
+    while screen.measure(table, options=wide).maximum > screen.width and len(left_out) < len(_LEFT_OUT):
+        left_out.append(_LEFT_OUT[len(left_out)])
+        table = _table_of(summaries, left_out)
     screen.print(table)
     notes: dict[str, list[str]] = {}
     for summary in summaries:

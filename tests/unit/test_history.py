@@ -1,6 +1,7 @@
 """A run remembers what it was asked, starts each new question from its own configuration, and hides no failed check."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -236,7 +237,12 @@ def test_the_terminal_says_what_a_guarantee_is_worth(
     assert json.loads(capsys.readouterr().out)["unsupported"] == ["members"] * (outcome is APART)
     monkeypatch.setattr(terminal, "console", lambda: terminal.VisibleConsole(width=80))
     terminal.print_summaries(summaries)
-    assert ("│ CONTRADICTED │" in capsys.readouterr().out) == (outcome is APART), "whole on a narrow terminal"
+    narrow = capsys.readouterr().out
+    assert ("│ CONTRADICTED │" in narrow) == (outcome is APART), "whole on a narrow terminal"
+    table = [line for line in narrow.splitlines() if line.startswith(("┃", "│"))]
+    assert max(map(len, table)) <= 80
+    assert "…" not in "".join(table)
+    assert {"selection", "alpha", "audited", "selected", "checks", "guarantee"} <= {*re.findall(r"[a-z]+", table[0])}
 
 
 def test_the_terminal_says_when_a_run_was_asked_again(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
