@@ -20,6 +20,7 @@ from pipeline.audit.matching import telling_words
 from pipeline.audit.plan import make_plan
 from pipeline.audit.preflight import plan_checks
 from pipeline.audit.words import CHARACTERS, COLUMNS, WORD_COLUMNS, read_words, tokens, word_counts
+from pipeline.report.wording.next_step import after_blind
 
 
 @pytest.mark.parametrize(
@@ -163,6 +164,7 @@ def test_alike_roles_do_not_differ_and_without_common_words_the_test_could_not_l
         shown = blind_diagnostic(test, "unseen")
         assert (shown.outcome, shown.ok, shown.n_to_settle) == ("inconclusive", None, None)
         assert shown.sentence.startswith("Inconclusive: the test could not look. Half of the documents have at most ")
+        assert str(after_blind(shown, "unseen")).startswith("Give longer documents, or more of their kind, so that ")
     assert not blind(texts(signs, "letters", 900, 1), texts(signs, "letters", 900, 2), 0).looked
 
 

@@ -69,6 +69,8 @@ class _BlindCheck(Protocol):
     @property
     def n_to_settle(self) -> int | None: ...
     @property
+    def looked(self) -> bool: ...
+    @property
     def n_calibration(self) -> int | None: ...
     @property
     def n_audit(self) -> int | None: ...
@@ -143,6 +145,8 @@ def _undecided(blind: _BlindCheck, role: str) -> str:
         else "With so few documents"
     )
     stated = "or state the answer with its condition"
+    if not blind.looked:
+        return f"Give longer documents, or more of their kind, so that they have {blind.by} in common, {stated}."
     if needed and min((n for n in counts if n is not None), default=0) >= needed:
         return (
             f"{given} the blind test is inconclusive where most decide, so the {blind.by} may differ a little: "
