@@ -97,7 +97,9 @@ def test_actors_that_share_a_gpu_keep_to_their_shares(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", calls.append)
-    stage = SimpleNamespace(name="score", make=lambda stage, placement: calls.append("load"))
+    stage = SimpleNamespace(
+        name="score", make=lambda stage, placement: calls.append("load"), check_models=lambda hub: None
+    )
     ShardActor(stage, Placement(0.3333), Store(str(tmp_path)), "driver", versions_here(), None)  # type: ignore[arg-type]
     for whole in (0.0, 1.0, 4.0):  # who shares no GPU has no limit
         cap_memory(whole)
