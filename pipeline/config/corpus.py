@@ -7,9 +7,10 @@ import difflib
 import json
 import string
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from encodings.aliases import aliases
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ByteSize, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -155,19 +156,29 @@ NearShare = Annotated[float, Field(ge=0.5, le=1)]
 """Share of common runs of five words (or eight characters) from which two documents are near-duplicates."""
 
 
-def template_columns(template: str) -> list[str]:
-    """The columns that a template names in braces, each once, in their order.
+@lru_cache(maxsize=64)
+def template_parts(template: str) -> tuple[tuple[str, str | None], ...]:
+    """The parts of a template: a literal text, and the column behind it; None for none.
 
     Raises:
         ValueError: braces that name no column.
     """
-    names: dict[str, None] = {}
-    for _, name, form, conversion in string.Formatter().parse(template):
-        if name is not None:
-            if not name or form or conversion or any(mark in name for mark in ".["):
-                raise ValueError(f"template: {{{name}}} names no column; write {{COLUMN}}, and {{{{ for a brace")
-            names[name] = None
-    return list(names)
+    parts = []
+    for text, name, form, conversion in string.Formatter().parse(template):
+        if name is not None and (not name or form or conversion or "[" in name):
+            raise ValueError(f"template: {{{name}}} names no column; write {{COLUMN}}, and {{{{ for a brace")
+        parts.append((text, name))
+    return tuple(parts)
+
+
+def template_columns(template: str) -> list[str]:
+    """The columns that a template names in braces, each once, in their order. Raises ValueError as `template_parts`."""
+    return list(dict.fromkeys(name for _, name in template_parts(template) if name is not None))
+
+
+def fill_template(template: str, values: Mapping[str, Any]) -> str:
+    """The text of an item: a template with the values of its columns."""
+    return "".join(f"{text}{'' if name is None else values[name]}" for text, name in template_parts(template))
 
 
 class VersionsConfig(Section):

@@ -436,12 +436,26 @@ def _drawn(whole: Shard) -> Shard:
     form = format_named(whole.format)
     if whole.template and form.columns is not None:
         other = {whole.text, whole.id_column, whole.group_column, *whole.companions}
-        names = (name for name in form.columns(whole) if name not in other and names_answers(name))
-        return replace(whole, answers=tuple(names))
+        columns = dict.fromkeys([*form.columns(whole), *_beside(whole)])
+        return replace(whole, answers=tuple(name for name in columns if name not in other and names_answers(name)))
     if whole.companions and not whole.template and form.has_path and form.export.schema is not None:
         types = {field.name: field.type for field in form.export.schema(whole)}
         return replace(whole, no_features=DRAWN_TYPES.items() <= types.items())
     return whole
+
+
+def _beside(whole: Shard) -> list[str]:
+    """The fields beside the one of the options, if that is a field of an object, as far as a schema names them."""
+    schema, (parent, dot, _) = format_named(whole.format).export.schema, whole.text.rpartition(".")
+    if not dot or schema is None:
+        return []
+    kind: Any = pa.struct(list(schema(whole)))
+    for part in parent.split("."):
+        place = kind.get_field_index(part) if pa.types.is_struct(kind) else -1
+        if place < 0:
+            return []
+        kind = kind.field(place).type
+    return [f"{parent}.{field.name}" for field in kind] if pa.types.is_struct(kind) else []
 
 
 def _check_scores(whole: Shard) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
+from pipeline.config.corpus import fill_template
 from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.marks import marks_of
 
@@ -85,7 +86,7 @@ def orders_of(
     texts = {}
     for order in itertools.permutations(range(len(options))):
         lines = "\n".join(f"{mark}{options[i]}" for mark, i in zip(before, order, strict=False))
-        texts[template.format_map({**values, column: lines})] = order
+        texts[fill_template(template, {**values, column: lines})] = order
     (published, _), *_ = texts.items()  # permutations begin with the order as it stands
     ordered = sorted(texts, key=lambda text: sha256(text.encode(errors="surrogatepass")).digest())
     parts = -(-len(ordered) // MOST_ORDERS)

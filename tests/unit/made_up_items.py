@@ -72,7 +72,12 @@ def write_rows(path: Path, rows: Sequence[Row]) -> Path:
 
 def preview_of(path: Path, rows: Sequence[Row], versions: dict[str, Any], **source: Any) -> DrawsPreview:
     """What `seenset plan` says of rows, with the model left out."""
-    given = {"path": str(write_rows(path, rows)), "versions": versions, **source}
+    return preview_in(write_rows(path, rows), versions, **source)
+
+
+def preview_in(path: Path, versions: dict[str, Any], **source: Any) -> DrawsPreview:
+    """What `seenset plan` says of a file, with the model left out."""
+    given = {"path": str(path), "versions": versions, **source}
     config = build_config(
         {
             "run": str(path.parent / "run"),

@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_items import TEMPLATE, Row, draws_of_items, draws_of_versions, make_items, make_versions, name, preview_of
+from made_up_items import (
+    TEMPLATE,
+    Row,
+    draws_of_items,
+    draws_of_versions,
+    make_items,
+    make_versions,
+    name,
+    preview_in,
+    preview_of,
+)
+from marked_runs import write_items
 from scipy.stats import binom, poisson_binom
 
 from pipeline.config.corpus import VersionsConfig
@@ -178,6 +189,23 @@ def test_right_answers_first_contradict_the_draw_where_a_column_names_them(tmp_p
         shuffle = preview_of(tmp_path / "items.jsonl", rows, PERMUTED, id="id").shuffle
         assert shuffle.ok is ok
     assert f"the option that column '{column}' names stands at place 1 of 4 in 60 of 60 items" in shuffle.sentence
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("first", [True, False])
+def test_options_and_right_answers_may_be_fields_of_an_object(tmp_path: Path, suffix: str, first: bool) -> None:
+    """As in benchmarks that list texts beside a 1 among zeros, the right answer always first."""
+    rows = []
+    for row in right_first(make_items(40)) if first else make_items(40):
+        labels = [int(text == row["right"]) for text in row["choices"]]
+        mc1 = {"choices": row["choices"], "labels": labels}
+        rows.append({"id": row["id"], "question": row["question"], "mc1": mc1})
+    path = write_items(tmp_path, suffix, rows)
+    versions = {"permute": "mc1.choices", "template": "{question}\n{mc1.choices}"}
+    shuffle = preview_in(path, versions, id="id").shuffle
+    assert shuffle.ok is not first
+    if first:
+        assert "the option that column 'mc1.labels' names stands at place 1 of 4 in 40 of 40 items" in shuffle.sentence
 
 
 def test_right_answers_first_contradict_the_draw_without_a_column_where_they_are_longest() -> None:
