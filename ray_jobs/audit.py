@@ -274,7 +274,7 @@ def scoring(
         work = work_of(config, plan.shards, device, already_audited)
         fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
         if config.series is not None:
-            check_ledger(config, fingerprints[SCORING])
+            check_ledger(config)
         fold = fold_of(store, machine is None)
         note_arithmetic(store, types)
         if machine is not None and not device.gpus and types.types and (line := flags_differ(types.flags)):

@@ -116,7 +116,7 @@ def _check_alphas(config: AuditConfig, written: bool) -> None:
     """Check that no selection in a schedule of scans states alpha: the ledger gives each scan its part of alpha.
 
     Raises:
-        UserError: a selection states alpha, there is no selection, or the rule of the schedule does not cover it.
+        UserError: a selection states alpha, there is no selection, or a schedule does not cover it.
     """
     if config.series is None:
         return
@@ -128,7 +128,7 @@ def _check_alphas(config: AuditConfig, written: bool) -> None:
                 f"selections.{index}.alpha is {selection.alpha:g}, and in a series the ledger sets the level of each "
                 f"scan: leave it out (series.alpha, {config.series.alpha:g}, is of all scans together)"
             )
-        refuse_uncovered(selection, config.series.rule)
+        refuse_uncovered(selection)
 
 
 def _with_alpha_of_series(config: AuditConfig) -> AuditConfig:

@@ -80,9 +80,8 @@ from pipeline.stages.events import VERSIONS
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_filed
 
-Claiming = Callable[[Mapping[str, np.ndarray]], Mapping[str, Slot]]
-"""Takes the place of a scan in its schedule: maps the keys of the texts that calibrate each selection, int64,
-(documents,), by its name, to the place."""
+Claiming = Callable[[], Mapping[str, Slot]]
+"""Takes the place of a scan in its schedule and returns it by the name of each selection."""
 
 _OF_RUN = (
     MANIFEST_FILE,
@@ -191,7 +190,7 @@ def _claimed(tasks: Sequence[_SelectionTask], claim: Claiming) -> list[_Selectio
     """The tasks of a scan at the level of its place in a schedule."""
     for task in tasks:  # a refusal by the known documents must not use a place
         next(task.ask(), None)
-    slots = claim({task.selection.name: task.calibration_keys() for task in tasks})
+    slots = claim()
     return [task.placed(slots[task.selection.name]) for task in tasks]
 
 
@@ -352,13 +351,6 @@ class _SelectionTask:
         groups = batch.groups.filter(pa.array(keep)) if batch.groups is not None else None
         weights = self.weights.of_role()[keep] if self.weights is not None else None
         return Batch(batch.matrix[keep], groups, batch.keys[keep], weights)
-
-    def calibration_keys(self) -> np.ndarray:
-        """Keys of the texts that calibrate, int64, (documents,)."""
-        tables = [self.scored.table(receipt, ["text_key"]) for receipt in self.scored.of(self.null_role)]
-        if not tables:
-            return np.empty(0, dtype=np.int64)
-        return pa.concat_tables(tables)["text_key"].to_numpy()[self.keep]
 
     def placed(self, slot: Slot) -> _SelectionTask:
         """The same task at the level of a place in a schedule."""

@@ -14,7 +14,7 @@ from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.audit.review import Review
 from pipeline.audit.words import LEAST_SHARED
 from pipeline.config.corpus import Role
-from pipeline.config.selection import NULL_ROLE, Direction, Rule, SelectionConfig, SeriesConfig
+from pipeline.config.selection import NULL_ROLE, Direction, SelectionConfig, SeriesConfig
 from pipeline.errors import ExitCode
 from pipeline.report.wording import conclusion as wording
 from pipeline.report.wording.conclusion import NOT_BOUNDED, reviewed_assumption, reviewed_guarantee
@@ -317,13 +317,8 @@ class SeriesPlace(Record):
     ledger: str = Field(description="Folder of the scans of the schedule.")
     slot: int = Field(description="Number of the place: 1 for the first scan.")
     horizon: int | None = Field(description="Scans of the schedule; null: no end.")
-    rule: Rule = Field(description="How alpha is shared out.")
     alpha: float = Field(description="Largest share of all that the scans select together that may be wrong.")
     level: float = Field(description="The part of alpha that this scan uses.")
-    before: int = Field(
-        description="Documents that earlier scans had selected by the same selection, as filed when the place was "
-        "claimed."
-    )
 
     def clause(self) -> str:
         """The place in a short clause."""
@@ -332,7 +327,7 @@ class SeriesPlace(Record):
     @property
     def sentence(self) -> str:
         """The place and the schedule in one sentence."""
-        return wording.part_of_schedule(self.clause(), self.alpha, self.rule, self.before)
+        return wording.part_of_schedule(self.clause(), self.alpha)
 
 
 class Summary(Bounded, VersionedRecord):
@@ -542,10 +537,8 @@ def series_place(slot: Slot, series: SeriesConfig) -> SeriesPlace:
         ledger=series.ledger,
         slot=slot.number,
         horizon=series.horizon,
-        rule=slot.rule,
         alpha=float(slot.alpha),
         level=float(slot.level),
-        before=slot.before,
     )
 
 

@@ -393,16 +393,16 @@ class _Bundle:
         return places[self.documents["calibrates"].to_numpy()[places]]
 
     def _slot(self, stated: dict[str, Any]) -> Slot | None:
-        """The place of a scan in its schedule; only the ledger determines how much was selected before it."""
+        """The place of a scan in its schedule."""
         series = self.manifest.config.series
         if series is None:
             return None
-        number, before = (_at(stated, "series", name) for name in ("slot", "before"))
-        if not (isinstance(number, int) and isinstance(before, int) and before >= 0):
+        number = _at(stated, "series", "slot")
+        if not isinstance(number, int) or number < 1:
             raise UserError("the summary of a scan does not state its place in the schedule")
         share = share_of(number, series.horizon)
         late = stated.get("promise") == LATE
-        return Slot(number, series.rule, Fraction(repr(series.alpha)), share, before, late)
+        return Slot(number, Fraction(repr(series.alpha)), share, late)
 
     def _collection(self) -> Collection:
         """The documents of the verdict."""

@@ -18,7 +18,12 @@ OPTIONS: Mapping[str, str] = {
 }
 """By command and option."""
 
-RETIRED: Mapping[str, Mapping[str, str]] = {"detector": DETECTORS, "option": OPTIONS}
+SETTINGS: Mapping[str, str] = {
+    "series.rule": "leave it out; each scan has its part of alpha, which was rule spend",
+}
+"""By path, without positions in lists."""
+
+RETIRED: Mapping[str, Mapping[str, str]] = {"detector": DETECTORS, "option": OPTIONS, "setting": SETTINGS}
 """By kind."""
 
 

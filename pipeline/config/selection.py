@@ -16,8 +16,6 @@ CalibrationName = Literal["pooled", "by_group", "conditional", "weighted"]
 NULL_ROLE: dict[Direction, Role] = {"members": "unseen", "clean": "seen"}
 SOUGHT_ROLE: dict[Direction, Role] = {"members": "seen", "clean": "unseen"}
 
-Rule = Literal["spend", "prds", "e-lond"]
-
 
 def checked_alpha(value: Any) -> float:
     """A number in (0, 1).
@@ -112,11 +110,6 @@ class SeriesConfig(Section):
         description="Folder of the schedule: a local path or an fsspec URL, the same for every scan."
     )
     alpha: Share = Field(0.1, description="Largest expected share of wrong documents among all that the scans select.")
-    rule: Rule = Field(
-        "spend",
-        description="Each scan has a part of alpha, or more after earlier selections: prds for bh and one unchanged "
-        "scorer, e-lond for ebh under any dependence.",
-    )
     horizon: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Number of scans with equal parts of alpha; null: unlimited, with decreasing parts."
     )

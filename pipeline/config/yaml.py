@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, Va
 
 from pipeline.config.misplaced import instead_of_config
 from pipeline.config.paths import fields_of, irregular_kind, placed, placed_value, sections_in
+from pipeline.config.retired import retired
 from pipeline.errors import UserError, nearest, number_meant
 
 _MOST_GUESSES = 3  # in a message about an unknown setting
@@ -324,6 +325,8 @@ def _one_line(error: ValidationError, kind: type[BaseModel], data: Mapping[str, 
     if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model or a dataclass
         key, section = str(problem["loc"][-1]), problem["loc"][:-1]  # a user's key, never the name of a union branch
         where = ".".join([*(str(part) for part in section if not _is_union_branch(part)), key])
+        if line := retired("setting", ".".join(part for part in where.split(".") if not part.isdigit())):
+            return line
         known = _keys_at(kind, section)
         below = [] if section else list(dict.fromkeys(_paths_to(kind, data, key, 3)))
         if 0 < len(below) <= _MOST_GUESSES:

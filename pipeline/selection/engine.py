@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.config.corpus import Role
-from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, Rule, SelectionConfig
+from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.blocks import NONE, Blocks, Related
 from pipeline.selection.bounds import wrong_in_list
@@ -24,11 +24,10 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.guarantees import NOTHING_PROVED, percentage
 from pipeline.selection.passes import EMPTY, Answer, Ask, Asking, Batch, SelectionInput, together
-from pipeline.selection.procedures import PROCEDURES, procedure_of, why_unbounded
+from pipeline.selection.procedures import procedure_of, why_unbounded
 from pipeline.selection.procedures.record import decide
 from pipeline.selection.ranked import judge_ranks, of_decision, ranked
-from pipeline.selection.schedule import Level, Slot, fewest_in_slot, known_in_slot
-from pipeline.selection.step_up import dependence_factor
+from pipeline.selection.schedule import Level, Slot
 from pipeline.selection.weighted import calibrate_weighted, least_ranks, ranks_by_weight, weighted_resolution
 
 
@@ -81,68 +80,32 @@ def _weighted(question: SelectionInput) -> Asking[Answer]:
     )
 
 
-def proved_for(rule: Rule) -> str | None:
-    """The only procedure for which a schedule's rule is proved; None: any procedure with a guarantee per scan."""
-    return next((name for name, procedure in PROCEDURES.items() if procedure.schedule == rule), None)
-
-
-def refuse_uncovered(selection: SelectionConfig, rule: Rule) -> None:
-    """Refuse a selection for which the rule of a schedule is not proved.
+def refuse_uncovered(selection: SelectionConfig) -> None:
+    """Refuse a selection whose guarantee does not add up over a schedule.
 
     Raises:
         UserError: the message states what is covered.
     """
-    where = f"selection {selection.name}: series.rule {rule}"
-    calibration = calibration_of(selection.calibration)
-    if calibration.conditional:
+    if calibration_of(selection.calibration).conditional:
         raise UserError(
-            f"{where} does not cover calibration conditional, which may fail for a share delta of calibration sets in "
-            "every scan anew; use calibration: pooled"
+            f"selection {selection.name}: series does not cover calibration conditional, which may fail for a share "
+            "delta of calibration sets in every scan anew; use calibration: pooled"
         )
-    needed = proved_for(rule)
-    if needed is None:
-        return
-    if procedure_of(selection.procedure).schedule != rule:
-        raise UserError(
-            f"{where} is proved for procedure {needed} alone, got {selection.procedure}; use procedure: {needed}, or "
-            "rule: spend in a ledger of its own"
-        )
-    if calibration.weighted:
-        raise UserError(f"{where} does not cover calibration weighted; use calibration: pooled")
 
 
 def in_slot(answer: Answer, level: Level, selection: SelectionConfig) -> Answer:
-    """An answer with the guarantee and the resolution of its slot; unchanged without a slot."""
+    """An answer with the guarantee of its slot; unchanged without a slot."""
     slot = level.slot
     if slot is None:
         return answer
-    assumption = f"{answer.assumption} {_ASSUMED[slot.rule]}"
-    answer = replace(answer, assumption=assumption, promise=_guarantee(answer, slot, selection))
-    if slot.rule != "e-lond" or answer.counts is None:
-        return answer
-    grid = answer.counts.grid
-
-    def resolution(m: int) -> tuple[int, int]:
-        factor = dependence_factor(grid, m, slot.level)
-        return fewest_in_slot(grid.p(1), factor, m, slot), known_in_slot(m, max(1, m // 100), slot, factor)
-
-    return replace(answer, factor=None, resolution=resolution)
+    assumption = f"{answer.assumption} {_FIXED}"
+    return replace(answer, assumption=assumption, promise=_guarantee(answer, slot, selection))
 
 
 _FIXED = (
-    "What each scan audits and asks, and how many scans there are, was fixed without looking at what earlier scans "
-    "answered."
+    "This holds in every scan of the schedule. What each scan audits and asks, and how many scans there are, was fixed "
+    "without looking at what earlier scans answered."
 )
-
-_ASSUMED: dict[Rule, str] = {
-    "spend": f"This holds in every scan of the schedule. {_FIXED}",
-    "prds": "This holds for the documents of all scans of the schedule together, which share one unchanged model, "
-    "score and set of calibration documents. "
-    f"{_FIXED}",
-    "e-lond": "This holds in every scan of the schedule; how the scans depend on one another, and whether the model "
-    f"changes between them, is free. {_FIXED}",
-}
-
 
 LATE = (
     "Nothing is guaranteed for this list, nor for all scans of the schedule together with it: its run had answered "
@@ -160,17 +123,11 @@ def _guarantee(answer: Answer, slot: Slot, selection: SelectionConfig) -> str:
         "Over all scans of the schedule together, the expected share of wrong documents among all that this question "
         f"selects is at most {whole}"
     )
-    if slot.rule == "spend":
-        here = f"{answer.promise} Here alpha is {part}, the part of this scan."
-        if procedure_of(selection.procedure).per_list:
-            sure = percentage(selection.exact_confidence)
-            return f"{here} With {sure} confidence this holds of every scan of the schedule at once, each at its part."
-        return f"{here} {over_all}{'' if answer.guarantee == 'finite-sample' else ', if every scan keeps its part'}."
-    return (
-        f"{over_all}, for any number of documents. That is an average over repetitions of the whole schedule with "
-        "fresh documents: nothing is guaranteed for the list of this scan alone, which may hold a larger share of "
-        "wrong ones because earlier scans selected much, and no single document is proven to be selected rightly."
-    )
+    here = f"{answer.promise} Here alpha is {part}, the part of this scan."
+    if procedure_of(selection.procedure).per_list:
+        sure = percentage(selection.exact_confidence)
+        return f"{here} With {sure} confidence this holds of every scan of the schedule at once, each at its part."
+    return f"{here} {over_all}{'' if answer.guarantee == 'finite-sample' else ', if every scan keeps its part'}."
 
 
 @dataclass(frozen=True, slots=True, eq=False)

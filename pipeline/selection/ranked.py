@@ -16,9 +16,8 @@ from pipeline.selection.guarantees import StrictAnswer
 from pipeline.selection.passes import Answer, Ask, Asking, Basis, Batch, Judge, SelectionInput
 from pipeline.selection.procedures.bh import bh
 from pipeline.selection.procedures.estimating import storey, storey_cut, strict
-from pipeline.selection.procedures.record import Decision, Rule, decide, decision, procedure_of
-from pipeline.selection.schedule import Slot, level_of_prds
-from pipeline.selection.step_up import largest_e_rank, minimum_selectable
+from pipeline.selection.procedures.record import Decision, Rule, decide, procedure_of
+from pipeline.selection.step_up import minimum_selectable
 
 MOST_KNOWN = 1 << 62
 
@@ -44,28 +43,9 @@ def ranked(
         counts, known = counts.over(regridded), known.over(regridded) if known is not None else None
     if deciding is not None:
         decided = yield from deciding(counts)
-    elif level.slot is not None and level.slot.rule != "spend":
-        decided = decide_in_slot(counts, level.slot)
     else:
         decided = decide(selection.procedure, counts, level.alpha, known, lambda_)
     return of_decision(decided, counts, partial(judge_ranks, rank, against, decided.rank), question)
-
-
-def decide_in_slot(counts: RankCounts, slot: Slot) -> Decision:
-    """Select by rule prds or e-lond.
-
-    Guaranteed: over all scans of the schedule FDR <= alpha, for prds if the p-values of all scans together are PRDS,
-    for e-lond if each single null document is exchangeable with its calibration documents. The list of one scan has no
-    such guarantee at its level, because `before` depends on scores.
-
-    Args:
-        counts: counts of the m >= 1 audit documents; quarantined ones are at the last rank.
-        slot: slot of rule prds or e-lond.
-    """
-    if slot.rule == "prds":
-        return bh(counts, level_of_prds(slot, counts.m))
-    factor, rank = largest_e_rank(counts, slot.level, slot.before)
-    return decision("ebh", counts, slot.level, rank, details={"dependence_factor": float(factor)}, factor=factor)
 
 
 def count_ranks(

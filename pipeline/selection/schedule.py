@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 
-from pipeline.config.selection import Rule, SelectionConfig
+from pipeline.config.selection import SelectionConfig
 
 PARTS = 10**12
 """Shares of a schedule without a horizon are integer multiples of 1 / PARTS, rounded down."""
@@ -21,10 +21,8 @@ class Slot:
     """The slot of one scan in its schedule, and the alpha that its selection may spend."""
 
     number: int  # 1 for the first scan of the schedule
-    rule: Rule
     alpha: Fraction  # of the whole schedule, in (0, 1)
     share: Fraction  # share of alpha of this scan, in (0, 1]; the shares of all scans sum to at most 1
-    before: int  # documents that the same selection selected in earlier scans, when the slot was claimed
     asked_before: bool = False  # whether its run had answered before the claim, which voids the guarantee
 
     @property
@@ -71,41 +69,3 @@ def share_of(number: int, horizon: int | None) -> Fraction:
         return (parts * ZETA) ** 5 * number**8 > PARTS**5
 
     return Fraction(bisect_left(range(1, PARTS), True, key=exceeds), PARTS)
-
-
-def level_of_prds(slot: Slot, m: int) -> Fraction:
-    """The level of BH for m documents in a slot: alpha g (m + before) / m, at most alpha.
-
-    The cap preserves the proof, because the level still does not decrease if more was selected before. Without it a few
-    documents after many selections would have a level of almost 1.
-    """
-    return min(slot.alpha, slot.level * (m + slot.before) / m)
-
-
-def fewest_in_slot(smallest: Fraction, factor: Fraction, m: int, slot: Slot) -> int:
-    """Minimum number of m documents of a nonempty selection in a slot.
-
-    Args:
-        smallest: smallest p-value.
-        factor: divisor of alpha of the procedure at a share of nulls of 1.
-        m: audited documents, >= 1.
-        slot: slot of any rule.
-    """
-    if slot.rule == "prds":
-        return -(-factor * m * smallest // level_of_prds(slot, m))
-    before = slot.before if slot.rule == "e-lond" else 0
-    return max(1, -(-factor * m * smallest // slot.level) - before)
-
-
-def known_in_slot(m: int, selectable: int, slot: Slot, factor: Fraction = Fraction(1)) -> int:
-    """Calibration documents with which BH can select `selectable` of m in a slot: n + 1 >= factor m / (level k).
-
-    Args:
-        m: audited documents, >= 1.
-        selectable: k, >= 1.
-        slot: slot of any rule; e-lond adds earlier selections to k, prds increases its level by them.
-        factor: divisor of alpha of the procedure.
-    """
-    level = level_of_prds(slot, m) if slot.rule == "prds" else slot.level
-    counted = selectable + (slot.before if slot.rule == "e-lond" else 0)
-    return max(1, -(-factor * m // (level * counted)) - 1)

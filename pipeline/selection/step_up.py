@@ -127,32 +127,3 @@ def dependence_factor(grid: Grid, m: int, alpha: Fraction) -> Fraction:
     else:
         total = Fraction(math.fsum(shares[:last])) + Fraction(last, 2**50)  # each share has an error below 2^-51
     return min(total, harmonic_bound(m))
-
-
-def largest_e_rank(counts: RankCounts, alpha: Fraction, before: int) -> tuple[Fraction, int]:
-    """The factor L and the last rank of e-LOND: the k largest e-values with e_(k) >= m / (alpha (k + before)).
-
-    e is one of the functions of `dependence_factor` at this alpha. It must not depend on `before`: scans may share
-    calibration documents, and if earlier scans selected much the p-values of this scan are small too, so that a
-    function of `before` could have a mean above 1. So no document is selected where e is 0, that is above the largest
-    p-value that e-BH can select without `before`.
-
-    With before = 0 this is e-BH. Guaranteed over a schedule with levels alpha_t that sum to alpha: FDR <= alpha under
-    any dependence, because a selected null contributes 1 / (all selected) <= 1 / (k + before) <= alpha_t e / m, with
-    mean at most alpha_t / m (Xu & Ramdas 2024, for one document at a time).
-
-    Args:
-        counts: counts of the m >= 1 audit documents.
-        alpha: alpha of this scan, exact, in (0, 1).
-        before: number of documents that earlier scans selected, >= 0.
-    """
-    m, grid = counts.m, counts.grid
-    factor = dependence_factor(grid, m, alpha)
-    reached = np.cumsum(counts.counts)
-    k = grid.at_most(alpha / factor)
-    while int(reached[k - 1]) > 0:  # at k = 0 all are reached, and none is allowed
-        allowed = min(k, grid.at_most(alpha * (int(reached[k - 1]) + before) / (m * factor)))
-        if allowed == k:
-            return factor, k
-        k = allowed
-    return factor, 0

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from pipeline import __version__
 from pipeline.audit.history import was_asked
@@ -18,26 +15,20 @@ from pipeline.audit.judge import audited_model
 from pipeline.audit.plan import Plan
 from pipeline.audit.records import MANIFEST_FILE
 from pipeline.audit.scored import Scored
-from pipeline.audit.select import Claiming
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.config.audit import AuditConfig
-from pipeline.config.selection import Direction, SeriesConfig
-from pipeline.corpus.shard import OF_A_SHARD
+from pipeline.config.selection import SeriesConfig
 from pipeline.detectors.plugins import BUILT_IN, code_digests, imported
 from pipeline.errors import UserError
 from pipeline.report.wording import series as wording
 from pipeline.selection.procedures import PROCEDURES
-from pipeline.selection.schedule import Slot, level_of_prds, share_of
+from pipeline.selection.schedule import Slot, share_of
 from pipeline.series.scans import Claim, FiledSelection, Filing, Opening, Scan, Schedule, read_schedule, schedule_of
-from pipeline.stages.audited_texts import AGAINST
 from pipeline.store.files import Store
 from pipeline.store.ledger import LedgerEntry, append_entry
 from pipeline.store.receipts import json_digest
 
 Say = Callable[[str], None]
-
-IGNORED = OF_A_SHARD | {"document_bytes", "pixels", "detectors", AGAINST}
-"""Fingerprint fields of shards, of the detectors of other selections and of left-out documents."""
 
 
 def open_ledger(series: SeriesConfig) -> Store:
@@ -52,19 +43,18 @@ def open_ledger(series: SeriesConfig) -> Store:
         raise UserError(f"series.ledger: {str(error).replace('run directory', 'folder')}") from None
 
 
-def check_ledger(config: AuditConfig, fingerprint: Mapping[str, Any] | None = None) -> Schedule | None:
+def check_ledger(config: AuditConfig) -> Schedule | None:
     """Check the ledger before scoring for errors that would stop the claim.
 
     Args:
         config: the audit's configuration, with `series`.
-        fingerprint: fingerprint of its scores; None: not known yet.
 
     Returns:
         The schedule; None where this scan would open it.
 
     Raises:
         UserError: the ledger is damaged or has other settings, is in a run directory or contains one, its bucket is
-            missing, all its places are taken, or rule prds would not hold.
+            missing, or all its places are taken.
         IncompleteError: the store of the ledger does not answer.
     """
     assert config.series is not None
@@ -77,21 +67,17 @@ def check_ledger(config: AuditConfig, fingerprint: Mapping[str, Any] | None = No
     _check_opening(config.series, schedule.opening, store.url)
     if all(scan.claim.run != Store(config.run).url for scan in schedule.scans):  # it may have its place already
         _check_room(schedule, store.url)
-    if fingerprint is not None and schedule.opening.rule == "prds":
-        check_scorers(schedule, scorers_of(config, fingerprint), {})
     return schedule
 
 
-def claim_of(config: AuditConfig, scored: Scored, limit: int | None, say: Say) -> Claiming | None:
+def claim_of(config: AuditConfig, scored: Scored, limit: int | None, say: Say) -> Callable[[], dict[str, Slot]] | None:
     """The claim of a scan's place in its schedule, from `claim_slots`; None for a run without a schedule."""
     if config.series is None:
         return None
-    return lambda calibrations: claim_slots(config, scored, calibrations, limit, say)
+    return lambda: claim_slots(config, scored, limit, say)
 
 
-def claim_slots(
-    config: AuditConfig, scored: Scored, calibrations: Mapping[str, np.ndarray], limit: int | None, say: Say
-) -> dict[str, Slot]:
+def claim_slots(config: AuditConfig, scored: Scored, limit: int | None, say: Say) -> dict[str, Slot]:
     """Take the next place of the schedule, or keep that of this scan; its level is then spent.
 
     Call this after all checks that can refuse a selection, and before an answer can be read.
@@ -99,7 +85,6 @@ def claim_slots(
     Args:
         config: the audit's configuration, with `series`.
         scored: its finished score shards.
-        calibrations: by selection, keys of the texts that it is calibrated on: int64, (documents,).
         limit: the most documents of each role that were read; None when all were.
         say: prints a line.
 
@@ -107,14 +92,14 @@ def claim_slots(
         The place, with its level, of each selection by name.
 
     Raises:
-        UserError: the errors of `check_ledger`, or calibration documents that rule prds does not allow.
+        UserError: the errors of `check_ledger`, or a run without audit documents.
         IncompleteError: the store of the ledger does not answer. The same command resumes.
     """
     assert config.series is not None
     store, key = open_ledger(config.series), scan_key(config, scored, limit)
     check_ledger_place(store, scored.store)
-    scorers = scorers_of(config, _fingerprint(scored))
-    digests = {name: keys_digest(keys) for name, keys in calibrations.items()}
+    if not scored.receipts:
+        raise UserError("no audit documents")
     asked_before = was_asked(scored.store)
 
     def make(entries: Sequence[LedgerEntry]) -> dict[str, Any] | None:
@@ -123,19 +108,15 @@ def claim_slots(
         if schedule.scan_of(key) is not None:
             return None
         _check_room(schedule, store.url)
-        if schedule.opening.rule == "prds":
-            check_scorers(schedule, scorers, digests)
         slot = len(schedule.scans) + 1
         return Claim(
             slot=slot,
             run=scored.store.url,
             key=key,
             model=audited_model(config),
-            scorer=scorers,
-            calibration=digests,
+            selections=[selection.name for selection in config.selections],
             share=float(share_of(slot, schedule.opening.horizon)),
             asked_before=asked_before,
-            before=_before(config, schedule),
             version=__version__,
             at=_now(),
         ).plain()
@@ -146,9 +127,9 @@ def claim_slots(
     schedule = _opened(config, entries, store.url)
     scan = schedule.scan_of(key)
     assert scan is not None
-    for line in _lines(config.series, schedule, scan, scan.entry >= len(known), scored.store.url, limit):
+    for line in _lines(schedule, scan, scan.entry >= len(known), scored.store.url, limit):
         say(f"series: {line}")
-    return {name: slot_of(schedule, scan, name) for name in scan.claim.before}
+    return dict.fromkeys(scan.claim.selections, slot_of(schedule, scan))
 
 
 def file_result(config: AuditConfig, scored: Scored, limit: int | None, summaries: Iterable[Summary], say: Say) -> None:
@@ -209,8 +190,8 @@ def _code_of_procedures(config: AuditConfig) -> dict[str, str]:
     return code_digests(imported(config.import_), sorted(modules)) if modules != {BUILT_IN} else {}
 
 
-def slot_of(schedule: Schedule, scan: Scan, name: str) -> Slot:
-    """The exact level of a selection of a scan.
+def slot_of(schedule: Schedule, scan: Scan) -> Slot:
+    """The exact level of a scan.
 
     Raises:
         UserError: another version of the program divided alpha differently.
@@ -222,43 +203,18 @@ def slot_of(schedule: Schedule, scan: Scan, name: str) -> Slot:
             f"scan {number} was claimed by seenset {scan.claim.version} with {scan.claim.share:g} of alpha, and this "
             f"version gives it {float(share):g}: use that version, or start a new ledger"
         )
-    before, alpha = scan.claim.before.get(name, 0), Fraction(repr(opening.alpha))
-    return Slot(number, opening.rule, alpha, share, before, scan.claim.asked_before)
+    return Slot(number, Fraction(repr(opening.alpha)), share, scan.claim.asked_before)
 
 
-def next_slots(config: AuditConfig, schedule: Schedule | None) -> dict[str, Slot]:
-    """The place that each selection would get if it were claimed now, by name."""
-    assert config.series is not None
+def next_slot(series: SeriesConfig, schedule: Schedule | None) -> Slot:
+    """The place that a scan would get if it were claimed now."""
     number = 1 if schedule is None else len(schedule.scans) + 1
-    share, alpha = share_of(number, config.series.horizon), Fraction(repr(config.series.alpha))
-    before = _before(config, schedule)
-    return {name: Slot(number, config.series.rule, alpha, share, count) for name, count in before.items()}
-
-
-def _before(config: AuditConfig, schedule: Schedule | None) -> dict[str, int]:
-    """The number of documents that earlier scans selected, by selection name."""
-    return {
-        one.name: 0 if schedule is None else selected_before(schedule, one.name, one.direction)
-        for one in config.selections
-    }
-
-
-def selected_before(schedule: Schedule, name: str, direction: Direction) -> int:
-    """Count the documents on lists of earlier scans whose guarantee no check contradicts.
-
-    Args:
-        schedule: the earlier scans.
-        name: name of the selection.
-        direction: direction of the selection, because a guarantee covers one kind.
-    """
-    filings = [scan.filing for scan in schedule.scans if scan.filing is not None and not scan.claim.asked_before]
-    answers = [one for filing in filings for one in filing.selections if (one.name, one.direction) == (name, direction)]
-    return sum(one.n_selected for one in answers if one.supported is not False)
+    return Slot(number, Fraction(repr(series.alpha)), share_of(number, series.horizon))
 
 
 def _opening(series: SeriesConfig | None) -> Opening:
     assert series is not None
-    return Opening(alpha=series.alpha, rule=series.rule, horizon=series.horizon, version=__version__, at=_now())
+    return Opening(alpha=series.alpha, horizon=series.horizon, version=__version__, at=_now())
 
 
 def _opened(config: AuditConfig, entries: Sequence[LedgerEntry], url: str) -> Schedule:
@@ -287,7 +243,7 @@ def _check_opening(series: SeriesConfig, opening: Opening, url: str) -> None:
     Raises:
         UserError: the settings differ.
     """
-    for term in ("alpha", "rule", "horizon"):
+    for term in ("alpha", "horizon"):
         stated, opened = getattr(series, term), getattr(opening, term)
         if stated != opened:
             names = ["null" if value is None else f"{value}" for value in (stated, opened)]
@@ -334,13 +290,12 @@ def _check_room(schedule: Schedule, url: str) -> None:
         )
 
 
-def _lines(series: SeriesConfig, schedule: Schedule, scan: Scan, fresh: bool, run: str, limit: int | None) -> list[str]:
+def _lines(schedule: Schedule, scan: Scan, fresh: bool, run: str, limit: int | None) -> list[str]:
     """Notes for the user on a claim."""
     number, others = scan.claim.slot, [other for other in schedule.scans if other is not scan]
-    slot = slot_of(schedule, scan, "")
     if not fresh:
         return [wording.kept(schedule.place(number), None if scan.claim.run == run else scan.claim.run)]
-    lines = [wording.claimed(schedule.place(number), float(slot.level), series.rule)]
+    lines = [wording.claimed(schedule.place(number), float(slot_of(schedule, scan).level))]
     if earlier := [other.claim.slot for other in others if other.claim.run == run]:
         lines.append(wording.other_places(earlier))
     if scan.claim.asked_before:
@@ -350,12 +305,6 @@ def _lines(series: SeriesConfig, schedule: Schedule, scan: Scan, fresh: bool, ru
     if others and scan.claim.at < others[-1].claim.at:
         lines += [note for note in schedule.clock_notes() if note.startswith(f"scan {number} ")]
     return lines
-
-
-def _fingerprint(scored: Scored) -> dict[str, Any]:
-    if not scored.receipts:
-        raise UserError("no audit documents")
-    return scored.receipts[0].fingerprint
 
 
 def _filed(summary: Summary) -> FiledSelection:
@@ -397,71 +346,6 @@ def check_ledger_place(ledger: Store, run: Store) -> None:
         )
 
 
-def scorers_of(config: AuditConfig, fingerprint: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Short digests, by name, of what determines a selection's scores and their ranking, by selection name.
-
-    Args:
-        config: the audit's configuration.
-        fingerprint: fingerprint of its scores.
-    """
-    common = {name: value for name, value in fingerprint.items() if name not in IGNORED}
-    scorers = {}
-    for selection in config.selections:
-        settings = selection.model_dump(mode="json", by_alias=True, exclude={"name", "alpha", "confidence"})
-        parts = {**common, "settings": settings}
-        scorers[selection.name] = {name: json_digest(value)[:16] for name, value in sorted(parts.items())}
-    return scorers
-
-
-def check_scorers(
-    schedule: Schedule,
-    scorers: Mapping[str, Mapping[str, str]],
-    digests: Mapping[str, str],
-) -> None:
-    """Check that p-values of a schedule are positively dependent, as far as its claims determine it.
-
-    This holds where one unchanged scorer ranks all documents among the same calibration documents. Fresh ones in every
-    scan would also do, if none was audited in another scan, but claims do not show that.
-
-    Args:
-        schedule: its earlier scans.
-        scorers: scorers of the next scan, from `scorers_of`.
-        digests: by selection, digest of its calibration documents; empty where they are not known yet.
-
-    Raises:
-        UserError: the scorer or the calibration documents changed.
-    """
-    for name, scorer in scorers.items():
-        for scan in schedule.scans:
-            _check_scorer(scan, name, scorer)
-            digest = scan.claim.calibration.get(name)
-            if digest is not None and name in digests and digest != digests[name]:
-                raise UserError(
-                    f"rule prds: scan {scan.claim.slot} was calibrated on other documents than selection {name} is: "
-                    "take exactly the same ones in every scan, or start a new ledger with rule spend, which allows any "
-                    "change"
-                )
-
-
-def _check_scorer(scan: Scan, name: str, scorer: Mapping[str, str]) -> None:
-    earlier = scan.claim.scorer.get(name)
-    if earlier is None:
-        return
-    names = {*earlier, *scorer}.difference(IGNORED)  # a claim of an older version may have some
-    changed = sorted(key for key in names if earlier.get(key) != scorer.get(key))
-    if not changed:
-        return
-    raise UserError(
-        f"rule prds holds for one unchanged scorer, and selection {name} of scan {scan.claim.slot} had another: "
-        f"{', '.join(changed)}; keep what that scan had, or start a new ledger with rule spend, which allows any change"
-    )
-
-
-def keys_digest(keys: np.ndarray) -> str:
-    """SHA-256 of documents by the keys of their texts, in any order; hexadecimal."""
-    return hashlib.sha256(np.sort(keys).astype("<i8").tobytes()).hexdigest()
-
-
 def planned_scan(plan: Plan) -> tuple[Plan, dict[str, Any] | None]:
     """The plan with every selection at the level of the next place, and notes for the user.
 
@@ -479,32 +363,15 @@ def planned_scan(plan: Plan) -> tuple[Plan, dict[str, Any] | None]:
     if config.series is None:
         return plan, None
     schedule = check_ledger(config)
-    slots = next_slots(config, schedule)
-    slot = next(iter(slots.values()))
-    audited, _ = plan.documents("audit")
-    levels = {name: float(_level(one, max(1, audited))) for name, one in slots.items()}
-    selections = [one.model_copy(update={"alpha": levels[one.name]}) for one in config.selections]
+    slot = next_slot(config.series, schedule)
+    selections = [one.model_copy(update={"alpha": float(slot.level)}) for one in config.selections]
     facts = {
         **config.series.model_dump(mode="json"),
         "slot": slot.number,
         "level": float(slot.level),
-        "before": {name: one.before for name, one in slots.items()},
-        "lines": [
-            *_planned_lines(config, schedule, slot, plan.limit),
-            *(wording.counted_before(name, one.before) for name, one in slots.items() if _counts(one)),
-        ],
+        "lines": _planned_lines(config, schedule, slot, plan.limit),
     }
     return replace(plan, config=config.model_copy(update={"selections": selections})), facts
-
-
-def _level(slot: Slot, audited: int) -> Fraction:
-    """The level for a selection of `audited` documents."""
-    return level_of_prds(slot, audited) if slot.rule == "prds" else slot.level
-
-
-def _counts(slot: Slot) -> bool:
-    """Whether the level of a selection depends on how many documents earlier scans selected."""
-    return slot.rule == "e-lond" and slot.before > 0
 
 
 def _planned_lines(config: AuditConfig, schedule: Schedule | None, slot: Slot, limit: int | None) -> list[str]:
@@ -512,7 +379,7 @@ def _planned_lines(config: AuditConfig, schedule: Schedule | None, slot: Slot, l
     series, url = config.series, open_ledger(config.series).url
     of = "" if series.horizon is None else f" of {series.horizon:,}"
     full = series.horizon is not None and slot.number > series.horizon
-    lines = [] if full else [wording.next_scan(f"{slot.number:,}{of}", float(slot.level), series.alpha, series.rule)]
+    lines = [] if full else [wording.next_scan(f"{slot.number:,}{of}", float(slot.level), series.alpha)]
     sample = [wording.SAMPLE] if limit is not None else []
     if schedule is None:
         return [*lines, wording.new_ledger(url), *sample]

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipeline.audit.already_audited import reconcile_audited_texts, recorded_audited_texts
 from pipeline.audit.conclusion import Bounded
 from pipeline.audit.records import MANIFEST_FILE, VersionedRecord, parse_part
 from pipeline.audit.summary import GuaranteeKind
 from pipeline.config.audit import AuditConfig
-from pipeline.config.selection import Direction, Rule
+from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.report.wording.series import already_audited_phrase, clock_note, left_out_later
 from pipeline.stages.audited_texts import AuditedTexts, read_audited_keys
@@ -28,10 +28,17 @@ class Opening(VersionedRecord):
 
     kind: Literal["opening"] = Field("opening", description="Kind of the entry.")
     alpha: float = Field(description="Largest share of all that the scans select together that may be wrong.")
-    rule: Rule = Field(description="Rule that divides alpha.")
     horizon: int | None = Field(description="Number of scans of the schedule; null: no end.")
     version: str = Field(description="Version of Seenset that opened the ledger.")
     at: str = Field(description="Time, by the clock of the command: ISO 8601, UTC.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_10(cls, value: Any) -> Any:
+        """Read the opening of version 0.10, which recorded the rule `spend`; `schedule_of` refuses its other rules."""
+        if not isinstance(value, dict) or value.get("rule") != "spend":
+            return value
+        return {key: one for key, one in value.items() if key != "rule"}
 
 
 class Claim(VersionedRecord):
@@ -44,24 +51,22 @@ class Claim(VersionedRecord):
         description="SHA-256 of the inputs of the answer: scores, questions, seed. The same scan keeps its place."
     )
     model: str = Field(description="The audited model, by its name on the run's pages.")
-    scorer: dict[str, dict[str, str]] = Field(
-        description="By selection: digests, by name, of what determines its scores and their ranking: the model, "
-        "the detectors, the settings, the version."
-    )
-    calibration: dict[str, str] = Field(
-        description="By selection: SHA-256 of the texts of the documents that it was calibrated on."
-    )
+    selections: list[str] = Field(description="Names of the selections of the scan.")
     asked_before: bool = Field(
         False, description="Whether the run had answered questions before this claim: then nothing is guaranteed."
     )
     share: float = Field(description="Part of alpha of this scan.")
-    before: dict[str, int] = Field(
-        description="By selection: documents that earlier scans had selected, as filed when the place was claimed; "
-        "without those of another direction, of a selection whose guarantee a check contradicts, and of a run that had "
-        "answered before."
-    )
     version: str = Field(description="Version of Seenset.")
     at: str = Field(description="Time, by the clock of the command: ISO 8601, UTC.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_10(cls, value: Any) -> Any:
+        """Read a claim of version 0.10, which recorded what only its other rules read."""
+        if not isinstance(value, dict) or not isinstance(value.get("before"), dict):
+            return value
+        named = {"selections": list(value["before"])}
+        return named | {key: one for key, one in value.items() if key not in ("before", "scorer", "calibration")}
 
     @field_validator("run")
     @classmethod
@@ -189,6 +194,11 @@ def _record(content: dict[str, Any], where: str) -> Opening | Claim | Filing:
     kind = content.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise UserError(f"{where} is not an entry of a schedule of scans: kind {kind!r}, known: {', '.join(_KINDS)}")
+    if kind == "opening" and content.get("rule") in ("prds", "e-lond"):
+        raise UserError(
+            f"{where.partition(': ')[0]}: this schedule has rule {content['rule']}: finish it with version 0.10; a new "
+            "ledger is a new error rate"
+        )
     if content.get("schema") != 1:
         raise UserError(
             f"{where} was written by seenset {content.get('version', 'of another version')} in another form"

@@ -21,14 +21,12 @@ from pipeline.audit.history import answered_by_0_9_0, read_history
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.status import made_answer
 from pipeline.audit.summary import read_summary
-from pipeline.config.selection import Direction, Rule
+from pipeline.config.selection import Direction
 from pipeline.errors import DamagedError, ExitCode, UserError, is_of_storage
 from pipeline.report.tables import of_numbers
 from pipeline.report.wording import series as wording
 from pipeline.report.wording.conclusion import standing
 from pipeline.report.wording.series import new_on_list, unread_earlier, unread_list
-from pipeline.selection.engine import proved_for
-from pipeline.selection.procedures import procedure_of
 from pipeline.selection.schedule import share_of
 from pipeline.series.scans import Claim, FiledSelection, Scan, Schedule, read_schedule
 from pipeline.store.files import Store
@@ -141,8 +139,7 @@ def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) 
         if (
             place is None
             or Store(place.ledger).url != url
-            or (place.slot, place.rule, place.alpha) != (claim.slot, opening.rule, opening.alpha)
-            or (place.horizon, place.before) != (opening.horizon, claim.before.get(answer.name, 0))
+            or (place.slot, place.alpha, place.horizon) != (claim.slot, opening.alpha, opening.horizon)
         ):
             raise _Unreadable(f"selection {answer.name} in {claim.run} is no longer the one of this scan")
         rows = store.read_table(f"selection/{answer.name}/selected.parquet", _NOTHING.column_names)
@@ -224,7 +221,6 @@ class SeriesSummary(VersionedRecord):
 
     ledger: str = Field(description="Folder of the ledger.")
     alpha: float = Field(description="Largest share of all that the scans select together that may be wrong.")
-    rule: Rule = Field(description="Rule that divides alpha.")
     horizon: int | None = Field(description="Number of scans of the schedule; null: no end.")
     opened_at: str = Field(description="Time at which its first scan opened it.")
     spent: float = Field(description="Sum of the levels of all scans: the part of alpha that is spent.")
@@ -279,7 +275,6 @@ def series_summary(schedule: Schedule, url: str) -> SeriesSummary:
     return SeriesSummary(
         ledger=url,
         alpha=opening.alpha,
-        rule=opening.rule,
         horizon=opening.horizon,
         opened_at=opening.at,
         spent=float(sum((_level(opening.alpha, claim) for claim in claims.values()), Fraction(0))),
@@ -322,8 +317,8 @@ def _level(alpha: float, claim: Claim) -> Fraction:
 
 def _doubt(answer: FiledSelection, claim: Claim, schedule: Schedule) -> str | None:
     """Why the guarantee of the schedule does not cover this list; None where it does."""
-    why, rule = _why(answer, claim, schedule), schedule.opening.rule
-    return None if why is None else wording.doubt(why, answer.procedure, rule, proved_for(rule), answer.alpha)
+    why = _why(answer, claim, schedule)
+    return None if why is None else wording.doubt(why, answer.procedure, answer.alpha)
 
 
 def _why(answer: FiledSelection, claim: Claim, schedule: Schedule) -> wording.Doubt | None:
@@ -334,8 +329,6 @@ def _why(answer: FiledSelection, claim: Claim, schedule: Schedule) -> wording.Do
         return "contradicted"
     if answer.guarantee != "finite-sample":
         return answer.guarantee
-    if proved_for(opening.rule) is not None and procedure_of(answer.procedure).schedule != opening.rule:
-        return "other procedure"
     if (opening.horizon is not None and claim.slot > opening.horizon) or claim.share > float(
         share_of(claim.slot, opening.horizon)
     ):
@@ -349,9 +342,7 @@ def _selection(name: str, schedule: Schedule, scans: Sequence[ScanSummary]) -> S
     directions = list(dict.fromkeys(answer.direction for _, answer in answers))
     sound = [(slot, answer) for slot, answer in answers if answer.doubt is None]
     lines = [wording.not_guaranteed(slot, answer.doubt) for slot, answer in answers if answer.doubt is not None]
-    broken = _miscounted(name, schedule, sound)
-    if len(directions) > 1:
-        broken = wording.MIXED
+    broken = wording.MIXED if len(directions) > 1 else None
     untested = [slot for slot, answer in sound if answer.supported is None]
     limits = [wording.AVERAGE] if any(answer.n_selected for _, answer in answers) else []
     n_promised = 0 if broken else sum(answer.n_selected for _, answer in sound)
@@ -376,20 +367,7 @@ def _guarantee(
     if broken or not sound:
         return wording.NO_RATE
     opening, unfiled = schedule.opening, any(scan.filing is None for scan in schedule.scans)
-    return wording.rate_over_scans(opening.alpha, opening.rule, sound if partial else [], unfiled, untested)
-
-
-def _miscounted(name: str, schedule: Schedule, sound: Sequence[tuple[int, ScanAnswer]]) -> str | None:
-    """Why lists that count earlier selections have no guarantee: they counted lists without one."""
-    if proved_for(schedule.opening.rule) is None:
-        return None
-    selected = 0
-    for slot, answer in sound:
-        before = schedule.scans[slot - 1].claim.before.get(name, 0)
-        if before > selected:
-            return wording.miscounted(slot, before, selected, schedule.opening.rule)
-        selected += answer.n_selected
-    return None
+    return wording.rate_over_scans(opening.alpha, sound if partial else [], unfiled, untested)
 
 
 def _bound(name: str, answered: Sequence[tuple[int, ScanAnswer]], claims: Sequence[Claim]) -> ListsBound | None:
@@ -401,7 +379,7 @@ def _bound(name: str, answered: Sequence[tuple[int, ScanAnswer]], claims: Sequen
     sound = [(slot, answer.bound) for slot, answer in answered if answer.bound and answer.doubt is None]
     bounded, bounds = dict(sound), [bound for _, bound in sound]
     failing = sum((1 - Fraction(repr(bound.confidence)) for bound in bounds), Fraction(0))
-    shares = {claim.slot: Fraction(claim.share) for claim in claims if name in claim.before}
+    shares = {claim.slot: Fraction(claim.share) for claim in claims if name in claim.selections}
     most = max(((1 - Fraction(repr(bound.confidence))) / shares[slot] for slot, bound in sound), default=Fraction(1))
     others = sum((share for slot, share in shares.items() if slot not in bounded), Fraction(0))
     failing += Fraction(math.ceil(1000 * most * others), 1000)
@@ -432,7 +410,7 @@ def _rounded_down(confidence: Fraction) -> Fraction:
 def series_table(summary: SeriesSummary) -> Table:
     """Every answer of every scan in its own row; a scan without a result also has one."""
     of = "" if summary.horizon is None else f" of {summary.horizon:,}"
-    title = f"{len(summary.scans):,}{of} scans, alpha {summary.alpha:g} ({summary.rule})"
+    title = f"{len(summary.scans):,}{of} scans, alpha {summary.alpha:g}"
     figures = of_numbers("documents", "level", "selected", "wrong at most")
     table = Table("scan", "date", "model", "selection", *figures, "guarantee", title=title)
     for row in series_rows(summary):

@@ -50,7 +50,7 @@ def contradicted(world: Path) -> Path:
 def scanned(world: Path) -> Path:
     """A ledger with two scans, the second of which selected documents."""
     question = [{"name": "members", "detectors": ["exact(step=1)"], "procedure": "storey"}]
-    schedule = {"ledger": "ledger", "alpha": 0.9, "rule": "spend", "horizon": 2}
+    schedule = {"ledger": "ledger", "alpha": 0.9, "horizon": 2}
     for name, files in (("first-scan", ["comma.csv"]), ("second-scan", ["lines.jsonl", "table.parquet"])):
         corpus = {"audit": {"path": files, "id": "id"}, "unseen": {"path": "unseen.jsonl", "id": "id"}}
         done(here("run", write_config(world, name, corpus=corpus, selections=question, series=schedule)))

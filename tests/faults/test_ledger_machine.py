@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
+from made_up_scans import scan_config, scan_scores, scan_summary
 from object_store import object_store as moto_store
 from stores import Fault, ObjectStore, object_store
 
@@ -72,7 +72,7 @@ class Scans(RuleBasedStateMachine):
         scored = scan_scores(config, content)
         selected = sum(content.encode()) % 7
         try:
-            slots = claim_slots(config, scored, calibrations(config), None, lambda line: None)
+            slots = claim_slots(config, scored, None, lambda line: None)
             slot = slots["members"]
             assert self.slots.setdefault(content, slot) == slot, "a scan that goes on keeps its place, exactly"
             file_result(config, scored, None, [scan_summary(config, "members", selected)], lambda line: None)
@@ -125,21 +125,11 @@ class Scans(RuleBasedStateMachine):
         assert len(set(numbers)) == len(numbers)
         for content, slot in self.slots.items():
             scan = schedule.scans[slot.number - 1]
-            assert claims.slot_of(schedule, scan, "members") == slot
+            assert claims.slot_of(schedule, scan) == slot
             if content in self.filed:
                 assert scan.filing is not None
                 assert scan.filing.selections[0].n_selected == self.filed[content]
         assert not self.refused or len(keys) == HORIZON
-
-    @invariant()
-    def a_claim_counts_what_was_filed_before_it_and_no_more(self) -> None:
-        """What was selected before is the sum of the results whose entries come before the claim."""
-        before = 0
-        for entry in ledger_module.read_ledger(self.store):
-            if entry.content["kind"] == "claim":
-                assert entry.content["before"] == {"members": before}
-            elif entry.content["kind"] == "result":
-                before += entry.content["selections"][0]["n_selected"]
 
     def teardown(self) -> None:
         """The same commands again heal all that was cut short."""
@@ -168,7 +158,7 @@ def scan_at_once(scans: int, url: str) -> list[Slot]:
             scored = scan_scores(config, f"{writer}-{number}")
             for _ in range(20):  # the same command goes on
                 with contextlib.suppress(IncompleteError):
-                    slots.append(claim_slots(config, scored, calibrations(config), None, lambda _: None)["members"])
+                    slots.append(claim_slots(config, scored, None, lambda _: None)["members"])
                     file_result(config, scored, None, [scan_summary(config, "members", 1)], lambda _: None)
                     break
         return slots

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from pipeline.audit.scored import Scored
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
@@ -40,11 +38,6 @@ def scan_scores(config: AuditConfig, content: str, **fingerprint: Any) -> Scored
     made_of = {**FINGERPRINT, **fingerprint}
     receipt = Receipt("audit-000000", "audit", 3, 3, 0, data, None, {}, made_of, files, content)
     return Scored(Store(config.run), (receipt,), {}, {}, {})
-
-
-def calibrations(config: AuditConfig, first: int = 0, count: int = 20) -> dict[str, np.ndarray]:
-    """Keys of calibration documents of every selection."""
-    return {selection.name: np.arange(first, first + count) for selection in config.selections}
 
 
 def scan_summary(config: AuditConfig, name: str, n_selected: int, supported: bool | None = True) -> Summary:

@@ -145,7 +145,7 @@ def test_a_bundle_that_states_other_blocks_is_refuted(dependent: Path, changes: 
 
 
 def test_a_scan_of_a_schedule_is_verified(tmp_path: Path, tiny_model_folder: Path) -> None:
-    series = {"ledger": str(tmp_path / "ledger"), "alpha": 0.5, "rule": "spend", "horizon": 4}
+    series = {"ledger": str(tmp_path / "ledger"), "alpha": 0.5, "horizon": 4}
     question = {"name": "members", "detectors": ["loss"], "procedure": "bh"}
     store = scored_run(tmp_path, tiny_model_folder, [question], series=series)
     assert ended("pack", store.url, tmp_path / "a") == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from commands import user_error
-from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
+from made_up_scans import scan_config, scan_scores, scan_summary
 
 from pipeline.audit.history import note_answers
 from pipeline.config.audit import AuditConfig
@@ -30,8 +30,7 @@ def config(tmp_path: Path) -> Config:
 
 def claim(config: AuditConfig, content: str, lines: list[str] | None = None, **changes: Any) -> dict[str, Slot]:
     scored = scan_scores(config, content, **changes.pop("fingerprint", {}))
-    keys = changes.pop("keys", calibrations(config))
-    return claim_slots(config, scored, keys, changes.pop("limit", None), ([] if lines is None else lines).append)
+    return claim_slots(config, scored, changes.pop("limit", None), ([] if lines is None else lines).append)
 
 
 def file(config: AuditConfig, content: str, n_selected: int, supported: bool | None = True) -> list[str]:
@@ -59,8 +58,7 @@ def test_the_same_scan_keeps_its_place_and_another_question_takes_another(config
     elsewhere: list[str] = []
     assert claim(config(run="/runs/two"), "a", elsewhere)["members"].number == 1
     assert "claimed from /runs/one" in elsewhere[0]
-    model = claim(config(), "b", fingerprint={"model": "m2"}, keys=calibrations(config(), 10))
-    assert model["members"].number == 4, "but for rule prds another scorer takes a place as well"
+    assert claim(config(), "b", fingerprint={"model": "m2"})["members"].number == 4, "another model"
     claim(config(adapter="adapters/second"), "c")
     models = [one.claim.model for one in schedule(config()).scans]
     assert [" with adapter " in one and one.endswith("second") for one in models] == [False] * 4 + [True]
@@ -87,31 +85,13 @@ def own_rule(counts, alpha):
     assert scan_key(own, scan_scores(own, "a"), None) == keys[1]
 
 
-def test_an_answer_counts_for_later_scans_by_name_unless_a_check_contradicts_it(config: Config) -> None:
-    both = config(names=("members", "others"))
-    claim(config(), "a")
-    file(config(), "a", 5)
-    claim(both, "b")
-    file(both, "b", 3)
-    claim(config(), "c")
-    file(config(), "c", 100, supported=False)
-    slots = claim(both, "d")
-    assert (slots["members"].before, slots["others"].before) == (8, 3)
-
-
-def test_nothing_counts_for_later_scans_of_which_nothing_is_guaranteed(config: Config, tmp_path: Path) -> None:
-    rule = {"rule": "e-lond", "procedure": "ebh"}
-    asked = config(run=str(tmp_path / "run"), **rule)
+def test_a_run_that_had_answered_before_its_claim_is_recorded_as_such(config: Config, tmp_path: Path) -> None:
+    asked = config(run=str(tmp_path / "run"))
     note_answers(Store(asked.run), asked, "run", [scan_summary(asked, "members", 9)])
-    claim(asked, "a")
-    file(asked, "a", 9)
-    claim(config(**rule), "b")
-    file(config(**rule), "b", 5)
+    assert claim(asked, "a")["members"].asked_before
     assert schedule(asked).scans[0].claim.asked_before
     assert claim(asked, "a")["members"].asked_before
-    assert not claim(config(**rule), "b")["members"].asked_before
-    assert claim(config(**rule), "c")["members"].before == 5
-    assert claim(config(direction="clean", **rule), "d")["members"].before == 0, "of its kind alone"
+    assert not claim(config(), "b")["members"].asked_before
 
 
 def test_an_answer_is_filed_once_and_another_one_and_a_lost_claim_are_told(config: Config, tmp_path: Path) -> None:
@@ -130,7 +110,6 @@ def test_an_answer_is_filed_once_and_another_one_and_a_lost_claim_are_told(confi
     ("terms", "line"),
     [
         ({"alpha": 0.2}, "series.alpha is 0.2, and ledger .* was opened with 0.1"),
-        ({"rule": "e-lond"}, "series.rule is e-lond, and ledger .* was opened with spend"),
         ({"horizon": 5}, "series.horizon is 5, and ledger .* was opened with null"),
     ],
 )
@@ -185,29 +164,6 @@ def test_entries_that_are_no_schedule_or_in_no_order_of_one_are_named(config: Co
             append_entry(store, lambda entries, content=content: content)
         assert f"entry {len(contents) - 1} " in (problem := user_error(read_schedule, store))
     assert "entry 2 claims place 1, and the next one is 2" in problem
-
-
-def test_prds_takes_exactly_the_same_calibration_documents(config: Config) -> None:
-    audit = config(rule="prds")
-    claim(audit, "a", keys=calibrations(audit))
-    claim(audit, "b", keys={"members": calibrations(audit)["members"][::-1]})
-    for other in (calibrations(audit, 10), calibrations(audit, 50, 30)):  # some are others, or all are
-        assert "rule prds: scan 1 was calibrated on other documents" in user_error(claim, audit, "c", keys=other)
-    assert len(schedule(audit).scans) == 2
-
-
-def test_prds_is_refused_where_the_scorer_changed_and_the_change_is_named(config: Config) -> None:
-    audit = config(rule="prds")
-    claim(audit, "a")
-    changed = {"model": "m2", "max_tokens": 512}
-    assert "selection members of scan 1 had another: max_tokens, model;" in user_error(
-        claim, audit, "b", fingerprint=changed
-    )
-    assert "settings" in user_error(claim, config(rule="prds", procedure="by"), "b")
-    assert "max_tokens, model" in user_error(
-        check_ledger, audit, scan_scores(audit, "b", **changed).receipts[0].fingerprint
-    )
-    claim(audit, "b", fingerprint={"rows": [9, 18]})
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ SHORT = {
     "pipeline.config.retired": "a table",
     "pipeline.mark.paraphrases": "loads a model, and the rest of the package none",
     "pipeline.passes.statistics": "what detectors name of a pass, without torch",
+    "pipeline.selection.schedule": "the parts of alpha, which passes and the ledger read",
 }
 """Other modules that are shorter, and why; a module that leaves this table never returns to it."""
 

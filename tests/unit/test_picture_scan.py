@@ -30,7 +30,6 @@ from pipeline.corpus.shard import Shard
 from pipeline.models.load import open_picture_model
 from pipeline.models.pictures import INSTRUCTION, picture_prompt, picture_token
 from pipeline.passes.pictures import describe
-from pipeline.series.claims import scorers_of
 from pipeline.stages.base import Output, Placement
 from pipeline.stages.local import finish_shards
 from pipeline.stages.pictures import shown_pictures
@@ -224,7 +223,7 @@ def test_a_picture_leaves_room_for_two_tokens_or_is_refused(tmp_path: Path, llav
         assert [*(reason for _, reason, _ in output.refused.values()), *(one.tokens for one in entries)] == [expected]
 
 
-def test_roles_name_their_columns_as_they_like_and_a_scan_has_one_scorer(tmp_path: Path, llava: Path) -> None:
+def test_roles_name_their_columns_as_they_like(tmp_path: Path, llava: Path) -> None:
     source = {"path": str(tmp_path / "audit.parquet"), "image": "image", "caption": "caption"}
     unseen = {"path": str(tmp_path / "unseen.parquet"), "image": "photo", "caption": "title"}
     images = [encoded(picture) for picture in PICTURES]
@@ -233,10 +232,8 @@ def test_roles_name_their_columns_as_they_like_and_a_scan_has_one_scorer(tmp_pat
     selections = [{"name": "members", "detectors": [GIVEN], "procedure": "bh"}]
     config = audit_of(tmp_path, llava, corpus=corpus, limits=limits, selections=selections, detectors=OF_CAPTIONS)
     finished(config)
-    shards, (scoring,) = make_plan(config).shards, stages_of(config)
-    scored = read_scored(Store(config.run), shards)
+    scored = read_scored(Store(config.run), make_plan(config).shards)
     assert {receipt.role for receipt in scored.receipts} == {"audit", "unseen"}
-    assert scorers_of(config, scoring.fingerprint) == scorers_of(config, scoring.fingerprint_of(shards[0]))
 
 
 def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, llava: Path) -> None:

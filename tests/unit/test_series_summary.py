@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from commands import ended, user_error
-from made_up_scans import calibrations, scan_config, scan_scores, scan_summary
+from made_up_scans import scan_config, scan_scores, scan_summary
 from report_run import build_run
 from signed import sign
 
@@ -45,10 +45,10 @@ def scan(tmp_path: Path, ledger: Path, answer: Summary) -> Scan:
 
     def take(ids: Sequence[str] | None, names: tuple[str, ...] = ("members",), **changes: Any) -> Path:
         runs.append(tmp_path / f"run{len(runs) + 1}")
-        terms, file = {"rule": changes.pop("rule", "spend"), "horizon": 12}, changes.pop("file", "a.jsonl")
-        config = scan_config(str(ledger), str(runs[-1]), names, **terms)
+        file = changes.pop("file", "a.jsonl")
+        config = scan_config(str(ledger), str(runs[-1]), names, horizon=12)
         scored = scan_scores(config, runs[-1].name)
-        slots = claim_slots(config, scored, calibrations(config), None, print)
+        slots = claim_slots(config, scored, None, print)
         summaries = []
         for name in names if ids is not None else ():
             place = series_place(slots[name], config.series)
@@ -124,19 +124,6 @@ def test_an_untested_guarantee_and_a_scan_without_a_result_are_said_to_be_such(s
     assert (series.unfiled, series.latest, series.spent) == ([2], 1, pytest.approx(0.1 * 2 / 12))
     assert "its level is spent" in series.notes[0]
     assert "the scans with a result select" in series.selections[0].promise
-
-
-def test_a_rule_that_counted_a_list_without_a_guarantee_guarantees_nothing_but_counts_no_contradicted_one(
-    scan: Scan, ledger: Path
-) -> None:
-    scan(["d", "e"], rule="prds", supported=False)
-    scan(["c"], rule="prds")
-    assert members(ledger).n_promised == 1
-    scan(["a", "b"], rule="prds", guarantee="heuristic")
-    scan(["f"], rule="prds")
-    one = members(ledger)
-    assert (one.promised, one.n_promised, one.promise) == (False, 0, "No error rate is guaranteed over these scans.")
-    assert any("scan 4 counts 3 documents that were selected before" in line for line in one.not_promised)
 
 
 def test_selections_have_guarantees_of_their_own(scan: Scan, ledger: Path) -> None:
@@ -228,7 +215,7 @@ def test_a_list_that_is_not_the_one_that_was_filed_makes_nothing_known(
 def test_the_latest_scan_is_the_one_that_was_filed_last(scan: Scan, ledger: Path) -> None:
     first = scan(None)
     scan(["a"])
-    filed = scan_config(str(ledger), str(first), rule="spend", horizon=12)
+    filed = scan_config(str(ledger), str(first), horizon=12)
     late = scan_summary(filed, "members", 1)
     file_result(filed, scan_scores(filed, first.name), None, [late], print)
     series = read_series(str(ledger))

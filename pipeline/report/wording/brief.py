@@ -233,9 +233,9 @@ def _average(summary: Summary) -> str:
 
 
 def _average_of_series(summary: Summary, place: SeriesPlace) -> str:
-    """The guarantee of a scan; rules that count earlier answers guarantee nothing for one list alone."""
+    """The guarantee of a scan and of its schedule."""
     whole = f"At most {percent(place.alpha)} of all that the schedule's scans select is wrong, over repeated schedules"
-    return f"{whole}; of this list at most {percent(summary.alpha)}." if place.rule == "spend" else f"{whole}."
+    return f"{whole}; of this list at most {percent(summary.alpha)}."
 
 
 def _this_list(summary: Summary) -> str:

@@ -98,10 +98,9 @@ def scan(slot: int, horizon: int | None, level: float) -> str:
     return f"scan {slot:,}{'' if horizon is None else f' of {horizon:,}'} at level {level:.3g}"
 
 
-def part_of_schedule(place: str, alpha: float, rule: str, before: int) -> str:
+def part_of_schedule(place: str, alpha: float) -> str:
     """The place of a scan, from `scan`, and its schedule."""
-    counted = f", {before:,} selected before" if rule != "spend" else ""
-    return f"{place} of alpha {alpha:g} ({rule}{counted})"
+    return f"{place} of alpha {alpha:g}"
 
 
 def review_sentence(n_listed: int, n_reviewed: int, n_removed: int, detector: str) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 from pipeline.report.wording.conclusion import WARNING
 from pipeline.selection.guarantees import percentage
 
-Doubt = Literal["asked before", "contradicted", "heuristic", "asymptotic", "other procedure", "share", "level"]
+Doubt = Literal["asked before", "contradicted", "heuristic", "asymptotic", "share", "level"]
 """Why a schedule guarantees nothing for a list."""
 
 SCANS_NAMED = 200
@@ -33,14 +33,12 @@ FIGURE_CAPTION = "Scans are in the order of their places, independent of clocks.
 # --- the guarantee over all scans
 
 
-def doubt(why: Doubt, procedure: str, rule: str, needed: str | None, level: float) -> str:
+def doubt(why: Doubt, procedure: str, level: float) -> str:
     """Why the schedule guarantees nothing for a list, a clause that follows "because".
 
     Args:
         why: kind of the reason.
         procedure: procedure of the list.
-        rule: rule of the schedule.
-        needed: procedure that the rule is proved for; None: all procedures.
         level: level at which the list was selected.
     """
     return {
@@ -48,7 +46,6 @@ def doubt(why: Doubt, procedure: str, rule: str, needed: str | None, level: floa
         "contradicted": "a check contradicts the assumption of its guarantee",
         "heuristic": f"no error rate is proved for {procedure} as it was used",
         "asymptotic": f"the error rate of {procedure} as it was used is proved only as numbers grow",
-        "other procedure": f"rule {rule} is proved for procedure {needed}, and it used {procedure}",
         "share": "it claimed more than its part of alpha",
         "level": f"it selected at level {level:g}, above the level of its place",
     }[why]
@@ -59,20 +56,11 @@ def not_guaranteed(slot: int, why: str) -> str:
     return f"scan {slot}: not guaranteed, because {why}"
 
 
-def miscounted(slot: int, counted: int, guaranteed: int, rule: str) -> str:
-    """States that a scan counted documents on lists without a guarantee."""
-    return (
-        f"scan {slot} counts {counted:,} documents that were selected before, but lists with a guarantee hold only "
-        f"{guaranteed:,}; rule {rule} is proved only for those"
-    )
-
-
-def rate_over_scans(alpha: float, rule: str, alone: Sequence[int], unfiled: bool, untested: Sequence[int]) -> str:
+def rate_over_scans(alpha: float, alone: Sequence[int], unfiled: bool, untested: Sequence[int]) -> str:
     """States the error rate over the scans.
 
     Args:
         alpha: alpha of the schedule.
-        rule: rule of the schedule.
         alone: the scans that the rate is guaranteed for; empty: all with a result.
         unfiled: whether a scan has no result.
         untested: scans whose blind test was inconclusive or was not made.
@@ -84,7 +72,7 @@ def rate_over_scans(alpha: float, rule: str, alone: Sequence[int], unfiled: bool
             f"No error rate is guaranteed over all of these scans. Of what {_named(alone)} selected together alone, at "
             f"most {share} is wrong"
         )
-    text += f", on average over repetitions of the schedule ({rule})"
+    text += ", on average over repetitions of the schedule"
     return f"{text}{_provided(untested) or ', if the assumption of each list holds; no check contradicts it'}."
 
 
@@ -206,9 +194,9 @@ def figure_alt(points: Mapping[str, Sequence[tuple[int, int, bool | None]]], unf
 # --- a place in the schedule, before and when it is taken
 
 
-def next_scan(place: str, level: float, alpha: float, rule: str) -> str:
+def next_scan(place: str, level: float, alpha: float) -> str:
     """The place that a scan would take."""
-    return f"this would be scan {place}, at level {level:.3g} of alpha {alpha:g} ({rule})"
+    return f"this would be scan {place}, at level {level:.3g} of alpha {alpha:g}"
 
 
 def new_ledger(url: str) -> str:
@@ -226,17 +214,9 @@ def place_of_run(places: Sequence[int]) -> str:
     return f"this run has place {_numbers(places)} already, and keeps it for the same scores and questions"
 
 
-def counted_before(name: str, count: int) -> str:
-    """States the documents that e-lond counts as already selected, which the forecast omits."""
-    return (
-        f"selection {name}: e-lond counts {count:,} documents that were selected before, so the selection needs "
-        "that many fewer documents with small p-values than this forecast states"
-    )
-
-
-def claimed(place: str, level: float, rule: str) -> str:
+def claimed(place: str, level: float) -> str:
     """The place that a scan took."""
-    return f"scan {place}, at level {level:.3g} ({rule})"
+    return f"scan {place}, at level {level:.3g}"
 
 
 def kept(place: str, claimed_by: str | None) -> str:

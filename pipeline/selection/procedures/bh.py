@@ -46,7 +46,6 @@ BH = Procedure(
     Guarantee("finite-sample", EXCHANGEABLE, f"{_KEPT}. {ON_AVERAGE}"),
     lambda given: bh(given.counts, given.alpha),
     curve=exact_curve,
-    schedule="prds",
     versions=BY_STEP_UP,
 )
 BY = Procedure(
@@ -66,5 +65,4 @@ EBH = Procedure(
     _ebh,
     factor=Factor(_dependence, steps=True),
     curve=exact_curve,
-    schedule="e-lond",
 )

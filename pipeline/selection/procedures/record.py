@@ -9,7 +9,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeline.config.selection import Rule as ScheduleRule
 from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.plugins import BUILT_IN, Registry
 from pipeline.errors import UserError, nearest
@@ -171,7 +170,6 @@ class Procedure:
     by_blocks: bool = False  # its estimate of the share of nulls allows for documents that depend on one another
     per_list: bool = False  # its guarantee is for this list at the selection's confidence, not on average
     refuses: Mapping[str, str] = field(default_factory=dict)  # calibration -> reason, as a phrase after its name
-    schedule: ScheduleRule | None = None  # the rule of a schedule that is proved only for it
     versions: ByVersions | None = None  # if it supports documents with versions
 
     def __reduce__(self) -> tuple[Callable[[str], Procedure], tuple[str]]:
