@@ -52,10 +52,7 @@ def _schema(record: type[VersionedRecord]) -> dict[str, Any]:
     """The schema of a file, with the digest that a sealed one holds besides the fields of its record."""
     schema = record.model_json_schema()
     if record.sealed:
-        sentence = (
-            "SHA-256 of all other keys; absent on standard output, and where version 0.9.0 or an earlier one wrote the "
-            "file."
-        )
+        sentence = "SHA-256 of all other keys; absent on standard output."
         schema["properties"][DIGEST] = {"description": sentence, "title": "Digest", "type": "string"}
     return schema
 

@@ -17,7 +17,6 @@ from pipeline.audit.for_review import list_for_review
 from pipeline.audit.history import answer_names
 from pipeline.audit.judge import judge_collection, judge_versions
 from pipeline.audit.manifest import read_run
-from pipeline.audit.records import MANIFEST_FILE, SHARDS_FILE
 from pipeline.audit.review import read_review
 from pipeline.audit.scored import Each, Scored, check_budget, each_in_turn, note_review, read_scored
 from pipeline.audit.select import Answering, check_training_keys, select_all
@@ -70,14 +69,6 @@ def select_again(
             f"{', '.join(refused)} needs seenset run"
         )
     review = read_review(store, config)
-    if manifest.shard_table is None:
-        _log.warning(
-            "%s is of version 0.9.0 or an earlier one, which wrote no digests: whether %s and %s are as they were "
-            "written cannot be checked",
-            store.url,
-            MANIFEST_FILE,
-            SHARDS_FILE,
-        )
     with keys_withdrawn(config.models), RunLock(store) as lock:
         store = lock.held
         store.begin()

@@ -42,7 +42,6 @@ class Arithmetic(VersionedRecord):
     """What `dtype: auto` chose for a run: `arithmetic.json`."""
 
     sealed = True
-    always_sealed = True
 
     types: dict[str, Decided] = Field(description="Types by key of the configuration, such as model.")
     flags: list[str] = Field(description="CPU flags that a choice depends on, as detected when the types were chosen.")

@@ -68,7 +68,7 @@ class Concluded(Record):
     @model_validator(mode="before")
     @classmethod
     def _conclude(cls, value: Any) -> Any:
-        """Files of version 0.9.0 have no conclusion."""
+        """Set the conclusion that follows from `supported`."""
         if isinstance(value, dict) and value.get("supported") in (True, False, None):
             return {**value, "conclusion": conclude([value.get("supported")])}
         return value
@@ -94,7 +94,7 @@ class Bounded(Concluded):
     @model_validator(mode="before")
     @classmethod
     def _withhold(cls, value: Any) -> Any:
-        """Remove a bound that may not be stated; version 0.9.0 wrote such bounds."""
+        """Remove a bound that may not be stated."""
         if not isinstance(value, dict) or value.get("bound") is None:
             return value
         if bound_condition(conclude([value.get("supported")])) is not None:

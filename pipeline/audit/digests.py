@@ -53,7 +53,6 @@ class AnswerDigests(VersionedRecord):
     """The files that state the answer of one selection: `selection/<name>/digests.json`."""
 
     sealed = True
-    always_sealed = True
 
     schema_: Literal[2] = Field(  # type: ignore[assignment]
         2,
@@ -251,8 +250,7 @@ class VerdictTables:
 def no_digests(store: Store, selection: str) -> DamagedError:
     """The error of an answer without digests."""
     return DamagedError(
-        f"{store.url}/{digests_file(selection)} is missing, so the answer cannot be checked (version 0.9.0 wrote no "
-        f"digests): {answered_by(store.url)}"
+        f"{store.url}/{digests_file(selection)} is missing, so the answer cannot be checked: {answered_by(store.url)}"
     )
 
 

@@ -23,7 +23,6 @@ from pipeline.config.corpus import VersionsConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures
 from pipeline.corpus.keys import excerpt_of
-from pipeline.errors import UserError
 from pipeline.report.wording.documents import short_id
 from pipeline.selection.draws import DrawTable, IndependentDraws, OptionSet, independent_draws
 from pipeline.selection.shuffling import LEAST_DOCUMENTS, DrawCheck, NamingColumn, check_draws
@@ -75,24 +74,12 @@ def version_draws(table: DrawTable | None, versions: VersionsConfig, near_copies
 
 
 def read_version_draws(config: AuditConfig, scored: Scored, each: Each) -> VersionDraws:
-    """`version_draws` the scored documents of a run.
-
-    Raises:
-        UserError: the scores are of a version that did not record features.
-    """
+    """`version_draws` of the scored documents of a run."""
     versions = config.corpus.versions
     assert versions is not None
 
     def part_of(receipt: Receipt) -> DrawTable:
-        try:
-            return table_of(scored.table(receipt, ["doc_id", VERSIONS, FEATURES]))
-        except UserError as error:
-            if f"no column {FEATURES!r}" not in str(error):
-                raise
-            raise UserError(
-                f"run {scored.store.url} was scored by an earlier version, which did not check how published versions "
-                "were drawn: use another run directory"
-            ) from None
+        return table_of(scored.table(receipt, ["doc_id", VERSIONS, FEATURES]))
 
     return version_draws(DrawTable.joined(list(each(scored.of("audit"), part_of))), versions, config.near_copies)
 

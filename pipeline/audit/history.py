@@ -19,7 +19,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.errors import DamagedError
 from pipeline.report.wording.files import LINE_LEFT_OUT, answered_by, asked_several
 from pipeline.store.files import Store, to_json
-from pipeline.store.receipts import DIGEST, sealed
+from pipeline.store.receipts import sealed
 
 Command = Literal["run", "select"]
 
@@ -72,21 +72,12 @@ def _entry(store: Store, number: int, line: bytes) -> HistoryEntry:
         value = json.loads(line)
     except ValueError:
         raise DamagedError(f"{where} is damaged: line {number} is not JSON; {answered_by(store.url)}") from None
-    if isinstance(value, dict) and DIGEST in value:  # version 0.9.0 wrote none
+    if isinstance(value, dict):
         try:
             value = opened(value, f"{where}, line {number},")
         except DamagedError as error:
             raise DamagedError(f"{error}; {answered_by(store.url)}") from None
     return parse_part(HistoryEntry, value, f"{where}, line {number},")
-
-
-def answered_by_0_9_0(store: Store) -> bool:
-    """Whether the last line of the history has no digest, so that version 0.9.0 made the answers."""
-    try:
-        last = json.loads(_lines(store)[-1])
-    except (IndexError, ValueError):
-        return False
-    return isinstance(last, dict) and DIGEST not in last
 
 
 def note_answers(store: Store, config: AuditConfig, command: Command, summaries: Sequence[Summary]) -> None:

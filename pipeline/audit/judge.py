@@ -233,7 +233,6 @@ class _Evidence:
 def _test_record(result: PermutationTest, collection: Collection, made: Blocks) -> BlockTest:
     return BlockTest(
         p_value=result.p_value,
-        p_values=[result.p_value],
         permutations=PERMUTATIONS,
         auc=result.auc,
         blocks=collection.kind,

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue
 
@@ -112,9 +112,10 @@ class Manifest(Allocation, Provenance, VersionedRecord):
 
     sealed = True
 
-    shard_table: str | None = Field(
-        None, description="SHA-256 of shards.json; null where version 0.9.0 or an earlier one wrote the run."
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of this file."
     )
+    shard_table: str | None = Field(None, description="SHA-256 of shards.json; null until it is written.")
 
 
 def read_manifest(store: Store) -> Manifest | None:
@@ -238,7 +239,7 @@ def _shards(store: Store) -> Iterator[Shard]:
             first, second = file.readline(), file.readline()
             if first == b"[\n" and second.startswith(b"{"):
                 yield from _of_lines(file, second)
-            else:  # an empty table, or the format of earlier versions
+            else:  # an empty table
                 yield from map(Shard.from_dict, json.loads(first + second + file.read()))
         except (json.JSONDecodeError, RecursionError):
             raise DamagedError(f"{store.url}/{SHARDS_FILE} is damaged: not JSON") from None

@@ -220,7 +220,6 @@ class PreflightChecks(VersionedRecord):
     """The checks that need no model: `diagnostics/documents-<inputs>.json`."""
 
     sealed = True
-    always_sealed = True  # the checks of version 0.9.0 are repeated
 
     documents: dict[Role, int] = Field(description="Number of documents that were read, by role.")
     whole: bool = Field(description="Whether all documents were read; otherwise a sample of shards drawn at random.")

@@ -45,9 +45,6 @@ class VersionedRecord(Record):
     sealed: ClassVar[bool] = False
     """Whether the file holds the SHA-256 of its other keys under `digest`."""
 
-    always_sealed: ClassVar[bool] = False
-    """Whether version 0.9.0, which wrote no such digest, never wrote this file."""
-
     schema_: Literal[1] = Field(1, alias="schema", description="Version of the form of this file.")
 
 
@@ -59,9 +56,6 @@ def read_record(
     store: Store, name: str, kind: type[WholeRecord], remedy: str, remade: str | None = None
 ) -> WholeRecord | None:
     """Read a file that states the version of its format.
-
-    A file without a version is older than versions. It is read if it holds all required keys. So is one without a
-    digest, because version 0.9.0 wrote none.
 
     Args:
         store: the run directory.
@@ -92,19 +86,17 @@ def _read_record(store: Store, name: str, kind: type[WholeRecord], remedy: str) 
         raise DamagedError(f"{where} is damaged: not a mapping of keys to values")
     field = kind.model_fields["schema_"]
     version = value.get(field.alias)
-    if version not in (None, field.default):
+    if version != field.default:
+        form = "an older form" if version is None else f"form {version}"
         raise UserError(
-            f"{where} was written by seenset {_writer(store)} in form {version}, and this version reads form "
+            f"{where} was written by seenset {_writer(store)} in {form}, and this version reads form "
             f"{field.default}: {remedy}"
         )
-    if kind.always_sealed or (kind.sealed and DIGEST in value):
+    if kind.sealed:
         value = opened(value, where)
     try:
         return build(kind, dict(value))
     except UserError as error:
-        if version is None:
-            writer = _writer(store)
-            raise UserError(f"{where} was written by seenset {writer} in an older form ({error}): {remedy}") from None
         raise DamagedError(f"{where} is damaged: {error}") from None
 
 
@@ -142,14 +134,12 @@ def read_part(store: Store, name: str, kind: type[PartRecord]) -> PartRecord | N
     """Read what `write_part` wrote; None where there is no such file.
 
     Raises:
-        DamagedError: the content was changed, or was written under another name or by a version without digests.
+        DamagedError: the content was changed, or was written under another name.
     """
     value = store.read_json(name)
     if value is None:
         return None
     where = f"{store.url}/{name}"
-    if isinstance(value, dict) and DIGEST not in value:
-        raise DamagedError(f"{where} has no digest: version 0.9.0 or an earlier one wrote it")
     if not isinstance(value, dict) or not is_sealed(value) or value.get("file") != name:
         raise DamagedError(f"{where} is damaged: its content is not what was written")
     return parse_part(kind, {key: value[key] for key in value if key not in ("file", DIGEST)}, where)

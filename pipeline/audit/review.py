@@ -41,7 +41,6 @@ class ListedForReview(VersionedRecord):
     """The unseen documents with the highest scores, as `seenset review` listed them: `review.json`."""
 
     sealed = True
-    always_sealed = True
 
     review: str = Field(description="Digest of the unseen documents' scores, of the count and of the detector.")
     count: int = Field(description="Number of listed documents: corpus.unseen.review_count.")
@@ -71,7 +70,6 @@ class Reviewed(VersionedRecord):
     """The documents that a review removed from calibration: `reviewed.json`."""
 
     sealed = True
-    always_sealed = True
 
     file: str = Field(description="SHA-256 of the file of the review.")
     documents: list[str] = Field(description="Ids of the documents that were confirmed as trained on.")

@@ -44,7 +44,6 @@ class BlockTest(Record):
     """The permutation test of a linear score over whole blocks of documents."""
 
     p_value: float = Field(description="Exact; 1 where audited documents do not score higher.")
-    p_values: list[float] = Field(description="The p-value alone; of version 0.9.0 one for each of ten splits.")
     permutations: int = Field(description="Permutations of the labels.")
     auc: float = Field(
         description="Area under the ROC curve of the fitted score on blocks that it was not fitted on, mean over the "

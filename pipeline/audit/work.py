@@ -87,8 +87,7 @@ def device_on_file(store: Store, resources: ResourcesConfig) -> Device | None:
             return None
         if not isinstance(record, dict) or record.keys() - {DIGEST} != set(_RECORDED):
             raise DamagedError(f"{where} is damaged: its keys are not those of a device")
-        if DIGEST in record:  # version 0.9.0 wrote none
-            record = opened(record, where)
+        record = opened(record, where)
     except DamagedError as error:
         _log.warning(written_again(error))
         return None

@@ -55,7 +55,6 @@ class BundleIndex(VersionedRecord):
     """The content of a bundle and the questions of its answers: `bundle.json`, its first member."""
 
     sealed = True
-    always_sealed = True
 
     schema_: Literal[2] = Field(  # type: ignore[assignment]
         2, alias="schema", description="Version of the form of bundles; version 1 had no families of near-duplicates."

@@ -71,7 +71,6 @@ def write_evaluation(store: Store, evaluated: Evaluated) -> str:
     )
     for figure in figures:
         store.write(f"{FOLDER}/{figure.file}", figure.svg)
-    store.remove(f"{FOLDER}/roc.png")  # of an earlier version
     store.write(f"{FOLDER}/evaluation.html", page.encode("utf-8", "replace"))
     store.write_json(f"{FOLDER}/evaluation.json", evaluation.plain())
     return f"{store.url}/{FOLDER}/evaluation.html"

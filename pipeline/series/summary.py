@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.audit.conclusion import STYLES, Concluded
-from pipeline.audit.digests import digests_file, no_digests
-from pipeline.audit.history import answered_by_0_9_0, read_history
+from pipeline.audit.history import read_history
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.status import made_answer
 from pipeline.audit.summary import read_summary
@@ -129,8 +128,6 @@ def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) 
     claim, opening = scan.claim, schedule.opening
     try:
         store = Store(claim.run)
-        if not store.exists(digests_file(answer.name)) and answered_by_0_9_0(store):
-            raise _Unreadable(str(no_digests(store, answer.name)))
         names = {question.name for entry in read_history(store)[-1:] for question in entry.questions}
         summary = made_answer(store, answer.name) if answer.name in names else read_summary(store, answer.name)
         if summary is None:
@@ -146,11 +143,6 @@ def _selected(scan: Scan, answer: FiledSelection, schedule: Schedule, url: str) 
     except DamagedError:
         raise
     except UserError as error:
-        if _KEY in str(error):  # lists of version 0.9.0 have no such column
-            raise _Unreadable(
-                f"the list {answer.name} in {claim.run} has no keys of texts: seenset select {claim.run} writes it "
-                "again"
-            ) from None
         raise _Unreadable(str(error)) from None
     except Exception as error:
         if not is_of_storage(error):

@@ -59,7 +59,6 @@ class Holder:
     heartbeat: float  # seconds since 1970 by the holder's clock, which may be wrong
     released: bool = False
     flock: bool = False  # whether the holder also locks `lock/flock`
-    process_started: float = 0.0  # for version 0.9.0, which watches holders with another form of `machine`
 
     def to_bytes(self) -> bytes:
         """The JSON of the lock file, padded with spaces."""

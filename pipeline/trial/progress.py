@@ -84,15 +84,13 @@ def trial_status(folder: str) -> TrialStatus | None:
     """The progress of a trial, from storage alone; None where the folder is not that of a trial.
 
     Raises:
-        UserError: the work folder of trials, a trial of an older version, or a damaged file.
+        UserError: the work folder of trials, or a damaged file.
     """
     store = Store(folder)
     if store.exists(MANIFEST_FILE):
         return None
     status = read_record(store, TRIAL_STATUS_FILE, TrialStatus, "seenset trial writes it again")
     if status is None:
-        if store.exists("trial.json"):
-            raise UserError(f"{store.url} is a trial that an older version finished: its results are in tables.txt")
         if audits := store.names("audits"):
             raise UserError(
                 f"{store.url} is the work folder of trials: give the folder that `run` of one names, or a single "

@@ -264,24 +264,6 @@ def test_a_series_stops_at_a_scan_whose_answer_lacks_a_file(
     assert f"seenset select {scanned}" in errors
 
 
-@pytest.mark.parametrize(("schema", "note"), [(None, "version 0.9.0 wrote no digests"), (1, "in form 1, and this")])
-def test_a_series_notes_a_scan_of_an_earlier_version(schema: int | None, note: str, scanned: Path) -> None:
-    digests, history = scanned / "selection/first/digests.json", scanned / "selection/history.jsonl"
-    written = digests.read_bytes(), history.read_bytes()
-    if schema is None:
-        entry = json.loads(written[1])
-        history.write_text(json.dumps({key: entry[key] for key in entry if key != "digest"}) + "\n")
-        digests.unlink()
-    else:
-        digests.write_text(json.dumps({**json.loads(written[0]), "schema": schema}))
-    (latest,) = read_series(str(scanned.parent / "ledger")).new
-    digests.write_bytes(written[0])
-    history.write_bytes(written[1])
-    assert latest.n_new is None
-    assert note in latest.notes[0]
-    assert f"seenset select {scanned}" in latest.notes[0]
-
-
 @pytest.mark.parametrize(
     ("name", "of"),
     [
@@ -441,30 +423,6 @@ def test_a_line_of_the_history_that_was_changed_is_left_out_and_logged(
     assert "history.jsonl, line 1, is damaged" in caplog.text
     assert "the run may have had more requests" in caplog.text
     assert [entry.questions[0].settings["alpha"] for entry in read_history(Store(str(run)))] == [0.3]
-
-
-def test_a_run_of_version_0_9_0_is_refused_with_the_command_and_select_answers_it(
-    run: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for path in run.rglob("digests.json"):
-        path.unlink()
-    manifest = json.loads((run / "manifest.json").read_text())
-    del manifest["digest"], manifest["shard_table"]
-    (run / "manifest.json").write_text(json.dumps(manifest))
-    (run / "verdict.json").unlink()
-    for read in (said_by_python, said_by_report, said_by_export, said_by_compare):
-        line = answered(read, run)[1]
-        assert "digests.json is missing, so the answer cannot be checked (version 0.9.0 wrote no digests)" in line
-        assert f"seenset select {run}" in line
-    for role in ("unseen", "seen"):
-        blind = run / f"diagnostics/blind-{role}.json"
-        blind.write_text(
-            json.dumps({key: one for key, one in json.loads(blind.read_text()).items() if key != "digest"})
-        )
-    select_again(str(run), [])
-    assert "which wrote no digests: whether manifest.json and shards.json are as they were written" in caplog.text
-    assert "blind-unseen.json has no digest: version 0.9.0 or an earlier one wrote it; the test is made" in caplog.text
-    assert [summary.name for summary in run_status(str(run)).selections] == ["first", "second", "clean"]
 
 
 def test_a_verdict_of_other_answers_is_refused(run: Path) -> None:

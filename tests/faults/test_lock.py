@@ -252,50 +252,6 @@ def test_only_on_local_file_systems_of_known_types_a_lock_of_the_file_system_cou
     assert [path.name for path in (tmp_path / "run/lock").iterdir()] == ["000001.json"]
 
 
-OF_0_9_0 = {
-    "owner": "b6f1",
-    "host": "node",
-    "pid": 17,
-    "machine": "5d3c21f0-77a1-4f0e-9c11-000000000000 pid:[4026531836]",
-    "process_started": 4711.0,
-    "beats": 1,
-    "heartbeat": 0.0,
-    "released": False,
-}
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_driver_of_version_0_9_0_holds_its_run_while_it_beats(tmp_path: Path) -> None:
-    store, ended = Store(str(tmp_path)), threading.Event()
-    store.write_json("lock/000001.json", OF_0_9_0)
-
-    def beat() -> None:
-        for beats in count(2):
-            if ended.wait(0.05):
-                return
-            store.write_json("lock/000001.json", {**OF_0_9_0, "beats": beats})
-
-    driver = threading.Thread(target=beat)
-    driver.start()
-    try:
-        assert lock_is_live(store)
-        with pytest.raises(BusyError, match="held by process 17 on node"), RunLock(store):
-            pass
-    finally:
-        ended.set()
-        driver.join()
-    with RunLock(store):
-        assert store.names("lock", ".json") == ["000002.json"]
-
-
-def test_version_0_9_0_can_read_who_holds_a_run_and_takes_its_process_for_one_that_it_cannot_see() -> None:
-    store = object_store()
-    with RunLock(store):
-        record = store.read_json("lock/000001.json")
-    assert {key: type(record[key]) for key in OF_0_9_0} == {key: type(value) for key, value in OF_0_9_0.items()}
-    assert not record["machine"].startswith(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-
-
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)
 def test_rubbish_in_a_lock_that_nobody_holds_is_healed(tmp_path: Path, rubbish: bytes) -> None:

@@ -18,7 +18,7 @@ import pytest
 from clusters import output_of
 from made_up import sentence
 
-from pipeline.audit.description import build_config, load_config
+from pipeline.audit.description import load_config
 from pipeline.audit.manifest import read_shards, reconciled_shards, write_shards
 from pipeline.audit.overlap import repeated_ids
 from pipeline.audit.plan import make_plan
@@ -253,13 +253,3 @@ def test_200_000_shards_start_on_a_cluster_like_200(make_audit: Callable[..., An
     seconds, growth = start(MANY)
     assert seconds - few < 10
     assert growth < 200
-
-
-def test_a_shard_table_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a text"}) + "\n")
-    corpus = {"audit": {"path": str(tmp_path / "a.jsonl")}}
-    described = {"run": str(tmp_path / "run"), "model": {"path": "m"}, "corpus": corpus, "detectors": ["loss"]}
-    (shard,) = make_plan(build_config(described)).shards
-    store = Store(str(tmp_path / "run"))
-    store.write_json(SHARDS_FILE, [shard.to_dict()])  # as earlier versions wrote it
-    assert read_shards(store) == [shard]

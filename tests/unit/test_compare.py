@@ -127,7 +127,7 @@ def test_what_cannot_be_joined_is_one_line(runs: Runs, refused: Refused, tmp_pat
     assert "is not a run directory" in refused("joint", a, tmp_path / "none")
     assert "holds other files" in refusal(capsys, "joint", a, b, "--output", b)
     for name, changes, part in (
-        ("manifest.json", {"schema": 0}, "in form 0, and this version reads form 1"),
+        ("manifest.json", {"schema": 0}, "in form 0, and this version reads form 2"),
         ("status.json", {"state": "incomplete"}, "is unfinished (incomplete): the same seenset run finishes it"),
         ("selection/clean/summary.json", {"calibration": "weighted"}, "a joint selection takes pooled or by_group"),
         ("selection/clean/summary.json", {"direction": "members"}, "has direction members, and that of"),

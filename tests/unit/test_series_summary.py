@@ -195,14 +195,12 @@ def test_new_is_a_text_that_no_earlier_scan_had_selected(scan: Scan, ledger: Pat
     ("change", "n_new", "note"),
     [
         (lambda table: table.set_column(2, "text_key", pa.array([text_key("b")])), 1, None),  # an id of another text
-        (lambda table: table.drop_columns("text_key"), 1, "has no keys of texts: seenset select {run} writes it again"),
         (lambda table: pa.concat_tables([table] * 2), 1, "holds 2 documents, and 1 are filed"),
     ],
 )
 def test_a_list_that_is_not_the_one_that_was_filed_makes_nothing_known(
     scan: Scan, ledger: Path, change: Callable[[pa.Table], pa.Table], n_new: int, note: str | None
 ) -> None:
-    """Version 0.9.0 wrote no keys of texts into its lists."""
     run = scan(["a"])
     Store(str(run)).write_table("selection/members/selected.parquet", change(listed(["a"], "a.jsonl")))
     sign(Store(str(run)))
